@@ -28,7 +28,7 @@ from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 from tvmflow.tuning.measure import trace_json
-from tvmflow.tuning.proposals import _make_space
+from tvmflow.tuning.search import make_space
 from tvmflow.tuning.workloads import extract_workloads, normalize
 
 FILE: Final = Path(__file__).with_name("traces.json")
@@ -160,7 +160,7 @@ def _searched(kernel: tvm.IRModule, target: Any, rules: str) -> Iterator[Json]:
     context = ms.TuneContext(
         kernel,
         target=target,
-        space_generator=_make_space(rules),
+        space_generator=make_space(rules),
         search_strategy=ms.search_strategy.ReplayTrace(),
         rand_state=1,
         num_threads=1,

@@ -20,7 +20,7 @@ from tvmflow.tuning.budget import Task
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
 from tvmflow.tuning.tuning_job import SearchOptions, TuningResult, WorkClock
-from tvmflow.tuning.workloads import family_key, shapes_text
+from tvmflow.tuning.workloads import shapes_text
 
 if TYPE_CHECKING:
     from tvmflow.stages.tune_settings import SearchSettings, TuneSettings
@@ -118,10 +118,10 @@ def _measure_roofline(
 
 
 def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
-    """Describe workloads whose kernel the ledger lacks, for people and for related workloads."""
+    """Describe workloads whose kernel the ledger lacks."""
     for task in tasks:
         if not ledger.description(task.key).name or ledger.kernel(task.key) != task.mod:
             mod = tvm.ir.load_json(task.mod)
             buffers = shapes_text(mod)
-            description = WorkloadDescription(task.name, task.flops, buffers, family_key(mod))
+            description = WorkloadDescription(task.name, task.flops, buffers)
             ledger.describe(task.key, description, task.mod)

@@ -678,19 +678,17 @@ def target_key(target: Mapping[str, Json], tvm: str, device: Mapping[str, str]) 
 
 
 class WorkloadDescription(NamedTuple):
-    """A workload for people, and for the search for related ones. Unknown fields are empty.
+    """A workload for people. Unknown fields are empty.
 
     Attributes:
         name: The name of the kernel in the model that was tuned first.
         flops: Arithmetic operations of one call; None when not known.
         buffers: Its parameters, such as `float32[1×3×8×8]`.
-        family: The digest that it shares with the same operator in other shapes.
     """
 
     name: str = ""
     flops: float | None = None
     buffers: tuple[str, ...] = ()
-    family: str = ""
 
     @property
     def text(self) -> str:
@@ -708,13 +706,12 @@ class WorkloadDescription(NamedTuple):
         """Return the fields of an object that have the right type; the others count as unknown."""
         if not isinstance(value, dict):
             return cls()
-        name, flops, buffers, family = (value.get(field) for field in cls._fields)
+        name, flops, buffers = (value.get(field) for field in cls._fields)
         is_number = isinstance(flops, int | float) and 0 <= flops < float("inf")
         return cls(
             name if isinstance(name, str) else "",
             flops if is_number else None,
             tuple(buffers) if _is_text_list(buffers) else (),
-            family if isinstance(family, str) else "",
         )
 
 
@@ -790,19 +787,9 @@ class Ledger:
             if mod and description._replace(name=known.name) == known != description:
                 self._write_notes(key, min(description, known), "")
             return
-        description = description if mod else description._replace(family="")
         is_known = known != WorkloadDescription()
         if mod or not is_known or canonical(description.to_json()) < canonical(known.to_json()):
             self._write_notes(key, description, mod)
-
-    def forget_kernel(self, key: str) -> None:
-        """Remove the saved module of a workload, which is that of another one.
-
-        Raises:
-            StoreError: The notes cannot be written.
-        """
-        self._note_path(key, "kernel").unlink(missing_ok=True)
-        self._write_notes(key, self.description(key)._replace(family=""), "")
 
     def _write_notes(self, key: str, description: WorkloadDescription, mod: str) -> None:
         if mod:
@@ -815,19 +802,6 @@ class Ledger:
             return documents.read_file(self._note_path(key, "kernel")).decode()
         except (documents.Unreadable, UnicodeDecodeError):
             return ""
-
-    def related_workloads(self, key: str) -> list[str]:
-        """Return the other workloads of the same family, those with the nearest `flops` first."""
-        own = self.description(key)
-        related = []
-        for path in self.folder.glob("*.about.json") if own.family else ():
-            other = path.name.removesuffix(".about.json")
-            description = self.description(other)
-            if other != key and description.family == own.family:
-                ratio = max(description.flops or 0.0, 1.0) / max(own.flops or 0.0, 1.0)
-                related.append((max(ratio, 1 / ratio), other))
-        _log.debug("workload %s has %d related ones", key[:12], len(related))
-        return [other for _, other in sorted(related)]
 
     def _note_path(self, key: str, note: Literal["about", "kernel"]) -> Path:
         return self.folder / f"{key}.{note}.json"

@@ -733,7 +733,7 @@ def _write_workload(
     # That a search space is exhausted is true of all trials together.
     exhausted = records.exhausted_searches() if same_trials(records, trials) else []
     line = {"target": folder.key, "workload": key, "about": about.to_json(), "exhausted": exhausted}
-    # The kernel, by which related workloads know each other and schedules can be checked.
+    # The kernel, to which schedules are applied when they are checked.
     line |= {"kernel": kernel} if kernel and len(kernel) <= MAX_KERNEL_BYTES else {}
     body.write(canonical(line) + b"\n")
     for record in (*trials, *records.notes()):

@@ -76,7 +76,7 @@ def replay_ledger(
         for folder in list_target_folders(root, targets):
             for key, _ in folder.workload_files():
                 mod = folder.ledger.kernel(key) or kernels.get(key, "")
-                problem = verify_kernel(fork_server, key, mod).problem if mod else ""
+                problem = find_kernel_problem(fork_server, key, mod) if mod else ""
                 if problem:
                     findings.append(f"workload {key[:12]}: its kernel cannot be used: {problem}")
                 if problem or not mod or folder.description is None:
@@ -102,20 +102,8 @@ def replay_ledger(
 # ---------------------------------------------------------------- kernels
 
 
-class KernelVerdict(NamedTuple):
-    """The check of a saved kernel.
-
-    Attributes:
-        problem: The reason why it is not the kernel of its key; otherwise empty.
-        family: The digest that it shares with the same operator in other shapes.
-    """
-
-    problem: str
-    family: str = ""
-
-
-def verify_kernel(fork_server: ForkServer, key: str, mod: str) -> KernelVerdict:
-    """Return whether a saved kernel is the one that a workload's key is the digest of.
+def find_kernel_problem(fork_server: ForkServer, key: str, mod: str) -> str:
+    """Return why a saved kernel is not the one that a workload's key is the digest of; empty where it is.
 
     Raises:
         StageError: TVM cannot be loaded: no kernel is to blame.
@@ -124,11 +112,11 @@ def verify_kernel(fork_server: ForkServer, key: str, mod: str) -> KernelVerdict:
     if outcome.kind in ("error", "cancelled"):
         raise _cannot_apply(outcome.message)
     if outcome.kind != "ok":
-        return KernelVerdict(outcome.message)
-    problem, actual_key, family = outcome.value
+        return outcome.message
+    problem, actual_key = outcome.value
     if not problem and actual_key != key:
-        problem = f"it is that of workload {actual_key[:12]}"
-    return KernelVerdict(problem, family)
+        return f"it is that of workload {actual_key[:12]}"
+    return str(problem)
 
 
 def read_kernel(payload: Json, emit: Emit) -> list[str]:
@@ -139,19 +127,19 @@ def read_kernel(payload: Json, emit: Emit) -> list[str]:
         emit: Not used.
 
     Returns:
-        The reason why it cannot be read, or an empty string; its key; its family.
+        The reason why it cannot be read, or an empty string; its key.
     """
     import tvm
 
-    from tvmflow.tuning.workloads import family_key, workload_key
+    from tvmflow.tuning.workloads import workload_key
 
     del emit
     try:
         mod = tvm.ir.load_json(payload["mod"])
-        return ["", workload_key(mod), family_key(mod)]
+        return ["", workload_key(mod)]
     # Whatever TVM raises here is about this kernel.
     except Exception as error:
-        return [summarize_error(error)[:_MAX_REASON], "", ""]
+        return [summarize_error(error)[:_MAX_REASON], ""]
 
 
 # ---------------------------------------------------------------- traces from elsewhere
@@ -206,7 +194,7 @@ class TraceCheck:
         mod = kernel or self._kernels.get(key, "")
         if not mod:
             return TraceVerdict("its kernel is not known, so that no trace can be applied", {})
-        problem = verify_kernel(self._fork_server, key, mod).problem
+        problem = find_kernel_problem(self._fork_server, key, mod)
         if problem:
             return TraceVerdict(f"its kernel cannot be used: {problem}", {})
         chosen = _applied_before(trials)

@@ -7,28 +7,43 @@ counted in the budget, and are never measured again.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core import spans
+from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.formatting import last_line
 from tvmflow.core.keys import UNLIMITED_TRIALS
-from tvmflow.tuning.budget import Budget, Task, end_name, find_time_shares, workload_shares
-from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
-from tvmflow.tuning.proposals import (
-    Candidate,
-    OpenProposals,
-    Proposals,
-    RelatedTrials,
-    StartingPoints,
-    make_cost_model,
+from tvmflow.core.types import Json
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.host import read_host
+from tvmflow.targets.tvm_target import split_threads
+from tvmflow.tuning.budget import (
+    BATCH_SIZE,
+    Budget,
+    Task,
+    end_name,
+    find_time_shares,
+    workload_shares,
 )
+from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadLedger
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders
+from tvmflow.tuning.measure import apply_trace, trace_json
+from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
+from tvmflow.tuning.replay import quarantine_inapplicable
 from tvmflow.tuning.roofline import Roofline
-from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp
+from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp, trial_id
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, TuningResult, WorkloadResult
+
+if TYPE_CHECKING:
+    from tvm.s_tir.schedule import Schedule
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +51,17 @@ _log = logging.getLogger(__name__)
 _FEWEST_TRIALS: Final = 8
 # An untuned kernel that takes longer is timed once.
 _SLOW_S: Final = 0.1
+# The best schedules of a workload on a near target that are measured here first. Such a target has the same code, and
+# was measured with another number of threads or on another device: its times say nothing of this one.
+_MAX_STARTING_POINTS: Final = 8
+# Evolution costs what its population costs, whatever the batch: four candidates for each one
+# that is measured keep it at about the price of building that one.
+_POPULATION: Final = 4 * BATCH_SIZE
+# How many trials of a workload the cost model and the population start from.
+_MAX_RECALLED: Final = 256
+_MAX_DRAWS: Final = 6
+# How many schedules of the rules are tried before the search begins.
+_MAX_RULE_SCHEDULES: Final = 32
 
 
 class Tuning:
@@ -80,16 +106,15 @@ class Tuning:
         self._started = self._clock.now()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._ledger_repairs = ledger.repairs
-        self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
-        self._starting_points = StartingPoints(ledger, self._related.quarantine_inapplicable)
+        self._fork_server = fork_server
+        self._starting_points = StartingPoints(ledger, self._quarantine_inapplicable)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._noted_s = dict.fromkeys(self._tasks, 0.0)
         self._reused_s = 0.0
         # With no time at all, the trials that the ledger has are counted.
         self._measures = options.rules.minutes != 0
-        self._proposals: dict[str, Proposals | OpenProposals] = {}
-        self._cost_model: Any = None
+        self._proposals: dict[str, Proposals] = {}
         self._spent_in_round = 0
         self._untuned: dict[str, float] = {}
         self._best = {
@@ -312,39 +337,27 @@ class Tuning:
             name=task.name,
         )
 
-    def _proposals_for(self, key: str) -> Proposals | OpenProposals:
+    def _proposals_for(self, key: str) -> Proposals:
         if key not in self._proposals:
-            self._related.quarantine_inapplicable(self._tasks[key].mod, self._trials[key])
-            self._proposals[key] = (
-                self._make_open_proposals(key)
-                if self._tasks[key].sizes
-                else self._make_proposals(key)
+            task, trials = self._tasks[key], self._trials[key]
+            self._quarantine_inapplicable(task.mod, trials)
+            self._proposals[key] = Proposals(
+                task.mod,
+                trials,
+                self._context,
+                self._options,
+                None if task.sizes else self._cost_model,
+                self._starting_points.find(key, task.mod),
             )
         return self._proposals[key]
 
-    def _make_proposals(self, key: str) -> Proposals:
-        mod, options = self._tasks[key].mod, self._options
-        if self._cost_model is None:
-            self._cost_model = make_cost_model(options.cost_model)
-        return Proposals(
-            mod,
-            self._trials[key],
-            self._context,
-            options,
-            self._cost_model,
-            find_related=lambda: self._related.find(key),
-            starting_points=self._starting_points.find(key, mod),
-        )
+    def _quarantine_inapplicable(self, mod: str, trials: WorkloadLedger) -> None:
+        """Quarantine what does not apply; a trace that no search wrote can crash the process that applies it."""
+        quarantine_inapplicable(self._fork_server, mod, self._context.target, trials)
 
-    def _make_open_proposals(self, key: str) -> OpenProposals:
-        mod = self._tasks[key].mod
-        return OpenProposals(
-            mod,
-            self._trials[key],
-            self._context,
-            find_related=lambda: self._related.find(key),
-            starting_points=self._starting_points.find(key, mod),
-        )
+    @functools.cached_property
+    def _cost_model(self) -> Any:
+        return make_cost_model(self._options.cost_model)
 
     # ---------------------------------------------------------------- results
 
@@ -440,3 +453,329 @@ class Tuning:
             finished=task.key in self._budget.finished,
             sizes=task.sizes,
         )
+
+
+# ---------------------------------------------------------------- starting points
+
+
+CheckTrials = Callable[[str, WorkloadLedger], None]
+"""Takes a saved module and trials, and quarantines those that do not apply to it."""
+
+
+class StartingPoints:
+    """The best trials of workloads on near targets.
+
+    Attributes:
+        measured: How many of them were measured here.
+        targets: The near targets that they are from, for people.
+    """
+
+    def __init__(self, ledger: Ledger, check: CheckTrials) -> None:
+        """Look for near targets.
+
+        Args:
+            ledger: The ledger of the target to tune for; the others are beside it.
+            check: What quarantines trials that do not apply.
+        """
+        self._near = list_near_targets(ledger)
+        self._check = check
+        self._origins: dict[str, str] = {}
+        self.measured = 0
+        self.targets: list[str] = []
+        _log.debug("near targets: %s", [folder.text for folder in self._near])
+
+    def find(self, key: str, mod: str) -> list[Trial]:
+        """Return the best trials of a workload, those of the nearest target first."""
+        best: dict[str, Trial] = {}
+        for folder in self._near:
+            trials = WorkloadLedger(folder.path / f"{key}.jsonl")
+            if len(trials):
+                self._check(mod, trials)
+            for trial in trials.valid()[: _MAX_STARTING_POINTS - len(best)]:
+                best.setdefault(trial.id, trial)
+                self._origins.setdefault(trial.id, folder.text)
+        return list(best.values())
+
+    def record(self, trial_id: str) -> None:
+        """Count a trial that was measured here, if it is one of these."""
+        if trial_id in self._origins:
+            self.measured += 1
+            if self._origins[trial_id] not in self.targets:
+                self.targets.append(self._origins[trial_id])
+
+
+def list_near_targets(ledger: Ledger) -> list[TargetFolder]:
+    """Return the targets with the same code: of the same device first, then with similar threads."""
+    folders = list_target_folders(ledger.folder.parent)
+    own = next((folder.description for folder in folders if folder.path == ledger.folder), None)
+    if own is None:
+        return []
+
+    def distance(other: TargetDescription) -> tuple[bool, float]:
+        ratio = (other.threads or 1) / (own.threads or 1)
+        return other.device != own.device, abs(math.log2(ratio))
+
+    near = [
+        (distance(folder.description), folder.key, folder)
+        for folder in folders
+        if folder.description is not None and folder.description.is_near(own)
+    ]
+    return [folder for _, _, folder in sorted(near)]
+
+
+# ---------------------------------------------------------------- proposals
+
+
+class Candidate(NamedTuple):
+    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object."""
+
+    id: str
+    trace: Json
+    proposal: Any
+
+
+def make_cost_model(kind: str) -> Any:
+    """Return MetaSchedule's cost model of a name.
+
+    Raises:
+        EnvironmentProblem: A package that it needs is not installed.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
+    if kind == "xgb":
+        # Batches are small: the model may predict after the first one. With several threads,
+        # which wait for each other every few microseconds, training took ten times as long.
+        return ms.cost_model.XGBModel(num_warmup_samples=BATCH_SIZE, num_tuning_cores=1)
+    try:
+        return ms.cost_model.CostModel.create(kind)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"the cost model '{kind}' needs a package that is not installed: {error.name}",
+            fix=f"`pip install {error.name}`, or choose tune.cost_model: xgb",
+        ) from error
+
+
+class Proposals:
+    """The search for one workload: proposes new schedules and learns from measured ones.
+
+    It begins with the best schedules on near targets and those of the rules. MetaSchedule goes on with random ones,
+    and then with evolution: that needs a measured population, and without one costs forty times as much for the
+    same. MetaSchedule fails on a loop of an open length (apache-tvm 0.27), so that there the rules' are all.
+
+    Attributes:
+        problems: A sentence for each part of the search that failed.
+    """
+
+    def __init__(
+        self,
+        mod: str,
+        trials: WorkloadLedger,
+        context: MeasureContext,
+        options: SearchOptions,
+        cost_model: Any,
+        starting_points: Sequence[Trial] = (),
+    ) -> None:
+        """Prepare the search.
+
+        Args:
+            mod: The saved module of the workload.
+            trials: The trials of the workload.
+            context: Its target, and the version of the schedule rules that are tried first.
+            options: How to search.
+            cost_model: MetaSchedule's cost model, shared by all workloads; None for a workload with open sizes.
+            starting_points: Trials of the workload on near targets, which are measured here first.
+        """
+        import tvm
+        from tvm.s_tir import meta_schedule as ms
+
+        target = context.target
+        self.problems: list[str] = []
+        self._mod = tvm.ir.load_json(mod)
+        self._trials = trials
+        self._starting_points = list(starting_points)
+        self._cost_model = cost_model
+        self._learned: set[str] = set()
+        self._left_over: deque[Candidate] = deque()
+        self._random: Any = None
+        self._evolution: Any = None
+        self._rule_candidates: Iterator[Candidate] = iter(())
+        if cost_model is None:
+            self._rule_candidates = self._generate_rule_candidates(context)
+            return
+        self._target = tvm.target.Target(dict(target))
+        backend = backend_for(target)
+        cores = 1 if backend.RUNS_ON_HOST_CPU else read_host().cores
+        self._threads = split_threads(target)[1] or cores
+        self._space = make_space(backend.SEARCH_RULES)
+        self._database = ms.database.MemoryDatabase()
+        self._workload = self._database.commit_workload(self._mod)
+        self._arguments = ms.arg_info.ArgInfo.from_entry_func(self._mod)
+        self._seed = _derive_seed(options.seed, trials.path.stem, len(trials))
+        self._random = self._make_context(ms.search_strategy.ReplayTrace())
+        if options.strategy == "evolutionary":
+            rule_candidates = self._generate_rule_candidates(context)
+            self._rule_candidates = itertools.islice(rule_candidates, _MAX_RULE_SCHEDULES)
+            self._evolution = self._make_context(
+                ms.search_strategy.EvolutionarySearch(
+                    population_size=_POPULATION, init_min_unmeasured=BATCH_SIZE
+                )
+            )
+
+    def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
+        """Yield the schedules of the rules, without that of the untuned kernel, which was measured."""
+        from tvmflow.compiler.cpu_model import cpu_model_for
+        from tvmflow.compiler.schedules.rules import generate_schedules
+
+        cpu_model = cpu_model_for(context.target, context.rules_version)
+        choices = generate_schedules(self._mod, cpu_model) if cpu_model else iter(())
+        return (self._candidate(choice.schedule) for choice in itertools.islice(choices, 1, None))
+
+    def _make_context(self, strategy: Any) -> Any:
+        from tvm.s_tir import meta_schedule as ms
+
+        context = ms.TuneContext(
+            self._mod,
+            target=self._target,
+            space_generator=self._space,
+            search_strategy=strategy,
+            rand_state=self._seed,
+            num_threads=self._threads,
+        )
+        # The budget ends the search, not MetaSchedule.
+        context.pre_tuning(
+            max_trials=1 << 30,
+            num_trials_per_iter=BATCH_SIZE,
+            design_spaces=context.generate_design_space(),
+            database=self._database,
+            cost_model=self._cost_model,
+        )
+        return context
+
+    # ---------------------------------------------------------------- proposing
+
+    def propose(self, size: int) -> list[Candidate]:
+        """Return up to `size` schedules that the ledger lacks; none when the space seems exhausted."""
+        self._recall()
+        fresh: dict[str, Candidate] = {}
+        known = (
+            self._replay(trial)
+            for trial in self._starting_points
+            if trial.id not in self._trials.trials
+        )
+        for candidate in itertools.chain(known, self._rule_candidates, self._draw()):
+            if candidate.id not in self._trials.trials:
+                fresh.setdefault(candidate.id, candidate)
+            if len(fresh) == size:
+                break
+        return list(fresh.values())
+
+    def _candidate(self, schedule: Schedule) -> Candidate:
+        trace = trace_json(schedule.trace)
+        return Candidate(trial_id(trace), trace, self._make_proposal(schedule))
+
+    def _replay(self, trial: Trial) -> Candidate:
+        """Return a recorded schedule as a candidate. Raises what TVM raises."""
+        proposal = self._make_proposal(apply_trace(self._mod, trial.trace))
+        return Candidate(trial.id, trial.trace, proposal)
+
+    def _make_proposal(self, schedule: Schedule) -> Any:
+        if self._random is None:
+            return None
+        from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+        return MeasureCandidate(schedule, self._arguments)
+
+    @property
+    def _can_evolve(self) -> bool:
+        return self._evolution is not None and len(self._trials) >= BATCH_SIZE
+
+    def _draw(self) -> Iterator[Candidate]:
+        """Yield schedules of MetaSchedule; the last draws are random, for those that evolution never reaches."""
+        if self._can_evolve:
+            # Random schedules of an earlier draw are worse than what evolution finds.
+            self._left_over.clear()
+        while self._left_over:
+            yield self._left_over.popleft()
+        for draw in range(_MAX_DRAWS if self._random is not None else 0):
+            if self._can_evolve and draw < _MAX_DRAWS // 2:
+                proposals = self._evolve()
+            else:
+                proposals = self._random.generate_measure_candidates() or []
+            self._left_over.extend(self._candidate(proposal.sch) for proposal in proposals)
+            while self._left_over:
+                yield self._left_over.popleft()
+
+    def _evolve(self) -> Sequence[Any]:
+        """Return a batch from evolution. A trial that it cannot mutate must not end the tuning."""
+        try:
+            return self._evolution.generate_measure_candidates() or []
+        except RuntimeError as error:
+            self._evolution = None
+            self.problems.append(
+                f"evolutionary search failed, random search continues: {last_line(error)}"
+            )
+            _log.debug("%s", self.problems[-1])
+            return []
+
+    # ---------------------------------------------------------------- learning
+
+    def learn(self, candidates: Sequence[Candidate], trials: Sequence[Trial]) -> None:
+        """Add measured trials to the population and to the cost model."""
+        if self._random is None:
+            return
+        from tvm.s_tir.meta_schedule.database import TuningRecord
+        from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+        proposals = [candidate.proposal for candidate in candidates]
+        results = [
+            RunnerResult(list(trial.run_secs) or None, trial.failure and trial.failure.message)
+            for trial in trials
+        ]
+        self._cost_model.update(self._random, proposals, results)
+        for candidate, trial in zip(candidates, trials, strict=True):
+            self._learned.add(trial.id)
+            if trial.run_secs and _has_choices(trial.trace):
+                trace, run_secs = candidate.proposal.sch.trace, list(trial.run_secs)
+                self._database.commit_tuning_record(
+                    TuningRecord(trace, self._workload, run_secs, self._target, self._arguments)
+                )
+
+    def _recall(self) -> None:
+        """Learn the ledger's trials that are new to this search: earlier runs' and other processes'."""
+        if self._random is None:
+            return
+        unknown = [trial for trial in self._trials.in_order() if trial.id not in self._learned]
+        candidates, trials = [], []
+        for trial in unknown[-_MAX_RECALLED:]:
+            if trial.failure and trial.failure.phase == "apply":
+                continue
+            try:
+                candidates.append(self._replay(trial))
+                trials.append(trial)
+            except Exception as error:
+                reason = f"its trace no longer applies: {type(error).__name__}"
+                self._trials.quarantine([trial.id], reason)
+        if candidates:
+            self.learn(candidates, trials)
+        self._learned.update(trial.id for trial in unknown)
+
+
+def make_space(rules: str) -> Any:
+    """Return MetaSchedule's space generator with the rules of a backend; TVM's default without any."""
+    from tvm.s_tir import meta_schedule as ms
+
+    if not rules:
+        return "post-order-apply"
+    return ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=rules, mutator_probs=rules)
+
+
+def _has_choices(trace: Json) -> bool:
+    """Return whether a trace has a decision that evolution can change."""
+    instructions, _ = trace
+    return any(str(instruction[0]).startswith("Sample") for instruction in instructions)
+
+
+def _derive_seed(seed: int, key: str, trials: int) -> int:
+    """Return a seed for one workload, another one after each resumption: TVM takes 1 to 2³¹-1."""
+    digest = hashlib.sha256(f"{seed}:{key}:{trials}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1

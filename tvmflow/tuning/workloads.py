@@ -220,18 +220,6 @@ def workload_key(mod: tvm.IRModule) -> str:
         return _Digester().function(mod["main"])
 
 
-def family_key(mod: tvm.IRModule) -> str:
-    """Return the sha256 (hex) of a workload's structure without its numbers: the same for all shapes."""
-    from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES
-
-    function = mod["main"]
-    for name in (OPEN_SIZES, TUNED_SIZES):
-        # how many sizes a kernel is measured at is no part of its structure
-        function = function.without_attr(name) if name in function.attrs else function
-    with _deep_recursion():
-        return _FamilyDigester().function(function)
-
-
 class _Digester:
     """Digests a TVM object by reflection: every field that structural equality compares.
 
@@ -256,15 +244,12 @@ class _Digester:
             digest = self._digests.get(handle)
             return self._object_digest(value, handle, layout) if digest is None else digest
         if layout.is_leaf:
-            return self._leaf_digest(value, layout)
+            return _hashed_text(layout.name, str(value))
         if layout.is_list:
             # a slice of TVM's arrays is a list, which is read faster
             return _hashed(b"list", *[self._digest(entry) for entry in value[:]])
         items = sorted((self._digest(key), self._digest(entry)) for key, entry in value.items())
         return _hashed(b"map", *(part for item in items for part in item))
-
-    def _leaf_digest(self, value: Any, layout: _Layout) -> bytes:
-        return _hashed_text(layout.name, str(value))
 
     def _object_digest(self, value: Any, handle: int, layout: _Layout) -> bytes:
         import tvm
@@ -289,13 +274,6 @@ class _Digester:
             )
         self._digests[handle] = digest
         return digest
-
-
-class _FamilyDigester(_Digester):
-    """Digests everything but integers: extents, strides, offsets."""
-
-    def _leaf_digest(self, value: Any, layout: _Layout) -> bytes:
-        return _hashed(b"int") if layout.name == b"int" else super()._leaf_digest(value, layout)
 
 
 class _Layout(NamedTuple):

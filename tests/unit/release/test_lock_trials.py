@@ -15,7 +15,7 @@ from tvmflow.recipe.yaml_files import write_yaml
 from tvmflow.release.lock_update import import_lock
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import Ledger, MachineClass
-from tvmflow.tuning.proposals import StartingPoints
+from tvmflow.tuning.search import StartingPoints
 
 TRIAL = trial(1)
 TVM = TRIAL.tvm

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import tuning
-from tests.support.trials import DEVICE, TARGET, sealed, trial
+from tests.support.trials import DEVICE, TARGET, sealed
 from tests.unit.tuning.test_replay import CRASHES, GOOD, WRONG, of
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.tuning.budget import Task
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
 from tvmflow.tuning.packs import ImportResult, export_pack, import_pack
-from tvmflow.tuning.proposals import RelatedTrials
 from tvmflow.tuning.replay import TraceCheck
-from tvmflow.tuning.workloads import family_key
 
 HERE = MachineClass("test", DEVICE)
 
@@ -33,19 +31,11 @@ def other() -> Task:
     return tuning.task_of(tuning.model(tuning.dense(24)))
 
 
-def describe(ledger: Ledger, *tasks: Task) -> None:
-    import tvm
-
-    for task in tasks:
-        family = family_key(tvm.ir.load_json(task.mod))
-        ledger.describe(task.key, WorkloadDescription(task.name, task.flops, (), family), task.mod)
-
-
 @pytest.fixture
 def pack(tmp_path: Path, task: Task) -> Path:
     """A pack with the kernel, a good trace, one that does not apply and one that crashes TVM."""
     ledger = tuning.open_ledger(tmp_path / "here")
-    describe(ledger, task)
+    ledger.describe(task.key, WorkloadDescription(task.name, task.flops), task.mod)
     traces: list[Json] = [GOOD, WRONG, CRASHES, [[], []]]
     ledger.workload(task.key).extend(of(trace, tvm="test") for trace in traces)
     export_pack(tmp_path / "x.jsonl", tmp_path / "here" / "ledger")
@@ -113,32 +103,10 @@ def test_a_trace_without_a_known_kernel_is_refused_unless_the_store_has_it(
     ]
 
 
-def test_related_workloads_travel_and_false_ones_are_not_used(
-    fork_server: ForkServer, tmp_path: Path, task: Task, other: Task
-) -> None:
-    """A search starts from the schedules of related workloads, wherever they were tuned."""
-    origin = tuning.open_ledger(tmp_path / "here")
-    describe(origin, task, other)
-    origin.workload(other.key).append(of(GOOD, tvm="test"))
-    origin.workload(task.key).append(trial(1, tvm="test"))
-    export_pack(tmp_path / "x.jsonl", tmp_path / "here" / "ledger")
-    assert import_pack(tmp_path / "x.jsonl", tmp_path / "there", HERE).complete
-    received = Ledger.open(tmp_path / "there", TARGET, "test", DEVICE)
-
-    def related() -> list[str]:
-        kernels = RelatedTrials(received, {}, fork_server, TARGET).find(task.key)
-        return [kernel.mod for kernel in kernels]
-
-    assert related() == [other.mod]
-    (received.folder / f"{other.key}.kernel.json").write_text(task.mod)
-    assert related() == []
-    assert received.kernel(other.key) == ""
-
-
 def test_of_two_descriptions_the_same_one_stays(tmp_path: Path) -> None:
     """In either order; one with a kernel before one without; only a name may differ."""
-    conv, dense = (WorkloadDescription(name, 1.0, (), "f") for name in ("conv", "dense"))
-    false = WorkloadDescription("conv", 2.0, (), "g")
+    conv, dense = (WorkloadDescription(name, 1.0) for name in ("conv", "dense"))
+    false = WorkloadDescription("conv", 2.0)
     results: list[tuple[WorkloadDescription, str]] = []
     for order in (
         [(conv, "k"), (dense, "k"), (false, "")],

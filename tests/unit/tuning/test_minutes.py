@@ -17,7 +17,7 @@ from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning import search
 from tvmflow.tuning.budget import BudgetRules, Task
 from tvmflow.tuning.measurer import MeasureJob, Measurer, RecordTrial
-from tvmflow.tuning.proposals import Candidate
+from tvmflow.tuning.search import Candidate
 from tvmflow.tuning.trials import Trial, timestamp
 from tvmflow.tuning.tuning_job import WorkClock
 

@@ -341,7 +341,7 @@ def test_only_the_fields_for_people_are_imported_of_a_description(
     """A search relies on its own description, which replaces an imported one."""
     out, other_root = tmp_path / "x.jsonl", tmp_path / "there"
     export_pack(out, root)
-    forge(out, {b'"flops":12.0': b'"flops":"x","family":"f"'})
+    forge(out, {b'"flops":12.0': b'"flops":"x","unknown":"f"'})
     import_pack(out, other_root, HERE)
     [folder] = list_target_folders(other_root)
     assert folder.ledger.description(ONE) == DESCRIPTION._replace(flops=None)

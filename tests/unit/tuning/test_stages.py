@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.s_tir import meta_schedule as ms
 
 from tests.support.open_networks import open_rows
 from tests.support.trials import TARGET
@@ -22,7 +21,6 @@ from tests.support.tuning import (
     relu,
     resolved_target,
     softmax,
-    task_of,
 )
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import StageError
@@ -33,9 +31,7 @@ from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.ledger import WorkloadLedger
-from tvmflow.tuning.measure import apply_chosen, trace_json
-from tvmflow.tuning.proposals import fit_schedules
-from tvmflow.tuning.trials import trial_id
+from tvmflow.tuning.measure import apply_chosen
 from tvmflow.tuning.untuned_comparison import LibraryRequest
 from tvmflow.tuning.workloads import extract_workloads
 
@@ -227,32 +223,6 @@ def test_only_the_changed_layer_is_tuned_again(pipeline: Pipeline) -> None:
     measured = {entry["name"]: entry["measured"] for entry in facts["tune"]["workloads"]}
     assert len(measured) == 3
     assert {name: count for name, count in measured.items() if count} == {"softmax": 3}
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_new_shape_starts_from_related_workloads(pipeline: Pipeline) -> None:
-    """The first trials of a convolution are the best schedules of one in another size."""
-    known, unknown = (
-        model(conv(n), relu, shape=(1, 4, size, size)) for n, size in ((8, 12), (16, 20))
-    )
-    chosen = recipe(trials=12, cost_model="xgb", strategy="evolutionary")
-    _, files = pipeline(known, chosen, until="tune")
-    best = [entry["trace"] for entry in next(iter(read(files["tune/records.json"]).values()))]
-    task = task_of(unknown)
-    context = ms.TuneContext(
-        tvm.ir.load_json(task.mod),
-        target=tvm.target.Target(TARGET),
-        space_generator="post-order-apply",
-    )
-    expected = {
-        trial_id(trace_json(schedule.trace))
-        for schedule in fit_schedules(context.mod, best, context.space_generator.postprocs, seed=1)
-    }
-    pipeline(unknown, chosen, until="tune")
-    (ledger,) = [path for path in (pipeline.folder / "ledger").iterdir() if path.name != "locks"]
-    measured = WorkloadLedger(ledger / f"{task.key}.jsonl").trials
-    assert expected and expected <= set(measured)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.proposals import StartingPoints, list_near_targets
+from tvmflow.tuning.search import StartingPoints, list_near_targets
 from tvmflow.tuning.trials import Trial
 
 KEY = "a" * 64

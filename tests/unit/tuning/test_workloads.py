@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 
 from tests.support.tuning import conv, dense, lowered, model, relu, reshape, softmax, workloads
-from tvmflow.tuning.workloads import family_key, normalize, workload_key
+from tvmflow.tuning.workloads import normalize, workload_key
 
 IMAGE = (1, 4, 8, 8)
 
@@ -62,10 +62,6 @@ def test_a_key_stays_as_ledgers_have_it() -> None:
     assert (
         workload_key(normalize(scale()))
         == "371459f16279e8b3158e436fe124a7a4b8ade09df35393a9e0f5ffbaabe568c3"
-    )
-    assert (
-        family_key(normalize(scale()))
-        == "f5419e9df93f41bfa9f393fbe027a829ac8b852a87198d8dac195d11d90b6a7e"
     )
 
 
