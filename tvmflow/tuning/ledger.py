@@ -29,8 +29,6 @@ from tvmflow.core.types import Json
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.trials import (
-    NOTE_VERSION,
-    RECORD_VERSION,
     Ban,
     Baseline,
     ChoiceTimes,
@@ -109,19 +107,6 @@ class WorkloadRecords:
         """
         known = self._kept[type(record)].get(_subject_of(record))
         return known is None or _precedence(record) < _precedence(known)
-
-    def keep_earlier_baseline(self, path: Path) -> None:
-        """Add the baseline from the file in which version 0.1 kept it.
-
-        Args:
-            path: The file of the workload's trials, beside which that one is.
-        """
-        try:
-            note = json.loads(path.with_name(f"{path.stem}.untuned.json").read_bytes())
-            note["baseline"] = note.pop("schedules")
-            self.keep(parse_line(canonical({"v": NOTE_VERSION, **note})))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return
 
     # ---------------------------------------------------------------- views
 
@@ -430,7 +415,6 @@ class WorkloadLedger(WorkloadRecords):
         self._offset = self._line_count = 0
         self._last_line = b""
         self._has_header = False
-        self.keep_earlier_baseline(self.path)
 
     def _read_new_lines(self, descriptor: int) -> None:
         """Read the locked file from where the last reading ended, and repair what is damaged."""
@@ -646,7 +630,7 @@ class TargetDescription(NamedTuple):
         """Return the content of `about.json`."""
         features = sorted(self.target.get("mattr", ()))
         return {
-            "version": RECORD_VERSION,
+            "version": 1,
             "target": {**self.target, **({"mattr": features} if features else {})},
             "tvm": self.tvm,
             "device": dict(self.device),

@@ -117,7 +117,6 @@ class RecordsFile(NamedTuple):
 def read_records(path: Path) -> RecordsFile:
     """Return all records in a workload's file; a file that was removed meanwhile has none."""
     records = WorkloadRecords()
-    records.keep_earlier_baseline(path)
     problems = []
     for number, line in enumerate(read_lines(path), 1):
         try:
@@ -343,7 +342,7 @@ def _remove(folder: TargetFolder, key: str, trials: Sequence[Trial]) -> str:
 # How canonical records look: enough to count them without parsing their traces.
 _SUCCEEDED: Final = b'{"failure":null,'
 _FAILED: Final = b'{"failure":{'
-_WHEN: Final = re.compile(rb'"v":1,"when":"([0-9T:.+-]+)"\}\n?$')
+_WHEN: Final = re.compile(rb'"v":\d+,"when":"([0-9T:.+-]+)"\}\n?$')
 _RUN_SECS: Final = re.compile(rb'"run_secs":\[([0-9.,e+-]+)\]')
 _TAIL_BYTES: Final = 80
 _SHOWN_KEYS: Final = 5

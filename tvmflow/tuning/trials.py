@@ -1,7 +1,6 @@
 """Records of a ledger file, one per line: trials, and what else decides the schedule tried or chosen.
 
-The format of a line is its field `v`. A ledger holds hours of tuning: what an earlier version
-wrote must stay readable, and what a later one wrote is left alone.
+The format of a line is its field `v`. A ledger holds hours of tuning: what a later version wrote is left alone.
 """
 
 from __future__ import annotations
@@ -16,30 +15,12 @@ from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationEr
 from tvmflow.compiler.choices import choice_text, find_problem
 from tvmflow.core import documents
 from tvmflow.core.canonical_json import canonical, digest_of
-from tvmflow.core.codec import to_json
+from tvmflow.core.codec import to_json, without_empty
 from tvmflow.core.types import Json
 from tvmflow.tuning import traces
 
-RECORD_VERSION: Final = 1
-"""The version of trials and of marks of exhausted searches."""
-
-NOTE_VERSION: Final = 2
-"""The version of headers, baselines and finalists' times, which a tvmflow that reads version 1 leaves alone."""
-
-MAX_RECORD_VERSION: Final = 3
-"""The version of comparisons of libraries and of rooflines, which a tvmflow that reads version 2 leaves alone."""
-
-BAN_VERSION: Final = 4
-"""The version of bans, which a tvmflow that reads version 3 leaves alone."""
-
-SEARCH_VERSION: Final = 5
-"""The version of what searches note about themselves, which a tvmflow that reads version 4 leaves alone."""
-
-SIZES_VERSION: Final = 6
-"""The version of times at several sizes, which a tvmflow that reads version 5 leaves alone."""
-
-CHOICE_VERSION: Final = 7
-"""The version of times of choices, the newest of all records."""
+RECORD_VERSION: Final = 7
+"""The version of lines. A line of a newer version is left alone."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
@@ -291,49 +272,32 @@ Record = Trial | ExhaustedMark | Note | FileHeader
 """What a line of a ledger file holds."""
 
 
-class _Kind(NamedTuple):
-    """A kind of record, as lines have it.
-
-    Attributes:
-        name: What its first field is called in a line, by which the kind is known.
-        version: The version of its lines.
-        optional: A field that is left out where it is empty.
-        later: The version of lines with that field.
-    """
-
-    name: str
-    version: int
-    optional: str = ""
-    later: int = 0
-
-
-# What every trial has is an id, so that it comes last.
-_KINDS: Final[Mapping[type[Record], _Kind]] = {
-    ExhaustedMark: _Kind("exhausted", RECORD_VERSION),
-    # A version that does not know the roofline can use the rest.
-    Baseline: _Kind("baseline", NOTE_VERSION, "least_s", MAX_RECORD_VERSION),
-    FinalistsRecord: _Kind("finalists", NOTE_VERSION, "sizes", SIZES_VERSION),
-    LibraryRecord: _Kind("library", MAX_RECORD_VERSION, "sizes", SIZES_VERSION),
-    Ban: _Kind("ban", BAN_VERSION),
-    SearchTime: _Kind("spent", SEARCH_VERSION),
-    SearchEnd: _Kind("ended", SEARCH_VERSION),
-    ChoiceTimes: _Kind("choice", CHOICE_VERSION),
-    FileHeader: _Kind("header", NOTE_VERSION),
-    Trial: _Kind("id", RECORD_VERSION, "size_secs", SIZES_VERSION),
+# What the first field of each kind is called in a line, by which the kind is known.
+_NAMES: Final[Mapping[type[Record], str]] = {
+    ExhaustedMark: "exhausted",
+    Baseline: "baseline",
+    FinalistsRecord: "finalists",
+    LibraryRecord: "library",
+    Ban: "ban",
+    SearchTime: "spent",
+    SearchEnd: "ended",
+    ChoiceTimes: "choice",
+    FileHeader: "header",
+    # What every trial has is an id, so that it comes last.
+    Trial: "id",
 }
+# The fields that are left out where they are empty.
+_OPTIONAL: Final = frozenset({"least_s", "sizes", "size_secs"})
 _ADAPTERS: Final[Mapping[type[Record], TypeAdapter[Record]]] = {
-    kind: TypeAdapter[Record](kind) for kind in _KINDS
+    kind: TypeAdapter[Record](kind) for kind in _NAMES
 }
 
 
 def record_to_json(record: Record) -> dict[str, Json]:
     """Return a record as it is written."""
-    kind, fields = _KINDS[type(record)], to_json(record)
-    if not fields.get(kind.optional):
-        fields = {name: value for name, value in fields.items() if name != kind.optional}
-    version = kind.later if kind.optional in fields else kind.version
-    _, *others = fields.items()
-    return {"v": version, kind.name: fields[record._fields[0]], **dict(others)}
+    fields = to_json(record)
+    (_, first), *others = without_empty(fields, _OPTIONAL & fields.keys()).items()
+    return {"v": RECORD_VERSION, _NAMES[type(record)]: first, **dict(others)}
 
 
 def to_line(record: Record) -> bytes:
@@ -353,12 +317,12 @@ def parse_line(line: bytes) -> Record | None:
     version = record.pop("v", None)
     if type(version) is not int or version < 1:
         raise ValueError("the field 'v' is not a version")
-    if version > CHOICE_VERSION:
+    if version > RECORD_VERSION:
         return None
     try:
-        kind = next((kind for kind, entry in _KINDS.items() if entry.name in record), Trial)
+        kind = next((kind for kind, name in _NAMES.items() if name in record), Trial)
         if kind is not Trial:
-            record[kind._fields[0]] = record.pop(_KINDS[kind].name)
+            record[kind._fields[0]] = record.pop(_NAMES[kind])
         parsed = _ADAPTERS[kind].validate_python(record)
     except ValidationError as error:
         raise ValueError(_describe(error)) from error

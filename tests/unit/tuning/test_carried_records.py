@@ -187,18 +187,6 @@ def test_what_is_measured_after_an_import_is_sorted_after_it(tmp_path: Path) -> 
     assert numbers == [0, 1, 2, 7, 5]
 
 
-def test_the_baseline_of_version_0_1_is_read(tmp_path: Path) -> None:
-    """It was in a file of its own."""
-    note = {"seconds": 0.5, "schedules": 5, "when": at(1)}
-    (tmp_path / "x.untuned.json").write_text(json.dumps(note))
-    ledger = WorkloadLedger(tmp_path / "x.jsonl")
-    baseline = ledger.baseline_before_trials(5)
-    assert baseline and baseline.seconds == 0.5
-    for damage in ("", "[]", "{", '{"seconds": NaN, "schedules": 5, "when": ""}'):
-        (tmp_path / "x.untuned.json").write_text(damage)
-        assert WorkloadLedger(ledger.path).untuned_seconds(5) is None
-
-
 def test_a_pack_of_version_1_is_read(tmp_path: Path) -> None:
     """It has trials alone."""
     folder = Ledger.open(tmp_path / "any", TARGET, "0", DEVICE).folder
