@@ -233,7 +233,10 @@ def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
         )
         result = tuning.run()
         near = {"starting_points": result.starting_points, "near_targets": result.near_targets}
-        return [{**workload._asdict(), **near} for workload in result.workloads]
+        return [
+            {**workload._asdict(), **near, "exhausted": workload.name in result.exhausted}
+            for workload in result.workloads
+        ]
 
 
 def _main(argv: list[str]) -> None:

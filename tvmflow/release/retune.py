@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine.interim import select_stages
 from tvmflow.recipe import Retune
-from tvmflow.stages.tune import TuneFacts, WorkloadFacts
+from tvmflow.stages.tune import TuneFacts
+from tvmflow.tuning.tuning_job import WorkloadFacts
 
 _log = logging.getLogger(__name__)
 

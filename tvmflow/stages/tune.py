@@ -31,10 +31,10 @@ from tvmflow.targets.threads import count_cpus, count_usable_cpus
 from tvmflow.tuning.budget import ROOFLINE_SHARE, Task, TrialForecast, forecast_trials
 from tvmflow.tuning.ledger import target_key
 from tvmflow.tuning.ledger_folders import read_records
-from tvmflow.tuning.tuning_job import search_name
+from tvmflow.tuning.tuning_job import WorkloadFacts, search_name
 
 if TYPE_CHECKING:
-    from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult
+    from tvmflow.tuning.tuning_job import TuningResult
 
 NAME: Final = "tune"
 
@@ -111,49 +111,6 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
     )
 
 
-class WorkloadFacts(NamedTuple):
-    """The outcome for one workload; times in µs of one call, and in seconds; None where one is not known.
-
-    Attributes:
-        key: Its key.
-        name: The name of its first kernel.
-        trials: The trials of the budget that it has had.
-        calls: How often the model calls it.
-        untuned_us: Its time without tuning.
-        best_us: The time of its fastest trial.
-        measured: How many trials this run measured.
-        failed: Failures among all its trials.
-        roofline_us: Its time at the roofline of the machine.
-        at_roofline: It is about as fast as the machine allows.
-        finished: It had its share of the budget in an earlier search.
-        spread: The spread of its fastest trial.
-        seconds: The time that this run spent on it.
-        first_failure: Phase and message of its first failure.
-        sizes: The sizes at which each schedule was measured; times are geometric means of them. None where
-            all are fixed.
-    """
-
-    key: str
-    name: str
-    trials: int
-    calls: int
-    untuned_us: float | None
-    best_us: float | None
-    measured: int = 0
-    failed: int = 0
-    roofline_us: float | None = None
-    at_roofline: bool = False
-    finished: bool = False
-    spread: float = 0.0
-    seconds: float = 0.0
-    first_failure: str = ""
-    sizes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("sizes",))
-
-
 class BannedSchedule(NamedTuple):
     """A schedule that computes wrong numbers: its kernel, its trial, why, and since when."""
 
@@ -222,7 +179,7 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Tun
 
     if isinstance(settings, NoSearchSettings):
         (context.out / RECORDS).write_text("{}")
-        return _make_facts(0, None, TuningResult([], "budget", 0.0, []))
+        return _make_facts(0, None, TuningResult((), "budget", 0.0, []))
     from tvmflow.stages import _search
 
     tasks = load_tasks(context.inputs, settings.tune)
@@ -272,10 +229,10 @@ def _describe_threads(facts: TuneFacts) -> list[str]:
     return [line, f"{count} measured first: the best on {'; '.join(facts.near_targets)}"]
 
 
-def _check_any_trial_worked(results: Sequence[WorkloadResult]) -> None:
+def _check_any_trial_worked(results: Sequence[WorkloadFacts]) -> None:
     """Raise StageError when all trials of all workloads failed."""
     tried = [result for result in results if result.trials]
-    broken = [result for result in tried if result.best_s is None and result.failed]
+    broken = [result for result in tried if result.best_us is None and result.failed]
     if broken and len(broken) == len(tried):
         failed = sum(result.failed for result in broken)
         raise StageError(
@@ -293,60 +250,36 @@ def _make_facts(trials: int, threads: int | None, result: TuningResult) -> TuneF
         usable_cpus=count_usable_cpus(),
         cpus=count_cpus(),
         starting_points=result.starting_points,
-        near_targets=tuple(result.near_targets),
+        near_targets=result.near_targets,
         measured=sum(w.measured for w in workloads),
         reused=sum(max(w.trials - w.measured, 0) for w in workloads),
-        known=sum(w.known for w in workloads),
+        known=result.known,
         failed=sum(w.failed for w in workloads),
-        exhausted=tuple(w.name for w in workloads if w.exhausted),
-        untunable=tuple(w.name for w in workloads if w.trials and w.best_s is None),
+        exhausted=result.exhausted,
+        untunable=tuple(w.name for w in workloads if w.trials and w.best_us is None),
         stopped=result.stopped,
         spent_s=result.spent_s,
         gain=_make_gain(workloads),
         seconds=round(sum(w.seconds for w in workloads), 3),
         drift=round(result.drift, 4),
         repairs=tuple(result.repairs),
-        workloads=tuple(map(_make_workload_facts, workloads)),
+        workloads=workloads,
     )
 
 
-def _make_gain(workloads: Sequence[WorkloadResult]) -> dict[str, float]:
+def _make_gain(workloads: Sequence[WorkloadFacts]) -> dict[str, float]:
     """Return the `found` speedup and the `possible` one; empty where one of the times is not known."""
-    if not workloads or any(w.untuned_s is None or not w.least_s for w in workloads):
-        return {}
-    untuned_s = tuned_s = least_s = 0.0
+    untuned_us = tuned_us = least_us = 0.0
     for w in workloads:
-        assert w.untuned_s is not None
-        best_s = min(w.untuned_s, w.best_s or w.untuned_s)
-        untuned_s += w.calls * w.untuned_s
-        tuned_s += w.calls * best_s
-        least_s += w.calls * min(best_s, w.least_s)
-    return {"found": round(untuned_s / tuned_s, 4), "possible": round(untuned_s / least_s, 4)}
-
-
-def _make_workload_facts(workload: WorkloadResult) -> WorkloadFacts:
-    """Return what became of one workload."""
-    return WorkloadFacts(
-        key=workload.key,
-        name=workload.name,
-        trials=workload.trials,
-        measured=workload.measured,
-        failed=workload.failed,
-        calls=workload.calls,
-        untuned_us=_microseconds(workload.untuned_s),
-        best_us=_microseconds(workload.best_s),
-        roofline_us=_microseconds(workload.least_s or None),
-        at_roofline=workload.at_roofline,
-        finished=workload.finished,
-        spread=round(workload.spread, 4),
-        seconds=round(workload.seconds, 3),
-        first_failure=workload.first_failure,
-        sizes=workload.sizes,
-    )
-
-
-def _microseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e6, 3)
+        if not w.untuned_us or not w.roofline_us:
+            return {}
+        best_us = min(w.untuned_us, w.best_us or w.untuned_us)
+        untuned_us += w.calls * w.untuned_us
+        tuned_us += w.calls * best_us
+        least_us += w.calls * min(best_us, w.roofline_us)
+    if not workloads:
+        return {}
+    return {"found": round(untuned_us / tuned_us, 4), "possible": round(untuned_us / least_us, 4)}
 
 
 def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:

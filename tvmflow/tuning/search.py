@@ -40,7 +40,7 @@ from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Me
 from tvmflow.tuning.replay import quarantine_inapplicable
 from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp, trial_id
-from tvmflow.tuning.tuning_job import SearchOptions, StopReason, TuningResult, WorkloadResult
+from tvmflow.tuning.tuning_job import SearchOptions, StopReason, TuningResult, WorkloadFacts
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Schedule
@@ -155,15 +155,20 @@ class Tuning:
         ordered = sorted(
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
-        workloads = [self._result(task) for task in ordered]
         return TuningResult(
-            workloads=workloads,
+            workloads=tuple(map(self._make_facts, ordered)),
             stopped=stopped,
             drift=self._drift.drift,
             repairs=self._repairs(),
             starting_points=self._starting_points.measured,
             near_targets=tuple(self._starting_points.targets),
             spent_s=round(self._spent_s(), 3),
+            exhausted=tuple(
+                task.name
+                for task in ordered
+                if self._trials[task.key].is_exhausted(self._options.name)
+            ),
+            known=sum(map(len, self._trials.values())),
         )
 
     def _measure_untuned(self) -> dict[str, float]:
@@ -428,31 +433,31 @@ class Tuning:
             ]
         )
 
-    def _result(self, task: Task) -> WorkloadResult:
+    def _make_facts(self, task: Task) -> WorkloadFacts:
         trials = self._trials[task.key]
-        best = trials.valid()
-        failures = self._failures(task.key)
+        best, failures = trials.valid(), self._failures(task.key)
         baseline = trials.baselines.get(self._context.rules_version)
-        return WorkloadResult(
+        return WorkloadFacts(
             key=task.key,
             name=task.name,
-            calls=task.calls,
-            flops=task.flops,
             trials=self._budget.spent_on(task.key),
+            calls=task.calls,
+            untuned_us=_microseconds(self._untuned.get(task.key)),
+            best_us=_microseconds(best[0].seconds if best else None),
             measured=self._measured[task.key],
             failed=len(failures),
-            best_s=best[0].seconds if best else None,
-            spread=best[0].spread if best else 0.0,
-            exhausted=trials.is_exhausted(self._options.name),
-            first_failure=f"{failures[0].phase}: {failures[0].message}" if failures else "",
-            seconds=self._seconds[task.key],
-            untuned_s=self._untuned.get(task.key),
-            known=len(trials.trials),
-            least_s=baseline.least_s if baseline else 0.0,
+            roofline_us=_microseconds(baseline.least_s or None if baseline else None),
             at_roofline=self._budget.is_at_roofline(task.key),
             finished=task.key in self._budget.finished,
+            spread=round(best[0].spread, 4) if best else 0.0,
+            seconds=round(self._seconds[task.key], 3),
+            first_failure=f"{failures[0].phase}: {failures[0].message}" if failures else "",
             sizes=task.sizes,
         )
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 3)
 
 
 # ---------------------------------------------------------------- starting points

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from tvmflow.core import spans
+from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.fork_server import Emit, Outcome
@@ -50,44 +51,47 @@ class SearchOptions(NamedTuple):
         return search_name(self.strategy, self.seed)
 
 
-class WorkloadResult(NamedTuple):
-    """The outcome for one workload.
+class WorkloadFacts(NamedTuple):
+    """The outcome for one workload; times in µs of one call, and in seconds; None where one is not known.
 
     Attributes:
-        trials: Trials of the budget that it has had.
-        measured: How many of them this run measured; the ledger had the others.
-        failed: Failures among all its trials in the ledger.
-        best_s: Seconds of its fastest trial; None when none worked.
-        spread: The spread of that trial.
-        exhausted: No schedule is left to try.
-        first_failure: Phase and message of its first failure; otherwise empty.
-        seconds: Time that this run spent on it.
-        untuned_s: Seconds of one untuned call; None when that could not be measured.
-        known: All its trials in the ledger.
-        least_s: Seconds of one call at the roofline of the machine; 0 when not known.
-        at_roofline: It is about as fast as the machine allows, tuned or not.
-        finished: It got no trial, because it had its share of the budget in an earlier search.
-        sizes: The sizes at which each schedule is measured, for people; none where all are fixed.
+        key: Its key.
+        name: The name of its first kernel.
+        trials: The trials of the budget that it has had.
+        calls: How often the model calls it.
+        untuned_us: Its time without tuning.
+        best_us: The time of its fastest trial.
+        measured: How many trials this run measured.
+        failed: Failures among all its trials.
+        roofline_us: Its time at the roofline of the machine.
+        at_roofline: It is about as fast as the machine allows.
+        finished: It had its share of the budget in an earlier search.
+        spread: The spread of its fastest trial.
+        seconds: The time that this run spent on it.
+        first_failure: Phase and message of its first failure.
+        sizes: The sizes at which each schedule was measured; times are geometric means of them. None where
+            all are fixed.
     """
 
     key: str
     name: str
-    calls: int
-    flops: float
     trials: int
-    measured: int
-    failed: int
-    best_s: float | None
-    spread: float
-    exhausted: bool
-    first_failure: str
-    seconds: float
-    untuned_s: float | None = None
-    known: int = 0
-    least_s: float = 0.0
+    calls: int
+    untuned_us: float | None
+    best_us: float | None
+    measured: int = 0
+    failed: int = 0
+    roofline_us: float | None = None
     at_roofline: bool = False
     finished: bool = False
+    spread: float = 0.0
+    seconds: float = 0.0
+    first_failure: str = ""
     sizes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("sizes",))
 
 
 class TuningResult(NamedTuple):
@@ -103,15 +107,19 @@ class TuningResult(NamedTuple):
         starting_points: How many schedules were measured first because they are good on near targets.
         near_targets: These targets, for people.
         spent_s: Seconds of the budget that are spent, by earlier searches on what is reused of them too.
+        exhausted: The names of workloads of which no schedule is left to try.
+        known: All trials in the ledger.
     """
 
-    workloads: list[WorkloadResult]
+    workloads: tuple[WorkloadFacts, ...]
     stopped: StopReason
     drift: float
     repairs: list[str]
     starting_points: int = 0
     near_targets: tuple[str, ...] = ()
     spent_s: float = 0.0
+    exhausted: tuple[str, ...] = ()
+    known: int = 0
 
 
 # ---------------------------------------------------------------- work clock

@@ -32,10 +32,10 @@ from tvmflow.pages.collect import (
     read_recipes,
 )
 from tvmflow.pages.content import Kernel
-from tvmflow.stages.tune import WorkloadFacts
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.trials import Failure
+from tvmflow.tuning.tuning_job import WorkloadFacts
 
 CONV, POOL = "c0" * 32, "d0" * 32
 TVM = "0.27.0+0123456789ab"

@@ -32,7 +32,7 @@ from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
-from tvmflow.tuning.tuning_job import WorkloadResult
+from tvmflow.tuning.tuning_job import WorkloadFacts
 from tvmflow.tuning.untuned_comparison import LibraryTimes
 
 COMPARISON: OutputComparison = {
@@ -304,9 +304,9 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
 def test_the_summary_says_what_trials_could_gain() -> None:
     """At most, by the roofline, and what the workloads without trials could; nothing where a time is not known."""
     rows = (
-        tune.WorkloadFacts("conv", "conv", 9, 2, 1000.0, None, roofline_us=900.0),
-        tune.WorkloadFacts("pool", "pool", 0, 1, 100.0, None, roofline_us=75.0),
-        tune.WorkloadFacts("relu", "relu", 0, 1, 10.0, None, roofline_us=0.0),
+        WorkloadFacts("conv", "conv", 9, 2, 1000.0, None, roofline_us=900.0),
+        WorkloadFacts("pool", "pool", 0, 1, 100.0, None, roofline_us=75.0),
+        WorkloadFacts("relu", "relu", 0, 1, 10.0, None, roofline_us=0.0),
     )
     assert tune._describe_roofline(rows) == [
         "1 of 3 workloads could gain at most 200 µs of 2.11 ms; those without a trial 35 µs together",
@@ -319,16 +319,8 @@ def test_the_summary_says_what_trials_could_gain() -> None:
 
 def test_workloads_at_the_roofline_are_counted() -> None:
     """The gain of trials is not told here: it is measured again in turns."""
-    near = tune._make_workload_facts(
-        WorkloadResult("k", "conv", 2, 1e6, 0, 0, 0, None, 0.0, False, "", 0.0, 1e-3)._replace(
-            least_s=0.98e-3, at_roofline=True
-        )
-    )
-    far = tune._make_workload_facts(
-        WorkloadResult("l", "pool", 1, 1e6, 9, 9, 0, 0.9e-3, 0.0, False, "", 240.0, 1e-3)._replace(
-            least_s=0.5e-3
-        )
-    )
+    near = WorkloadFacts("k", "conv", 0, 2, 1000.0, None, roofline_us=980.0, at_roofline=True)
+    far = WorkloadFacts("l", "pool", 9, 1, 1000.0, 900.0, roofline_us=500.0)
     assert tune._describe_roofline((far, near)) == [
         "1 of 2 workloads could gain at most 500 µs of 3 ms; those without a trial 40 µs together",
         "1 of 2 workloads reaches 95% of the roofline and is not tuned further",
@@ -343,8 +335,8 @@ def test_workloads_at_the_roofline_are_counted() -> None:
 
 def test_the_possible_gain_is_that_of_all_kernels_at_the_roofline() -> None:
     """A kernel that is faster than its estimate has nothing to gain; without all times there is no figure."""
-    row = WorkloadResult("k", "conv", 2, 1e6, 9, 9, 0, 0.5e-3, 0.0, False, "", 1.0, 1e-3)
-    rows = [row._replace(least_s=0.4e-3), row._replace(calls=1, least_s=0.8e-3)]
+    row = WorkloadFacts("k", "conv", 9, 2, 1000.0, 500.0)
+    rows = [row._replace(roofline_us=400.0), row._replace(calls=1, roofline_us=800.0)]
     assert tune._make_gain(rows) == {"found": 2.0, "possible": round(3.0 / 1.3, 4)}
     assert tune._make_gain([row]) == {} == tune._make_gain([])
 

@@ -200,7 +200,7 @@ def test_failed_trials_count(tune: Tuning, tasks: list[Task]) -> None:
     """Failures are counted in the budget, each with its kind."""
     results = tune(tasks[:1], options(3, trial_timeout_s=0.001))
     assert results[tasks[0].name]["failed"] == 3
-    assert results[tasks[0].name]["best_s"] is None
+    assert results[tasks[0].name]["best_us"] is None
     assert {trial.failure.kind for trial in tune.trials(tasks[0]) if trial.failure} == {"timeout"}
     assert tune.measured(tasks[:1], options(3)) == 0
 
