@@ -135,20 +135,21 @@ def measure_peak(
     settings: PickBestSettings, context: StageContext, fork_server: ForkServer
 ) -> float | None:
     """Return the peak of this machine's CPU in GFLOPS; None for other devices, and if not measurable."""
-    from tvmflow.targets import devices
     from tvmflow.targets.backends import backend_for
     from tvmflow.tuning import roofline
+    from tvmflow.tuning.tuning_job import call_alone
 
     if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
         return None
-    with devices.exclusive(context.locks, settings.device):
-        outcome = fork_server.call(
-            roofline.measure_peak,
-            {"target": settings.measured_target},
-            timeout_s=settings.tune.trial_timeout_s,
-            log=context.work / LOG,
-            emit=lambda _: None,
-        )
+    outcome = call_alone(
+        fork_server,
+        roofline.measure_peak,
+        {"target": settings.measured_target},
+        device=settings.device,
+        locks=context.locks,
+        timeout_s=settings.tune.trial_timeout_s,
+        log=context.work / LOG,
+    )
     return float(outcome.value["gflops"]) if outcome.kind == "ok" else None
 
 

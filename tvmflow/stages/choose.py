@@ -37,10 +37,11 @@ from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.stages.tune_settings import TrialSettings, measured_threads
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.threads import count_usable_cpus
 
 if TYPE_CHECKING:
     from tvmflow.compiler.choices import Operator
-    from tvmflow.tuning.choice_trials import Outcome
+    from tvmflow.tuning.libraries import Outcome
     from tvmflow.tuning.trials import ChoiceTimes
 
     Groups = Mapping[str, Sequence[Operator]]
@@ -194,24 +195,27 @@ def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
 
 def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, ChooseFacts]:
     from tvmflow.core.fork_server import ForkServer
-    from tvmflow.tuning import choice_trials, measure
+    from tvmflow.tuning import libraries, measure
     from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 
     if not settings.is_measurable:
         return {}, ChooseFacts(reason="no library for it can be timed here")
-    libraries = choice_trials.ChoiceLibraries(
+    model = libraries.ChoiceLibraries(
         imported=context.inputs["import/model.json"],
         options=settings.lowering,
-        target=settings.target,
-        threads=settings.threads,
-        runtime=settings.runtime,
-        rules_version=settings.schedules,
+        library=libraries.LibraryRequest(
+            lowered="",
+            target=settings.target,
+            threads=settings.threads or count_usable_cpus(),
+            runtime=settings.runtime,
+            rules_version=settings.schedules,
+        ),
         device=settings.device,
         locks=context.locks,
         work=context.work,
     )
-    rule = libraries.lower({}, "rule.json")
-    groups = choice_trials.group_operators(rule.model.operators)
+    rule = model.lower({}, "rule.json")
+    groups = libraries.group_operators(rule.model.operators)
     if rule.has_dimensions or not groups:
         return {}, ChooseFacts()
     if rule.weight_bytes > _MAX_WEIGHT_BYTES:
@@ -225,15 +229,15 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     def is_allowed(choice: Choice) -> bool:
         return is_within_tolerance(choice, settings.rtol)
 
-    unknown = choice_trials.list_unknown(groups, ledgers, is_allowed)
+    unknown = libraries.list_unknown(groups, ledgers, is_allowed)
     rounds = [] if settings.interim else unknown
     known = sum(len(records.choices) for records in ledgers.values())
     measure.load_compiler(settings.target)
     with ForkServer.fork() as fork_server:
         for done, choices in enumerate(rounds):
-            other = libraries.lower(choices, f"choices-{done}.json")
-            answer = libraries.measure(fork_server, rule, other, choices, is_whole=False)
-            for text, times in choice_trials.read_times(answer, groups, choices).items():
+            other = model.lower(choices, f"choices-{done}.json")
+            answer = model.measure(fork_server, rule, other, choices, is_whole=False)
+            for text, times in libraries.read_times(answer, groups, choices).items():
                 if not ledger.description(choice_key(text)).name:
                     ledger.describe(choice_key(text), WorkloadDescription(name=text), "")
                 ledgers[text].add([times])
@@ -248,10 +252,10 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
                     "failed": 0,
                 }
             )
-        chosen = choice_trials.choose(groups, ledgers, is_allowed)
-        records = ledger.workload(choice_trials.library_digest({}, [hash_file(rule.path)]))
+        chosen = libraries.choose(groups, ledgers, is_allowed)
+        records = ledger.workload(libraries.library_digest({}, [hash_file(rule.path)]))
         measuring = None if settings.interim else fork_server
-        outcome = libraries.compare(measuring, rule, groups, chosen, records)
+        outcome = model.compare(measuring, rule, groups, chosen, records)
     if settings.interim and (unknown or (chosen and outcome is None)):
         return {}, ChooseFacts(
             len(groups), reason="other ways are measured after the first library"

@@ -49,7 +49,7 @@ from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning.ledger import Ledger
-    from tvmflow.tuning.untuned_comparison import LibraryRequest, LibraryTimes
+    from tvmflow.tuning.libraries import LibraryRequest, LibraryTimes
 
 NAME: Final = "pick_best"
 TRAITS: Final = StageTraits(
@@ -432,7 +432,7 @@ def compare_libraries(
     ledger: Ledger,
 ) -> LibraryTimes | None:
     """Return the tuned library compared with the untuned one; None where it cannot be timed here."""
-    from tvmflow.tuning.untuned_comparison import LibraryRequest, read_or_compare
+    from tvmflow.tuning.libraries import LibraryRequest, read_or_compare
 
     is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver
     if not chosen or settings.remote or not is_in_process:
@@ -462,19 +462,18 @@ def _compare(
     fork_server: ForkServer,
 ) -> LibraryTimes:
     """Compare the libraries in a child that has the device alone."""
-    from tvmflow.targets import devices
-    from tvmflow.tuning.untuned_comparison import LibraryTimes, compare_libraries
+    from tvmflow.tuning.libraries import LibraryTimes, compare_libraries
+    from tvmflow.tuning.tuning_job import call_alone
 
-    with devices.exclusive(context.locks, settings.device):
-        outcome = fork_server.call(
-            compare_libraries,
-            dict(vars(request)),
-            timeout_s=_TIMEOUT_S,
-            log=context.work / LOG,
-            emit=lambda _: None,
-        )
-    if outcome.kind == "cancelled":
-        raise StageError("measuring was cancelled", fix="run it again")
+    outcome = call_alone(
+        fork_server,
+        compare_libraries,
+        dict(vars(request)),
+        device=settings.device,
+        locks=context.locks,
+        timeout_s=_TIMEOUT_S,
+        log=context.work / LOG,
+    )
     if outcome.kind != "ok":
         return LibraryTimes(error=outcome.message)
     times = outcome.value

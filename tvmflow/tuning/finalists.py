@@ -16,15 +16,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.statistics import PairedTimes, geometric_means
 from tvmflow.core.types import Json
-from tvmflow.targets import devices
 from tvmflow.tuning import measure
 from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import Ban, FinalistsRecord, timestamp, trial_id
+from tvmflow.tuning.tuning_job import call_alone
 from tvmflow.tuning.workloads import list_compared_sizes
 
 if TYPE_CHECKING:
@@ -150,12 +149,15 @@ def measure_finalists(
     Raises:
         StageError: The run was cancelled.
     """
-    with devices.exclusive(locks, device):
-        outcome = fork_server.call(
-            time_finalists, request.to_json(), timeout_s=timeout_s, log=log, emit=lambda _: None
-        )
-    if outcome.kind == "cancelled":
-        raise StageError("measuring was cancelled", fix="run it again")
+    outcome = call_alone(
+        fork_server,
+        time_finalists,
+        request.to_json(),
+        device=device,
+        locks=locks,
+        timeout_s=timeout_s,
+        log=log,
+    )
     if outcome.kind != "ok":
         return FinalistTimes(error=outcome.message)
     return FinalistTimes.from_json(outcome.value)

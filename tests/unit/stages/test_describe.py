@@ -32,8 +32,8 @@ from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
+from tvmflow.tuning.libraries import LibraryTimes
 from tvmflow.tuning.tuning_job import WorkloadFacts
-from tvmflow.tuning.untuned_comparison import LibraryTimes
 
 COMPARISON: OutputComparison = {
     "passed": True,

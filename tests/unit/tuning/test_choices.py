@@ -22,7 +22,7 @@ from tvmflow.recipe import Kernels
 from tvmflow.stages import choose
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.choose import ChooseFacts
-from tvmflow.tuning import choice_trials
+from tvmflow.tuning import libraries
 from tvmflow.tuning.ledger import Ledger, WorkloadLedger
 from tvmflow.tuning.trials import ChoiceTimes, parse_line, record_to_json
 
@@ -43,7 +43,7 @@ def groups(by_rule: int = 2, size: int = 1) -> dict[str, list[Operator]]:
         alternatives=ALTERNATIVES,
         weight_bytes=(36 * size, 16 * size, 9 * size),
     )
-    return choice_trials.group_operators([operator, operator])
+    return libraries.group_operators([operator, operator])
 
 
 @pytest.fixture
@@ -80,13 +80,13 @@ def test_times_of_other_numbers_of_turns_are_refused() -> None:
 def test_only_what_the_ledger_lacks_is_measured(records: WorkloadLedger) -> None:
     """Each library has one alternative of every operator, the fastest estimate first."""
     ledgers = {OPERATOR: records}
-    unknown = choice_trials.list_unknown(groups(), ledgers, lambda _: True)
+    unknown = libraries.list_unknown(groups(), ledgers, lambda _: True)
     assert unknown == [{OPERATOR: {"winograd": 4}}, {OPERATOR: {"winograd": 0}}]
     records.add([times(4, 5e-4)])
-    unknown = choice_trials.list_unknown(groups(), ledgers, lambda _: True)
+    unknown = libraries.list_unknown(groups(), ledgers, lambda _: True)
     assert unknown == [{OPERATOR: {"winograd": 0}}]
     # the times beside another choice of the rules say nothing
-    assert len(choice_trials.list_unknown(groups(by_rule=0), ledgers, lambda _: True)) == 2
+    assert len(libraries.list_unknown(groups(by_rule=0), ledgers, lambda _: True)) == 2
 
 
 def test_the_fastest_choice_that_is_within_tolerance_is_tried_in_the_library(
@@ -96,7 +96,7 @@ def test_the_fastest_choice_that_is_within_tolerance_is_tried_in_the_library(
     records.add([times(4, 5e-4), times(0, 7e-4)])
 
     def choose_tile(rtol: float | None) -> list[int]:
-        chosen = choice_trials.choose(groups(), ledgers, lambda c: is_within_tolerance(c, rtol))
+        chosen = libraries.choose(groups(), ledgers, lambda c: is_within_tolerance(c, rtol))
         return [found.choice["winograd"] for found in chosen.values()]
 
     assert (choose_tile(None), choose_tile(1e-3), choose_tile(2e-5)) == ([4], [4], [0])
@@ -104,20 +104,20 @@ def test_the_fastest_choice_that_is_within_tolerance_is_tried_in_the_library(
 
 def test_a_choice_within_the_noise_is_none(records: WorkloadLedger) -> None:
     records.add([times(4, 0.99e-3), times(0, 2e-3)])
-    assert choice_trials.choose(groups(), {OPERATOR: records}, lambda _: True) == {}
+    assert libraries.choose(groups(), {OPERATOR: records}, lambda _: True) == {}
 
 
 def test_larger_weights_must_save_more(records: WorkloadLedger) -> None:
     """Other processes may need the memory's bandwidth: 2 % for each MiB."""
     records.add([times(4, 0.7e-3)])
     for size, count in ((1 << 15, 1), (1 << 20, 0)):
-        chosen = choice_trials.choose(groups(size=size), {OPERATOR: records}, lambda _: True)
+        chosen = libraries.choose(groups(size=size), {OPERATOR: records}, lambda _: True)
         assert len(chosen) == count
 
 
 def test_a_gain_is_counted_for_every_call() -> None:
     """Also where another model measured it, which had fewer calls."""
-    gain = choice_trials.find_gain({OPERATOR: times(4, 5e-4)}, {OPERATOR: 2}, rule_s=3e-3)
+    gain = libraries.find_gain({OPERATOR: times(4, 5e-4)}, {OPERATOR: 2}, rule_s=3e-3)
     assert gain == pytest.approx(1.5)
 
 
@@ -126,7 +126,7 @@ def test_a_kernel_of_several_operators_counts_for_each_by_its_calls() -> None:
     [both] = groups().values()
     other = [both[0]._replace(text="other", nodes=frozenset({5}))]
     nodes = {"shared": [[3], [3, 4], [5], [5, 6]], "own": [[5]], "none": [[7]]}
-    kernels = choice_trials.find_kernels({OPERATOR: both, "other": other}, nodes)
+    kernels = libraries.find_kernels({OPERATOR: both, "other": other}, nodes)
     assert kernels == {OPERATOR: {"shared": 0.5}, "other": {"shared": 0.5, "own": 1.0}}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.trials import DEVICE, TARGET
 from tvmflow.tuning.finalists import run_rounds
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.untuned_comparison import (
+from tvmflow.tuning.libraries import (
     LibraryRequest,
     LibraryTimes,
     find_slower,

@@ -25,9 +25,9 @@ from tvmflow.tuning.finalists import (
     read_or_measure,
 )
 from tvmflow.tuning.ledger import WorkloadLedger
+from tvmflow.tuning.libraries import LibraryTimes
 from tvmflow.tuning.measure import Timing, build
 from tvmflow.tuning.trials import FinalistsRecord, LibraryRecord, parse_line, record_to_json
-from tvmflow.tuning.untuned_comparison import LibraryTimes
 from tvmflow.tuning.workloads import Workload, extract_workloads, shapes_text
 
 WHEN = "2024-01-01T00:00:00.000+00:00"

@@ -31,8 +31,8 @@ from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.ledger import WorkloadLedger
+from tvmflow.tuning.libraries import LibraryRequest
 from tvmflow.tuning.measure import apply_chosen
-from tvmflow.tuning.untuned_comparison import LibraryRequest
 from tvmflow.tuning.workloads import extract_workloads
 
 STAGES: dict[str, Any] = {
@@ -198,7 +198,7 @@ def test_finalists_and_libraries_are_measured_at_each_size_to_tune_at(
         rules_version=1,
     )
     outcome = fork_server.call(
-        "tvmflow.tuning.untuned_comparison:compare_libraries",
+        "tvmflow.tuning.libraries:compare_libraries",
         dict(vars(request)),
         timeout_s=120,
         log=pipeline.folder / "log",

@@ -1,0 +1,823 @@
+"""Whole libraries of one model, interleaved: tuned with untuned, operators computed otherwise with those by rule.
+
+A schedule that wins alone, with its data in the cache, may lose between other kernels, and an operator computed
+otherwise shares layouts with its neighbors. So each kernel is timed once more where it will run, what loses there is
+left out, and both libraries are called interleaved. Their weights are random: no time depends on them, so that a
+model with new weights has the same choice. A library with open sizes is measured at each size to tune at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from tvmflow.compiler.choices import Choice, Choices, Operator, choice_key, choice_text
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.dimensions import evaluate_shape, list_sizes_to_tune_at, specs_at
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, geometric_means, measure_in_turns
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.runtime.bundles import C_RUNTIME
+from tvmflow.targets.backends import backend_for
+from tvmflow.tuning.ledger import WorkloadLedger
+from tvmflow.tuning.trials import ChoiceTimes, LibraryRecord, timestamp
+from tvmflow.tuning.tuning_job import call_alone
+
+if TYPE_CHECKING:
+    import tvm
+
+    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler.node_tracking import KernelNodes
+    from tvmflow.runtime.module import Module
+    from tvmflow.runtime.programs import Program
+
+# Two compilations of the model, and its calls.
+_TIMEOUT_S: Final = 1800.0
+_PROFILE_ROUNDS: Final = MIN_PAIRS + 1
+_MIN_PROFILE_ROUNDS: Final = 3
+_SECONDS: Final = 20.0
+_MIN_SECONDS_PER_TURN: Final = 0.02
+_SEED: Final = 0
+
+# An operator computed otherwise must save this share of its time, and this much more for each MiB that its weights
+# become larger: where other processes use the caches and the memory, too, reading them takes longer than here.
+_MIN_GAIN: Final = 0.02
+_MIN_GAIN_PER_BYTE: Final = 0.02 / (1 << 20)
+_LOG: Final = "choices.log"
+_CHOICE_ROUNDS: Final = 2 * MIN_PAIRS
+_CHOICE_SECONDS: Final = 30.0
+# Whole libraries are called until it is decided which is faster: the choice is made once.
+_WHOLE_SECONDS: Final = 120.0
+# In each turn a library is called so often, and for so long.
+_MIN_CALLS: Final = 3
+_SECONDS_PER_TURN: Final = 0.1
+_WHOLE_SECONDS_PER_TURN: Final = 0.3
+
+_T = TypeVar("_T")
+
+Profile = Callable[[], Mapping[str, float]]
+"""Runs a library once and returns the seconds of each kernel."""
+
+Kernels = Mapping[str, Mapping[str, float]]
+"""An operator -> its kernels in a library, each with the share of its calls that are the operator's."""
+
+
+def profile_in_turns(
+    first: Profile,
+    second: Profile,
+    *,
+    rounds: int,
+    min_rounds: int,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
+    """Return the profiles of two libraries, interleaved.
+
+    Args:
+        first: Profiles the first library.
+        second: Profiles the second one.
+        rounds: Profiles of each at most.
+        min_rounds: Profiles of each in any case.
+        seconds: The time after which no further round begins.
+        clock: Returns the current time in seconds.
+    """
+    started = clock()
+    times: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
+    while len(times) < rounds and (len(times) < min_rounds or clock() - started <= seconds):
+        # Every second round runs backwards, so that neither always follows the other.
+        if len(times) % 2:
+            last, one = second(), first()
+            times.append((one, last))
+        else:
+            times.append((first(), second()))
+    return times
+
+
+# ---------------------------------------------------------------- tuned and untuned
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryRequest:
+    """A model and the schedules that were chosen for its kernels, each by itself.
+
+    Attributes:
+        lowered: The path of the lowered model.
+        target: TVM's mapping of the target.
+        threads: The threads that kernels run with.
+        runtime: The setting of the runtime that executes the library.
+        rules_version: The version of the schedule rules.
+        workloads: The path of the saved modules by workload key.
+        calls: How often the model calls each of its workloads.
+        names: The kernels of each chosen workload.
+        chosen: Their traces.
+    """
+
+    lowered: str
+    target: Mapping[str, Json]
+    threads: int
+    runtime: str
+    rules_version: int
+    workloads: str = ""
+    calls: Mapping[str, int] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    chosen: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def library_key(self) -> str:
+        """The key under which a ledger keeps the records: that of all kernels and their calls."""
+        return digest_of({"library": self.calls})
+
+    @property
+    def digest(self) -> str:
+        """The digest of what is compared and how, for one library on one target."""
+        return digest_of([self.chosen, self.rules_version, self.runtime, _PROFILE_ROUNDS])
+
+
+class LibraryTimes(NamedTuple):
+    """The comparison of a tuned library with the untuned one.
+
+    Attributes:
+        slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
+        tuned: Seconds of a call of the library with all other chosen schedules; none if there are none.
+        untuned: Seconds of the untuned library in the same turns.
+        error: The reason why nothing was compared; otherwise empty.
+        sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
+            The others are geometric means.
+    """
+
+    slower: tuple[str, ...] = ()
+    tuned: tuple[float, ...] = ()
+    untuned: tuple[float, ...] = ()
+    error: str = ""
+    sizes: tuple[tuple[tuple[float, ...], ...], ...] = ()
+
+    @property
+    def pairs(self) -> PairedTimes:
+        """Both libraries, the tuned one first."""
+        return PairedTimes(self.tuned, self.untuned)
+
+    @property
+    def keeps_tuned(self) -> bool:
+        """True if the tuned library is faster, and slower at no size; an unmeasured one is not judged."""
+        if self.error:
+            return True
+        is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))
+        return bool(self.tuned) and self.pairs.ratio < 1 and not is_slower
+
+    @classmethod
+    def of_record(cls, record: LibraryRecord) -> LibraryTimes:
+        """Return the times in a record."""
+        return cls(record.slower, record.tuned, record.untuned, sizes=record.sizes)
+
+    def to_record(self, digest: str) -> LibraryRecord:
+        """Return the record of a comparison that was just made."""
+        return LibraryRecord(digest, self.slower, self.tuned, self.untuned, timestamp(), self.sizes)
+
+
+def read_or_compare(
+    request: LibraryRequest, ledger: WorkloadLedger, compare: Callable[[], LibraryTimes]
+) -> LibraryTimes:
+    """Return the comparison that the ledger has of these libraries, or compare and record it.
+
+    Args:
+        request: The libraries.
+        ledger: The records of the library.
+        compare: Compares them.
+
+    Raises:
+        StoreError: The times cannot be recorded.
+    """
+    known = ledger.libraries.get(request.digest)
+    if known is not None:
+        return LibraryTimes.of_record(known)
+    times = compare()
+    if not times.error:
+        ledger.add([times.to_record(request.digest)])
+    return times
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def compare_libraries(payload: Json, emit: Emit) -> Json:
+    """Build and compare both libraries: the entry point of the child.
+
+    Args:
+        payload: A `LibraryRequest` as JSON.
+        emit: Not used.
+
+    Returns:
+        `slower`, `tuned`, `untuned` and, with several sizes, `sizes` of `LibraryTimes`.
+    """
+    del emit
+    request = LibraryRequest(**payload)
+    libraries = Libraries(request)
+    untuned, tuned = libraries.load({}), libraries.load(request.chosen)
+    slower = {
+        key for feed in libraries.feeds for key in libraries.find_slower(tuned, untuned, feed)
+    }
+    kept = {key: trace for key, trace in request.chosen.items() if key not in slower}
+    if not kept:
+        return {"slower": sorted(slower), "tuned": [], "untuned": []}
+    if slower:
+        tuned = libraries.load(kept)
+    rows: tuple[list[list[float]], ...] = ([], [])
+
+    def measure_library(library: Module, own_rows: list[list[float]]) -> float:
+        times = libraries.latencies(library)
+        own_rows.append(times)
+        return geometric_means([[seconds] for seconds in times])[0]
+
+    times = measure_in_turns(
+        lambda: measure_library(tuned, rows[0]),
+        lambda: measure_library(untuned, rows[1]),
+        seconds=_SECONDS,
+    )
+    answer = {"slower": sorted(slower), "tuned": times.first, "untuned": times.second}
+    if len(libraries.feeds) == 1:
+        return answer
+    return {**answer, "sizes": [list(zip(*own_rows, strict=True)) for own_rows in rows]}
+
+
+def find_slower(
+    names: Mapping[str, Iterable[str]],
+    profile_tuned: Profile,
+    profile_untuned: Profile,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[str]:
+    """Return the workloads whose tuned kernels are slower than the untuned ones beyond the noise.
+
+    Args:
+        names: The kernels of each tuned workload, by its key.
+        profile_tuned: Profiles the tuned library.
+        profile_untuned: Profiles the untuned library.
+        clock: Returns the current time in seconds.
+    """
+    rounds = profile_in_turns(
+        profile_tuned,
+        profile_untuned,
+        rounds=_PROFILE_ROUNDS,
+        min_rounds=_MIN_PROFILE_ROUNDS,
+        seconds=_SECONDS,
+        clock=clock,
+    )
+
+    def pair(key: str) -> PairedTimes:
+        tuned, untuned = (
+            tuple(sum(times[side].get(name, 0.0) for name in names[key]) for times in rounds)
+            for side in (0, 1)
+        )
+        return PairedTimes(tuned, untuned)
+
+    called = set().union(*(times for times, _ in rounds))
+    return [key for key in sorted(names) if called & set(names[key]) and pair(key).is_slower]
+
+
+class Libraries:
+    """Compiles a model with schedules, and times it."""
+
+    def __init__(self, request: LibraryRequest) -> None:
+        from tvmflow.compiler import ir, lowering
+        from tvmflow.compiler.c_program.program import find_runtime
+        from tvmflow.compiler.open_sizes import read_dimensions
+        from tvmflow.tuning import measure
+
+        self._request = request
+        self._target = lowering.make_target(request.target)
+        self._lowered = lowering.LoweredModel.read(Path(request.lowered)).mod
+        self._runtime, reason = find_runtime(self._lowered, request.runtime)
+        by_driver = not backend_for(request.target).RUNS_ON_HOST_CPU
+        if by_driver and self._runtime != C_RUNTIME:
+            raise StageError(f"it needs TVM's virtual machine for {reason}")
+        measure.load_compiler(request.target, by_driver=by_driver)
+        measure.use_threads({**request.target, "num-cores": request.threads})
+        main = self._lowered["main"]
+        weights = ir.list_weights(main)
+        inputs = list(main.params)[: len(main.params) - len(weights)]
+        self._dimensions = read_dimensions(main)
+        largest = {dimension.name: dimension.max for dimension in self._dimensions}
+        self._inputs = [_spec(f"x{index}", var.ty, largest) for index, var in enumerate(inputs)]
+        outputs = _list_types(main.body.ty)
+        self._outputs = [_spec(f"y{index}", ty, largest) for index, ty in enumerate(outputs)]
+        self.feeds = [
+            {spec.name: _draw(spec) for spec in specs_at(self._inputs, sizes)}
+            for sizes in list_sizes_to_tune_at(self._dimensions)
+        ]
+        arrays = [_draw_weight(_spec("", variable.ty)) for variable in weights]
+        self._weights = arrays if self._runtime == C_RUNTIME else _send_to_vm(arrays)
+
+    def load(self, chosen: Mapping[str, Json]) -> Module:
+        """Return the model with the schedules of some workloads, in this process."""
+        from tvmflow.compiler import schedules
+        from tvmflow.runtime.module import Module
+        from tvmflow.tuning.measure import apply_chosen
+
+        request, scheduled = self._request, self._lowered
+        if chosen:
+            workloads = json.loads(Path(request.workloads).read_text())
+            scheduled, _ = apply_chosen(scheduled, chosen, workloads, self._target)
+        scheduled, _ = schedules.schedule_untuned(scheduled, request.target, request.rules_version)
+        signature = {
+            "inputs": [spec.to_json() for spec in self._inputs],
+            "outputs": [spec.to_json() for spec in self._outputs],
+            "dimensions": [dimension.to_json() for dimension in self._dimensions],
+        }
+        program = self._load_program(scheduled, signature)
+        return Module(program, signature, {"name": "library"})
+
+    def _load_program(self, scheduled: tvm.IRModule, signature: Json) -> Program:
+        """Compile and load a scheduled model for the runtime that will execute it."""
+        from tvmflow.compiler.c_program import load_c_library
+        from tvmflow.compiler.code_generation import compile_model
+        from tvmflow.compiler.lowering import ScheduledModel
+        from tvmflow.runtime.threads import ThreadPool
+        from tvmflow.runtime.virtual_machine import VirtualMachine
+
+        threads = self._request.threads
+        if self._runtime == C_RUNTIME:
+            model = ScheduledModel(scheduled, self._weights, self._target)
+            return load_c_library(model, signature, threads)
+        library = compile_model(scheduled, self._target).jit()
+        # the weights are shared, as they may take gigabytes
+        pool = ThreadPool.of(threads)
+        return VirtualMachine(library, self._inputs, weights=self._weights, pool=pool)
+
+    def latencies(self, module: Module) -> list[float]:
+        """Return the seconds of a call with each feed."""
+        return [
+            module.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_TURN)[0]
+            for feed in self.feeds
+        ]
+
+    def find_slower(self, tuned: Module, untuned: Module, feed: Mapping[str, Any]) -> list[str]:
+        """Return the workloads that are slower in the tuned library, for some inputs."""
+        return find_slower(
+            self._request.names,
+            lambda: _profile(tuned, feed),
+            lambda: _profile(untuned, feed),
+        )
+
+
+def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of each kernel in one call."""
+    return {entry.name: entry.seconds for entry in module.profile(feed, repeat=1)}
+
+
+def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
+    """Return a tensor of `main`.
+
+    Args:
+        name: Its name.
+        ty: Its type.
+        largest: The largest size of each dimension by name.
+    """
+    from tvmflow.compiler.open_sizes import size_text
+
+    sizes = tuple(map(size_text, ty.shape))
+    is_open = not all(isinstance(size, int) for size in sizes)
+    return TensorSpec(
+        name=name,
+        shape=evaluate_shape(sizes, largest),
+        dtype=str(ty.dtype.dtype),
+        sizes=sizes if is_open else (),
+    )
+
+
+def _list_types(ty: Any) -> list[Any]:
+    """Return the types of all tensors in a type."""
+    from tvm import relax
+
+    if isinstance(ty, relax.TupleType):
+        return [tensor for field in ty.fields for tensor in _list_types(field)]
+    return [ty]
+
+
+def _draw(spec: TensorSpec) -> Any:
+    import numpy as np
+
+    from tvmflow.tuning.measure import random_array
+
+    return random_array(np.random.default_rng(_SEED), spec.shape, spec.dtype)
+
+
+def _draw_weight(spec: TensorSpec) -> Any:
+    """Return a weight that lets no value grow without bounds or become so small that it slows the CPU."""
+    import numpy as np
+
+    array = _draw(spec)
+    if np.issubdtype(array.dtype, np.floating):
+        array = ((array - array.dtype.type(0.5)) * array.dtype.type(0.1)).astype(array.dtype)
+    return array
+
+
+def _send_to_vm(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays as tensors of TVM's runtime."""
+    from tvmflow.runtime.virtual_machine import CPU, send_array
+
+    return [send_array(array, CPU) for array in arrays]
+
+
+# ---------------------------------------------------------------- operators computed otherwise
+
+
+def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
+    """Return the operators of a model that have alternatives, equal ones together."""
+    groups: dict[str, list[Operator]] = {}
+    for operator in operators:
+        if len(operator.alternatives) > 1:
+            groups.setdefault(operator.text, []).append(operator)
+    return groups
+
+
+def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -> Kernels:
+    """Return the kernels that compute each operator.
+
+    Different operators may share a kernel: its calls are divided among them.
+
+    Args:
+        groups: The operators.
+        nodes: The bindings that each call of a kernel came from.
+    """
+    return {
+        text: {
+            name: count / len(calls)
+            for name, calls in nodes.items()
+            if (count := sum(not own.isdisjoint(call) for call in calls))
+        }
+        for text, operators in groups.items()
+        if (own := frozenset().union(*(operator.nodes for operator in operators)))
+    }
+
+
+def measure_choices(payload: Json, emit: Emit) -> Json:
+    """Time operators in two libraries: the entry point of the child.
+
+    Args:
+        payload: The libraries by `rule` and `other`, two `LibraryRequest`s without tuned schedules; the kernels of
+            each operator in them (`rule_kernels`, `kernels`); and whether whole calls are timed, too (`is_whole`).
+        emit: Not used.
+
+    Returns:
+        For each operator its seconds by rule and otherwise (`operators`), and those of the whole
+        libraries (`rule`, `other`), none where they were not asked for.
+    """
+    del emit
+    libraries = [Libraries(LibraryRequest(**payload[name])) for name in ("rule", "other")]
+    rule, other = (library.load({}) for library in libraries)
+    feed = libraries[0].feeds[0]
+
+    def profile(module: Module) -> dict[str, float]:
+        calls = _repeat(lambda: _profile(module, feed))
+        return {name: min(call[name] for call in calls) for name in calls[0]}
+
+    def latency(module: Module) -> float:
+        calls: list[float] = _repeat(
+            lambda: module.latency(feed, repeat=1, min_seconds=0.0)[0], _WHOLE_SECONDS_PER_TURN
+        )
+        return min(calls)
+
+    # what is called first reads its weights for the first time
+    profile(rule), profile(other)
+    rounds = profile_in_turns(
+        lambda: profile(rule),
+        lambda: profile(other),
+        rounds=_CHOICE_ROUNDS,
+        min_rounds=MIN_PAIRS,
+        seconds=_CHOICE_SECONDS,
+    )
+    operators = {
+        text: [
+            [
+                sum(share * times[side].get(name, 0.0) for name, share in shares.items())
+                for times in rounds
+            ]
+            for side, shares in enumerate((payload["rule_kernels"][text], kernels))
+        ]
+        for text, kernels in payload["kernels"].items()
+    }
+    whole = PairedTimes((), ())
+    if payload["is_whole"]:
+        whole = measure_in_turns(
+            lambda: latency(other),
+            lambda: latency(rule),
+            seconds=_WHOLE_SECONDS,
+            min_pairs=MIN_PAIRS,
+        )
+    return {"operators": operators, "rule": whole.second, "other": whole.first}
+
+
+def _repeat(call: Callable[[], _T], seconds: float = _SECONDS_PER_TURN) -> list[_T]:
+    """Return the results of some calls in a row; no other process disturbed the shortest one."""
+    started, results = time.monotonic(), [call()]
+    while len(results) < _MIN_CALLS or time.monotonic() - started < seconds:
+        results.append(call())
+    return results
+
+
+def read_times(
+    answer: Json, groups: Mapping[str, Sequence[Operator]], choices: Choices
+) -> dict[str, ChoiceTimes]:
+    """Return the times of choices in the answer of a child, by operator; none for what was not called."""
+    times = {}
+    for text, (by_rule, seconds) in answer["operators"].items():
+        if all(by_rule) and all(seconds):
+            times[text] = ChoiceTimes(
+                choice=dict(choices[text]),
+                rule=dict(groups[text][0].by_rule),
+                seconds=tuple(seconds),
+                rule_seconds=tuple(by_rule),
+                calls=len(groups[text]),
+                when=timestamp(),
+            )
+    return times
+
+
+def list_unknown(
+    groups: Mapping[str, Sequence[Operator]],
+    ledgers: Mapping[str, WorkloadLedger],
+    is_allowed: Callable[[Choice], bool],
+) -> list[dict[str, Choice]]:
+    """Return the choices to measure: of each library, those of the operators that differ from the rules'.
+
+    The first one has what is estimated to be fastest.
+
+    Args:
+        groups: The operators.
+        ledgers: The records of each.
+        is_allowed: Returns whether a choice may be made.
+    """
+    rounds: list[dict[str, Choice]] = []
+    for text, (operator, *_) in groups.items():
+        known = {times.key for times in ledgers[text].choices.values()}
+        unknown = [
+            choice
+            for choice in operator.alternatives
+            if choice != operator.by_rule
+            and is_allowed(choice)
+            and f"{choice_text(choice)} {choice_text(operator.by_rule)}" not in known
+        ]
+        for place, choice in enumerate(unknown):
+            if place == len(rounds):
+                rounds.append({})
+            rounds[place][text] = choice
+    return rounds
+
+
+def choose(
+    groups: Mapping[str, Sequence[Operator]],
+    ledgers: Mapping[str, WorkloadLedger],
+    is_allowed: Callable[[Choice], bool],
+) -> dict[str, ChoiceTimes]:
+    """Return the times of what each operator gains most by: the candidates for the whole library.
+
+    Args:
+        groups: The operators.
+        ledgers: The records of each.
+        is_allowed: Returns whether a choice may be made.
+    """
+    chosen = {}
+    for text, (operator, *_) in groups.items():
+        faster = [
+            times
+            for times in ledgers[text].choices.values()
+            if times.rule == operator.by_rule
+            and times.choice in operator.alternatives
+            and is_allowed(times.choice)
+            and times.ratio < 1 - _min_gain(operator, times.choice)
+        ]
+        if faster:
+            chosen[text] = min(faster, key=lambda times: (times.ratio, times.key))
+    return chosen
+
+
+def _min_gain(operator: Operator, choice: Choice) -> float:
+    """Return the least share of its time that an operator must save."""
+    return _MIN_GAIN + _MIN_GAIN_PER_BYTE * operator.count_added_bytes(choice)
+
+
+class LoweredChoices(NamedTuple):
+    """A model lowered with some choices.
+
+    Attributes:
+        model: The lowered model.
+        path: Its file.
+        has_dimensions: Whether a size is known only when a library runs.
+    """
+
+    model: LoweredModel
+    path: Path
+    has_dimensions: bool
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of all weights."""
+        from tvmflow.compiler.ir import list_weights
+
+        types = [weight.ty for weight in list_weights(self.model.mod["main"])]
+        return sum(
+            math.prod(map(int, ty.shape)) * np.dtype(str(ty.dtype.dtype)).itemsize for ty in types
+        )
+
+
+class Outcome(NamedTuple):
+    """A library with some choices beside the one by rule.
+
+    Attributes:
+        choices: What was chosen, without what was slower in this library.
+        times: Both libraries, the one with the choices tuned; no times where nothing was left.
+        found: The speedup that the times of the operators promise.
+    """
+
+    choices: Choices
+    times: LibraryTimes
+    found: float
+
+    @property
+    def speedup(self) -> float:
+        """The speedup of the library, measured in turns."""
+        return 1 / self.times.pairs.ratio
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the whole library is faster beyond the noise."""
+        return bool(self.choices) and bool(self.times.tuned) and self.times.pairs.is_faster
+
+
+def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_s: float) -> float:
+    """Return the speedup of a library that the times of its operators promise.
+
+    Args:
+        chosen: The times of what was chosen.
+        calls: How often the model has each operator.
+        rule_s: The seconds of a call of the library by rule.
+    """
+    saved_s = sum(
+        calls[text] * (min(times.rule_seconds) - min(times.seconds)) / times.calls
+        for text, times in chosen.items()
+    )
+    return rule_s / max(rule_s - saved_s, rule_s / 100)
+
+
+def library_digest(choices: Choices, settings: Sequence[Json]) -> str:
+    """Return the digest of what is compared, and how, for one model on one target."""
+    return digest_of([{text: dict(choice) for text, choice in choices.items()}, *settings])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceLibraries:
+    """A model, and how libraries of it are made and measured.
+
+    Attributes:
+        imported: The path of the imported model.
+        options: The options of lowering.
+        library: How each library is made, except for its lowered model.
+        device: The device that is measured on.
+        locks: The folder of the locks of devices.
+        work: A folder for files.
+    """
+
+    imported: Path
+    options: LoweringOptions
+    library: LibraryRequest
+    device: Mapping[str, str]
+    locks: Path
+    work: Path
+
+    def lower(self, choices: Choices, name: str) -> LoweredChoices:
+        """Return the model lowered with some choices, written to a file of that name."""
+        from tvmflow.compiler import lowering
+        from tvmflow.compiler.open_sizes import read_dimensions
+
+        mod, target = lowering.load_ir(self.imported), lowering.make_target(self.library.target)
+        has_dimensions = bool(read_dimensions(mod["main"]))
+        model = lowering.lower(mod, target, self.options, choices=choices)
+        model.write(self.work / name)
+        return LoweredChoices(model, self.work / name, has_dimensions)
+
+    def measure(
+        self,
+        fork_server: ForkServer,
+        rule: LoweredChoices,
+        other: LoweredChoices,
+        texts: Iterable[str],
+        *,
+        is_whole: bool,
+    ) -> Json:
+        """Time some operators of two libraries in a child that has the device alone.
+
+        Args:
+            fork_server: A fork server with TVM.
+            rule: The model by rule.
+            other: The model with choices.
+            texts: The operators.
+            is_whole: Whether whole calls are timed, too.
+
+        Returns:
+            The answer of `measure_choices`.
+
+        Raises:
+            StageError: The child failed, or was cancelled.
+        """
+        payload: dict[str, Json] = {"is_whole": is_whole}
+        operators = list(texts)
+        for lowered, name, kernels in (
+            (rule, "rule", "rule_kernels"),
+            (other, "other", "kernels"),
+        ):
+            groups = group_operators(lowered.model.operators)
+            found = find_kernels(groups, lowered.model.kernel_nodes)
+            payload[kernels] = {text: dict(found.get(text, {})) for text in operators}
+            payload[name] = vars(replace(self.library, lowered=str(lowered.path)))
+        outcome = call_alone(
+            fork_server,
+            measure_choices,
+            payload,
+            device=self.device,
+            locks=self.locks,
+            timeout_s=_TIMEOUT_S,
+            log=self.work / _LOG,
+        )
+        if outcome.kind != "ok":
+            raise StageError(
+                f"libraries with other choices could not be measured: {outcome.message}",
+                fix="set tune.choices to false to keep those of the rules",
+            )
+        return outcome.value
+
+    def compare(
+        self,
+        fork_server: ForkServer | None,
+        rule: LoweredChoices,
+        groups: Mapping[str, Sequence[Operator]],
+        chosen: Mapping[str, ChoiceTimes],
+        records: WorkloadLedger,
+    ) -> Outcome | None:
+        """Compare the library that has all choices with that of the rules, unless its ledger knows.
+
+        Args:
+            fork_server: A fork server with TVM; None to measure nothing.
+            rule: The model by rule.
+            groups: The operators.
+            chosen: The times of what was chosen.
+            records: The records of the library.
+
+        Returns:
+            The outcome; None where nothing was chosen, or would have to be measured.
+
+        Raises:
+            StageError: The libraries cannot be measured.
+            StoreError: The times cannot be recorded.
+        """
+        choices = {text: times.choice for text, times in chosen.items()}
+        digest = library_digest(choices, [self.library.rules_version, self.library.runtime])
+        known = records.libraries.get(digest)
+        if not choices:
+            return None
+        if known is not None:
+            times = LibraryTimes.of_record(known)
+        elif fork_server is None:
+            return None
+        else:
+            times = self._drop_slower(fork_server, rule, choices)
+            # what was too noisy to decide may be decided another time
+            if not times.tuned or times.pairs.is_decided:
+                records.add([times.to_record(digest)])
+        kept = {text: c for text, c in choices.items() if choice_key(text) not in times.slower}
+        found = 1.0
+        if times.untuned:
+            calls = {text: len(operators) for text, operators in groups.items()}
+            kept_times = {text: chosen[text] for text in kept}
+            found = find_gain(kept_times, calls, min(times.untuned))
+        return Outcome(kept, times, found)
+
+    def _drop_slower(
+        self, fork_server: ForkServer, rule: LoweredChoices, choices: Choices
+    ) -> LibraryTimes:
+        """Time the library with all choices, without those by which an operator is slower in it."""
+        slower: set[str] = set()
+        while left := {text: choice for text, choice in choices.items() if text not in slower}:
+            other = self.lower(left, "chosen.json")
+            answer = self.measure(fork_server, rule, other, left, is_whole=True)
+            lost = {
+                text
+                for text, (by_rule, seconds) in answer["operators"].items()
+                if min(seconds) > min(by_rule)
+            }
+            if not lost:
+                return LibraryTimes(_keys(slower), tuple(answer["other"]), tuple(answer["rule"]))
+            slower |= lost
+        return LibraryTimes(_keys(slower))
+
+
+def _keys(operators: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(choice_key, operators)))
