@@ -442,15 +442,7 @@ def forecast_trials(
     schedules: int,
     search: str,
 ) -> TrialForecast:
-    """Replay the budget on the ledger as a search does, without what has to be measured.
-
-    Args:
-        tasks: The workloads.
-        records: The records of each by its key.
-        rules: The limits of the budget.
-        schedules: The version of the schedule rules.
-        search: The name of the search (see `search_name`).
-    """
+    """Replay the budget on the ledger as a search does, without what has to be measured."""
     shares = workload_shares(tasks, records, rules, schedules, search)
     budget = Budget(shares, rules)
     at_most: int | None = None

@@ -110,10 +110,6 @@ def read_operators(
 
     Records of other operators, of folders without a usable description and of CPUs without rules are left out.
 
-    Args:
-        root: The ledger.
-        targets: Prefixes of target keys; all targets when empty.
-
     Raises:
         UsageError: No target has a key with one of the prefixes.
     """
@@ -154,14 +150,7 @@ def _classify(folder: TargetFolder) -> DeviceClass | None:
 def measured_operator(
     text: str, records: Sequence[ChoiceTimes], lanes: int, takes_lanes: bool = False
 ) -> MeasuredOperator | None:
-    """Return what is known of a convolution; None if it cannot be compared.
-
-    Args:
-        text: Its description.
-        records: The times of its choices, each beside those of the rules.
-        lanes: The float32 values of a vector.
-        takes_lanes: Instructions take lanes as factors.
-    """
+    """Return what is known of a convolution; None if it cannot be compared."""
     works = _count_works(text, lanes, (DIRECT, *list_tiles(takes_lanes)))
     if works is None:
         return None
@@ -356,12 +345,7 @@ class Learnt(NamedTuple):
 
 
 def learn(kind: DeviceClass, operators: Sequence[MeasuredOperator]) -> Learnt:
-    """Compare the rules with the times of operators, and fit their constants to these if they are enough.
-
-    Args:
-        kind: The class of devices.
-        operators: One or more operators that were measured there.
-    """
+    """Compare the rules with the times of operators, and fit their constants to these if they are enough."""
     numbers = group_models(operators)
     models, by_rule = len(set(numbers)), [operator.choose(kind.rule) for operator in operators]
     is_enough = len(operators) >= MIN_OPERATORS and models >= MIN_MODELS
@@ -416,10 +400,6 @@ def _rank(operators: Sequence[MeasuredOperator], choices: Sequence[int]) -> Rank
 def fit(operators: Sequence[MeasuredOperator], rule: Costs) -> tuple[Costs, Numbers]:
     """Return the constants that fit the measured times best, and the relative error of each.
 
-    Args:
-        operators: The operators.
-        rule: Today's constants.
-
     Returns:
         The constants; the errors of those of transforms, of `memory` and of `gain`, each one standard deviation of
         its logarithm.
@@ -461,12 +441,7 @@ def _to_costs(vector: Numbers, rule: Costs) -> Costs:
 
 
 class _Problem:
-    """The differences of the logarithms of estimated and measured times, to be made small.
-
-    Args:
-        operators: The operators.
-        rule: The constants that a fit starts at.
-    """
+    """The differences of the logarithms of estimated and measured times, to be made small."""
 
     def __init__(self, operators: Sequence[MeasuredOperator], rule: Costs) -> None:
         self.origin = np.log(_to_vector(rule))

@@ -105,11 +105,6 @@ def read_or_measure(
     Finalists that are nearly equal would otherwise win by turns, and each time give another library.
     Those with wrong values are banned.
 
-    Args:
-        request: The finalists.
-        ledger: The records of their workload.
-        measure: Measures them.
-
     Raises:
         StoreError: The times cannot be recorded.
     """
@@ -138,14 +133,6 @@ def measure_finalists(
 ) -> FinalistTimes:
     """Time the finalists of a workload on this machine.
 
-    Args:
-        request: The finalists.
-        fork_server: Where the child is forked.
-        device: The device to hold alone meanwhile.
-        locks: The folder of device locks.
-        timeout_s: Seconds after which the child is killed.
-        log: The file for what the child prints.
-
     Raises:
         StageError: The run was cancelled.
     """
@@ -167,11 +154,7 @@ def measure_finalists(
 
 
 def time_finalists(payload: Json, emit: Emit) -> Json:
-    """Build and time finalists: the entry point of the child.
-
-    Args:
-        payload: A `FinalistsRequest` as JSON.
-        emit: Not used.
+    """Build and time the finalists of a `FinalistsRequest`: the entry point of the child.
 
     Returns:
         `FinalistTimes` as JSON.

@@ -88,11 +88,7 @@ class WorkloadRecords:
         return len(self.trials)
 
     def keep(self, record: Record | None) -> None:
-        """Add a record; of two about the same thing the one counts that `is_news` says.
-
-        Args:
-            record: The record; None stands for one of a newer version.
-        """
+        """Add a record; of two about the same thing the one counts that `is_news` says."""
         if isinstance(record, Trial | Baseline):
             self._last_when = max(self._last_when, record.when)
         if isinstance(record, ExhaustedMark):
@@ -139,11 +135,7 @@ class WorkloadRecords:
         return sorted(filter(self.is_exhausted, self._exhausted))
 
     def untuned_seconds(self, schedules: int) -> float | None:
-        """Return the seconds of an untuned call; None when not measured.
-
-        Args:
-            schedules: The version of the schedule rules.
-        """
+        """Return the seconds of an untuned call; None when not measured."""
         baseline = self.baselines.get(schedules)
         return baseline.seconds if baseline else None
 
@@ -287,11 +279,6 @@ class WorkloadLedger(WorkloadRecords):
 
     def record_untuned(self, schedules: int, seconds: float, least_s: float = 0.0) -> None:
         """Record the seconds of an untuned call that was just measured, unless some are known.
-
-        Args:
-            schedules: The version of the schedule rules.
-            seconds: Seconds of a call.
-            least_s: Seconds of a call at the roofline of the machine; 0 when not known.
 
         Raises:
             StoreError: The record cannot be written.
@@ -476,11 +463,7 @@ class WorkloadLedger(WorkloadRecords):
         return ""
 
     def _quarantine_lines(self, damaged: Sequence[tuple[_Line, str]]) -> None:
-        """Copy lines to the quarantine file, then blank them in place: no other line moves.
-
-        Args:
-            damaged: Each line with the reason.
-        """
+        """Copy lines to the quarantine file, then blank them in place: no other line moves."""
         if not damaged:
             return
         with self.path.open("rb") as stream, self.quarantine_path.open("ab") as quarantine:

@@ -270,13 +270,6 @@ def prune(
 
     Pruned trials may be measured again. A workload that is being tuned is skipped.
 
-    Args:
-        root: The ledger.
-        criteria: Which trials to remove.
-        machine_class: This machine's class, for `other_tvm`.
-        targets: Prefixes of target keys; all targets when empty.
-        dry_run: Remove nothing.
-
     Raises:
         UsageError: No criterion is set.
     """

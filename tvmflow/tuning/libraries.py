@@ -81,16 +81,7 @@ def profile_in_turns(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
-    """Return the profiles of two libraries, interleaved.
-
-    Args:
-        first: Profiles the first library.
-        second: Profiles the second one.
-        rounds: Profiles of each at most.
-        min_rounds: Profiles of each in any case.
-        seconds: The time after which no further round begins.
-        clock: Returns the current time in seconds.
-    """
+    """Return the profiles of two libraries, interleaved."""
     started = clock()
     times: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
     while len(times) < rounds and (len(times) < min_rounds or clock() - started <= seconds):
@@ -189,11 +180,6 @@ def read_or_compare(
 ) -> LibraryTimes:
     """Return the comparison that the ledger has of these libraries, or compare and record it.
 
-    Args:
-        request: The libraries.
-        ledger: The records of the library.
-        compare: Compares them.
-
     Raises:
         StoreError: The times cannot be recorded.
     """
@@ -210,11 +196,7 @@ def read_or_compare(
 
 
 def compare_libraries(payload: Json, emit: Emit) -> Json:
-    """Build and compare both libraries: the entry point of the child.
-
-    Args:
-        payload: A `LibraryRequest` as JSON.
-        emit: Not used.
+    """Build and compare the libraries of a `LibraryRequest`: the entry point of the child.
 
     Returns:
         `slower`, `tuned`, `untuned` and, with several sizes, `sizes` of `LibraryTimes`.
@@ -255,14 +237,7 @@ def find_slower(
     profile_untuned: Profile,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
-    """Return the workloads whose tuned kernels are slower than the untuned ones beyond the noise.
-
-    Args:
-        names: The kernels of each tuned workload, by its key.
-        profile_tuned: Profiles the tuned library.
-        profile_untuned: Profiles the untuned library.
-        clock: Returns the current time in seconds.
-    """
+    """Return the workloads whose tuned kernels are slower than the untuned ones beyond the noise."""
     rounds = profile_in_turns(
         profile_tuned,
         profile_untuned,
@@ -374,13 +349,7 @@ def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
-    """Return a tensor of `main`.
-
-    Args:
-        name: Its name.
-        ty: Its type.
-        largest: The largest size of each dimension by name.
-    """
+    """Return a tensor of `main`."""
     from tvmflow.compiler.open_sizes import size_text
 
     sizes = tuple(map(size_text, ty.shape))
@@ -443,10 +412,6 @@ def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -
     """Return the kernels that compute each operator.
 
     Different operators may share a kernel: its calls are divided among them.
-
-    Args:
-        groups: The operators.
-        nodes: The bindings that each call of a kernel came from.
     """
     return {
         text: {
@@ -550,11 +515,6 @@ def list_unknown(
     """Return the choices to measure: of each library, those of the operators that differ from the rules'.
 
     The first one has what is estimated to be fastest.
-
-    Args:
-        groups: The operators.
-        ledgers: The records of each.
-        is_allowed: Returns whether a choice may be made.
     """
     rounds: list[dict[str, Choice]] = []
     for text, (operator, *_) in groups.items():
@@ -578,13 +538,7 @@ def choose(
     ledgers: Mapping[str, WorkloadLedger],
     is_allowed: Callable[[Choice], bool],
 ) -> dict[str, ChoiceTimes]:
-    """Return the times of what each operator gains most by: the candidates for the whole library.
-
-    Args:
-        groups: The operators.
-        ledgers: The records of each.
-        is_allowed: Returns whether a choice may be made.
-    """
+    """Return the times of what each operator gains most by: the candidates for the whole library."""
     chosen = {}
     for text, (operator, *_) in groups.items():
         faster = [
@@ -654,13 +608,7 @@ class Outcome(NamedTuple):
 
 
 def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_s: float) -> float:
-    """Return the speedup of a library that the times of its operators promise.
-
-    Args:
-        chosen: The times of what was chosen.
-        calls: How often the model has each operator.
-        rule_s: The seconds of a call of the library by rule.
-    """
+    """Return the speedup of a library that the times of its operators promise."""
     saved_s = sum(
         calls[text] * (min(times.rule_seconds) - min(times.seconds)) / times.calls
         for text, times in chosen.items()
@@ -714,13 +662,6 @@ class ChoiceLibraries:
         is_whole: bool,
     ) -> Json:
         """Time some operators of two libraries in a child that has the device alone.
-
-        Args:
-            fork_server: A fork server with TVM.
-            rule: The model by rule.
-            other: The model with choices.
-            texts: The operators.
-            is_whole: Whether whole calls are timed, too.
 
         Returns:
             The answer of `measure_choices`.

@@ -321,12 +321,6 @@ def time_candidate(
     A short first look ends the measurement of a candidate that is much slower than `best_s`;
     one that may be the best gets more repeats than `timing` has while they differ. Of several lists,
     each with other sizes, the geometric mean is what counts.
-
-    Args:
-        kernel: The built kernel.
-        argument_lists: Its arguments, on the device.
-        timing: How to time it.
-        best_s: Seconds of the workload's best schedule; None when there is none.
     """
     first_look = timing._replace(repeat=1, min_repeat_ms=timing.min_repeat_ms // _FIRST_LOOK_PART)
     looks = [time_kernel(kernel, arguments, first_look) for arguments in argument_lists]

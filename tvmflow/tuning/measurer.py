@@ -298,12 +298,7 @@ class DriftMonitor:
         self.drift = 0.0
 
     def offer(self, mod: str, trial: Trial) -> None:
-        """Take the first trial of this run that worked as the baseline.
-
-        Args:
-            mod: The saved module of its workload.
-            trial: The trial.
-        """
+        """Take the first trial of this run that worked as the baseline."""
         if self._baseline is None and trial.run_secs:
             self._baseline = mod, trial
 
@@ -372,13 +367,9 @@ class TrialResult(NamedTuple):
 
 
 def measure_trial(payload: Json, emit: Emit) -> Json:
-    """Build and run one schedule: the entry point of the child.
+    """Build and run the schedule of a `TrialRequest`: the entry point of the child.
 
     The child asks before it uses the device, and waits until it may.
-
-    Args:
-        payload: A `TrialRequest` as JSON.
-        emit: Sends the event of each phase.
 
     Returns:
         The times of a `TrialResult`, or `failure`; and `phase_secs`.

@@ -345,12 +345,6 @@ def merge_ledger(
 ) -> ImportResult:
     """Add to a ledger what another one has and it lacks. The other one is only read.
 
-    Args:
-        source: A store, or the ledger in it.
-        root: The ledger to add to.
-        machine_class: This machine's class.
-        checker: Applies each trace to its kernel first; None to leave that to the tuning.
-
     Raises:
         UsageError: `source` is no ledger, is this one, or has no target that is accepted.
     """
@@ -402,12 +396,6 @@ def import_pack(
     path: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
 ) -> ImportResult:
     """Add to a ledger the records of a pack that it accepts and lacks.
-
-    Args:
-        path: The pack.
-        root: The ledger.
-        machine_class: This machine's class.
-        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: The file is damaged, is no pack, or has no target that this ledger accepts;
@@ -749,11 +737,7 @@ def _content_digest(header: Mapping[str, Json], body: IO[bytes]) -> str:
 
 
 def start_digest(header: Mapping[str, Json]) -> hashlib._Hash:
-    """Return the sha256 of a pack after its header, to be updated with the lines below.
-
-    Args:
-        header: The header; its own digest is no part of the content.
-    """
+    """Return the sha256 of a pack after its header, to be updated with the lines below."""
     fields = {name: value for name, value in header.items() if name != "digest"}
     return hashlib.sha256(canonical(fields) + b"\n")
 

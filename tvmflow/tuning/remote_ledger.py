@@ -140,11 +140,6 @@ def pull_trials(
 
     A pack that is damaged, not trusted or rejected by the ledger is reported and left out.
 
-    Args:
-        connection: The remote cache.
-        machine_class: The class of machines.
-        checker: Applies each trace to its kernel first; None to leave that to the tuning.
-
     Raises:
         RemoteCacheError: when the remote cache does not answer.
         StoreError: when the ledger cannot be written.

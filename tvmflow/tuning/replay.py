@@ -63,13 +63,7 @@ def find_kernels(store: LocalStore) -> dict[str, str]:
 def replay_ledger(
     root: Path, kernels: Mapping[str, str], targets: Sequence[str] = ()
 ) -> ReplayResult:
-    """Apply every trace of the workloads whose kernel is known, and quarantine those that fail.
-
-    Args:
-        root: The ledger, which has some kernels itself.
-        kernels: Other saved kernels by workload key.
-        targets: Prefixes of target keys; all targets when empty.
-    """
+    """Apply every trace of the workloads whose kernel is known, and quarantine those that fail."""
     workloads = trials = unknown = quarantined = 0
     findings: list[str] = []
     with ForkServer.start(_PRELOADED) as fork_server:
@@ -120,11 +114,7 @@ def find_kernel_problem(fork_server: ForkServer, key: str, mod: str) -> str:
 
 
 def read_kernel(payload: Json, emit: Emit) -> list[str]:
-    """Load a saved kernel: the entry point of the child.
-
-    Args:
-        payload: `mod`, the saved kernel.
-        emit: Not used.
+    """Load the saved kernel `mod`: the entry point of the child.
 
     Returns:
         The reason why it cannot be read, or an empty string; its key.
@@ -161,12 +151,7 @@ class TraceCheck:
     """Applies traces to their kernels before a ledger takes them."""
 
     def __init__(self, fork_server: ForkServer, kernels: Mapping[str, str]) -> None:
-        """Prepare the checks.
-
-        Args:
-            fork_server: Where the children are forked.
-            kernels: The saved kernels that the store knows, by workload key.
-        """
+        """Prepare the checks."""
         self._fork_server = fork_server
         self._kernels = kernels
 
@@ -181,12 +166,6 @@ class TraceCheck:
         self, key: str, kernel: str, target: Mapping[str, Json], trials: Sequence[Trial]
     ) -> TraceVerdict:
         """Apply the trials of a workload to its kernel.
-
-        Args:
-            key: The workload.
-            kernel: Its saved kernel; empty where it is not known.
-            target: TVM's mapping of the target.
-            trials: The trials.
 
         Raises:
             StageError: TVM cannot be loaded.
@@ -208,12 +187,6 @@ def quarantine_inapplicable(
     fork_server: ForkServer, mod: str, target: Mapping[str, Json], ledger: WorkloadLedger
 ) -> tuple[int, int]:
     """Quarantine the trials of a workload whose traces do not apply to it.
-
-    Args:
-        fork_server: Where the children are forked that apply them.
-        mod: The saved module of the workload.
-        target: TVM's mapping of the target.
-        ledger: The trials.
 
     Returns:
         How many trials were applied, and how many were quarantined.
@@ -263,11 +236,7 @@ def _failure_reasons(
 
 
 def apply_traces(payload: Json, emit: Emit) -> list[str]:
-    """Apply traces to a workload: the entry point of the child.
-
-    Args:
-        payload: `mod` (the saved workload), `target` and `traces`.
-        emit: Not used.
+    """Apply `traces` to the saved workload `mod` for a `target`: the entry point of the child.
 
     Returns:
         For each trace the reason why it does not apply; an empty string when it does.

@@ -97,11 +97,7 @@ class Roofline(NamedTuple):
 
 
 def measure_peak(payload: Json, emit: Emit) -> Json:
-    """Measure a matrix product in each core's first cache: the entry point of a child.
-
-    Args:
-        payload: `target`, TVM's mapping of the target.
-        emit: Not used.
+    """Measure a matrix product for `target` in each core's first cache: the entry point of a child.
 
     Returns:
         `gflops`: The peak in GFLOPS; None for a target without a model of its CPU.
@@ -208,12 +204,7 @@ def gflops_text(value: float, peak: float | None) -> str:
 
 
 def render_roofline(kernels: Sequence[MeasuredKernel], peak: float | None) -> str:
-    """Return an SVG with a bar for each kernel that does arithmetic, and a line at the peak.
-
-    Args:
-        kernels: The kernels, in any order.
-        peak: The peak of the machine in GFLOPS; None when not known.
-    """
+    """Return an SVG with a bar for each kernel that does arithmetic, and a line at the peak."""
     ordered = sorted(kernels, key=lambda kernel: (-kernel.calls * kernel.untuned_us, kernel.name))
     rows = [(kernel, value) for kernel in ordered if (value := gflops(kernel))][:_MAX_BARS]
     top = max([peak or 0.0, *(value for _, value in rows), 1e-9])
@@ -244,15 +235,7 @@ def render_roofline(kernels: Sequence[MeasuredKernel], peak: float | None) -> st
 def _draw_bar(
     kernel: MeasuredKernel, value: float, y: int, top: float, peak: float | None
 ) -> Iterator[Markup]:
-    """Yield the elements of one kernel.
-
-    Args:
-        kernel: The kernel.
-        value: Its GFLOPS.
-        y: The upper edge of its row in pixels.
-        top: The GFLOPS at the right edge.
-        peak: The peak of the machine in GFLOPS; None when not known.
-    """
+    """Yield the elements of one kernel."""
     name = kernel.name
     label = name if len(name) <= _MAX_LABEL else f"{name[: _MAX_LABEL - 3]}..."
     width = max(1.0, _BAR_WIDTH * value / top)

@@ -517,12 +517,6 @@ def measure_finalists_remotely(
 ) -> FinalistTimes:
     """Time the finalists of a workload in one session on one device.
 
-    Args:
-        request: The finalists.
-        pool: The devices.
-        folder: Where libraries are kept until they are sent.
-        timeout_s: Seconds that building may take.
-
     Raises:
         StageError: No device works.
     """

@@ -210,11 +210,7 @@ def has_form(trace: Json) -> bool:
 
 
 def find_problem(trace: Json) -> str:
-    """Return why no search of this tvmflow can have made a trace; an empty string when one can.
-
-    Args:
-        trace: A trace that has the form of one.
-    """
+    """Return why no search of this tvmflow can have made a trace; an empty string when one can."""
     instructions, decisions = trace
     for number, (kind, inputs, values, _) in enumerate(instructions):
         check = INSTRUCTIONS.get(kind)

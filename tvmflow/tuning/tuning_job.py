@@ -303,10 +303,6 @@ class PhaseSpans:
 def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
     """Return the failure of a call in a child; None when it succeeded.
 
-    Args:
-        outcome: The outcome of the call.
-        phases: The phases that the child has reported.
-
     Raises:
         StageError: The candidate is not to blame for the outcome.
     """
@@ -336,15 +332,6 @@ def call_alone(
     log: Path,
 ) -> Outcome:
     """Run a function in a child that has a device alone.
-
-    Args:
-        fork_server: Where the child is forked.
-        function: The function.
-        payload: JSON.
-        device: The device.
-        locks: The folder of device locks.
-        timeout_s: Seconds after which the child is killed.
-        log: The file for what the child prints.
 
     Raises:
         StageError: The run was cancelled.

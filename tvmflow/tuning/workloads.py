@@ -152,12 +152,7 @@ def _list_points(mod: tvm.IRModule) -> list[dict[Any, int]]:
 def argument_shapes(
     mod: tvm.IRModule, sizes: Mapping[Any, int]
 ) -> list[tuple[tuple[int, ...], str] | int]:
-    """Return shape and dtype of each tensor that a workload takes, and each size as a number.
-
-    Args:
-        mod: The module.
-        sizes: A number for each of its size variables.
-    """
+    """Return shape and dtype of each tensor that a workload takes, and each size as a number."""
     import tvm
 
     from tvmflow.compiler.ir import replace_variables
