@@ -50,11 +50,8 @@ class Task(NamedTuple):
     """A workload to tune.
 
     Attributes:
-        key: The workload.
-        name: The name of its kernel in the model.
         calls: Calls in one inference.
         flops: Arithmetic operations of one call.
-        mod: The saved module of the workload.
         sizes: The sizes at which each schedule is measured, for people; none where all are fixed.
     """
 
@@ -70,9 +67,6 @@ class WorkloadShare(NamedTuple):
     """A workload as the budget sees it.
 
     Attributes:
-        key: The workload.
-        calls: Calls in one inference.
-        flops: Arithmetic operations of one call.
         untuned_s: Seconds of one untuned call; infinity when not known.
         least_s: Seconds of one call at the roofline of the machine; 0 when not known.
         seconds_per_trial: The time of the budget that a trial takes which the ledger has.
@@ -352,7 +346,6 @@ class TrialForecast(NamedTuple):
         budget: The trials that it may have; `UNLIMITED_TRIALS` where only time limits them.
         minutes: The time that it may take; None without a limit.
         kernels: The kernels that it is for; None as long as they are not known.
-        new_kernels: Those without a trial in the ledger.
         reused: The trials of the budget that the ledger has.
         at_most: The trials that may have to be measured; fewer when the search converges.
         seconds_per_trial: As the trials in the ledger took; None where these are too few.

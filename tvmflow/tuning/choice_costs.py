@@ -57,7 +57,6 @@ class MeasuredOperator(NamedTuple):
     """A convolution whose choices were measured.
 
     Attributes:
-        text: Its description.
         works: What it takes with each tile.
         seconds: A call with each tile that was measured, in a library.
         moments: When it was measured, in seconds since 1970.
@@ -86,7 +85,6 @@ class DeviceClass(NamedTuple):
     """Devices whose times are compared: of one model, and with code of the same vectors.
 
     Attributes:
-        device: The model.
         lanes: The float32 values of a vector.
         has_few_registers: There are 16 registers for vectors, not 32.
         takes_lanes: Instructions take lanes as factors.
@@ -260,10 +258,7 @@ class Constant(NamedTuple):
     """A constant of the estimate.
 
     Attributes:
-        name: What it stands for.
-        rule: Its value in the rules.
-        fitted: Its fitted value.
-        error: The standard deviation of the logarithm of that.
+        error: The standard deviation of the logarithm of the fitted value.
     """
 
     name: str
@@ -281,7 +276,6 @@ class Fit(NamedTuple):
     """The constants that fit the operators of several models best.
 
     Attributes:
-        constants: The constants, fitted to all models.
         ranking: The outcome of choosing for each model by constants that were fitted to the others.
         tiles: What these choose for each operator.
     """
@@ -295,9 +289,6 @@ class Disagreement(NamedTuple):
     """An operator for which the rules do not choose what was measured to be fastest.
 
     Attributes:
-        operator: Its description.
-        rule: What the rules choose.
-        fastest: What was fastest.
         fitted: What a fit to the other models chooses; empty without a fit.
         speedup: By how much the fastest is faster than what the rules choose.
     """
@@ -313,10 +304,6 @@ class Learnt(NamedTuple):
     """The rules, judged by the measured choices of a class of devices.
 
     Attributes:
-        kind: The class.
-        operators: How many operators were measured.
-        models: Of how many models.
-        rule: The outcome of choosing by the rules.
         fit: The fit; None where too few operators were measured.
         disagreements: The operators for which the rules choose another way, the largest gain first.
     """

@@ -48,7 +48,6 @@ class FinalistsRequest(measure.KernelRequest):
     """The finalists of one workload.
 
     Attributes:
-        traces: Their schedules.
         rounds: How often each finalist has its turn, timed as `timing` says; the fastest one more often.
         libraries: For a remote device, the paths of the built kernels: the untuned one first,
             None for a schedule that does not apply.
@@ -66,15 +65,10 @@ class FinalistsRequest(measure.KernelRequest):
 
 
 class FinalistTimes(NamedTuple):
-    """Seconds of the finalists of one workload.
+    """Seconds of the finalists of one workload, as a `FinalistsRecord` has them.
 
     Attributes:
-        rule: The schedule rule of the untuned kernel; `none` when it has none.
-        untuned: One sample a round of the untuned kernel; a single one where it takes long.
-        samples: One sample a round for each finalist; none for one that does not apply.
         error: The reason why nothing was measured; otherwise empty.
-        sizes: For a kernel that is measured at several sizes, the samples at each: of the untuned kernel,
-            then of each finalist. The others are geometric means.
         wrong: What is wrong with the values of finalists, by their places; they have no samples.
     """
 

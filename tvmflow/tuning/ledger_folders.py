@@ -153,11 +153,7 @@ class LedgerCheck(NamedTuple):
     """The result of a check.
 
     Attributes:
-        targets: How many target folders were read.
-        workloads: How many workloads.
-        trials: How many trials can be used.
         findings: A sentence with its place for each problem.
-        quarantined: How many lines were quarantined.
         unusable_targets: How many folders are left out of exports, because their description is wrong.
     """
 
@@ -242,9 +238,6 @@ class PruneResult(NamedTuple):
     """The trials of one workload that were removed, or would be.
 
     Attributes:
-        trials: How many are removed.
-        failed: How many of them are failures.
-        total: How many trials the workload had.
         skip_reason: The reason why none was removed; otherwise empty.
     """
 

@@ -103,14 +103,11 @@ class LibraryRequest:
 
     Attributes:
         lowered: The path of the lowered model.
-        target: TVM's mapping of the target.
-        threads: The threads that kernels run with.
         runtime: The setting of the runtime that executes the library.
         rules_version: The version of the schedule rules.
         workloads: The path of the saved modules by workload key.
         calls: How often the model calls each of its workloads.
         names: The kernels of each chosen workload.
-        chosen: Their traces.
     """
 
     lowered: str
@@ -135,15 +132,10 @@ class LibraryRequest:
 
 
 class LibraryTimes(NamedTuple):
-    """The comparison of a tuned library with the untuned one.
+    """The comparison of a tuned library with the untuned one, as a `LibraryRecord` has it.
 
     Attributes:
-        slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
-        tuned: Seconds of a call of the library with all other chosen schedules; none if there are none.
-        untuned: Seconds of the untuned library in the same turns.
         error: The reason why nothing was compared; otherwise empty.
-        sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
-            The others are geometric means.
     """
 
     slower: tuple[str, ...] = ()
@@ -563,8 +555,6 @@ class LoweredChoices(NamedTuple):
     """A model lowered with some choices.
 
     Attributes:
-        model: The lowered model.
-        path: Its file.
         has_dimensions: Whether a size is known only when a library runs.
     """
 
@@ -626,12 +616,8 @@ class ChoiceLibraries:
     """A model, and how libraries of it are made and measured.
 
     Attributes:
-        imported: The path of the imported model.
-        options: The options of lowering.
         library: How each library is made, except for its lowered model.
-        device: The device that is measured on.
         locks: The folder of the locks of devices.
-        work: A folder for files.
     """
 
     imported: Path

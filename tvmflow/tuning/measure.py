@@ -51,7 +51,6 @@ class Timing(NamedTuple):
 
     Attributes:
         number: Calls in one repeat, more where they take less than `min_repeat_ms`; 0 means 1.
-        repeat: The number of repeats.
         min_repeat_ms: Milliseconds that a repeat takes at least.
         flush_cache: Empty the CPU's caches before each repeat.
     """
@@ -137,9 +136,7 @@ class KernelRequest:
 
     Attributes:
         mod: The saved module of the workload.
-        target: TVM's mapping of the target.
         rules_version: The version of the schedule rules for untuned kernels; 0 for none.
-        timing: How to time a kernel.
         by_driver: Kernels are in C libraries, which launch them by the driver of a device; otherwise TVM's
             runtime calls them.
     """

@@ -42,14 +42,10 @@ class MeasureContext(NamedTuple):
     """The place where trials are made, and what their records say of it.
 
     Attributes:
-        target: TVM's mapping of the target.
         rules_version: The version of the schedule rules for untuned kernels.
         device: The device to hold while a candidate runs: `kind` and `class`.
-        locks: The folder of device locks.
-        tvm: The identity of the TVM build.
         host: The machine, for the record of a trial.
         log: The file for what children print; None for none.
-        clock: The clock of the tuning.
         by_driver: Whether kernels are in C libraries; see `KernelRequest`.
     """
 
@@ -68,11 +64,8 @@ class MeasureJob(NamedTuple):
     """A schedule to measure.
 
     Attributes:
-        id: The id of the trial.
-        mod: The saved module of the workload.
         trace: The schedule; None for that of the untuned kernel.
         best_s: Seconds of the workload's best schedule so far; None when there is none.
-        seed: The seed of the search.
         name: The name of the workload, for people.
     """
 
@@ -332,8 +325,6 @@ class TrialRequest(measure.KernelRequest):
     """A schedule of a workload that is to be built and timed.
 
     Attributes:
-        trace: The schedule; None for that of the untuned kernel.
-        best_s: Seconds of the workload's best schedule; None when there is none.
         library: The path of the shared library for a remote device; empty on this machine.
     """
 
@@ -343,14 +334,7 @@ class TrialRequest(measure.KernelRequest):
 
 
 class TrialResult(NamedTuple):
-    """Times of a trial, or its failure.
-
-    Attributes:
-        run_secs: Seconds of a call, one number for each repeat.
-        ran: Start and end of the measurement in seconds since 1970.
-        failure: The reason why there are no times.
-        size_secs: The seconds at each of several sizes.
-    """
+    """Times of a trial, or its failure."""
 
     run_secs: tuple[float, ...] = ()
     ran: tuple[float, ...] = ()

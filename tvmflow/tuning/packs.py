@@ -118,7 +118,6 @@ class Problems:
     """Problems with single records: all of them are counted, and the first ones kept.
 
     Attributes:
-        count: How many there are.
         sentences: The first of them, each with its place.
     """
 
@@ -140,13 +139,8 @@ class ImportedWorkload:
     """The records of one workload from elsewhere.
 
     Attributes:
-        target: The key of the target.
-        workload: The key of the workload.
-        description: The workload for people.
         exhausted: The searches that came to their end with exactly these trials.
         kernel: The saved kernel, which nobody has checked; empty where it is not known.
-        records: Trials, baselines and times of finalists.
-        invalid: What cannot be used.
     """
 
     target: str
@@ -163,8 +157,6 @@ class TargetImport(NamedTuple):
 
     Attributes:
         rejection: The reason why nothing was imported; otherwise empty.
-        new: Trials that the ledger lacked.
-        known: Trials that it had.
         invalid: Trials that cannot be used.
     """
 

@@ -47,9 +47,7 @@ class PullResult(NamedTuple):
     """The trials that a ledger received.
 
     Attributes:
-        new: The number of new trials.
         packs: How many packs are now in the ledger completely, or were before.
-        problems: What is wrong with other packs.
     """
 
     new: int

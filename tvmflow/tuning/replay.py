@@ -32,11 +32,7 @@ class ReplayResult(NamedTuple):
     """The outcome of a replay.
 
     Attributes:
-        workloads: How many workloads were replayed.
-        trials: How many trials.
-        unknown: How many workloads were not, because their kernels are not known.
-        findings: A sentence for each problem.
-        quarantined: How many trials were quarantined.
+        unknown: How many workloads were not replayed, because their kernels are not known.
     """
 
     workloads: int

@@ -175,7 +175,6 @@ class MeasuredKernel(NamedTuple):
     """A kernel that was measured by itself.
 
     Attributes:
-        calls: Its calls in one inference.
         untuned_us: Its time in µs of one call, with its untuned schedule.
         tuned_us: The same with the chosen schedule; None where it stays untuned.
         flops: The arithmetic operations of a call; None or 0 for none.

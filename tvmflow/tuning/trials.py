@@ -123,8 +123,6 @@ class Baseline(NamedTuple):
 
     Attributes:
         schedules: The version of the schedule rules that gave the kernel its schedule.
-        seconds: Seconds of a call.
-        when: The time of the record (ISO 8601, UTC).
         least_s: Seconds of a call at the roofline of the machine; 0 when not known.
     """
 
@@ -140,11 +138,10 @@ class FinalistsRecord(NamedTuple):
     Attributes:
         request: The digest of what was measured and how.
         rule: The schedule rule of the untuned kernel.
-        untuned: Seconds of the untuned kernel.
-        samples: Seconds of each finalist; none for one that does not apply.
-        when: The time of the record (ISO 8601, UTC).
+        untuned: One sample a round of the untuned kernel; a single one where it takes long.
+        samples: One sample a round for each finalist; none for one that does not apply.
         sizes: For a kernel that is measured at several sizes, the seconds at each: of the untuned kernel,
-            then of each finalist.
+            then of each finalist. The others are geometric means.
     """
 
     request: _Digest
@@ -163,8 +160,8 @@ class LibraryRecord(NamedTuple):
         slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
         tuned: Seconds of a call of the library with the other schedules; none if there are none.
         untuned: Seconds of the untuned library in the same turns.
-        when: The time of the record (ISO 8601, UTC).
         sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
+            The others are geometric means.
     """
 
     request: _Digest
@@ -176,13 +173,7 @@ class LibraryRecord(NamedTuple):
 
 
 class Ban(NamedTuple):
-    """A note that the kernel of a trial computes wrong numbers: its schedule is never chosen.
-
-    Attributes:
-        trial: The id of the trial.
-        reason: What was wrong, and where.
-        when: The time of the record (ISO 8601, UTC).
-    """
+    """A note that the kernel of a trial computes wrong numbers: its schedule is never chosen."""
 
     trial: _Digest
     reason: StrictStr
@@ -195,7 +186,6 @@ class SearchTime(NamedTuple):
     Attributes:
         seconds: Seconds of proposing, building and measuring.
         trials: The trials that the ledger had then.
-        when: The time of the record (ISO 8601, UTC).
     """
 
     seconds: _Seconds
@@ -212,7 +202,6 @@ class SearchEnd(NamedTuple):
         minutes: Minutes that it was allowed; None without a limit.
         share: The share of the workload in the untuned time of an inference; 1 where it was not known.
         trials: The trials that the ledger had of the workload then.
-        when: The time of the record (ISO 8601, UTC).
     """
 
     search: StrictStr
@@ -233,11 +222,9 @@ class ChoiceTimes(NamedTuple):
 
     Attributes:
         choice: What was chosen otherwise.
-        rule: What the rules choose.
         seconds: Seconds of all of its kernels in a call of the one library.
         rule_seconds: Those in the other one.
         calls: How often the library called them.
-        when: The time of the record (ISO 8601, UTC).
     """
 
     choice: _Choice

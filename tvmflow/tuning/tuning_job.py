@@ -32,11 +32,8 @@ class SearchOptions(NamedTuple):
     """The options of a search.
 
     Attributes:
-        rules: The limits of the budget.
-        seed: The seed of the search.
         strategy: `evolutionary` or `replay-trace`.
         cost_model: `xgb`, `mlp` or `random`.
-        timing: How to time a candidate.
         trial_timeout_s: Seconds after which a trial is given up.
     """
 
@@ -57,10 +54,7 @@ class WorkloadFacts(NamedTuple):
     """The outcome for one workload; times in µs of one call, and in seconds; None where one is not known.
 
     Attributes:
-        key: Its key.
-        name: The name of its first kernel.
         trials: The trials of the budget that it has had.
-        calls: How often the model calls it.
         untuned_us: Its time without tuning.
         best_us: The time of its fastest trial.
         measured: How many trials this run measured.
@@ -104,10 +98,8 @@ class TuningResult(NamedTuple):
         stopped: What ended it: the budget, the time, that all search spaces are exhausted, that
             nothing worth a trial is left to gain, that the workloads which are left had their share of
             the budget in an earlier search, or that nothing was to be measured.
-        drift: See `DriftMonitor`.
         repairs: A sentence for each repair of the ledger and each search that failed.
         starting_points: How many schedules were measured first because they are good on near targets.
-        near_targets: These targets, for people.
         spent_s: Seconds of the budget that are spent, by earlier searches on what is reused of them too.
         exhausted: The names of workloads of which no schedule is left to try.
         known: All trials in the ledger.
@@ -277,11 +269,7 @@ def summarize_error(error: Exception) -> str:
 
 
 class PhaseSpans:
-    """Follows the phases of a child: each is a span of this process.
-
-    Attributes:
-        names: The phases that the child has reported.
-    """
+    """Follows the phases of a child: each is a span of this process."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -35,7 +35,6 @@ class Workload(NamedTuple):
     """One kernel of a model.
 
     Attributes:
-        key: The durable key.
         names: The functions of the lowered module that share it.
         weight: Calls in one inference.
         flops: Arithmetic operations of one call; of one with open sizes the geometric mean.
