@@ -12,7 +12,6 @@ from tvmflow.core.codec import from_json
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.stages import (
     STAGES,
-    _finalists,
     build,
     extract_tasks,
     join,
@@ -21,13 +20,12 @@ from tvmflow.stages import (
     tune,
     verify,
 )
-from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import BuildFacts
 from tvmflow.stages.extract_tasks import ExtractTasksFacts
 from tvmflow.stages.join import JoinFacts
 from tvmflow.stages.lower import LowerFacts
-from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.pick_best import Finalist, PickBestFacts, choose_finalist
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
@@ -263,7 +261,7 @@ TRIALS: list[dict[str, Any]] = [
 def test_the_fastest_finalist_wins_if_it_beats_the_untuned_kernel() -> None:
     """Medians in µs, the rule of the untuned kernel, and all samples are kept."""
     times = FinalistTimes("register_tiles", (8e-6,) * 3, ((4e-6,) * 3, (2e-6,) * 3))
-    judgement = _finalists.judge_finalists(TASK, times, TRIALS)
+    judgement = pick_best.judge_finalists(TASK, times, TRIALS)
     assert (judgement["winner"], judgement["rule"]) == ("b", "register_tiles")
     assert judgement["untuned_us"] == pytest.approx(8)
     assert judgement["tuned_us"] == pytest.approx(2)
@@ -273,8 +271,8 @@ def test_the_fastest_finalist_wins_if_it_beats_the_untuned_kernel() -> None:
 def test_a_finalist_that_is_no_faster_than_the_untuned_kernel_is_not_chosen() -> None:
     """Nor one that could not be measured."""
     slow = FinalistTimes("elementwise", (2e-6,), ((4e-6,) * 3, ()))
-    assert _finalists.judge_finalists(TASK, slow, TRIALS)["winner"] is None
-    failed = _finalists.judge_finalists(TASK, FinalistTimes(error="it hung"), TRIALS)
+    assert pick_best.judge_finalists(TASK, slow, TRIALS)["winner"] is None
+    failed = pick_best.judge_finalists(TASK, FinalistTimes(error="it hung"), TRIALS)
     assert (failed["winner"], failed["untuned_us"], failed["error"]) == (None, None, "it hung")
     assert choose_finalist([], (1.0,)) is None
 
@@ -291,8 +289,8 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     faster = FinalistTimes("none", (8e-6,), ((4e-6,) * 3, (2e-6,) * 3))
     untuned = FinalistTimes("none", (1e-6,), ((4e-6,) * 3, ()))
     judgements = {
-        "k": _finalists.judge_finalists(TASK, untuned, TRIALS),
-        "l": _finalists.judge_finalists(TASK, faster, TRIALS),
+        "k": pick_best.judge_finalists(TASK, untuned, TRIALS),
+        "l": pick_best.judge_finalists(TASK, faster, TRIALS),
     }
     facts = pick_best._make_facts(2, judgements, None, {})
     assert (facts.tuned, facts.tunable, facts.untried) == (1, 2, 0)
@@ -341,11 +339,11 @@ def test_the_possible_gain_is_that_of_all_kernels_at_the_roofline() -> None:
     assert tune._make_gain([row]) == {} == tune._make_gain([])
 
 
-def judge_two() -> dict[str, _finalists.Judgement]:
+def judge_two() -> dict[str, pick_best.Judgement]:
     """Two workloads with a winner each."""
     times = FinalistTimes("register_tiles", (8e-6,) * 3, ((4e-6,) * 3, (2e-6,) * 3))
     return {
-        key: _finalists.judge_finalists({**TASK, "key": key, "names": [name]}, times, TRIALS)
+        key: pick_best.judge_finalists({**TASK, "key": key, "names": [name]}, times, TRIALS)
         for key, name in (("k", "conv"), ("l", "dense"))
     }
 

@@ -16,8 +16,8 @@ from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import Dimension
 from tvmflow.stages import pick_best
-from tvmflow.stages._finalists import Finalist, choose_finalist, judge_finalists
 from tvmflow.stages.base import KnownFacts
+from tvmflow.stages.pick_best import Finalist, choose_finalist, judge_finalists
 from tvmflow.tuning.finalists import (
     FinalistsRequest,
     FinalistTimes,

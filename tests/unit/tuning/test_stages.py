@@ -28,7 +28,7 @@ from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.types import Dimension
 from tvmflow.recipe import Kernels
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
-from tvmflow.stages._finalists import Finalist, choose_finalist
+from tvmflow.stages.pick_best import Finalist, choose_finalist
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.libraries import LibraryRequest
