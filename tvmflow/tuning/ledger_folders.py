@@ -290,27 +290,19 @@ def prune(
 
 def _select(trials: Sequence[Trial], criteria: PruneCriteria) -> list[Trial]:
     """Return the trials that fit all criteria."""
-    keep_best, older_than = criteria.keep_best, criteria.older_than_days
+    keep_best, older_than_days = criteria.keep_best, criteria.older_than_days
+    now = datetime.now(timezone.utc)
     timed = sort_by_time(trial for trial in trials if trial.run_secs)
     kept = {trial.id for trial in timed[: keep_best or 0]}
     any_outcome = keep_best is None and not criteria.failed
 
     def is_selected(trial: Trial) -> bool:
         outcome = criteria.failed if trial.failure else keep_best is not None
-        is_old = older_than is None or _age_days(trial.when) > older_than
+        age_s = (now - datetime.fromisoformat(trial.when)).total_seconds()
+        is_old = older_than_days is None or age_s > older_than_days * 86_400
         return (any_outcome or outcome) and trial.id not in kept and is_old
 
     return [trial for trial in trials if is_selected(trial)]
-
-
-def _age_days(when: str) -> float:
-    """Return the age of a record; 0 when its time cannot be read."""
-    try:
-        recorded = datetime.fromisoformat(when)
-    except ValueError:
-        return 0.0
-    recorded = recorded if recorded.tzinfo else recorded.replace(tzinfo=timezone.utc)
-    return (datetime.now(timezone.utc) - recorded).total_seconds() / 86_400
 
 
 def _remove(folder: TargetFolder, key: str, trials: Sequence[Trial]) -> str:

@@ -280,8 +280,11 @@ class Libraries:
             {spec.name: _draw(spec) for spec in specs_at(self._inputs, sizes)}
             for sizes in list_sizes_to_tune_at(self._dimensions)
         ]
-        arrays = [_draw_weight(_spec("", variable.ty)) for variable in weights]
-        self._weights = arrays if self._runtime == C_RUNTIME else _send_to_vm(arrays)
+        self._weights = [_draw_weight(_spec("", variable.ty)) for variable in weights]
+        if self._runtime != C_RUNTIME:
+            from tvmflow.runtime.virtual_machine import CPU, send_array
+
+            self._weights = [send_array(array, CPU) for array in self._weights]
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""
@@ -364,8 +367,6 @@ def _list_types(ty: Any) -> list[Any]:
 
 
 def _draw(spec: TensorSpec) -> Any:
-    import numpy as np
-
     from tvmflow.tuning.measure import random_array
 
     return random_array(np.random.default_rng(_SEED), spec.shape, spec.dtype)
@@ -373,19 +374,10 @@ def _draw(spec: TensorSpec) -> Any:
 
 def _draw_weight(spec: TensorSpec) -> Any:
     """Return a weight that lets no value grow without bounds or become so small that it slows the CPU."""
-    import numpy as np
-
     array = _draw(spec)
     if np.issubdtype(array.dtype, np.floating):
         array = ((array - array.dtype.type(0.5)) * array.dtype.type(0.1)).astype(array.dtype)
     return array
-
-
-def _send_to_vm(arrays: Sequence[Any]) -> list[Any]:
-    """Return arrays as tensors of TVM's runtime."""
-    from tvmflow.runtime.virtual_machine import CPU, send_array
-
-    return [send_array(array, CPU) for array in arrays]
 
 
 # ---------------------------------------------------------------- operators computed otherwise
@@ -539,16 +531,12 @@ def choose(
             if times.rule == operator.by_rule
             and times.choice in operator.alternatives
             and is_allowed(times.choice)
-            and times.ratio < 1 - _min_gain(operator, times.choice)
+            and times.ratio
+            < 1 - _MIN_GAIN - _MIN_GAIN_PER_BYTE * operator.count_added_bytes(times.choice)
         ]
         if faster:
             chosen[text] = min(faster, key=lambda times: (times.ratio, times.key))
     return chosen
-
-
-def _min_gain(operator: Operator, choice: Choice) -> float:
-    """Return the least share of its time that an operator must save."""
-    return _MIN_GAIN + _MIN_GAIN_PER_BYTE * operator.count_added_bytes(choice)
 
 
 class LoweredChoices(NamedTuple):

@@ -152,8 +152,9 @@ def pull_trials(
         try:
             result = _import(connection, pack, machine_class, Path(store.ledger), checker)
         except (InvalidAction, Corrupt, UsageError) as reason:
-            text = f"the trials {digest[:12]} are rejected: {_one_line(reason)}"
-            problems.append(connection.report(text))
+            text = reason.message if isinstance(reason, UsageError) else str(reason)
+            text = text.replace("\n", " ")
+            problems.append(connection.report(f"the trials {digest[:12]} are rejected: {text}"))
             continue
         new += sum(target.new for target in result.targets)
         packs += 1
@@ -186,11 +187,6 @@ def _import(
     for problem in result.problems:
         connection.report(f"refused: {problem.replace(str(path), 'a pack of trials')}")
     return result
-
-
-def _one_line(reason: Exception) -> str:
-    text = reason.message if isinstance(reason, UsageError) else str(reason)
-    return text.replace("\n", " ")
 
 
 @contextlib.contextmanager
@@ -339,14 +335,6 @@ def read_index(
     return packs
 
 
-def _encode_index(packs: Mapping[str, SignedPack]) -> bytes:
-    files: dict[str, BlobRef] = {}
-    for digest, pack in packs.items():
-        files[_PACK_PATH.format(digest)] = pack.trials
-        files[_STATEMENT_PATH.format(digest)] = pack.statement
-    return signed_actions.encode(files)
-
-
 def add_to_index(
     connection: RemoteConnection, key: str, pack: SignedPack, replaced: set[str]
 ) -> None:
@@ -360,8 +348,12 @@ def add_to_index(
         packs = read_index(connection, key, connection.writes)
         if packs.get(pack.trials.digest) == pack and not replaced & packs.keys():
             return
-        kept = {digest: other for digest, other in packs.items() if digest not in replaced}
-        connection.put_action(key, _encode_index({**kept, pack.trials.digest: pack}))
+        files: dict[str, BlobRef] = {}
+        for digest, listed in {**packs, pack.trials.digest: pack}.items():
+            if digest not in replaced or listed is pack:
+                files[_PACK_PATH.format(digest)] = listed.trials
+                files[_STATEMENT_PATH.format(digest)] = listed.statement
+        connection.put_action(key, signed_actions.encode(files))
         # longer than another writer takes between its reading and its writing
         elapsed_s = time.monotonic() - started
         time.sleep(random.uniform(1, 3) * (elapsed_s + _PAUSE_S))

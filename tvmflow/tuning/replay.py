@@ -172,11 +172,7 @@ class TraceCheck:
         problem = find_kernel_problem(self._fork_server, key, mod)
         if problem:
             return TraceVerdict(f"its kernel cannot be used: {problem}", {})
-        chosen = _applied_before(trials)
-        reasons = _failure_reasons(self._fork_server, mod, dict(target), chosen) if chosen else {}
-        return TraceVerdict(
-            "", {key: f"its trace does not apply: {reason}" for key, reason in reasons.items()}
-        )
+        return TraceVerdict("", _find_inapplicable(self._fork_server, mod, target, trials)[1])
 
 
 def quarantine_inapplicable(
@@ -187,16 +183,22 @@ def quarantine_inapplicable(
     Returns:
         How many trials were applied, and how many were quarantined.
     """
-    chosen = _applied_before(ledger.trials.values())
-    reasons = _failure_reasons(fork_server, mod, dict(target), chosen) if chosen else {}
+    applied, reasons = _find_inapplicable(fork_server, mod, target, ledger.trials.values())
     for trial_id, reason in reasons.items():
-        ledger.quarantine([trial_id], f"its trace does not apply: {reason}")
-    return len(chosen), len(reasons)
+        ledger.quarantine([trial_id], reason)
+    return applied, len(reasons)
 
 
-def _applied_before(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials without those that did not apply when measured: known failures, which stay."""
-    return [trial for trial in trials if not (trial.failure and trial.failure.phase == "apply")]
+def _find_inapplicable(
+    fork_server: ForkServer, mod: str, target: Mapping[str, Json], trials: Iterable[Trial]
+) -> tuple[int, dict[str, str]]:
+    """Return how many trials were applied, and why some cannot be, by their ids."""
+    # What did not apply when it was measured is a known failure, which stays.
+    chosen = [trial for trial in trials if not (trial.failure and trial.failure.phase == "apply")]
+    reasons = _failure_reasons(fork_server, mod, dict(target), chosen) if chosen else {}
+    return len(chosen), {
+        trial_id: f"its trace does not apply: {reason}" for trial_id, reason in reasons.items()
+    }
 
 
 def _cannot_apply(message: str) -> StageError:

@@ -132,15 +132,11 @@ def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.
 
 def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
     """Return the numbers of size variables for each measurement; `[{}]` where there are none."""
-    return _list_points(mod)[:-1] or [{}]
+    return list_compared_sizes(mod)[:-1] or [{}]
 
 
 def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
     """Return the same for each comparison of values; none where all sizes are fixed."""
-    return _list_points(mod)
-
-
-def _list_points(mod: tvm.IRModule) -> list[dict[Any, int]]:
     from tvmflow.compiler.open_sizes import list_size_variables
 
     variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
