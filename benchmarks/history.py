@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT)]
 from tvmflow.core.generated_text import Markup, element  # noqa: E402
 from tvmflow.pages import plot  # noqa: E402
 from tvmflow.pages.document import render_document  # noqa: E402
-from tvmflow.pages.tables import Cell, Column, table  # noqa: E402
+from tvmflow.pages.plot import Cell, Column, table  # noqa: E402
 from tvmflow.targets.host import read_host  # noqa: E402
 
 FILE: Final = ROOT / "benchmarks" / "history.jsonl"

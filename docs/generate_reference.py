@@ -11,7 +11,7 @@ from docs.message_index import messages_page
 from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
-from tvmflow.planning.pipelines import PipelineFile, pipeline_schema
+from tvmflow.planning.recipes import PipelineFile, pipeline_schema
 from tvmflow.recipe import json_schema
 from tvmflow.recipe.yaml_files import inline_yaml
 from tvmflow.targets.presets import PRESETS

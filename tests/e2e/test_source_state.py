@@ -10,8 +10,8 @@ import pytest
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import RecipeOrigin
-from tvmflow.provenance import source_state
-from tvmflow.provenance.source_state import SourceState, read_source_state
+from tvmflow.provenance import delivered
+from tvmflow.provenance.delivered import SourceState, read_source_state
 
 
 def git(folder: Path, *words: str) -> str:
@@ -84,7 +84,7 @@ def test_an_edit_is_not_clean_and_another_commit_is_another_state(repository: Pa
     git(repository, "commit", "-qam", "two")
     after = state_of(repository)
     assert after.clean == "yes" and after.commit != before.commit
-    watched = source_state.list_repository_files(origin(repository))
+    watched = delivered.list_repository_files(origin(repository))
     assert str(repository / ".git/refs/heads/main") in watched
 
 
@@ -100,7 +100,7 @@ def test_an_untracked_or_ignored_recipe_is_not_clean(repository: Path) -> None:
 def test_without_git_it_says_so(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is known all the same."""
     monkeypatch.setenv("PATH", str(repository))
-    source_state._read_source_state.cache_clear()
+    delivered._read_source_state.cache_clear()
     state = state_of(repository)
     assert state.clean == "unknown: git is not installed"
     assert len(state.commit) == 40
@@ -124,4 +124,4 @@ def test_a_builder_is_a_uri(value: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Without a password: it is for the public."""
     monkeypatch.setenv("TVMFLOW_BUILDER_ID", value)
     with pytest.raises(UsageError, match="TVMFLOW_BUILDER_ID is not a URI"):
-        source_state.read_builder_id()
+        delivered.read_builder_id()

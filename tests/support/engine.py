@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.core.types import Artifact, InputFile, Json, Plan, StageKey, StoredFile
-from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.plan import make_plan
-from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe, Target
+from tvmflow.planning.recipes import LoadedRecipe, Pipeline, PlannedRecipe, Target
 from tvmflow.recipe import Recipe
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 

@@ -21,7 +21,7 @@ from tvmflow.cli.commands import COMMANDS, load_all_commands
 from tvmflow.cli.main import parse
 from tvmflow.cli.parser import CommandParser
 from tvmflow.core.errors import UsageError
-from tvmflow.planning.pipelines import PipelineFile
+from tvmflow.planning.recipes import PipelineFile
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.yaml_files import read_yaml
 

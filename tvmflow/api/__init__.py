@@ -17,6 +17,337 @@ Stages, keys, results and records are those of the command line, so that one con
 
 from __future__ import annotations
 
-from tvmflow.api.plans import Plan, PlannedStage, Recipe, Result, plan, run
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.generated_text import shell_word
+from tvmflow.core.project import find_project, shortest_path, store_root
+from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.driver import Driver, DriverSettings, check_settings
+from tvmflow.engine.remote_access import RemoteSettings
+from tvmflow.engine.report import RunReport
+from tvmflow.engine.run_records import record_run
+from tvmflow.engine.session import SessionOptions
+from tvmflow.engine.summary import summary
+from tvmflow.planning.decisions import evaluate_plan
+from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
+from tvmflow.planning.recipes import LoadedRecipe, load_recipe
+from tvmflow.recipe import Recipe as RecipeFields
+from tvmflow.runtime.loading import load
+from tvmflow.runtime.module import Module
+from tvmflow.store.local import LocalStore
 
 __all__ = ["Plan", "PlannedStage", "Recipe", "Result", "plan", "run"]
+
+
+class Recipe:
+    """A recipe in a file."""
+
+    def __init__(self, loaded: LoadedRecipe) -> None:
+        self._loaded = loaded
+        self.path: Path = loaded.path
+        self.fields: RecipeFields = loaded.recipe
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recipe:
+        """Return the recipe in a file.
+
+        Raises:
+            RecipeError: with all of its mistakes, each `file:line:column: field: problem`.
+        """
+        return cls(load_recipe(Path(path)))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.fields.name
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of its targets."""
+        return tuple(target.name for target in self.fields.targets)
+
+    def __repr__(self) -> str:
+        return f"<tvmflow.Recipe {self.name} for {names_text(self.targets)}, {self.path}>"
+
+
+class PlannedStage(NamedTuple):
+    """A stage of a plan.
+
+    Attributes:
+        id: Its name, `RECIPE:STAGE/TARGET`.
+        kind: `hit` when its result is up to date, `run` when it must run, `wait` when that depends on others.
+        reason: Why, in one line.
+    """
+
+    id: str
+    kind: str
+    reason: str
+
+
+class Plan:
+    """The stages of recipes, and what a run would do.
+
+    Stages are in the order in which they run; those in `forced` run also if they are up to date.
+    """
+
+    def __init__(self, prepared: PreparedRun, store: LocalStore) -> None:
+        decisions = evaluate_plan(prepared.plan, store, prepared.forced).decisions
+        self.prepared = prepared
+        self.store = store
+        self.forced = prepared.forced
+        self.stages: tuple[PlannedStage, ...] = tuple(
+            PlannedStage(spec.id, decisions[spec.id].kind, decisions[spec.id].reason)
+            for spec in prepared.plan.stages
+        )
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """True if nothing would run."""
+        return all(stage.kind == "hit" for stage in self.stages)
+
+    def __repr__(self) -> str:
+        width = max((len(stage.id) for stage in self.stages), default=0)
+        lines = (f"{stage.id:<{width}}  {stage.kind:<4}  {stage.reason}" for stage in self.stages)
+        return "\n".join(lines)
+
+
+def plan(
+    *recipes: Recipe | str | os.PathLike[str],
+    pipeline: str | None = None,
+    targets: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    until: str | None = None,
+    lock: str | os.PathLike[str] | None = None,
+    force: Sequence[str] = (),
+    store: str | os.PathLike[str] | None = None,
+) -> Plan:
+    """Plan recipes, as `tvmflow plan` does.
+
+    Args:
+        recipes: Recipes, or their files.
+        pipeline: Another pipeline than the recipes name: a name or a file.
+        targets: Only these targets.
+        variants: Only these variants.
+        until: The last stage to run.
+        lock: A lock file: exactly what it records is built.
+        force: Stages that run also if they are up to date: `STAGE`, `STAGE/TARGET`, `RECIPE:STAGE`.
+        store: The folder of the store; by default that of the project.
+
+    Raises:
+        RecipeError: with all mistakes in all recipes.
+        UsageError: when something that is named does not exist, or an argument is of another type.
+        DownloadError: when the address of a model has to be looked up, and cannot be.
+    """
+    if not recipes:
+        raise UsageError("no recipe is given", fix="tvmflow.plan('RECIPE.yaml')")
+    check_recipes(recipes, Recipe)
+    check_names(targets=targets, variants=variants, force=force)
+    check_texts(pipeline=pipeline, until=until, lock=lock, store=store)
+    paths = [recipe.path if isinstance(recipe, Recipe) else recipe for recipe in recipes]
+    words = [] if store is None else ["--store", os.fspath(store)]
+    opened = LocalStore(store_root(words, find_project().store))
+    opened.create_if_writable()
+    request = RunRequest(
+        recipes=tuple(str(path) for path in paths),
+        pipeline=pipeline,
+        targets=tuple(targets),
+        until=until,
+        variants=tuple(variants),
+        lock=None if lock is None else os.fspath(lock),
+        force=tuple(force),
+    )
+    prepared = prepare_run(request, opened)
+    if prepared.pipeline and not prepared.is_plain:
+        raise RecipeError(
+            f"{prepared.pipeline.path}: releases are made, and recipes tuned again, on the command line",
+            fix=f"tvmflow run {shell_word(shortest_path(str(prepared.pipeline.path)))}",
+        )
+    return Plan(prepared, opened)
+
+
+# ---------------------------------------------------------------- arguments of Python calls
+
+
+def check_recipes(recipes: Iterable[object], kind: type) -> None:
+    """Check that each is a recipe (of the class `kind`), or names its file."""
+    for recipe in recipes:
+        if not isinstance(recipe, (kind, str, os.PathLike)):
+            raise UsageError(
+                f"a {type(recipe).__name__} is neither a recipe nor the path of one",
+                fix="tvmflow.plan('A.yaml', 'B.yaml')",
+            )
+
+
+def check_names(**arguments: object) -> None:
+    """Check that each argument is a sequence of names."""
+    for argument, names in arguments.items():
+        if isinstance(names, str):
+            raise UsageError(
+                f"{argument}={quoted(names)} is a string, not a list of names",
+                fix=f"{argument}=[{quoted(names)}]",
+            )
+        if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"{argument}={names!r} is not a list of names")
+
+
+def check_texts(**arguments: object) -> None:
+    """Check that each argument is None, or a name or a path that is not empty."""
+    for argument, text in arguments.items():
+        if text is not None and (not isinstance(text, str | os.PathLike) or not os.fspath(text)):
+            raise UsageError(f"{argument}={text!r} is neither a name nor a path")
+
+
+def check_limits(jobs: object, stage_timeout_s: object = None, stage_memory: object = None) -> None:
+    """Check the limits of a run."""
+    if not _is_integer_from(1, jobs):
+        raise UsageError(f"jobs={jobs!r} is not a whole number from 1")
+    if stage_timeout_s is not None and not (
+        isinstance(stage_timeout_s, int | float) and 0 < stage_timeout_s < math.inf
+    ):
+        raise UsageError(f"stage_timeout_s={stage_timeout_s!r} is not a number of seconds above 0")
+    if stage_memory is not None and not _is_integer_from(0, stage_memory):
+        raise UsageError(
+            f"stage_memory={stage_memory!r} is not a whole number of bytes",
+            fix="stage_memory=4 << 30",
+        )
+
+
+def _is_integer_from(least: int, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+_BUNDLE: Final = ".tvmflow"
+
+
+class Result:
+    """The end of a run.
+
+    Attributes:
+        report: What each stage did.
+        builds: A row for each recipe and target: verdict, errors, latencies, sizes.
+        delivered: The paths of the files that were delivered.
+        exit_code: That of the same run on the command line: 0 when everything that was asked for is there.
+    """
+
+    def __init__(self, report: RunReport) -> None:
+        self.report = report
+        self.builds: tuple[Build, ...] = list_builds(report)
+        self.delivered: tuple[str, ...] = report.delivered
+        self.exit_code: int = report.exit_code
+
+    @property
+    def is_complete(self) -> bool:
+        """True if everything that was asked for is there."""
+        return self.exit_code == 0
+
+    def load(self, recipe: str = "", target: str = "", **options: Any) -> Module:
+        """Load a delivered bundle, ready to run.
+
+        Recipe (or variant) and target are needed where there are several; options are those of `tvmflow.load`.
+
+        Raises:
+            UsageError: when no bundle, or more than one, fits.
+        """
+        bundles = [
+            path
+            for path in self.delivered
+            if path.endswith(_BUNDLE) and _fits(Path(path), recipe, target)
+        ]
+        if len(bundles) != 1:
+            problem = "several bundles fit" if bundles else "no such bundle was delivered"
+            raise UsageError(problem, fix=self._advise())
+        return load(bundles[0], **options)
+
+    def _advise(self) -> str:
+        """Return what helps where not exactly one bundle fits."""
+        listed = [path for path in self.delivered if path.endswith(_BUNDLE)]
+        if listed:
+            return f"name recipe and target; there are {names_text(listed)}"
+        if not self.is_complete:
+            return "the run did not succeed: print the result"
+        return "add `bundle` to the recipe's outputs"
+
+    def __repr__(self) -> str:
+        return summary(self.report)
+
+
+def run(
+    planned: Plan | Recipe | str | os.PathLike[str],
+    *,
+    on_event: OnEvent | None = None,
+    jobs: int = 1,
+    keep_going: bool = False,
+    dist: str | os.PathLike[str] | None = None,
+    stage_timeout_s: float | None = None,
+    stage_memory: int | None = None,
+    remote: str | os.PathLike[str] | None = None,
+    remote_mode: str | None = None,
+) -> Result:
+    """Bring a plan up to date and deliver its libraries, as `tvmflow run` does.
+
+    A stage that fails is no exception: see `Result.exit_code` and `Result.builds`. After
+    KeyboardInterrupt, finished stages are kept, and the same call continues from there.
+
+    Args:
+        planned: What `plan` returned; or a recipe, or its file, to be planned as a whole.
+        on_event: Called with every progress event, from several threads; docs/cli.md lists them.
+        jobs: Stages at a time; measurements stay exclusive.
+        keep_going: After a failure, continue with stages that do not depend on it.
+        dist: The folder for delivered files; by default that of the project.
+        stage_timeout_s: Stop any stage that takes longer, in seconds.
+        stage_memory: Stop any stage that takes more memory, in bytes; 0 for no limit.
+        remote: The remote cache, a URL or a folder; by default `$TVMFLOW_REMOTE`, and `""` for none.
+        remote_mode: `read`, `write`, `both` or `off`; by default `$TVMFLOW_REMOTE_MODE`, or `read`.
+
+    Raises:
+        TvmflowError: for a problem of the whole run, such as a mistake in a recipe or a full disk.
+    """
+    check_limits(jobs, stage_timeout_s, stage_memory)
+    check_texts(dist=dist, remote=remote or None, remote_mode=remote_mode)
+    if not isinstance(planned, Plan):
+        planned = plan(planned)
+    store = planned.store
+    # a plan is also made where the store cannot be written
+    store.create()
+    folder = str(Path(find_project().dist if dist is None else dist).absolute())
+    settings = DriverSettings(
+        SessionOptions(
+            jobs=jobs,
+            keep_going=keep_going,
+            dist=folder,
+            stage_timeout_s=stage_timeout_s,
+            stage_memory=stage_memory,
+        ),
+        RemoteSettings(None if remote is None else os.fspath(remote), remote_mode),
+    )
+    check_settings(settings)
+    with record_run(store, ["python"]) as recording:
+        listener = _Listener(on_event)
+        with Driver(planned.prepared, store, settings, listener, recording.note_progress) as driver:
+            report = driver.run(planned.prepared.plan)
+        recording.report, recording.exit_code = report, report.exit_code
+    return Result(report)
+
+
+class _Listener:
+    """An observer that passes events on to a function."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self.event: OnEvent = on_event or (lambda _: None)
+
+    def interrupted(self) -> str:
+        """Return nothing: the program says itself what an interruption leaves."""
+        return ""
+
+
+def _fits(bundle: Path, recipe: str, target: str) -> bool:
+    """Return whether a bundle, `RECIPE/TARGET/NAME.tvmflow`, is of a recipe and a target."""
+    return recipe in ("", bundle.parts[-3]) and target in ("", bundle.parts[-2])

@@ -76,7 +76,7 @@ _MODULES: Final = {
     **dict.fromkeys(("lock", "diff"), "run"),
     **dict.fromkeys(("show", "logs", "trace"), "runs"),
     **dict.fromkeys(("inspect", "verify", "sign", "keygen", "push", "pull"), "provenance"),
-    **dict.fromkeys(("device", "worker", "scheduler"), "cluster"),
+    **dict.fromkeys(("targets", "device", "worker", "scheduler"), "machines"),
 }
 """The modules of commands whose module has another name."""
 

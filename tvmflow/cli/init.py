@@ -46,7 +46,7 @@ class SchemaOptions(Options):
 
 
 def schema(options: SchemaOptions) -> int:
-    from tvmflow.planning.pipelines import pipeline_schema
+    from tvmflow.planning.recipes import pipeline_schema
     from tvmflow.recipe import json_schema
 
     content = pipeline_schema() if options.pipeline else json_schema()

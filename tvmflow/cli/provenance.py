@@ -126,14 +126,13 @@ def _read_evidence(options: StatementOptions) -> _Evidence:
 
 def inspect(options: InspectOptions) -> int:
     from tvmflow.core.documents import Unreadable
-    from tvmflow.provenance import inspect as inspection
-    from tvmflow.provenance.inspect import format_inspection
+    from tvmflow.provenance.check import UnknownFile, format_inspection, inspect_file
 
     evidence = _read_evidence(options.statements)
     for path in [path for file in options.files for path in _find_delivered(file)]:
         try:
-            about = inspection.inspect_file(path, *evidence)
-        except inspection.UnknownFile as error:
+            about = inspect_file(path, *evidence)
+        except UnknownFile as error:
             raise UsageError(
                 str(error),
                 fix="give a file that `tvmflow run` delivered, and its statement with --provenance",

@@ -16,8 +16,8 @@ from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording
 from tvmflow.planning.decisions import evaluate_plan
-from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.prepare import PreparedRun, RunRequest
+from tvmflow.planning.recipes import Pipeline
 from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, find_folder, make_release

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from tvmflow.executors import Event
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import PreparedRun, RunRequest
-    from tvmflow.release.lock import Change
-    from tvmflow.release.lock_update import LockUpdate
+    from tvmflow.release.lock import Change, LockUpdate
     from tvmflow.store.local import LocalStore
 
 
@@ -475,8 +474,7 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
     from tvmflow.engine.report import RunReport
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.recipe.lock_file import lock_path, read_lock
-    from tvmflow.release.lock import lock_text, make_lock, pin_lock
-    from tvmflow.release.lock_update import LockUpdate, run_update
+    from tvmflow.release.lock import LockUpdate, lock_text, make_lock, pin_lock, run_update
 
     path = options.lock or lock_path(options.recipes.recipes)
     request = options.recipes.request(str(path) if options.update else None)

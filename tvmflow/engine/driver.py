@@ -25,7 +25,7 @@ from tvmflow.engine.stage_execution import RunContext
 from tvmflow.engine.timeline import TimelineRecording
 from tvmflow.executors import EXECUTORS, Event, ExecutorContext
 from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
-from tvmflow.provenance.source_state import read_builder_id
+from tvmflow.provenance.delivered import read_builder_id
 from tvmflow.store.downloads import OnProgress
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient

@@ -38,7 +38,7 @@ from tvmflow.engine.builds import Build, list_builds
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_execution import log_path
 from tvmflow.planning.environment import without_password
-from tvmflow.provenance.source_state import read_source_state
+from tvmflow.provenance.delivered import read_source_state
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import read_host
 

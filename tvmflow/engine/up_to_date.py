@@ -18,7 +18,8 @@ from tvmflow.engine.summary import render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
 from tvmflow.planning.prepare import PreparedRun
-from tvmflow.provenance import sidecar, source_state
+from tvmflow.provenance import sidecar
+from tvmflow.provenance.delivered import list_repository_files
 from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import LocalStore
 
@@ -154,7 +155,7 @@ def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
     yield from (f"{store.root}/format", spool)
     yield from (f"{spool}/{name}" for name in store.notes.list("spool"))
     for origin in plan.origins:
-        yield from source_state.list_repository_files(origin)
+        yield from list_repository_files(origin)
     for spec in plan.stages:
         yield from (file.path for file in spec.files if file.path)
 

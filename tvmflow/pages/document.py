@@ -17,9 +17,21 @@ from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Peer, SizeResult, Speedup
 from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
-from tvmflow.pages.kernels import draw_kernels, draw_search
-from tvmflow.pages.layers import draw_layers
-from tvmflow.pages.plot import draw_pareto
+from tvmflow.pages.kernels import draw_kernels, draw_layers, draw_search
+from tvmflow.pages.plot import (
+    UNKNOWN,
+    Cell,
+    Column,
+    accuracy,
+    change,
+    draw_pareto,
+    error,
+    latency,
+    pairs,
+    ratio,
+    size,
+    table,
+)
 from tvmflow.pages.summary import (
     describe_lead,
     draw_graph,
@@ -27,19 +39,6 @@ from tvmflow.pages.summary import (
     draw_times,
     format_change,
     format_latency_of,
-)
-from tvmflow.pages.tables import (
-    UNKNOWN,
-    Cell,
-    Column,
-    accuracy,
-    change,
-    error,
-    latency,
-    pairs,
-    ratio,
-    size,
-    table,
 )
 
 _THEMES: Final = ("auto", "light", "dark")

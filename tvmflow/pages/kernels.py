@@ -1,7 +1,4 @@
-"""Kernels against the roofline of the machine (Williams et al. 2009).
-
-They are drawn in a chart, and listed with their nodes.
-"""
+"""Kernels against the roofline (Williams et al. 2009), searches, and layers of quantized models."""
 
 from __future__ import annotations
 
@@ -11,9 +8,27 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.generated_text import Child, Markup, element, join
-from tvmflow.pages.content import Kernel, LibraryKernels, Progress
-from tvmflow.pages.plot import Axis, Frame, Mark, draw_line, draw_marks, make_frame, plot, swatch
-from tvmflow.pages.tables import Cell, Column, format_known, latency, plain, ratio, share, table
+from tvmflow.pages.content import Kernel, LibraryKernels, Progress, QuantizedModel
+from tvmflow.pages.plot import (
+    Axis,
+    Cell,
+    Column,
+    Frame,
+    Mark,
+    accuracy,
+    draw_line,
+    draw_marks,
+    format_known,
+    latency,
+    make_frame,
+    plain,
+    plot,
+    ratio,
+    share,
+    swatch,
+    table,
+)
+from tvmflow.stages.quantize.facts import LayerFacts
 
 _LABELLED: Final = 8
 _SHOWN_NODES: Final = 3
@@ -311,3 +326,84 @@ def _reference(value: float | None, at: Callable[[float], float], name: str) -> 
     if not value:
         return None
     return element("path", d=f"M{_MARGIN} {at(value)}H{_CURVE_WIDTH - _MARGIN}", class_=name)
+
+
+# ---------------------------------------------------------------- layers of quantized models
+
+
+_LABELLED_LAYERS: Final = 5
+_INTEGERS, _FLOATS = 0, 1
+# The smallest error that the chart shows.
+_LEAST: Final = 1e-6
+_FLOAT_BITS: Final = 32
+_LAYER_COLUMNS: Final = (
+    Column("layer"),
+    Column("operator"),
+    Column("bits of weights", is_number=True),
+    Column("bits of data", is_number=True),
+    Column("error alone", is_number=True),
+    Column("time saved", is_number=True),
+    Column("why float"),
+)
+_LAYER_EXPLANATION: Final = (
+    "The error of the outputs, relative to them, when one layer alone is computed with integers, over the place of the "
+    "layer in the model. Filled: computed with integers; hollow: stays float."
+)
+
+
+def draw_layers(model: QuantizedModel) -> Iterator[Child]:
+    """Yield what a quantized model lost, the chart and the table of its layers."""
+    yield element("h3", model.label)
+    yield element("p", _describe_layers(model))
+    measured = [
+        (place, layer.damage, layer)
+        for place, layer in enumerate(model.layers, 1)
+        if layer.damage is not None
+    ]
+    if len(measured) > 1:
+        yield element(
+            "figure",
+            element("figcaption", element("p", _LAYER_EXPLANATION)),
+            _draw_damage(model.label, measured),
+        )
+    yield table(f"Layers of {model.label}", _LAYER_COLUMNS, map(_layer_row, model.layers))
+
+
+def _describe_layers(model: QuantizedModel) -> str:
+    integers = sum(layer.weight_bits < _FLOAT_BITS for layer in model.layers)
+    text = f"{integers} of {count_text(len(model.layers), 'layer')} with integers."
+    if model.accuracy is not None and model.float_accuracy is not None:
+        both = f"{accuracy(model.accuracy)}, of the float model {accuracy(model.float_accuracy)}"
+        text += f" Accuracy {both}."
+    return text if model.error is None else f"{text} Error of the outputs {model.error:.2%}."
+
+
+def _draw_damage(label: str, measured: list[tuple[int, float, LayerFacts]]) -> Markup:
+    x = Axis("layer", tuple(float(place) for place, *_ in measured), "{:.0f}".format)
+    heights = tuple(max(damage, _LEAST) for _, damage, _ in measured)
+    y = Axis("error of the outputs", heights, "{:.3%}".format, is_log=True)
+    worst = sorted(measured, key=lambda entry: -entry[1])[:_LABELLED_LAYERS]
+    labelled = {place for place, *_ in worst}
+    marks = [
+        Mark(
+            *(float(place), max(damage, _LEAST)),
+            f"{layer.name}: {damage:.3%}" + (f", float: {layer.reason}" if layer.reason else ""),
+            label=layer.name if place in labelled else "",
+            series=_FLOATS if layer.reason else _INTEGERS,
+            is_hollow=bool(layer.reason),
+        )
+        for place, damage, layer in measured
+    ]
+    return plot(f"Error of each layer of {label}", x, y, draw_marks(marks, make_frame(x, y)))
+
+
+def _layer_row(layer: LayerFacts) -> list[Cell]:
+    return [
+        Cell(element("code", layer.name), layer.name),
+        Cell(layer.operator, layer.operator),
+        Cell(layer.weight_bits, layer.weight_bits),
+        Cell(layer.data_bits, layer.data_bits),
+        Cell(format_known(layer.damage, "{:.3%}".format), layer.damage),
+        Cell(format_known(layer.gain, "{:.1%}".format), layer.gain),
+        Cell(layer.reason, layer.reason),
+    ]

@@ -13,8 +13,18 @@ from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
 from tvmflow.engine.stage_graph import Node, draw_stages, list_edges
 from tvmflow.pages.content import Gate, Library, Page, StageEntry
-from tvmflow.pages.plot import shorten
-from tvmflow.pages.tables import Cell, Column, accuracy, change, error, latency, ratio, size, table
+from tvmflow.pages.plot import (
+    Cell,
+    Column,
+    accuracy,
+    change,
+    error,
+    latency,
+    ratio,
+    shorten,
+    size,
+    table,
+)
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")

@@ -32,8 +32,8 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage, LockedTarget
-from tvmflow.recipe.verify import AUTO as COMPARE_AUTO
-from tvmflow.recipe.verify import FIXED
+from tvmflow.recipe.sections import AUTO as COMPARE_AUTO
+from tvmflow.recipe.sections import FIXED
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages import (
     STAGES,

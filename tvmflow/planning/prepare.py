@@ -26,12 +26,20 @@ from tvmflow.operators.loading import list_operator_files
 from tvmflow.planning.checks import check_quantized_names, enforce_lock
 from tvmflow.planning.data_files import Signature, list_images, list_mismatches, read_signature
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import find_stages, list_known_tools, make_plan
-from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe, Target, load_recipe
+from tvmflow.planning.recipes import (
+    LoadedRecipe,
+    Pipeline,
+    PlannedRecipe,
+    Target,
+    is_pipeline,
+    load_pipeline,
+    load_recipe,
+    pipeline_candidates,
+)
 from tvmflow.recipe import BuildTarget, Recipe, TargetSpec
 from tvmflow.recipe.lock_file import Lock, read_lock
-from tvmflow.recipe.tune import TuneOverrides
+from tvmflow.recipe.sections import TuneOverrides
 from tvmflow.recipe.yaml_files import dotted
 from tvmflow.stages import STAGES, pipeline_stages
 from tvmflow.store.downloads import OnProgress

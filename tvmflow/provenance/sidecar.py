@@ -14,8 +14,13 @@ from collections.abc import Callable, Mapping
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Artifact, Json, Plan, RecipeOrigin
-from tvmflow.provenance.delivered import DeliveredTarget, list_delivered_targets
-from tvmflow.provenance.source_state import SourceState, read_builder_id, read_source_state
+from tvmflow.provenance.delivered import (
+    DeliveredTarget,
+    SourceState,
+    list_delivered_targets,
+    read_builder_id,
+    read_source_state,
+)
 from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 

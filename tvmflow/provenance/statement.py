@@ -24,8 +24,7 @@ from tvmflow.core.keys import group_files
 from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Json, Need, StageSpec
 from tvmflow.core.version import VERSION
 from tvmflow.planning.checks import locked_settings
-from tvmflow.provenance.delivered import DeliveredTarget
-from tvmflow.provenance.source_state import SourceState, read_builder_id
+from tvmflow.provenance.delivered import DeliveredTarget, SourceState, read_builder_id
 from tvmflow.runtime.statements import (
     BUILD_TYPE,
     KERNELS,

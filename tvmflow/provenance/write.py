@@ -32,8 +32,9 @@ from tvmflow.provenance.delivered import (
     MEASUREMENTS_SUFFIX,
     DeliveredTarget,
     SidecarPaths,
+    SourceState,
+    read_source_state,
 )
-from tvmflow.provenance.source_state import SourceState, read_source_state
 from tvmflow.provenance.statement import (
     Lineage,
     Source,

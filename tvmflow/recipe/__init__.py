@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from tvmflow.recipe._model import DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
-from tvmflow.recipe.quantize import Quantize
-from tvmflow.recipe.release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
+from tvmflow.recipe.sections import (
+    LAST_RELEASE,
+    NO_RELEASE,
+    Gates,
+    Kernels,
+    Quantize,
+    Release,
+    Retune,
+    Tune,
+    Verify,
+)
 from tvmflow.recipe.targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
-from tvmflow.recipe.tune import Kernels, Tune
-from tvmflow.recipe.verify import Verify
 
 __all__ = [
     "LAST_RELEASE",

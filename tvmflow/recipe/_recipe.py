@@ -38,8 +38,16 @@ from tvmflow.exporters.base import UNVERSIONED
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
 from tvmflow.recipe._model import DimensionName, DimensionSpec, InputSpec, ModelSource
-from tvmflow.recipe.quantize import Quantize, QuantizeOverrides
-from tvmflow.recipe.release import ReleaseVersion
+from tvmflow.recipe.sections import (
+    Kernels,
+    Quantize,
+    QuantizeOverrides,
+    ReleaseVersion,
+    Runtime,
+    Tune,
+    Verify,
+    VerifyOverrides,
+)
 from tvmflow.recipe.targets import (
     BuildTarget,
     Output,
@@ -48,8 +56,6 @@ from tvmflow.recipe.targets import (
     check_outputs,
     expand_preset,
 )
-from tvmflow.recipe.tune import Kernels, Runtime, Tune
-from tvmflow.recipe.verify import Verify, VerifyOverrides
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 
 _MAX_VARIANT_NAME: Final = 50

@@ -23,8 +23,7 @@ from tvmflow.core.schema import (
 )
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
-from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
-from tvmflow.recipe.verify import VerifyOverrides
+from tvmflow.recipe.sections import Kernels, Runtime, TuneOverrides, VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
 from tvmflow.targets.presets import NAMES, PRESETS, find_presets, preset_name

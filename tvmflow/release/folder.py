@@ -26,7 +26,7 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Plan
 from tvmflow.engine.report import StageReport
 from tvmflow.pages.collect import list_kernels, list_stages, read_recipes
 from tvmflow.pages.document import render_page
-from tvmflow.planning.pipelines import Pipeline
+from tvmflow.planning.recipes import Pipeline
 from tvmflow.provenance.delivered import BOM_SUFFIX, README, list_delivered_targets
 from tvmflow.provenance.write import (
     MEASUREMENTS_STATEMENT,

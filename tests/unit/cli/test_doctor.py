@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.cli import doctor, main, targets
+from tvmflow.cli import doctor, machines, main
 from tvmflow.cli.doctor import Finding, examine_disks
 from tvmflow.core import packages
 from tvmflow.core.packages import REQUIREMENTS, install_command
@@ -133,13 +133,13 @@ def test_targets_and_doctor_agree_about_emulators(
     assert finding.optional and not finding.good and "qemu-user-static" in finding.fix
     capabilities = Capabilities("", "", "it is for aarch64", "it is for aarch64")
     rows = [
-        targets._Row(arch, "t", "c", "", capabilities, f"qemu-{arch}")
+        machines._Row(arch, "t", "c", "", capabilities, f"qemu-{arch}")
         for arch in ("aarch64", "arm")
     ]
-    table = targets._format_table(rows)
+    table = machines._format_table(rows)
     assert "qemu-aarch64" in table[1] and "no (qemu-arm)" in table[2]
     assert "no (" not in table[1]
-    reasons = list(targets._format_reasons(rows))
+    reasons = list(machines._format_reasons(rows))
     assert "not installed, for `verify.run_on: qemu`: qemu-arm" in reasons
 
 

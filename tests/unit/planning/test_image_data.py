@@ -18,8 +18,7 @@ from tvmflow.frontends.base import InputRequest, ModelInput, ModelOutput
 from tvmflow.planning import data_files
 from tvmflow.planning.data_files import ImageFiles, Signature, list_images, read_signature
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.pipelines import Pipeline
-from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe
+from tvmflow.planning.recipes import LoadedRecipe, Pipeline, PlannedRecipe
 from tvmflow.store import file_digests
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore

@@ -15,7 +15,7 @@ from tests.support.recipes import ROOT, write
 from tvmflow.cli import main
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json
-from tvmflow.planning.pipelines import load_pipeline, pipeline_schema
+from tvmflow.planning.recipes import load_pipeline, pipeline_schema
 from tvmflow.recipe import json_schema
 from tvmflow.recipe.yaml_files import read_yaml
 from tvmflow.stages import pipeline_stages

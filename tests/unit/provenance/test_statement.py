@@ -18,7 +18,7 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.version import VERSION
 from tvmflow.provenance import statement
-from tvmflow.provenance.source_state import read_builder_id
+from tvmflow.provenance.delivered import read_builder_id
 from tvmflow.runtime import statements
 from tvmflow.store.addresses import without_secrets
 from tvmflow.targets.tvm_target import with_threads

@@ -23,8 +23,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Dimension
 from tvmflow.frontends.base import InputRequest
 from tvmflow.frontends.mxnet import MxnetCheckpoint
-from tvmflow.planning.pipelines import PipelineFile, load_pipeline
-from tvmflow.planning.recipes import load_recipe
+from tvmflow.planning.recipes import PipelineFile, load_pipeline, load_recipe
 from tvmflow.recipe import (
     BuildTarget,
     DimensionSpec,
@@ -39,7 +38,7 @@ from tvmflow.recipe import (
     json_schema,
 )
 from tvmflow.recipe._model import DTYPES
-from tvmflow.recipe.tune import STRATEGIES
+from tvmflow.recipe.sections import STRATEGIES
 from tvmflow.targets.presets import NAMES
 
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -9,8 +9,7 @@ import pytest
 
 from docs.generate_reference import EXAMPLE, generated_files, recipe_page, recipe_reference
 from tests.support.recipes import ROOT, problems_in, write
-from tvmflow.planning.pipelines import PipelineFile, load_pipeline
-from tvmflow.planning.recipes import load_recipe
+from tvmflow.planning.recipes import PipelineFile, load_pipeline, load_recipe
 from tvmflow.recipe import InputSpec, Recipe
 
 REMEDY = "run `make docs-reference`"

@@ -17,8 +17,7 @@ from tests.support.recipes import RECIPE, edited, lay_out, problems_in, write
 from tvmflow.cli import main
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json
-from tvmflow.planning.pipelines import PipelineFile
-from tvmflow.planning.recipes import load_recipe
+from tvmflow.planning.recipes import PipelineFile, load_recipe
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.lock_file import LockFile
 from tvmflow.recipe.validation import strip_annotation, validate

@@ -13,7 +13,7 @@ from tests.support.provenance import World, contents
 from tests.support.umask import modes_below, umask
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.types import Plan
-from tvmflow.planning.pipelines import Pipeline
+from tvmflow.planning.recipes import Pipeline
 from tvmflow.recipe import Gates, Release
 from tvmflow.recipe.lock_file import (
     LockedRecipe,

@@ -12,7 +12,7 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.recipe.lock_file import LockedKernel, LockedRecipe, LockedTarget, LockFile
 from tvmflow.recipe.yaml_files import write_yaml
-from tvmflow.release.lock_update import import_lock
+from tvmflow.release.lock import import_lock
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import Ledger, MachineClass
 from tvmflow.tuning.search import StartingPoints

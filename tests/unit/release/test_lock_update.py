@@ -12,7 +12,7 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.types import Json
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import Lock, LockedKernel, LockedRecipe, LockedTarget, LockFile
-from tvmflow.release import lock_update
+from tvmflow.release import lock as lock_update
 from tvmflow.tuning.trials import trial_id
 
 TRACE: list[list[object]] = [[], []]

@@ -17,7 +17,7 @@ from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules import schedule_untuned
 from tvmflow.core.errors import VerifyFailed
-from tvmflow.recipe.verify import Verify
+from tvmflow.recipe.sections import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import verdict_text

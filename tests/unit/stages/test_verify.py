@@ -13,7 +13,7 @@ from tests.support.tuning import model, relu
 from tvmflow.compiler.options import Precision
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import TensorSpec
-from tvmflow.recipe.verify import Verify
+from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
 from tvmflow.core.dimensions import specs_at
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.recipe.verify import Verify
+from tvmflow.recipe.sections import Verify
 from tvmflow.stages.verify import verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, find_undetected, tolerance_for
 from tvmflow.stages.verify.imported_model import Operand, find_operands, limit_draws

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.recipe.verify import Verify
+from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.samples import make_samples
 from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.formatting import count_text, latency_text, size_text
 from tvmflow.core.statistics import MIN_PAIRS, is_decided, median_limits
-from tvmflow.recipe.verify import QUANTITIES
+from tvmflow.recipe.sections import QUANTITIES
 from tvmflow.runtime import bundles
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.latency import (

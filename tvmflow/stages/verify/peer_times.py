@@ -10,7 +10,7 @@ from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.types import Json
 from tvmflow.frontends.peers import PEERS, open_peer
 from tvmflow.recipe import Recipe
-from tvmflow.recipe.verify import AUTO, FIXED
+from tvmflow.recipe.sections import AUTO, FIXED
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison

@@ -12,8 +12,7 @@ from onnx import helper
 from tests.support.onnx_models import model, save, value
 from tvmflow.core.errors import StageError
 from tvmflow.recipe import ModelSource, Recipe
-from tvmflow.recipe.quantize import Quantize
-from tvmflow.recipe.verify import Verify
+from tvmflow.recipe.sections import Quantize, Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.stages.quantize.control import TOO_HARMFUL

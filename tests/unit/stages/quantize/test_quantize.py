@@ -20,8 +20,7 @@ from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.recipe import ModelSource, Recipe
-from tvmflow.recipe.quantize import Quantize
-from tvmflow.recipe.verify import Verify
+from tvmflow.recipe.sections import Quantize, Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import KnownFacts, StageContext, parse_settings
 from tvmflow.stages.quantize import calibration
