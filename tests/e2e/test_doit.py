@@ -22,7 +22,7 @@ DODO: Final = """
 import contextlib, functools, os
 from tests.support.small_runs import RecordingExecutor, plan_of, store_in
 from tvmflow.api.dodo_file import DodoTasks
-from tvmflow.engine.stage_execution import RunContext
+from tvmflow.engine.stage_runs import RunContext
 from pathlib import Path
 
 store, value = store_in(Path("cache")), int(os.environ.get("VALUE", "0"))

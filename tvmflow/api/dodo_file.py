@@ -34,8 +34,7 @@ from tvmflow.engine.doit_adapter import EngineTask, dodo_error, find_missing_tas
 from tvmflow.engine.driver import Driver, DriverSettings, prepare
 from tvmflow.engine.progress import Printer
 from tvmflow.engine.session import SessionOptions
-from tvmflow.engine.stage_execution import RunContext
-from tvmflow.engine.stage_runs import StageRuns
+from tvmflow.engine.stage_runs import RunContext, StageRuns
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.prepare import RunRequest
 from tvmflow.provenance import sidecar

@@ -21,11 +21,10 @@ from tvmflow.core.text import columns
 if TYPE_CHECKING:
     from tvmflow.core.types import Plan, StageSpec
     from tvmflow.planning.decisions import PlanState
-    from tvmflow.store.garbage_collection import Cleaning, Collection
+    from tvmflow.store.garbage_collection import Cleaning, Collection, PinUsage, StoreUsage
     from tvmflow.store.integrity import IntegrityReport, Step
     from tvmflow.store.local import LocalStore
     from tvmflow.store.remote.client import Fetched, RemoteCacheClient
-    from tvmflow.store.usage import PinUsage, StoreUsage
 
 
 class StatOptions(StoreOptions):
@@ -146,7 +145,7 @@ _PROGRESS_S: Final = 0.2
 
 @with_disk_errors
 def stat(options: StatOptions) -> int:
-    from tvmflow.store.usage import measure_usage
+    from tvmflow.store.garbage_collection import measure_usage
 
     usage = measure_usage(options.store.require())
     return print_result(usage, _format_usage(usage), options)
@@ -232,7 +231,7 @@ def gc(options: GcOptions) -> int:
 
 @with_disk_errors
 def pins(options: PinsOptions) -> int:
-    from tvmflow.store.usage import measure_pins
+    from tvmflow.store.garbage_collection import measure_pins
 
     rows = measure_pins(options.store.require())
     return print_result({"pins": rows}, _format_pins(rows), options)

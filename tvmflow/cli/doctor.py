@@ -199,8 +199,8 @@ def _examine_package(name: str) -> Finding:
     from packaging.requirements import Requirement
 
     from tvmflow.core import packages
+    from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
     from tvmflow.core.packages import REQUIREMENTS
-    from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 
     subject = f"package {name}"
     try:
@@ -249,7 +249,7 @@ def _examine_emulators() -> Finding:
 
 
 def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
-    from tvmflow.core.slow_steps import explain_wait
+    from tvmflow.core.logs import explain_wait
 
     with explain_wait(f"trying {probe.subject}: up to a minute the first time"):
         outcome = fork_server.call(
@@ -369,7 +369,7 @@ def examine_disks(store: LocalStore, dist: Path) -> Iterator[Finding]:
 
 
 def _examine_space(store: LocalStore) -> Finding:
-    from tvmflow.core.file_systems import find_file_system
+    from tvmflow.core.disk_errors import find_file_system
 
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
@@ -382,8 +382,8 @@ def _examine_space(store: LocalStore) -> Finding:
 
 def _examine_folder(subject: str, folder: Path) -> Finding:
     """Write a file into a folder, or into the nearest one above it that exists, and lock it."""
+    from tvmflow.core.disk_errors import find_file_system
     from tvmflow.core.file_locks import held
-    from tvmflow.core.file_systems import find_file_system
 
     place = folder.absolute()
     while not os.path.lexists(place):
@@ -422,7 +422,7 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
 def _examine_temporary_folder() -> Finding:
     import tempfile
 
-    from tvmflow.core.file_systems import find_file_system
+    from tvmflow.core.disk_errors import find_file_system
 
     try:
         folder = Path(tempfile.gettempdir())
@@ -522,8 +522,7 @@ def _describe_damage(root: Path, damaged: list[DamagedFile]) -> Finding:
 
 def _find_holder(path: Path, *, patience_s: float) -> str:
     """Return who holds a lock alone for longer than that; nothing when it can be shared."""
-    from tvmflow.core.file_locks import Locked, lock
-    from tvmflow.core.lock_holders import describe_holders
+    from tvmflow.core.file_locks import Locked, describe_holders, lock
 
     deadline = time.monotonic() + patience_s
     # read-only, so that looking at a lock changes nothing

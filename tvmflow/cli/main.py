@@ -136,7 +136,7 @@ def _parse_options(command: Command, words: Sequence[str], argv: Sequence[str]) 
 def _run(command: Command, options: Options, verbosity: int) -> int:
     from tvmflow.cli.arguments import RecipeOptions
     from tvmflow.core import logs
-    from tvmflow.core.slow_steps import explain_wait
+    from tvmflow.core.logs import explain_wait
 
     logs.configure(logs.level_for(verbosity))
     logs.check_level()

@@ -28,12 +28,11 @@ from tvmflow.core.text import table
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Decision, Json, Plan, StageKey, StageSpec
-    from tvmflow.engine.critical import CriticalChain
     from tvmflow.engine.run_records import RunRecord
+    from tvmflow.engine.timeline import CriticalChain
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import RunRequest
-    from tvmflow.store.failures import Failure
-    from tvmflow.store.local import LocalStore
+    from tvmflow.store.local import Failure, LocalStore
 
 
 GRAPHS: Final = ("mermaid", "dot", "svg")
@@ -260,7 +259,7 @@ def explain(options: ExplainOptions) -> int:
 
 
 def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) -> _Explanation:
-    from tvmflow.store.failures import find_failure
+    from tvmflow.store.local import find_failure
 
     key = plan_state.keys.get(spec.id)
     artifact = store.find(key.digest) if key else None
@@ -277,9 +276,8 @@ def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) ->
 def _explain_length(options: ExplainOptions) -> int:
     """Show the stages that decided how long a run took."""
     from tvmflow.cli.report import find_run_of
-    from tvmflow.engine.critical import find_critical_chain
     from tvmflow.engine.run_records import LATEST, read_run
-    from tvmflow.engine.timeline import read_timeline
+    from tvmflow.engine.timeline import find_critical_chain, read_timeline
 
     if options.stage is not None:
         raise UsageError(

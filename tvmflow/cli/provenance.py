@@ -149,7 +149,7 @@ def inspect(options: InspectOptions) -> int:
 
 
 def verify(options: VerifyOptions) -> int:
-    from tvmflow.core.slow_steps import explain_wait
+    from tvmflow.core.logs import explain_wait
     from tvmflow.provenance.check import check_delivered
 
     evidence = _read_evidence(options.statements)
@@ -331,7 +331,7 @@ class PullOptions(_RegistryOptions):
 
 @with_disk_errors
 def push(options: PushOptions) -> int:
-    from tvmflow.core.slow_steps import explain_wait
+    from tvmflow.core.logs import explain_wait
     from tvmflow.release.oci_artifacts import push as push_folder
 
     reference = _parse(options.address, is_plain=options.plain_http)

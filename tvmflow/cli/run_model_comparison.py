@@ -12,8 +12,8 @@ from tvmflow.core.documents import get_field
 from tvmflow.core.errors import BundleError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, latency_text, names_text, quoted
+from tvmflow.core.logs import explain_wait
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.statistics import PairedTimes, judge_ratio
 from tvmflow.core.text import columns, did_you_mean
 from tvmflow.core.types import Json, TensorSpec

@@ -34,7 +34,7 @@ def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDE
 def read_text(path: str) -> str:
     """Return the content of a file of the kernel; nothing where there is none."""
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return ""

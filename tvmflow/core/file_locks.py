@@ -10,18 +10,25 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from tvmflow.core import spans, termination
+from tvmflow.core.control_groups import read_text
 from tvmflow.core.errors import Interrupted
 from tvmflow.core.files import UNSUPPORTED
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 1.0
 _NOTICE_INTERVAL_S = 60.0
+_MAX_SHOWN = 3
+_MAX_COMMAND_CHARS = 100
+_CREDENTIALS = re.compile(r"//[^/@\s]*@")
+# Modules that run in processes of a command, not as one.
+_HELPERS = ("fork_server_process",)
 
 
 class Locked(Exception):
@@ -166,9 +173,6 @@ def _report_wait(descriptor: int, subject: str) -> None:
     As `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`.
     """
     status = os.fstat(descriptor)
-    # Only who waits needs this; an up-to-date run does not.
-    from tvmflow.core.lock_holders import describe_holders
-
     holders = describe_holders(status)
     if holders is not None:
         since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""
@@ -185,6 +189,64 @@ def _name(descriptor: int) -> str:
         return f"the lock file {os.readlink(f'/proc/self/fd/{descriptor}')}"
     except OSError:
         return "a file lock"
+
+
+def describe_holders(status: os.stat_result) -> str | None:
+    """Return the commands that hold the lock of a file: `pid 12 (tvmflow run a.yaml) and pid 13 (…)`.
+
+    Returns:
+        `another process` where the operating system does not tell; None for this command itself,
+        whose stages wait for each other.
+    """
+    commands = dict(map(_find_command, _list_holders(status)))
+    if not commands:
+        return "another process"
+    own, _ = _find_command(os.getpid())
+    texts = [f"pid {pid} ({text})" for pid, text in commands.items() if pid != own]
+    more = [f"{len(texts) - _MAX_SHOWN} more"] if len(texts) > _MAX_SHOWN else []
+    return " and ".join(texts[:_MAX_SHOWN] + more) or None
+
+
+def _list_holders(status: os.stat_result) -> list[int]:
+    """Return the processes in Linux's table of locks: `1: FLOCK ADVISORY WRITE PID DEVICE:INODE 0 EOF`."""
+    pids = []
+    for line in read_text("/proc/locks").splitlines():
+        words = line.split()
+        # a line with an arrow is of a process that waits; some file systems give another device
+        if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino):
+            pids.append(int(words[4]))
+    return pids
+
+
+def _find_command(pid: int) -> tuple[int, str]:
+    """Return the command that a process belongs to: the processes of a run's stages are its own."""
+    words = _command_line(pid)
+    while any(helper in word for word in words for helper in _HELPERS):
+        parent = _parent(pid)
+        if parent <= 1:
+            break
+        pid, words = parent, _command_line(parent)
+    return pid, format_command(words)
+
+
+def _command_line(pid: int) -> list[str]:
+    return read_text(f"/proc/{pid}/cmdline").split("\0")[:-1]
+
+
+def _parent(pid: int) -> int:
+    return int((read_text(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["", "0"])[1])
+
+
+def format_command(words: list[str]) -> str:
+    """Return a command line without the path of the interpreter and without passwords."""
+    is_python = bool(words) and os.path.basename(words[0]).startswith("python")
+    if is_python and "-m" in words[1:3]:
+        words = words[words.index("-m") + 1 :]
+    elif is_python and len(words) > 1:
+        words = words[1:]
+    text = " ".join([os.path.basename(words[0]), *words[1:]]) if words else "which has ended"
+    text = "".join(char for char in _CREDENTIALS.sub("//", text) if char.isprintable())
+    return text if len(text) <= _MAX_COMMAND_CHARS else f"{text[:_MAX_COMMAND_CHARS]}…"
 
 
 # ---------------------------------------------------------------- waiting time

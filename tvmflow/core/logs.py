@@ -1,4 +1,6 @@
-"""Logging: one logger for each module, and one place that configures where their lines go.
+"""Lines on stderr: the log, and what the user is waiting for.
+
+One logger for each module, and one place that configures where their lines go.
 
 `TVMFLOW_LOG`, or `-v` and `-vv` on the command line, choose the level of the terminal. The log
 file of a stage holds what the stage's process logs, whatever that level is.
@@ -6,10 +8,12 @@ file of a stage holds what the stage's process logs, whatever that level is.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TextIO
 
 from tvmflow.core.formatting import excerpt, printable, printable_lines
@@ -70,3 +74,49 @@ def configure(level: int, stream: TextIO | None = None) -> None:
     logger.addHandler(handler)
     logger.setLevel(level)
     logger.propagate = False
+
+
+# ---------------------------------------------------------------- slow steps
+
+
+IDENTITY_WAIT: Final = "reading the files of {}: a few seconds, once for each version"
+"""The text about a package whose files are hashed."""
+
+# A shorter wait needs no explanation.
+_PATIENCE_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def explain_wait(text: str) -> Iterator[None]:
+    """Say on a terminal what the block does once it has taken a second; the line is removed at its end.
+
+    With `-q`, which logs errors alone, nothing is said.
+
+    The text says about how long it takes, too.
+    """
+    if not (_log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
+        yield
+        return
+    is_shown = threading.Event()
+
+    def show() -> None:
+        is_shown.set()
+        _write(f"\r\x1b[K{text} …")
+
+    timer = threading.Timer(_PATIENCE_S, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if is_shown.is_set():
+            _write("\r\x1b[K")
+
+
+def _write(text: str) -> None:
+    # a terminal that is gone is nobody's problem here
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -10,10 +10,11 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from tvmflow.core.control_groups import list_groups, read_text
 from tvmflow.core.formatting import size_text
@@ -226,3 +227,31 @@ class MemoryWatch:
 
 def _sum(workers: Mapping[int, Mapping[int, int]]) -> int:
     return sum(sum(tree.values()) for tree in workers.values())
+
+
+# ---------------------------------------------------------------- CPU time
+# A limit of this process, of which other programs take nothing away.
+
+
+# How much longer this process may run where no Python code is interrupted.
+_GRACE_S: Final = 2
+
+
+class CpuTimeExceeded(BaseException):
+    """The limit was reached. No reader handles it as damage of its file."""
+
+
+def limit_cpu_time(seconds: int) -> None:
+    """Raise CpuTimeExceeded after a time, or end this process a little later where that has no effect.
+
+    Processes that it starts inherit the limit, and are ended by it.
+    """
+    import resource
+
+    def stop(*_: object) -> NoReturn:
+        raise CpuTimeExceeded
+
+    used = sum(os.times()[:2])
+    signal.signal(signal.SIGXCPU, stop)
+    limit = int(used) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + _GRACE_S))

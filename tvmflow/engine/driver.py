@@ -21,7 +21,7 @@ from tvmflow.engine.interim import is_search, with_best_so_far
 from tvmflow.engine.remote_access import RemoteSettings
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, run_plan
-from tvmflow.engine.stage_execution import RunContext
+from tvmflow.engine.stage_runs import RunContext
 from tvmflow.engine.timeline import TimelineRecording
 from tvmflow.executors import EXECUTORS, Event, ExecutorContext
 from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run

@@ -14,7 +14,7 @@ from tvmflow.core.errors import StageError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import WITH_TVM, ForkServer
 from tvmflow.core.formatting import names_text, quoted
-from tvmflow.core.slow_steps import explain_wait
+from tvmflow.core.logs import explain_wait
 from tvmflow.core.text import nearest
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import list_kernel_calls, list_kernel_shares, read_kernel_times

@@ -8,14 +8,14 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
 from tvmflow.core.codec import Mismatch
-from tvmflow.core.file_systems import find_file_system
+from tvmflow.core.disk_errors import find_file_system
 from tvmflow.core.formatting import age_text, count_text, duration_text, names_text, size_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Decision, Json, StageKey
 from tvmflow.engine.estimates import Estimate, Total, add_up
 from tvmflow.engine.report import MAX_SHOWN, unreadable_facts_text
 from tvmflow.stages import STAGES, read_facts
-from tvmflow.store.failures import Failure
+from tvmflow.store.local import Failure
 from tvmflow.tuning.budget import TrialForecast
 
 KINDS: Final = {"hit": "up to date", "run": "run", "wait": "may run"}

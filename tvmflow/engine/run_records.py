@@ -36,7 +36,7 @@ from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Build, list_builds
 from tvmflow.engine.report import RunReport, StageReport
-from tvmflow.engine.stage_execution import log_path
+from tvmflow.engine.stage_runs import log_path
 from tvmflow.planning.environment import without_password
 from tvmflow.provenance.delivered import read_source_state
 from tvmflow.store.local import LocalStore

@@ -26,9 +26,8 @@ from tvmflow.engine.report import (
     StageReport,
     compare_libraries,
 )
-from tvmflow.engine.stage_execution import RunContext
-from tvmflow.engine.stage_runs import StageRuns, choose_again
-from tvmflow.executors.base import Event, Executor, OnEvent
+from tvmflow.engine.stage_runs import RunContext, StageRuns, choose_again
+from tvmflow.executors import Event, Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.stages.tune import TuneFacts

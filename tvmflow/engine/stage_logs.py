@@ -15,7 +15,7 @@ from tvmflow.core.formatting import names_text, printable
 from tvmflow.core.project import shortest_path
 from tvmflow.core.text import nearest
 from tvmflow.engine.run_records import RunRecord
-from tvmflow.executors.base import Event
+from tvmflow.executors import Event
 from tvmflow.store.local import LocalStore
 
 _SUFFIX: Final = ".log"

@@ -24,7 +24,7 @@ from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.core.version import VERSION
-from tvmflow.executors.base import PLACE, Event, OnEvent
+from tvmflow.executors import PLACE, Event, OnEvent
 from tvmflow.executors.local import ProcessExecutor
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS

@@ -27,8 +27,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.core.version import page_url
-from tvmflow.executors import cluster_worker
-from tvmflow.executors.base import Event, ExecutorContext, OnEvent
+from tvmflow.executors import Event, ExecutorContext, OnEvent, cluster_worker
 from tvmflow.executors.cluster_worker import (
     TOPIC,
     InputBlob,

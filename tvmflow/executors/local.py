@@ -16,7 +16,7 @@ from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.memory import MemoryExcess, MemoryWatch
 from tvmflow.core.types import Json, StageCall, StageResult
-from tvmflow.executors.base import PLACE, OnEvent
+from tvmflow.executors import PLACE, OnEvent
 from tvmflow.targets import devices
 from tvmflow.targets.llvm_query import query_targets_in_children
 

@@ -96,7 +96,6 @@ _COPIED: Final = (
     "core/disk_errors.py",
     "core/documents.py",
     "core/errors.py",
-    "core/file_systems.py",
     "core/files.py",
     "core/formatting.py",
     "core/project.py",

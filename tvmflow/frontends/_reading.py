@@ -21,12 +21,11 @@ from typing import Final, TypeVar
 
 from tvmflow.core import errors, fork_server_process, termination
 from tvmflow.core.codec import from_json, to_json
-from tvmflow.core.cpu_time import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.errors import Interrupted, TvmflowError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import size_text
-from tvmflow.core.memory import limit_address_space
-from tvmflow.core.slow_steps import explain_wait
+from tvmflow.core.logs import explain_wait
+from tvmflow.core.memory import CpuTimeExceeded, limit_address_space, limit_cpu_time
 from tvmflow.core.types import Json
 from tvmflow.frontends.base import ModelFacts, NotAModel
 

@@ -18,8 +18,8 @@ import numpy as np
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import count_text, names_text
 from tvmflow.core.generated_text import yaml_key
+from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
-from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import TensorSpec, shape_text
 from tvmflow.frontends._frames import Array, Message, ObservedNode, receive, send
 from tvmflow.frontends.base import ReferenceTraits

@@ -13,15 +13,14 @@ from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError, T
 from tvmflow.core.files import read_regular
 from tvmflow.core.formatting import count_text
 from tvmflow.core.keys import group_files, list_changes, stage_key
-from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
+from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
 from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
 from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages import extract_tasks, import_model
 from tvmflow.stages.base import find_facts, name_some
 from tvmflow.stages.import_model import ImportFacts
-from tvmflow.store.failures import find_failure
 from tvmflow.store.file_digests import FileDigests
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import LocalStore, find_failure
 
 # One line has room for so many; `tvmflow explain` shows them all.
 _SHOWN_CAUSES = 3

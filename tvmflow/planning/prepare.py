@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, RecipeError, UsageError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt, names_text
+from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
 from tvmflow.core.schema import ClosedModel, first_field_error
-from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS

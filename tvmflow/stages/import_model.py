@@ -15,11 +15,11 @@ from pydantic import Field
 
 from tvmflow.core import fork_server_process
 from tvmflow.core.codec import without_empty
-from tvmflow.core.cpu_time import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import find_name_problem
+from tvmflow.core.memory import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import OPEN_FIX, InputRequest, LoadedModel

@@ -19,8 +19,8 @@ from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.formatting import last_line
+from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
 from tvmflow.core.processes import code_command
-from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import Host, read_host

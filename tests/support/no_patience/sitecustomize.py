@@ -11,4 +11,4 @@ def _have_no_patience(module: ModuleType) -> None:
     vars(module)["_PATIENCE_S"] = 0.0
 
 
-after_import("tvmflow.core.slow_steps", _have_no_patience)
+after_import("tvmflow.core.logs", _have_no_patience)

@@ -16,11 +16,11 @@ from tvmflow.core.disk_errors import (
     disk_errors,
     explain,
     find_disk_problem,
+    find_file_system,
     is_disk_full,
     make_folder,
 )
 from tvmflow.core.errors import EXIT_ENVIRONMENT, StoreError
-from tvmflow.core.file_systems import find_file_system
 
 NUMBERS = (
     "EACCES EPERM EROFS EEXIST EISDIR ELOOP ENOTDIR ENOTEMPTY ENXIO ENAMETOOLONG EFBIG EIO ENODEV "

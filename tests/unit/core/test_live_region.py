@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tvmflow.core.live_region import (
+from tvmflow.engine.progress import (
     LiveRegion,
     Span,
     display_width,

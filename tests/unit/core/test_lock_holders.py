@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.core.file_locks import held
-from tvmflow.core.lock_holders import describe_holders, format_command
+from tvmflow.core.file_locks import describe_holders, format_command, held
 
 
 @pytest.mark.parametrize(

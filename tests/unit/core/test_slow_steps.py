@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 import pytest
 
-from tvmflow.core import slow_steps
-from tvmflow.core.slow_steps import explain_wait
+from tvmflow.core import logs
+from tvmflow.core.logs import explain_wait
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when something was written to a terminal; a wait is long at once."""
     event = threading.Event()
-    write: Callable[[str], None] = slow_steps._write
+    write: Callable[[str], None] = logs._write
 
     def write_and_tell(text: str) -> None:
         write(text)
         event.set()
 
-    monkeypatch.setattr(slow_steps, "_write", write_and_tell)
-    monkeypatch.setattr(slow_steps, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(logs, "_write", write_and_tell)
+    monkeypatch.setattr(logs, "_PATIENCE_S", 0.0)
     return event
 
 
@@ -47,10 +47,10 @@ def test_nothing_is_said_of_short_steps_in_files_and_with_quiet(
     with explain_wait("a file"):
         assert not written.wait(0.05)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(slow_steps, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(logs, "_PATIENCE_S", 60.0)
     with explain_wait("a short step"):
         assert not written.wait(0.05)
-    monkeypatch.setattr(slow_steps, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(slow_steps._log, "isEnabledFor", lambda level: level >= logging.ERROR)
+    monkeypatch.setattr(logs, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(logs._log, "isEnabledFor", lambda level: level >= logging.ERROR)
     with explain_wait("quiet"):
         assert not written.wait(0.05)

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmflow.engine.critical import (
+from tvmflow.engine.timeline import (
     ChainLink,
+    TimedStage,
+    Timeline,
     Work,
     find_critical_chain,
     list_work,
     measure_length,
     schedule,
 )
-from tvmflow.engine.timeline import TimedStage, Timeline
 
 Graph = dict[str, Work]
 

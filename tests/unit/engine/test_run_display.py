@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from tvmflow.core.live_region import display_width, fit_line, render_line
-from tvmflow.engine.progress import RunProgress, describe_gain, describe_position, draw_run
+from tvmflow.engine.progress import (
+    RunProgress,
+    describe_gain,
+    describe_position,
+    display_width,
+    draw_run,
+    fit_line,
+    render_line,
+)
 
 STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 

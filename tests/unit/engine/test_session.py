@@ -28,7 +28,7 @@ from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import check_complete
 from tvmflow.engine.summary import verdict_text
 from tvmflow.planning.decisions import PlanState, evaluate_plan
-from tvmflow.store.failures import find_failure
+from tvmflow.store.local import find_failure
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from tvmflow.core.types import Plan
 from tvmflow.engine import session, up_to_date
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.planning.recipes import PlannedRecipe
-from tvmflow.store.garbage_collection import Limits, collect_garbage
+from tvmflow.store.garbage_collection import Limits, collect_garbage, measure_usage
 from tvmflow.store.local import LocalStore
-from tvmflow.store.usage import measure_usage
 
 TARGETS = (6, 12, 24)
 PACKAGE = str(Path(tvmflow.__file__).parent)

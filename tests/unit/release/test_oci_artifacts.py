@@ -33,7 +33,7 @@ from tvmflow.core import signing
 from tvmflow.core.errors import DownloadError, EnvironmentProblem, UsageError, VerifyFailed
 from tvmflow.provenance.write import sign_statements
 from tvmflow.release.oci_artifacts import Pulled, Pushed, pull, push
-from tvmflow.store import oci, registry_login
+from tvmflow.store import oci
 from tvmflow.store.addresses import OciReference, parse_oci_reference
 from tvmflow.store.local import LocalStore
 from tvmflow.store.oci import MANIFEST, OciError, title_annotations
@@ -557,10 +557,8 @@ def test_http_is_for_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None
     made = oci.Repository(parse_oci_reference("oci://registry.example/a:1"))
     assert made.url == "http://registry.example/v2/a"
     monkeypatch.setenv("TVMFLOW_TOKEN_REGISTRY_EXAMPLE", "ann:hunter2")
-    assert registry_login.find_credential("registry.example", made.url) is None
-    assert (
-        registry_login.find_credential("registry.example", "https://registry.example") is not None
-    )
+    assert oci.find_credential("registry.example", made.url) is None
+    assert oci.find_credential("registry.example", "https://registry.example") is not None
     assert oci.Repository(parse_oci_reference("oci://docker.io/a/b:1")).url.startswith(
         "https://registry-1.docker.io/"
     )

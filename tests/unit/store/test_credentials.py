@@ -14,7 +14,7 @@ from tvmflow.store.http_client import (
     may_send_to,
     origin_of,
 )
-from tvmflow.store.registry_login import LoginError, log_in, parse_challenges
+from tvmflow.store.oci import LoginError, log_in, parse_challenges
 
 
 def test_credentials_are_sent_over_https_or_to_this_machine() -> None:

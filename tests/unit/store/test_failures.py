@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.store.failures import Failure, find_failure, forget_failure, remember_failure
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import Failure, LocalStore, find_failure, forget_failure, remember_failure
 
 FAILURE = Failure("rejected", "a" * 64, 1.5e9, 2.5, "3 elements differ", "lower rtol")
 

@@ -360,7 +360,7 @@ def test_a_result_that_does_not_fit_on_the_disk_is_reported(
     filled: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is downloaded."""
-    monkeypatch.setattr("tvmflow.core.file_systems.FileSystem.spare", 0)
+    monkeypatch.setattr("tvmflow.core.disk_errors.FileSystem.spare", 0)
     two = RunHost(tmp_path / "two", filled.url)
     assert set(outcomes(two.run(plan_of())).values()) == {"ran"}
     assert (

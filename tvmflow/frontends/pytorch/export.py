@@ -16,8 +16,8 @@ from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, UsageError
 from tvmflow.core.files import output_file
 from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
-from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import Json
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.frontend import MODEL

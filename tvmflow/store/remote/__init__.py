@@ -15,8 +15,7 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.store.remote.base import RemoteCache
 from tvmflow.store.remote.bucket import BucketCache
 from tvmflow.store.remote.folder import FolderCache
-from tvmflow.store.remote.http import HttpCache, without_credentials
-from tvmflow.store.remote.registry import RegistryCache
+from tvmflow.store.remote.http import HttpCache, RegistryCache, without_credentials
 
 # Takes the URL and the time limit for each answer in seconds.
 Opener = Callable[[str, float], RemoteCache]

@@ -1,11 +1,16 @@
-"""A remote cache on a web server, such as bazel-remote or nginx with WebDAV.
+"""Remote caches over HTTP: on a web server, such as bazel-remote or nginx with WebDAV, and in an OCI registry.
 
-`GET`, `PUT` and `HEAD` of `/ac/<key>` and `/cas/<sha256>`. Redirects are not followed, so that
-credentials are never sent to another server.
+A web server gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and `/cas/<sha256>`. Redirects are not
+followed, so that credentials are never sent to another server.
+
+In a registry, an action is a manifest whose tag is the key, with the action as an annotation. It lists the
+action's blobs, so that the registry keeps them as long as the manifest.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import re
 import socket
@@ -14,9 +19,12 @@ import urllib.parse
 from pathlib import Path
 from typing import IO, Final
 
+from tvmflow.core.documents import Unreadable, get_field, read_json
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
+from tvmflow.store.addresses import InvalidAddress, parse_oci_reference
 from tvmflow.store.http_client import (
+    ACCESS_DENIED,
     BROKEN_ANSWER,
     NOT_TAKEN,
     RETRYABLE,
@@ -31,15 +39,18 @@ from tvmflow.store.http_client import (
     header_count,
     read_pieces,
 )
+from tvmflow.store.oci import EMPTY, MANIFEST, Descriptor, OciError, Repository, make_manifest
 from tvmflow.store.remote.base import (
     MIN_BYTES_PER_S,
     Corrupt,
     Declined,
     Forbidden,
+    RemoteCacheError,
     Sink,
     Unreachable,
     open_content,
 )
+from tvmflow.store.remote.signed_actions import decode
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
@@ -186,3 +197,93 @@ def _authorization(parts: urllib.parse.SplitResult) -> dict[str, str]:
     if not user:
         user, password = find_in_netrc(parts.hostname or "", with_default=True)
     return {"Authorization": basic(user, password)} if user else {}
+
+
+# ---------------------------------------------------------------- OCI registries
+
+_KIND: Final = "application/vnd.tvmflow.action.v1+json"
+_CONTENT: Final = "application/vnd.tvmflow.content.v1"
+_ACTION: Final = "vnd.tvmflow.action"
+_MAX_MANIFEST_BYTES: Final = 4 << 20
+
+
+class RegistryCache(HttpCache):
+    """See `_base.RemoteCache`. Credentials are those that `docker login` keeps."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        try:
+            reference = parse_oci_reference(url.rstrip("/"))
+            if reference.version or reference.path:
+                raise InvalidAddress("it names one artifact: write it as oci://HOST/NAME")
+        except InvalidAddress as error:
+            raise UsageError(f"--remote {without_credentials(url)}: {error}") from None
+        self.address, self._host, self._timeout_s = reference.address, reference.host, timeout_s
+        self._repository = Repository(
+            reference, timeout_s, max_idle=MAX_IDLE_CONNECTIONS, uses_proxies=False
+        )
+
+    def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
+        """See `_base.RemoteCache`."""
+        if not path.startswith("ac/"):
+            return super().get(path, max_bytes, sink)
+        pieces: list[bytes] = []
+        if not super().get(path, _MAX_MANIFEST_BYTES, pieces.append):
+            return False
+        try:
+            text = get_field(read_json(b"".join(pieces)), "annotations", _ACTION, of=str)
+            action = base64.b64decode(text, validate=True)
+        except (Unreadable, binascii.Error):
+            raise Corrupt("its manifest is damaged") from None
+        if len(action) > max_bytes:
+            raise Corrupt(f"it is longer than {max_bytes} bytes")
+        sink(action)
+        return True
+
+    def put(self, path: str, content: bytes | Path) -> None:
+        """See `_base.RemoteCache`."""
+        kind, _, name = path.partition("/")
+        is_blob = kind == "cas"
+        try:
+            if is_blob:
+                size = len(content) if isinstance(content, bytes) else content.stat().st_size
+                self._repository.put_blob(Descriptor(_CONTENT, f"sha256:{name}", size), content)
+                return
+            data = content if isinstance(content, bytes) else content.read_bytes()
+            blobs = set(decode(data).values())
+            layers = [Descriptor(_CONTENT, f"sha256:{sha256}", size) for sha256, size in blobs]
+            notes = {_ACTION: base64.b64encode(data).decode()}
+            self._repository.put_blob(EMPTY, b"{}")
+            self._repository.put_manifest(make_manifest(_KIND, layers, notes), name)
+        except OciError as error:
+            # no other blob would be taken, either; a manifest may name a blob that has disappeared
+            if is_blob and error.status in NOT_TAKEN:
+                raise Forbidden(self._shorten(error)) from None
+            raise self._translate(error) from None
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self._repository.close()
+
+    def _request(self, method: str, path: str, body: IO[bytes] | None = None) -> Answer:
+        is_action, name = path.startswith("ac/"), path.partition("/")[2]
+        place = f"manifests/{name}" if is_action else f"blobs/sha256:{name}"
+        headers = {"Accept": MANIFEST} if is_action else {}
+        try:
+            url = f"{self._repository.url}/{place}"
+            return self._repository.request(method, url, headers, body)
+        except OciError as error:
+            raise self._translate(error) from None
+        except BROKEN_ANSWER as error:
+            raise self._unreachable(error) from error
+
+    def _translate(self, error: OciError) -> RemoteCacheError:
+        """Return the error of a remote cache for one of a registry."""
+        reason = self._shorten(error)
+        if error.status in ACCESS_DENIED:
+            return Forbidden(reason)
+        if 400 <= error.status < 500 and error.status not in RETRYABLE:
+            return Declined(reason)
+        return Unreachable(reason, retryable=error.status in RETRYABLE)
+
+    def _shorten(self, error: OciError) -> str:
+        return error.message.removeprefix(f"{self.address}: ")
