@@ -171,9 +171,6 @@ class StoreFolder:
 
 _HEADER = "tvmflow note "
 _SEALED = frozenset({"delivered", "facts", "failures", "last", "pins", "spool", "stats"})
-# Notes of earlier versions, on one line without a seal, are still believed here; others are made again.
-_LASTING = frozenset({"last", "pins", "spool"})
-_KEY_DIGITS = 64
 
 
 class DamagedNote(ValueError):
@@ -185,8 +182,8 @@ def seal(text: str, *names: str) -> str:
     return f"{_HEADER}{_digest(text, names)}\n{text}"
 
 
-def unseal(content: bytes, *names: str) -> str | None:
-    """Return the text in the file of a note; None for an outdated one.
+def unseal(content: bytes, *names: str) -> str:
+    """Return the text in the file of a note.
 
     Raises:
         DamagedNote: when it is not what was written under this name.
@@ -198,12 +195,9 @@ def unseal(content: bytes, *names: str) -> str | None:
     if names[0] not in _SEALED:
         return text
     header, _, body = text.partition("\n")
-    if header == _HEADER + _digest(body, names):
-        return body
-    # a key that waited for its upload had no text
-    if "\n" in text or text.startswith(_HEADER[:3]) or (not text and len(names[-1]) != _KEY_DIGITS):
+    if header != _HEADER + _digest(body, names):
         raise DamagedNote
-    return text if names[0] in _LASTING else None
+    return body
 
 
 def _digest(text: str, names: tuple[str, ...]) -> str:

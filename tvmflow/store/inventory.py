@@ -153,7 +153,7 @@ def _read_pin(store: LocalStore, name: str) -> list[Pin]:
     """Return the pin of a lock file or a release; nothing when it was removed after it was listed."""
     path = Path(store.root, "pins", name)
     try:
-        return [from_json(Pin, json.loads(unseal(read_regular(path), "pins", name) or ""))]
+        return [from_json(Pin, json.loads(unseal(read_regular(path), "pins", name)))]
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not path.is_symlink():
             return []
@@ -245,11 +245,7 @@ def require_store(store: LocalStore) -> LocalStore:
 
 
 def take_inventory(store: LocalStore, *, skip_damaged_pins: bool = False) -> Inventory:
-    """Read every action record and list every blob.
-
-    Raises:
-        StoreError: for a pin that cannot be read, because what it needs is not known.
-    """
+    """Read every action record and list every blob."""
     # results before pins: `garbage_collection` explains why
     results = {result.key: result for result in _list_results(store)}
     pins = tuple(list_pins(store, skip_damaged=skip_damaged_pins))

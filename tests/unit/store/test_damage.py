@@ -225,16 +225,6 @@ def test_a_damaged_digest_of_a_model_is_not_believed(host: RunHost, tmp_path: Pa
     assert FileDigests(LocalStore(store.root)).digest(str(model)) == digest
 
 
-def test_notes_of_an_earlier_version_are_still_read(host: RunHost) -> None:
-    """They had no seal: keys and pins are believed, what is quickly found again is."""
-    store, root = host.store, Path(host.store.root)
-    (root / "last/net/build+old").write_text("a" * 64)
-    (root / "facts/old").write_text("15.0.7")
-    assert store.last_key("net", "build/old") == "a" * 64
-    assert store.notes.read("facts", "old") is None
-    assert store.damage == []
-
-
 @pytest.mark.faults
 def test_hundred_damaged_files_of_each_kind(tmp_path: Path, count: Count) -> None:
     """Seeded: any number of files of any kinds at once, found, healed by a run, or repaired."""
