@@ -29,7 +29,7 @@ from tvmflow.core.project import find_project, shortest_path
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.frontends.peers import Peer
-    from tvmflow.store.integrity import DamagedFile
+    from tvmflow.store import integrity
     from tvmflow.store.local import LocalStore
 
 
@@ -472,7 +472,7 @@ def _examine_device_locks() -> Iterator[Finding]:
 def _examine_store(store: LocalStore) -> Iterator[Finding]:
     """Look at what is in the store, without reading results and downloads."""
     from tvmflow.cli.cache import store_checks
-    from tvmflow.store.integrity import DamagedFile, find_damaged_files
+    from tvmflow.store import integrity
     from tvmflow.store.inventory import take_inventory
 
     root = Path(store.root)
@@ -482,7 +482,7 @@ def _examine_store(store: LocalStore) -> Iterator[Finding]:
             yield Finding("store", True, f"{shortest_path(str(root))} does not exist yet")
             return
         damaged = list(
-            find_damaged_files(store, {**store_checks(), "downloads": lambda path: True})
+            integrity.find_damaged_files(store, {**store_checks(), "downloads": lambda path: True})
         )
         inventory = take_inventory(store, skip_damaged_pins=True)
     except (TvmflowError, OSError) as error:
@@ -496,14 +496,14 @@ def _examine_store(store: LocalStore) -> Iterator[Finding]:
             detail = f"{path} is held by {holder}: a run would wait for it"
             yield Finding("lock of the store", False, detail, "wait for it, or end that process")
     damaged += [
-        DamagedFile("result", result.title, "it is damaged or lacks a file")
+        integrity.Finding("result", result.title, reason="it is damaged or lacks a file")
         for result in inventory.results.values()
         if not inventory.is_complete(result)
     ]
     yield _describe_damage(root, damaged)
 
 
-def _describe_damage(root: Path, damaged: list[DamagedFile]) -> Finding:
+def _describe_damage(root: Path, damaged: list[integrity.Finding]) -> Finding:
     from tvmflow.store.leases import active_runs
 
     if damaged:

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
+from tvmflow.core.codec import from_json
 from tvmflow.core.files import hash_file, read_regular
 from tvmflow.store import leases
-from tvmflow.store.disk import DamagedNote, is_damage, unseal
+from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.garbage_collection import exclude_maintenance
-from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
+from tvmflow.store.inventory import Inventory, Pin, StoredResult, take_inventory
 from tvmflow.store.local import FILES, FOLDERS, DamagedBlob, LocalStore
 
 # Gets how many blobs were read, of how many.
@@ -26,7 +27,7 @@ class Finding(NamedTuple):
     """A damaged or missing part of the store.
 
     Attributes:
-        kind: `result`, `blob`, `trials`, or the kind of another file (see `DamagedFile`).
+        kind: `result`, `blob`, `trials`, or what another file should be: `note`, `pin`, `lock`, `folder`, ….
         name: Its key or digest; the path in the store of another file.
         fault: Whether it is there.
         affected: The results that cannot be used until a run has made them again, or the pins that need it.
@@ -35,8 +36,8 @@ class Finding(NamedTuple):
 
     kind: str
     name: str
-    fault: Literal["damaged", "missing"]
-    affected: tuple[str, ...]
+    fault: Literal["damaged", "missing"] = "damaged"
+    affected: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -57,27 +58,21 @@ def check_integrity(
     Runs may be active meanwhile: they make again what they miss.
 
     The progress gets each blob; `find_damaged_files` has more of the `checks`.
-
-    Raises:
-        StoreError: while a garbage collection is active.
     """
     # first: the locks below may be what is damaged
-    files = [
-        Finding(kind=file.kind, name=file.name, fault="damaged", affected=(), reason=file.reason)
-        for file in find_damaged_files(store, checks)
-    ]
+    files = list(find_damaged_files(store, checks))
     with exclude_maintenance(store), store.running():
         inventory = take_inventory(store, skip_damaged_pins=True)
         references = _list_references(inventory.results)
         findings = [
-            Finding("result", result.key, "damaged", (result.title,))
+            Finding("result", result.key, affected=(result.title,))
             for result in inventory.results.values()
             if result.damaged and _set_aside_record(store, result.key)
         ]
         total = len(inventory.blobs)
         for done, digest in enumerate(inventory.blobs, 1):
             if _set_aside_blob(store, digest):
-                findings.append(Finding("blob", digest, "damaged", references.get(digest, ())))
+                findings.append(Finding("blob", digest, affected=references.get(digest, ())))
             progress(done, total)
         # looked for again: a run may have added it while the others were read
         absent = [digest for digest in references if digest not in inventory.blobs]
@@ -94,7 +89,6 @@ def check_integrity(
 
 
 def _list_references(results: Mapping[str, StoredResult]) -> dict[str, tuple[str, ...]]:
-    """Return for each blob the results that refer to it."""
     references: dict[str, tuple[str, ...]] = {}
     for result in results.values():
         for digest in dict.fromkeys(result.files):
@@ -200,25 +194,24 @@ def repair_store(
     damaged = list(find_damaged_files(store, checks))
     store.create()
     steps = [_repair_file(store, file) for file in damaged]
-    return steps + [_describe(finding) for finding in check_integrity(store, progress, checks).findings
-                    if finding.kind in ("result", "blob")]  # fmt: skip
+    findings = check_integrity(store, progress, checks).findings
+    return steps + [_describe(entry) for entry in findings if entry.kind in ("result", "blob")]
 
 
-def _repair_file(store: LocalStore, file: DamagedFile) -> Step:
-    path = f"{store.root}/{file.name}"
+def _repair_file(store: LocalStore, file: Finding) -> Step:
+    path, fix = f"{store.root}/{file.name}", _FIXES.get(file.kind, "")
     if file.kind == "file":
-        return Step(*file, "", _FIXES["file"])
+        return Step(file.kind, file.name, file.reason, "", fix)
     if file.kind in _IN_PLACE:
         # a lock in a folder of its own is put right by whoever takes it
         moved = dict(store.moved).get(path, "")
         if not moved and file.kind == "lock":
             moved = store.set_aside(path)
         done = f"moved to {_shorten(store, moved)}" if moved else "written again"
-        return Step(*file, done)
-    done = f"moved to {_shorten(store, store.set_aside(path))}"
-    if file.kind in _FIXES:
-        return Step(*file, done, _FIXES[file.kind])
-    return Step(*file, f"{done}; {_CONSEQUENCES.get(file.kind, _BY_NEXT_RUN)}")
+    else:
+        done = f"moved to {_shorten(store, store.set_aside(path))}"
+        done += "" if fix else f"; {_CONSEQUENCES.get(file.kind, _BY_NEXT_RUN)}"
+    return Step(file.kind, file.name, file.reason, done, fix)
 
 
 def _describe(finding: Finding) -> Step:
@@ -261,48 +254,35 @@ _KINDS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 
-class DamagedFile(NamedTuple):
-    """A file or folder of a store that is not what it should be.
-
-    It should be of a kind: `note`, `pin`, `lock`, `folder`, `format`, ….
-    """
-
-    kind: str
-    name: str
-    reason: str
-
-
-def find_damaged_files(
-    store: LocalStore, checks: Mapping[str, ContentCheck]
-) -> Iterator[DamagedFile]:
+def find_damaged_files(store: LocalStore, checks: Mapping[str, ContentCheck]) -> Iterator[Finding]:
     """Yield what is damaged, apart from the contents of results, blobs and trials. Changes nothing.
 
     `checks` has how the files of further folders are checked, by the name of the folder.
     """
     root = Path(store.root)
     if store.condition() == "damaged":
-        yield DamagedFile("format", "format", "it does not name the format of this store")
+        yield Finding("format", "format", reason="it does not name the format of this store")
     for path in sorted(root.iterdir()):
         if path.name in FOLDERS:
             if not path.is_dir():
-                yield DamagedFile("folder", path.name, "it is not a folder")
+                yield Finding("folder", path.name, reason="it is not a folder")
             elif path.name not in _UNCHECKED:
                 yield from _check_folder(store, path, {**_CONTENT_CHECKS, **checks})
         elif path.name not in FILES:
-            yield DamagedFile("file", path.name, "it is not part of a store")
+            yield Finding("file", path.name, reason="it is not part of a store")
         elif path.name != "format" and not path.is_file():
-            yield DamagedFile("lock", path.name, "it is not a file")
+            yield Finding("lock", path.name, reason="it is not a file")
 
 
 def _check_folder(
     store: LocalStore, folder: Path, checks: Mapping[str, ContentCheck]
-) -> Iterator[DamagedFile]:
+) -> Iterator[Finding]:
     kind = _KINDS.get(folder.name, "note")
     check = checks.get(folder.name)
     for path in _list_files(folder):
         name = str(path.relative_to(store.root))
         if reason := _find_fault(folder, path, check):
-            yield DamagedFile(kind, name, reason)
+            yield Finding(kind, name, reason=reason)
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
@@ -344,6 +324,8 @@ def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
         return ""
     try:
         return "" if check(path) else "its content is damaged"
+    except ValueError:
+        return "its content is damaged"
     except FileNotFoundError:
         # removed meanwhile, by a run or a collection
         return ""
@@ -361,40 +343,28 @@ def _is_named_well(path: Path) -> bool:
 # ---------------------------------------------------------------- contents
 
 
-def _unseal(path: Path, *names: str) -> str | None:
-    """Return the text of a note, empty for an outdated one; None when it is damaged."""
-    try:
-        return unseal(read_regular(path), *names) or ""
-    except DamagedNote:
-        return None
+def _unseal(path: Path, folders: int = 1) -> str:
+    """Return the text of a note below so many folders of notes."""
+    return unseal(read_regular(path), *path.parts[-1 - folders :])
 
 
-def _is_note(path: Path) -> bool:
-    return _unseal(path, path.parent.name, path.name) is not None
+def _is_note(path: Path, folders: int = 1) -> bool:
+    _unseal(path, folders)
+    return True
 
 
 def _is_last_key(path: Path) -> bool:
-    key = _unseal(path, "last", path.parent.name, path.name)
-    return bool(_DIGEST.fullmatch(key or ""))
+    return bool(_DIGEST.fullmatch(_unseal(path, 2)))
 
 
 def _is_pin(path: Path) -> bool:
-    try:
-        note = json.loads(_unseal(path, "pins", path.name) or "")
-        return all(isinstance(note[name], list) for name in ("keys", "digests")) and (
-            str(note["name"]).replace("/", "+") == path.name and isinstance(note["file"], str)
-        )
-    except (ValueError, KeyError, TypeError):
-        return False
+    pin = from_json(Pin, json.loads(_unseal(path)))
+    return pin.name.replace("/", "+") == path.name
 
 
 def _is_download(path: Path) -> bool:
     # one that is not complete yet may have any content
     return bool(path.suffix) or not _DIGEST.fullmatch(path.name) or hash_file(path) == path.name
-
-
-def _is_note_in_folder(path: Path) -> bool:
-    return _unseal(path, path.parent.parent.name, path.parent.name, path.name) is not None
 
 
 _CONTENT_CHECKS: Final[Mapping[str, ContentCheck]] = {
@@ -403,5 +373,5 @@ _CONTENT_CHECKS: Final[Mapping[str, ContentCheck]] = {
     "pins": _is_pin,
     "downloads": _is_download,
     "locked": lambda path: hash_file(path) == path.name,
-    **dict.fromkeys(("failures", "spool"), _is_note_in_folder),
+    **dict.fromkeys(("failures", "spool"), lambda path: _is_note(path, 2)),
 }
