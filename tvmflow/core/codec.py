@@ -141,7 +141,6 @@ _SCALARS: Final[Mapping[Any, _Reader]] = {
 
 
 def _union_reader(kinds: tuple[Any, ...]) -> _Reader:
-    """Return what reads the first of several types that a value is of."""
     is_nullable = type(None) in kinds
     readers = [_reader_for(kind) for kind in kinds if kind is not type(None)]
 
@@ -200,7 +199,6 @@ def _mapping_reader(key_kind: Any, value_kind: Any) -> _Reader:
 
 
 def _read_digits(name: Json) -> int:
-    """Return the integer that is the name of a field."""
     text = str(name)
     if not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise Mismatch(f"{excerpt(text)} is no integer")
@@ -210,7 +208,6 @@ def _read_digits(name: Json) -> int:
 def _object_reader(
     kind: Callable[..., Any], hints: Mapping[str, Any], optional: Iterable[str]
 ) -> _Reader:
-    """Return what reads the fields of a NamedTuple or a TypedDict."""
     readers = {name: _reader_for(hint) for name, hint in hints.items()}
     required = readers.keys() - set(optional)
 

@@ -109,9 +109,6 @@ def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int,
         size: The size.
         bounds: The smallest and the largest size of each dimension by name.
 
-    Raises:
-        WrongSize: as `evaluate`, for any sizes in these bounds.
-
     >>> find_bounds("2 * seq - 1", {"seq": (1, 512)})
     (1, 1023)
     """
@@ -242,11 +239,6 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _parse(text: str) -> ast.expr:
-    """Return the syntax tree of an expression.
-
-    Raises:
-        WrongSize: when it is none.
-    """
     if len(text) > _MAX_TEXT:
         raise WrongSize(f"a size has {len(text):,} characters, and the limit is {_MAX_TEXT:,}")
     try:

@@ -269,11 +269,7 @@ def make_folder(path: str | os.PathLike[str], fix: str = _FIX_FOLDER) -> None:
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Check that files can be written to a folder, which need not exist yet; nothing is left there.
-
-    Raises:
-        StoreError: as of `make_folder`.
-    """
+    """Check that files can be written to a folder, which need not exist yet; nothing is left there."""
     import tempfile
 
     place = _nearest_folder(os.fspath(folder))
@@ -377,7 +373,6 @@ def describe_output() -> str:
 
 
 def _redirected_output() -> list[str]:
-    """Return the files that this process's output is redirected to."""
     links = [f"/proc/self/fd/{number}" for number in (1, 2)]
     return [os.path.realpath(link) for link in links if os.path.isfile(link)]
 

@@ -123,11 +123,6 @@ def held(
     """Hold the lock of the file at `path` while the block runs, and give its descriptor.
 
     `folder` is that of `open_lock_file`.
-
-    Raises:
-        Locked: when another process holds it and `wait` is not set.
-        Interrupted: when a signal ends this process while it waits.
-        OSError: when the lock file cannot be made.
     """
     descriptor = open_lock_file(path, mode=mode, folder=folder)
     try:

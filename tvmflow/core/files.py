@@ -53,9 +53,6 @@ def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
 
     A file is replaced, as by `replacing`. A device, a pipe or an open file, such as `/dev/stdout`, must stay
     what it is: the content is written to it.
-
-    Raises:
-        OSError: when the path cannot be written or the disk is full.
     """
     target = os.fspath(path)
     if not _is_stream(target):
@@ -86,22 +83,14 @@ def _is_stream(path: str) -> bool:
 
 
 def write_output(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file that a user named, whole or not at all; or write to a stream (see `output_file`).
-
-    Raises:
-        OSError: when the path cannot be written or the disk is full.
-    """
+    """Write a file that a user named, whole or not at all; or write to a stream (see `output_file`)."""
     data = content.encode() if isinstance(content, str) else content
     with output_file(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file whole or not at all. Its permissions follow the umask.
-
-    Raises:
-        OSError: when the folder cannot be written or the disk is full.
-    """
+    """Write a file whole or not at all. Its permissions follow the umask."""
     data = content.encode() if isinstance(content, str) else content
     with replacing(path) as temporary, open(temporary, "wb") as stream:
         stream.write(data)
@@ -222,11 +211,7 @@ def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: as `open_regular` does.
-    """
+    """Return the content of a regular file."""
     # A run reads thousands of small files: without a stream, each takes half the time.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -241,11 +226,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:
-    """Return the sha256 (hex) of a file's content.
-
-    Raises:
-        OSError: as `open_regular` does.
-    """
+    """Return the sha256 (hex) of a file's content."""
     digest = hashlib.sha256()
     with open_regular(path) as stream:
         while chunk := stream.read(_CHUNK):

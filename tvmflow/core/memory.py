@@ -59,7 +59,6 @@ def _read_numbers(name: str) -> Iterator[int]:
 
 
 def _cgroup_texts(name: str) -> Iterator[str]:
-    """Yield a file of each control group for memory that this process is in."""
     for folder in list_groups("memory"):
         yield read_text(f"{folder}/{name}")
 

@@ -65,7 +65,6 @@ def obstacle(path: Path) -> str:
 
 
 def _error_text(path: Path, error: OSError) -> str:
-    """Return what an error says about the file at a path."""
     if error.errno == errno.ELOOP:
         return "is a symbolic link that leads back to itself"
     with contextlib.suppress(OSError):

@@ -300,7 +300,6 @@ def _is_editable(path: str, source: str) -> bool:
 
 
 def _read_version(folder: str) -> str:
-    """Return the version that a package's source names."""
     for name in _VERSION_FILES:
         try:
             with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as stream:
@@ -386,9 +385,6 @@ def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageF
 
     The record is empty where there is none; `walk` looks for files that it lacks in folders that have not
     changed, too.
-
-    Raises:
-        OSError: when a file cannot be read.
     """
     recorded = _read_record(record) if record else {}
     with _remembered_digests(f"{folder}/{module or record}") as digests:

@@ -48,7 +48,6 @@ def kill_tree(pid: int) -> None:
 
 
 def _kill(pids: list[int]) -> None:
-    """Kill processes, and the groups that they lead."""
     for pid in pids:
         for kill in (os.killpg, os.kill):
             try:

@@ -109,7 +109,6 @@ def _read_project(folder: str) -> Project | None:
 
 
 def _read(path: str) -> bytes | None:
-    """Return the content of a file; None where there is none."""
     try:
         if not os.path.isfile(path):
             return None

@@ -269,7 +269,6 @@ def verify_envelope(
 
 
 def _parse(envelope: Json, payload_type: str) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """Return the text of an envelope, and key id and bytes of each signature."""
     try:
         if envelope["payloadType"] != payload_type:
             raise InvalidEnvelope(f"it holds {envelope['payloadType']!r} and not {payload_type}")

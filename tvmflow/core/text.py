@@ -63,20 +63,12 @@ def parse_age(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `20GB`, `1.5GiB`, or `0`.
-
-    Raises:
-        ValueError: for any other text; the message says what is expected.
-    """
+    """Return the bytes of a size such as `20GB`, `1.5GiB`, or `0`."""
     return int(_parse(text, _BYTES, "a size such as 20GB or 500MB"))
 
 
 def parse_latency(text: str) -> float:
-    """Return the seconds of a latency such as `8 ms`, `250us` or `0.5 s`.
-
-    Raises:
-        ValueError: for any other text; the message says what is expected.
-    """
+    """Return the seconds of a latency such as `8 ms`, `250us` or `0.5 s`."""
     return _parse(text, _CALL_SECONDS, "a latency such as 8 ms or 0.5 s")
 
 

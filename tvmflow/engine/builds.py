@@ -281,7 +281,6 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
 
 
 def _read_verdict(stage: StageReport | None, facts: Verdict | None) -> dict[str, Json]:
-    """Return the fields of a build that `verify` knows."""
     is_rejected = stage is not None and stage.outcome not in SUCCEEDED
     if facts is None:
         return {"verdict": "rejected"} if stage and stage.outcome == "rejected" else {}
@@ -415,7 +414,6 @@ def _add_up(numbers: Iterable[int | None]) -> int | None:
 def _find_folders(
     names: Collection[tuple[str, str]], delivered: Iterable[str]
 ) -> dict[tuple[str, str], str]:
-    """Return the folders in `dist` of recipes and targets: `DIST/RECIPE/TARGET`."""
     folders: dict[tuple[str, str], str] = {}
     for path in delivered:
         parts = path.split("/")

@@ -96,7 +96,6 @@ def deliver_verdicts(
 def _list_files(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[_File]:
-    """Return every file that may be delivered now."""
     files = []
     for delivery in plan.deliveries:
         is_unverified = delivery.verified_by and delivery.verified_by not in artifacts

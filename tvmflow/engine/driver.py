@@ -67,11 +67,7 @@ def prepare(
     settings: DriverSettings,
     on_download: OnProgress | None = None,
 ) -> PreparedRun:
-    """Return the plan of a request, once it is clear that it can be run.
-
-    Raises:
-        TvmflowError: as `check_settings` and `prepare_run` raise it.
-    """
+    """Return the plan of a request, once it is clear that it can be run."""
     check_settings(settings)
     if settings.executor == _PROCESSES:
         prepared = _prepare_for_processes(request, store, on_download)
@@ -213,11 +209,7 @@ class Driver:
         self._executor.cancel()
 
     def run(self, plan: Plan) -> RunReport:
-        """Bring a plan up to date, deliver, and report; a stage that is forced runs the first time alone.
-
-        Raises:
-            TvmflowError: for a problem of the whole run, such as a full disk.
-        """
+        """Bring a plan up to date, deliver, and report; a stage that is forced runs the first time alone."""
         options = self._settings.session._replace(
             forced=self._forced, delivers_interim=self._delivers_interim
         )

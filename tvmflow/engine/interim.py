@@ -128,7 +128,6 @@ def _list_next(
 
 
 def _with_minutes(plan: Plan, minutes: Mapping[str, float]) -> Plan:
-    """Return the plan with these parts of its searches."""
     specs = (spec for spec in plan.stages if spec.id in minutes)
     return _with_settings(
         plan,
@@ -142,7 +141,6 @@ def _with_minutes(plan: Plan, minutes: Mapping[str, float]) -> Plan:
 
 
 def _with_settings(plan: Plan, changes: Mapping[str, Mapping[str, Json]]) -> Plan:
-    """Return the plan with other settings of some stages."""
     stages = (
         spec._replace(settings={**spec.settings, **changes.get(spec.id, {})})
         for spec in plan.stages

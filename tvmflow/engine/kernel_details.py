@@ -53,11 +53,7 @@ class BuiltLibrary(NamedTuple):
 
     @property
     def built(self) -> BuildFacts:
-        """The facts of its code.
-
-        Raises:
-            UsageError: they are incomplete, or those of another stage are.
-        """
+        """The facts of its code."""
         built = self.facts.get(BuildFacts)
         if built is None or self.problem:
             text = f"{self.name} in this record: {self.problem or f'no facts of {build.NAME}'}"
@@ -94,16 +90,11 @@ def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLib
 
 
 def list_rows(library: BuiltLibrary, store: LocalStore) -> list[KernelRow]:
-    """Return the kernels of a library, the slowest first.
-
-    Raises:
-        UsageError: its facts are incomplete.
-    """
+    """Return the kernels of a library, the slowest first."""
     return list_kernel_rows(library.built, library.facts, _read_workload_names(library, store))
 
 
 def _read_workload_names(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
-    """Return the name of the workload by kernel; empty where the store no longer has it."""
     tasks = _read_file(library, extract_tasks.NAME, TASKS, store) or []
     return {name: task["names"][0] for task in tasks for name in task["names"]}
 
@@ -314,7 +305,6 @@ def _read_preimage(library: BuiltLibrary, store: LocalStore) -> Mapping[str, Jso
 
 
 def _list_inputs(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
-    """Return the paths of the files that a library was built from, by role."""
     inputs: Mapping[str, str] = _read_preimage(library, store)["inputs"]
     try:
         return {role: _find_input(digest, store) for role, digest in inputs.items()}

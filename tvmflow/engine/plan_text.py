@@ -181,7 +181,6 @@ def _explain_result(stage: str, facts: Mapping[str, Json]) -> list[str]:
 
 
 def _describe_failure(failure: Failure | None, key: StageKey | None) -> list[str]:
-    """Return when and how the last attempt failed, with its remedy and its log."""
     if failure is None:
         return []
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time_s))

@@ -158,7 +158,6 @@ class LiveRegion:
         self._widths, self._content = [], ""
 
     def _start(self) -> str:
-        """Return what moves the cursor to the first line."""
         columns = self.size.columns + 1
         rows = sum(max(-(-width // columns), 1) for width in self._widths)
         return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "")
@@ -398,7 +397,6 @@ class Printer:
     # ---------------------------------------------------------------- events
 
     def _align_names(self, event: Event) -> None:
-        """Give the names of stages the room that the longest of them needs."""
         longest = max((len(self._stage_name(stage)) for stage in event["stages"]), default=0)
         least, most = _NAME_WIDTHS
         self._name_width = min(max(least, longest), most)
@@ -482,7 +480,6 @@ class Printer:
         self._print_spans(Span(text, style))
 
     def _print_spans(self, *spans: Span | str) -> None:
-        """Print a complete line, above the live display."""
         line: Line = tuple(
             Span(printable_lines(span))
             if isinstance(span, str)
@@ -497,7 +494,6 @@ class Printer:
         self._stream.flush()
 
     def _draw(self, above: str = "") -> None:
-        """Show the present state of the run, below lines that stay."""
         if self._region is None:
             return
         lines: list[Line] = []
@@ -584,7 +580,6 @@ def draw_run(progress: RunProgress, columns: int, height: int, now: float) -> li
 
 
 def _draw_head(progress: RunProgress, columns: int, now: float) -> Line:
-    """Return how many stages are done, for how long the run has lasted, and how long it will last."""
     count = f"{progress.finished} of {len(progress.stages)}"
     count += " stages" if columns >= _NARROW else ""
     elapsed = rounded_text(now - progress.started)
@@ -694,7 +689,6 @@ def _draw_cell(stage: StageProgress | None, now: float, *, short: bool) -> Span:
 
 
 def _draw_running(stage: StageProgress, columns: int, now: float) -> list[Line]:
-    """Return how far a stage is, and what a search has gained."""
     name = Span(f"{printable(stage.label)}  ", "bold")
     if stage.note:
         return [(name, Span(printable(stage.note)))]

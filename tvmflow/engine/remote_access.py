@@ -105,9 +105,6 @@ def open_cluster_client(
     """Return the address, without credentials, and the connection through which a cluster gets its files.
 
     Blobs are written to it in every mode; actions are only written if the mode allows it.
-
-    Raises:
-        UsageError: when the run has no remote cache.
     """
     url = cluster_remote_url(settings)
     shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())

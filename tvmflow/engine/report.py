@@ -128,7 +128,6 @@ def mark_pareto_optimal(libraries: Sequence[ComparedLibrary]) -> list[ComparedLi
 
 
 def _measured(library: ComparedLibrary) -> tuple[int, tuple[str, ...]]:
-    """Return the group of a library, and what was measured of it."""
     return library.group, tuple(library.costs)
 
 
@@ -149,12 +148,10 @@ def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 def _find(kind: type[_T], stage_id: str, artifacts: Mapping[str, Artifact]) -> _T | None:
-    """Return the facts of a stage; None where it has no result."""
     return find_facts(kind, artifacts[stage_id].facts) if stage_id in artifacts else None
 
 
 def _read_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of what a stage verifies."""
     for need in spec.needs:
         if need.stage == import_model.NAME:
             imported = _find(ImportFacts, need.stage_id, artifacts)

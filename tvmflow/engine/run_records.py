@@ -254,7 +254,6 @@ class Recording:
         )
 
     def _with_log(self, stage: StageReport) -> StageReport:
-        """Return what a stage did with the path of its log, if it was executed and left one."""
         log = log_path(self._store, stage.recipe, stage.label)
         was_executed = stage.outcome not in ("hit", "fetched", "skipped")
         return stage._replace(log=str(log)) if was_executed and log.is_file() else stage

@@ -239,18 +239,13 @@ class Session:
         self._context.on_event({"event": "run_started", "stages": stages})
 
     def deliver(self) -> list[str]:
-        """Deliver what is finished and verified, with its sidecar files, and return all paths.
-
-        Raises:
-            DamagedBlob: when a stored file does not have its digest.
-        """
+        """Deliver what is finished and verified, with its sidecar files, and return all paths."""
         artifacts, dist = self.state.artifacts, self._options.dist
         with spans.span("deliver"):
             paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
             return paths + sidecar.write_sidecars(self._plan, artifacts, self._context.store, dist)
 
     def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
-        """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""
         from tvmflow.engine.doit_adapter import EngineTask
 
         return EngineTask(
@@ -299,7 +294,6 @@ class Session:
         return self._report_hit(spec)
 
     def _run(self, spec: StageSpec) -> str:
-        """Run a stage, and return the reason when it failed."""
         try:
             decision = self.state.decide(spec)
         except Exception as error:

@@ -98,17 +98,12 @@ def _list_logs(store: LocalStore) -> Iterator[StageLog]:
 
 
 def _matches(stage_id: str, stage: str) -> bool:
-    """Return whether a stage is the one, or one of those, that a user names."""
     name = stage_id if ":" in stage else stage_id.partition(":")[2]
     return stage in (name, name.partition("/")[0])
 
 
 def read_text(log: StageLog) -> str:
-    """Return the whole text of a log.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the whole text of a log."""
     return Path(log.path).read_text(encoding="utf-8", errors="replace")
 
 

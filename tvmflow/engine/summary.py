@@ -80,7 +80,6 @@ def summary(
 
 
 def _quiet_line(build: Build) -> str:
-    """Return the verdict of a build and the folder of its files; empty where nothing is known of it."""
     parts = [verdict_text(build), f"{build.folder}/" if build.folder else ""]
     return f"{build.name}: {', '.join(filter(None, parts))}" if any(parts) else ""
 
@@ -143,7 +142,6 @@ def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]
 
 
 def _list_warnings(builds: Sequence[Build]) -> Iterator[str]:
-    """Yield each warning with the builds that it is about."""
     names: dict[str, list[str]] = {}
     for build in builds:
         for warning in build.warnings:

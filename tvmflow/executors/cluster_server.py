@@ -89,11 +89,7 @@ def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
 
 
 def serve_worker(options: WorkerOptions, notify: Notify) -> None:
-    """Run a worker until it is interrupted; when the scheduler goes away, wait for it.
-
-    Raises:
-        EnvironmentProblem: when dask or its certificates are missing.
-    """
+    """Run a worker until it is interrupted; when the scheduler goes away, wait for it."""
     distributed = _import_distributed()
     check_certificates(options.scheduler, "worker")
     name = options.name or f"{socket.gethostname()}-{os.getpid()}"
@@ -165,12 +161,7 @@ class _Worker:
 
 
 async def _find_own_address(scheduler: str) -> str:
-    """Return the address by which this machine reaches the scheduler.
-
-    Raises:
-        OSError: when nothing answers: dask's process would retry without a message.
-        TimeoutError: as well.
-    """
+    """Return the address by which this machine reaches the scheduler."""
     host, _, port = scheduler.partition("://")[2].rpartition(":")
     connection = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connection, _RETRY_S)

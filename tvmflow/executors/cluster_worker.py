@@ -135,7 +135,6 @@ def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
 
 
 def _list_tools() -> list[str]:
-    """Return every distribution that a stage may use."""
     tools = {tool for stage in STAGES.values() for tool in stage.TRAITS.tools}
     tools |= {tool for backend in BACKENDS.values() for tool in backend.TOOLS}
     for frontend in FRONTENDS.values():
@@ -342,7 +341,6 @@ def _open_store(folder: str) -> LocalStore:
 def _connect(
     request: StageRequest, store: LocalStore, task: WorkerTask
 ) -> Iterator[RemoteConnection]:
-    """Give the remote cache: the one that `tvmflow worker` names, or else that of the run."""
     from tvmflow.core import signing
 
     access = Access(
@@ -367,7 +365,6 @@ def _connect(
 
 
 def _fetch(connection: RemoteConnection, store: LocalStore, blob: BlobRef) -> None:
-    """Bring a content into the store, unless a verified one is there."""
     with contextlib.suppress(DamagedBlob):
         store.blobs.verified_path(blob.digest)
         return
@@ -409,7 +406,6 @@ def _make_call(request: StageRequest, store: LocalStore, claim: Claim) -> StageC
 def _upload_outputs(
     connection: RemoteConnection, store: LocalStore, claim: Claim
 ) -> dict[str, BlobRef]:
-    """Upload all files that the stage made, and return them by name."""
     files = {}
     for path in sorted(path for path in Path(claim.out).rglob("*") if path.is_file()):
         size = path.stat().st_size

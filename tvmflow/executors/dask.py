@@ -63,11 +63,7 @@ class DaskExecutor:
         self.cancelled = False
 
     def start(self) -> None:
-        """Connect to the cluster.
-
-        Raises:
-            EnvironmentProblem: when the scheduler does not answer, or no worker can run stages.
-        """
+        """Connect to the cluster."""
         self._connect()
 
     def _connect(self) -> DaskCluster:
@@ -441,11 +437,7 @@ class DaskCluster:
         return slots, refused
 
     def wait_for_worker(self, call: StageCall) -> None:
-        """Wait until a worker can run a stage.
-
-        Raises:
-            EnvironmentProblem: when none can, nor joins in time.
-        """
+        """Wait until a worker can run a stage."""
         for is_last in self._wait_steps():
             reasons = self.refusals(call)
             if reasons is None:
@@ -492,7 +484,6 @@ class DaskCluster:
 
 
 def _connect(scheduler: str) -> Any:
-    """Return dask's client of a scheduler."""
     distributed = import_distributed("--executor dask")
     check_certificates(scheduler, "client")
     try:

@@ -187,7 +187,6 @@ def _last_line(log: Path) -> str:
 
 
 def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
-    """Return the end of a stage with a full disk as its cause, if one is full."""
     # with all stages, which whoever starts a process early does not wait for
     from tvmflow.executors.stage_worker import list_written_folders
 
@@ -202,7 +201,6 @@ def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
 
 
 def _add_fix(outcome: Outcome) -> Outcome:
-    """Return the end of a stage that was stopped from outside with what to do about it."""
     fix = ""
     if outcome.kind == "timeout":
         fix = "give each stage more time with --stage-timeout SECONDS, or run fewer stages at a time (--jobs)"

@@ -287,13 +287,6 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
 
 
 def _download_missing(job: _Job) -> None:
-    """Download what the part lacks.
-
-    Raises:
-        _TemporaryProblem: when another attempt may succeed.
-        DownloadError: when it will not.
-        OSError: when the part cannot be written.
-    """
     offset = job.part_size()
     source = _open(job, offset)
     if source is None:
@@ -366,12 +359,10 @@ def _open_file(job: _Job) -> _LocalFile:
 
 
 def _local_path(url: str) -> Path:
-    """Return the path that a `file:` URL names."""
     return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
 
 
 def _locate(job: _Job) -> tuple[str, Credential | None]:
-    """Return the URL to request, and the credential for it."""
     if scheme_of(job.url) != HUB:
         return job.url, find_credential(job.url)
     try:
@@ -382,7 +373,6 @@ def _locate(job: _Job) -> tuple[str, Credential | None]:
 
 
 def _open_object(job: _Job, offset: int, validator: str) -> ByteSource:
-    """Return the rest of an object in a bucket."""
     try:
         return call_within(
             job.timeout_s,
@@ -422,7 +412,6 @@ def _status_text(answer: Answer) -> str:
 def _status_error(
     job: _Job, answer: Answer, url: str, credential: Credential | None
 ) -> DownloadError:
-    """Return the error of a status that will not change by itself."""
     if scheme_of(job.url) == HUB:
         problem = explain_status(answer, parse_hub_file(job.url), credential)
         return job.error(str(problem), fix=problem.fix)
@@ -434,7 +423,6 @@ def _status_error(
 
 
 def _connection_error(job: _Job, url: str, error: Exception) -> Exception:
-    """Return what to raise when there is no answer."""
     host = urllib.parse.urlsplit(url).hostname
     if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
         return job.error(f"the host {host} is not known", fix="check the URL and the network")
@@ -447,7 +435,6 @@ def _connection_error(job: _Job, url: str, error: Exception) -> Exception:
 
 
 def _receive(job: _Job, source: ByteSource, offset: int) -> None:
-    """Append what arrives to the part, or start the part again."""
     if source.start != offset or not offset:
         job.discard_part()
         if source.start:
@@ -494,7 +481,6 @@ class _Space:
 
 
 def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
-    """Append the bytes of a source to the part."""
     done, last_progress = source.start, 0.0
     space = _Space(job, is_known=bool(source.total))
 

@@ -19,11 +19,7 @@ _AHEAD_NS = 86_400 * 10**9
 
 
 def stamp(path: str) -> list[int]:
-    """Return what the file system knows of a file's content.
-
-    Raises:
-        OSError: when the file does not exist.
-    """
+    """Return what the file system knows of a file's content."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
@@ -43,11 +39,7 @@ class FileDigests:
         self._folders: dict[tuple[str, tuple[str, ...]], str] = {}
 
     def digest(self, path: str) -> str:
-        """Return the sha256 (hex) of a file's content.
-
-        Raises:
-            OSError: when it cannot be read.
-        """
+        """Return the sha256 (hex) of a file's content."""
         if path in self._digests:
             return self._digests[path]
         name = _note_name(path)
@@ -65,9 +57,6 @@ class FileDigests:
         """Return one sha256 (hex) of files in a folder: of their names, and the sha256 of the content of each.
 
         Stamps and digests of all of them are in one note, so that only those that changed are read.
-
-        Raises:
-            OSError: when one cannot be read.
         """
         ordered = tuple(sorted(names))
         if (folder, ordered) in self._folders:

@@ -118,11 +118,7 @@ class Collection(NamedTuple):
 def preview_collection(
     store: LocalStore, limits: Limits, inventory: Inventory | None = None
 ) -> Collection:
-    """Return what a garbage collection would remove. Writes nothing.
-
-    Raises:
-        StoreError: for a pin that cannot be read, because what it needs is not known.
-    """
+    """Return what a garbage collection would remove. Writes nothing."""
     active_runs = leases.active_runs(store.root)
     inventory = inventory or take_inventory(store)
     return _collect(store, inventory, limits, active_runs, time.time_ns(), remove=False)
@@ -203,21 +199,13 @@ def _collect(
 
 
 def remove_result(store: LocalStore, key: str) -> None:
-    """Remove one result; a later garbage collection removes files that no other result has.
-
-    Raises:
-        StoreError: while a run is using the store.
-    """
+    """Remove one result; a later garbage collection removes files that no other result has."""
     with leases.exclude_runs(store.root):
         Path(store.action_path(key)).unlink(missing_ok=True)
 
 
 def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
-    """Keep every other garbage collection and integrity check out while the block runs.
-
-    Raises:
-        StoreError: when one is active.
-    """
+    """Keep every other garbage collection and integrity check out while the block runs."""
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {shortest_path(store.root)}"
     return leases.exclude_others(store.root, "locks/gc", refusal)
 
@@ -376,7 +364,6 @@ def _remove(path: Path, size: int) -> int | None:
 
 
 def _remove_work_folder(path: Path, size: int) -> int | None:
-    """Remove a work folder, unless a run has claimed it."""
     with contextlib.ExitStack() as stack:
         try:
             handle = stack.enter_context((path / "claim").open("ab"))
@@ -410,7 +397,7 @@ def _is_obsolete_delivery(path: Path) -> bool:
 
 def _read_json(path: Path) -> object:
     try:
-        note: object = json.loads(unseal(read_regular(path), path.parent.name, path.name) or "")
+        note: object = json.loads(unseal(read_regular(path), path.parent.name, path.name))
     except (OSError, ValueError):
         return None
     return note
@@ -749,11 +736,7 @@ class StoreUsage(NamedTuple):
 
 
 def measure_usage(store: LocalStore) -> StoreUsage:
-    """Return the usage of a store. Changes nothing.
-
-    Raises:
-        StoreError: for a pin that cannot be read.
-    """
+    """Return the usage of a store. Changes nothing."""
     inventory = take_inventory(store)
     now = time.time()
     collection = preview_collection(store, Limits(), inventory)
@@ -788,11 +771,7 @@ def _rows(store: LocalStore, inventory: Inventory) -> Iterator[UsageRow]:
 
 
 def measure_pins(store: LocalStore) -> list[PinUsage]:
-    """Return what each pin keeps.
-
-    Raises:
-        StoreError: for a pin that cannot be read.
-    """
+    """Return what each pin keeps."""
     inventory = take_inventory(store)
     rows = []
     for pin in inventory.pins:

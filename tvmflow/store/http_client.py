@@ -525,11 +525,7 @@ class Credential(NamedTuple):
 
 
 def find_credential(url: str) -> Credential | None:
-    """Return the credential of the environment, or else of ~/.netrc, for the host of a URL.
-
-    Raises:
-        EnvironmentProblem: when the variable cannot be sent.
-    """
+    """Return the credential of the environment, or else of ~/.netrc, for the host of a URL."""
     if not may_send_to(url):
         return None
     host = urllib.parse.urlsplit(url).hostname or ""
@@ -542,11 +538,7 @@ def find_credential(url: str) -> Credential | None:
 
 
 def find_hub_credential(endpoint: str) -> Credential | None:
-    """Return the token of the Hub where its own tools look for it.
-
-    Raises:
-        EnvironmentProblem: when it cannot be sent.
-    """
+    """Return the token of the Hub where its own tools look for it."""
     if not may_send_to(endpoint):
         return None
     for variable in _HUB_VARIABLES:

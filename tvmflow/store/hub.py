@@ -74,11 +74,7 @@ class Snapshot(NamedTuple):
     files: Mapping[str, HubEntry]
 
     def find(self, file: HubFile) -> HubEntry:
-        """Return a file.
-
-        Raises:
-            HubError: when the repository does not have it.
-        """
+        """Return a file."""
         if file.path in self.files:
             return self.files[file.path]
         hint = did_you_mean(file.path, self.files)
@@ -99,11 +95,7 @@ class Snapshot(NamedTuple):
 
 
 def endpoint() -> str:
-    """Return the URL of the Hub.
-
-    Raises:
-        HubError: when the environment names another one, which is not a URL.
-    """
+    """Return the URL of the Hub."""
     named = os.environ.get("HF_ENDPOINT", "").rstrip("/")
     if not named:
         return "https://huggingface.co"
@@ -118,11 +110,7 @@ def endpoint() -> str:
 
 
 def check_online() -> None:
-    """Check that requests to the Hub are allowed.
-
-    Raises:
-        HubError: when they are not.
-    """
+    """Check that requests to the Hub are allowed."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         fix = "unset it, or run once on a machine with a network and share the store"
         raise HubError("no request is sent to the Hub: $HF_HUB_OFFLINE is set", fix)
@@ -164,11 +152,7 @@ def _read_entry(entry: Mapping[str, Json]) -> HubEntry:
 
 
 def _checked(digest: str, pattern: re.Pattern[str]) -> str:
-    """Return a digest that is one: it becomes the name of a file.
-
-    Raises:
-        ValueError: when it is not.
-    """
+    """Return a digest that is one: it becomes the name of a file."""
     if not pattern.fullmatch(digest):
         raise ValueError
     return digest
@@ -264,7 +248,6 @@ def _foreign_answer() -> HubError:
 
 
 def _repeat(request: Callable[[], tuple[Answer, bytes]]) -> tuple[Answer, bytes]:
-    """Return what a request returns, made again after a status that is temporary."""
     for attempt in range(1, _ATTEMPTS):
         answer, content = call_within(_TIMEOUT_S, request)
         if answer.status not in RETRYABLE:

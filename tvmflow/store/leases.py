@@ -50,7 +50,6 @@ def hold_lease(root: str) -> Iterator[int]:
 
 
 def _create_lease(folder: str) -> tuple[str, int]:
-    """Return the path of a new lease and the descriptor that locks it."""
     while True:
         os.makedirs(folder, exist_ok=True)
         path = f"{folder}/{temporary_name()}"
@@ -93,11 +92,7 @@ def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
 
 
 def exclude_runs(root: str) -> contextlib.AbstractContextManager[None]:
-    """Keep every run out of a store while the block runs.
-
-    Raises:
-        StoreError: when a run is using the store.
-    """
+    """Keep every run out of a store while the block runs."""
     return exclude_others(root, "run.lock", f"a run is using the store {root}")
 
 

@@ -326,11 +326,7 @@ class LocalStore:
         return condition
 
     def create(self) -> None:
-        """Make the folder a store, if it is none yet.
-
-        Raises:
-            StoreError: for a folder with other files in it, or a store of another version.
-        """
+        """Make the folder a store, if it is none yet."""
         with disk_errors(self.root):
             self._create(self.check())
 
@@ -350,7 +346,6 @@ class LocalStore:
                 raise
 
     def _create(self, condition: Literal["good", "damaged", "absent"]) -> None:
-        """Make the folder a store, from what it is now."""
         if condition in ("good", "damaged"):
             self._repair_layout(condition)
             return

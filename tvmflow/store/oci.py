@@ -184,11 +184,7 @@ def log_in(
 def _check_realm(
     host: str, url: str, realm: str, own: Credential | None
 ) -> urllib.parse.SplitResult:
-    """Return the URL of a token server that a registry names, which may be asked with these credentials.
-
-    Raises:
-        LoginError: when it may not.
-    """
+    """Return the URL of a token server that a registry names, which may be asked with these credentials."""
     shown = excerpt(without_secrets(realm))
     try:
         target = urllib.parse.urljoin(url, realm)
@@ -218,11 +214,7 @@ def _check_realm(
 
 
 def _is_listed(host: str, server: str) -> bool:
-    """Return whether a host is known as the token server of a registry.
-
-    Raises:
-        EnvironmentProblem: when the variable that lists them is wrong.
-    """
+    """Return whether a host is known as the token server of a registry."""
     if _AUTH_SERVERS.get(host.lower()) == server:
         return True
     for entry in os.environ.get(AUTH_SERVERS_VARIABLE, "").replace(",", " ").split():
@@ -248,7 +240,6 @@ def _fetch_token(
     own: Credential | None,
     client: HttpClient,
 ) -> Credential | None:
-    """Return a token from a token server; None if it gives no anonymous one."""
     query = [
         (name, value)
         for name, value in urllib.parse.parse_qsl(server.query, keep_blank_values=True)
@@ -302,7 +293,6 @@ def find_credential(host: str, url: str) -> Credential | None:
 
 
 def _find_in_config(host: str, path: Path) -> tuple[str, str] | None:
-    """Return user and password of a registry in a file as `docker login` writes it."""
     name = DOCKER_HUB[-1] if host in DOCKER_HUB else host.lower()
     try:
         config = read_json(read_file(path))
@@ -323,7 +313,6 @@ def _find_in_config(host: str, path: Path) -> tuple[str, str] | None:
 
 
 def _ask_helper(program: str, host: str) -> tuple[str, str] | None:
-    """Return user and password from a program that keeps them for docker."""
     server = f"https://{host}/v1/" if host in DOCKER_HUB else host
     try:
         done = subprocess.run(
@@ -707,7 +696,6 @@ class Repository:
     def _call(
         self, method: str, url: str, headers: Mapping[str, str] = {}, body: IO[bytes] | None = None
     ) -> Answer:
-        """Return the answer to a request within the time that its body may take."""
         size = body.seek(0, os.SEEK_END) if body else 0
         limit_s = self._timeout_s + size / _MIN_BYTES_PER_S
         return self._within(limit_s, lambda: self.request(method, url, headers, body))
@@ -722,7 +710,6 @@ class Repository:
             raise self.error(text, fix, _NO_ANSWER) from error
 
     def _repeat(self, function: Callable[[], T]) -> T:
-        """Return what a function returns, called again after errors that may not last."""
         for attempt in range(1, _ATTEMPTS):
             try:
                 return function()

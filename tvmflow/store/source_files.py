@@ -64,13 +64,7 @@ def fetch_file(
     on_progress: OnProgress | None = None,
     limit_s: float = math.inf,
 ) -> str:
-    """Return the path of a file from outside the store, after downloading it if it has an address.
-
-    Raises:
-        DownloadError: when it cannot be downloaded, or has another digest.
-        TimeoutError: when it takes longer than `limit_s`.
-        Interrupted: when a signal ends this process.
-    """
+    """Return the path of a file from outside the store, after downloading it if it has an address."""
     if not file.url:
         return file.path
     folder = Path(store.downloads)
@@ -181,12 +175,7 @@ class SourceFiles:
         return file._replace(revision=commit).address
 
     def resolve_all(self, files: Iterable[InputFile]) -> tuple[InputFile, ...]:
-        """Return files as `resolve` does.
-
-        Raises:
-            RecipeError: with the problems of all of them.
-            DownloadError: as `resolve`.
-        """
+        """Return files as `resolve` does."""
         resolved: list[InputFile] = []
         unpinned: list[InputFile] = []
         errors: list[RecipeError] = []
@@ -207,10 +196,6 @@ class SourceFiles:
         """Check that a model has no file that its recipe does not name.
 
         The model's own file is the first of those that are named.
-
-        Raises:
-            RecipeError: when there is one; the remedy has the digests that they have now.
-            DownloadError: when one has to be looked up, and cannot be.
         """
         if not unnamed:
             return
@@ -228,18 +213,13 @@ class SourceFiles:
         )
 
     def fetch(self, file: InputFile) -> InputFile:
-        """Return a resolved file with its path, after downloading it if that is necessary.
-
-        Raises:
-            DownloadError: when it cannot be downloaded, or has another digest.
-        """
+        """Return a resolved file with its path, after downloading it if that is necessary."""
         if file.path:
             return file
         path = fetch_file(file, self._store, on_progress=self._on_progress)
         return file._replace(path=path)
 
     def _find_path(self, sha256: str) -> str:
-        """Return the path of a downloaded file; an empty string where it has yet to be downloaded."""
         path = f"{self._store.downloads}/{sha256}"
         try:
             return path if sha256 and self._digests.digest(path) == sha256 else ""
@@ -247,7 +227,6 @@ class SourceFiles:
             return ""
 
     def _unpinned_error(self, file: InputFile) -> RecipeError:
-        """Return the error of a file without digest, which says what to write."""
         text = f"{file.where}: {without_secrets(file.url)} needs its sha256, so that the model cannot change"
         try:
             path = self._download_unpinned(file)
@@ -310,7 +289,6 @@ class SourceFiles:
         return digest
 
     def _snapshot(self, file: HubFile) -> Snapshot:
-        """Return the repository at the commit of a file, from the store if it was looked up before."""
         known = find_snapshot(file, self._store)
         if known is not None:
             return known
@@ -348,7 +326,6 @@ class SourceFiles:
         return file._replace(url=reference.address, sha256=layer.sha256, path=path)
 
     def _find_artifact(self, reference: OciReference) -> Manifest:
-        """Return an artifact, from the store if it was looked up before."""
         note = f"{_ARTIFACT_NOTE}{reference.digest}"
         known = (self._store.notes.read("facts", note) or "").encode()
         if describe(known, MANIFEST).digest == reference.digest:
@@ -359,7 +336,6 @@ class SourceFiles:
 
 
 def _pinned(reference: OciReference) -> OciReference:
-    """Return an artifact by the digest that its tag has now."""
     manifest = Repository(reference).find_manifest(reference.tag or "latest")
     return reference._replace(tag="", digest=manifest.digest)
 
@@ -390,7 +366,6 @@ def _note_name(file: HubFile) -> str:
 
 
 def _hub_failure(error: HubError, subject: str) -> RecipeError | DownloadError:
-    """Return the error of a recipe, or of a request, for one of the Hub."""
     kind = RecipeError if error.is_mistake else DownloadError
     return kind(f"{subject}: {error}", fix=error.fix)
 

@@ -59,7 +59,6 @@ class BucketCache:
         self._actions = self._open(timeout_s)
 
     def _open(self, transfer_timeout_s: float) -> Any:
-        """Return obstore's handle of the bucket, with a limit for each transfer."""
         try:
             return open_bucket(self._url, self._timeout_s, transfer_timeout_s)
         except ValueError as error:
@@ -125,11 +124,7 @@ class ObjectSource:
         self._timeout_s = timeout_s
 
     def read(self) -> bytes:
-        """Return the next bytes; none at the end. Their number is the library's choice.
-
-        Raises:
-            RemoteCacheError: when the connection breaks.
-        """
+        """Return the next bytes; none at the end. Their number is the library's choice."""
         with library_errors(self._timeout_s):
             return bytes(next(self._pieces, b""))
 
@@ -169,10 +164,6 @@ def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
     """Return obstore's handle of a bucket, or of a folder in it.
 
     The URL is without credentials; `timeout_s` limits connecting and repeated attempts, `transfer_timeout_s` each transfer.
-
-    Raises:
-        ImportError: when obstore is not installed.
-        ValueError: when the URL or the environment variables of the service are wrong.
     """
     from obstore.exceptions import BaseError
     from obstore.store import from_url

@@ -158,7 +158,6 @@ class ResultReader:
     def _start_downloads(
         self, blobs: Collection[BlobRef], tasks: dict[BlobRef, Future[None]]
     ) -> None:
-        """Start the downloads of those blobs that are not stored and have no task yet."""
         missing = {blob for blob in blobs if blob not in tasks and not self._is_stored(blob)}
         if missing:
             check_free_space(self._store.root, sum(blob.size for blob in missing))

@@ -71,7 +71,8 @@ class Access(NamedTuple):
 class RemoteConnection:
     """One remote cache for the length of a run or a command. Safe to use from several threads.
 
-    Fetches and uploads have a circuit breaker each: `reads` and `writes`.
+    Fetches and uploads have a circuit breaker each: `reads` and `writes`. Each may raise what `RemoteCache`
+    raises, and a fetch `Corrupt` for a blob with another digest or size.
     """
 
     def __init__(
@@ -128,18 +129,12 @@ class RemoteConnection:
         self.cache.close()
 
     def _limit_s(self, size: int) -> float:
-        """Return how long a transfer of so many bytes may take."""
         return self.access.patience_s + size / MIN_BYTES_PER_S
 
     # ------------------------------------------------------------ fetching
 
     def read_blob(self, blob: BlobRef, circuit_breaker: CircuitBreaker) -> bytes | None:
-        """Return the verified content of a small blob; None when it does not exist.
-
-        Raises:
-            Corrupt: when the content has another digest or size.
-            RemoteCacheError: when the remote cache does not answer.
-        """
+        """Return the verified content of a small blob; None when it does not exist."""
         return circuit_breaker.call(
             lambda: _collect(partial(self._copy, blob)), self._limit_s(blob.size)
         )
@@ -191,52 +186,31 @@ class RemoteConnection:
     # ------------------------------------------------------------ uploading
 
     def has_blob(self, blob: BlobRef) -> bool:
-        """Return whether the remote cache has a blob. Asked before an upload.
-
-        Raises:
-            RemoteCacheError: when the remote cache does not answer.
-        """
+        """Return whether the remote cache has a blob. Asked before an upload."""
         return self.writes.call(
             lambda: self.cache.has(blob.path, blob.size), self.access.patience_s
         )
 
     def upload_blob(self, blob: BlobRef, content: bytes | Path) -> None:
-        """Upload bytes, or the content of a file, replacing a blob of their digest.
-
-        Raises:
-            RemoteCacheError: when the remote cache does not accept it.
-        """
+        """Upload bytes, or the content of a file, replacing a blob of their digest."""
         self.writes.call(lambda: self.cache.put(blob.path, content), self._limit_s(blob.size))
 
     def upload_missing_blob(self, blob: BlobRef, path: Path) -> None:
-        """Upload the content of a file, unless the remote cache has it.
-
-        Raises:
-            RemoteCacheError: when the remote cache does not accept it.
-        """
+        """Upload the content of a file, unless the remote cache has it."""
         if not self.has_blob(blob):
             self.upload_blob(blob, path)
 
     def put_action(self, key: str, content: bytes) -> None:
-        """Write an action, all of whose blobs have been uploaded.
-
-        Raises:
-            RemoteCacheError: when the remote cache does not accept it.
-        """
+        """Write an action, all of whose blobs have been uploaded."""
         self.writes.call(lambda: self.cache.put(f"ac/{key}", content), self._limit_s(len(content)))
 
     def get_action(self, key: str, circuit_breaker: CircuitBreaker) -> bytes | None:
-        """Return the action of a key, unverified; None when there is none.
-
-        Raises:
-            RemoteCacheError: when the remote cache does not answer.
-        """
+        """Return the action of a key, unverified; None when there is none."""
         get = partial(self.cache.get, f"ac/{key}", _MAX_ACTION_BYTES)
         return circuit_breaker.call(lambda: _collect(get), self.access.patience_s)
 
 
 def _collect(get: Callable[[Sink], bool]) -> bytes | None:
-    """Return what `get` passes to its sink; None when there is nothing to get."""
     content = io.BytesIO()
     return content.getvalue() if get(content.write) else None
 

@@ -103,7 +103,6 @@ def _read_chunk(stream: IO[bytes]) -> bytes:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Translate errors of the disk into those of a remote cache."""
     try:
         yield
     except OSError as error:

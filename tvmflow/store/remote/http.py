@@ -131,7 +131,6 @@ class HttpCache:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> Unreachable:
-        """Return the error of a remote cache for one of the connection."""
         if isinstance(error, TimeoutError):
             return Unreachable(f"no answer within {self._timeout_s:g} s")
         if isinstance(error, socket.gaierror):
@@ -152,7 +151,6 @@ class HttpCache:
 
 
 def _check_status(answer: Answer, *expected: int) -> None:
-    """Raise the error that an answer means, unless its status is an expected one."""
     if answer.status in expected:
         return
     reason = _answer_text(answer)
@@ -277,7 +275,6 @@ class RegistryCache(HttpCache):
             raise self._unreachable(error) from error
 
     def _translate(self, error: OciError) -> RemoteCacheError:
-        """Return the error of a remote cache for one of a registry."""
         reason = self._shorten(error)
         if error.status in ACCESS_DENIED:
             return Forbidden(reason)

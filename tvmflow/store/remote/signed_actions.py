@@ -96,12 +96,6 @@ def _check_blob(path: str, blob: BlobRef) -> None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field of a message.
-
-    Raises:
-        ValueError: when it is not a message.
-        IndexError: when it ends too early.
-    """
     position = 0
     while position < len(message):
         tag, position = _decode_varint(message, position)
@@ -245,11 +239,6 @@ def find_action(
     """Return the verified action of a key; None when the remote cache has none.
 
     `on_files` gets the files that the action lists before it is verified.
-
-    Raises:
-        InvalidAction: when it is rejected.
-        Corrupt: when its envelope has another digest.
-        RemoteCacheError: when the remote cache does not answer.
     """
     content = connection.get_action(key, circuit_breaker)
     if content is None:
