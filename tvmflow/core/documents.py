@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-import os
-import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
+from tvmflow.core.files import open_regular
 from tvmflow.core.types import Json
 
 _MAX_BYTES: Final = 64 << 20
@@ -29,15 +30,12 @@ def read_file(path: Path) -> bytes:
         Unreadable: It is not a regular file, is too large, or cannot be read.
     """
     try:
-        # Opening a pipe would otherwise wait forever for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise Unreadable("it is not a file")
+        with open_regular(path) as file, BufferedReader(file) as stream:
             content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from error
+        is_file = error.errno not in (errno.EISDIR, errno.ENXIO)
+        reason = error.strerror or str(error) if is_file else "it is not a file"
+        raise Unreadable(reason) from error
     if len(content) > _MAX_BYTES:
         raise Unreadable(f"it is larger than {_MAX_BYTES >> 20} MB, the limit for documents")
     return content
@@ -57,13 +55,11 @@ def read_json(content: bytes) -> Json:
     except RecursionError:
         raise Unreadable("it nests too deeply") from None
     except ValueError as error:
-        raise Unreadable(f"it is not JSON ({_reason(error)})") from None
+        is_text = not isinstance(error, UnicodeDecodeError)
+        reason = str(error) if is_text else str(error).partition(":")[0]
+        raise Unreadable(f"it is not JSON ({reason})") from None
     _check_depth(value)
     return value
-
-
-def _reason(error: ValueError) -> str:
-    return str(error).partition(":")[0] if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _reject_constant(word: str) -> NoReturn:

@@ -193,7 +193,9 @@ def _find(distribution: str) -> Package:
 
 def _package_folder(distribution: str, module: str) -> str:
     """Return the folder that `import MODULE` would read."""
-    spec = _find_spec(module)
+    spec: ModuleSpec | None = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = find_spec(module)
     if spec is None:
         raise NotInstalled(f"{distribution} is not installed", fix=install_command(distribution))
     if spec.origin is None or spec.origin == "namespace":
@@ -213,13 +215,6 @@ def _package_folder(distribution: str, module: str) -> str:
             fix="rename that file, or take its folder out of PYTHONPATH",
         )
     return os.path.dirname(os.path.abspath(spec.origin))
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    try:
-        return find_spec(module)
-    except (ImportError, ValueError):
-        return None
 
 
 def is_extra(distribution: str) -> bool:
@@ -287,7 +282,6 @@ def _editable_version(distribution: str, source: str) -> str:
 
 def _is_editable(path: str, source: str) -> bool:
     """Return whether pip's note of an installation names a folder that has `source`."""
-    import json
     import urllib.parse
 
     try:

@@ -40,15 +40,7 @@ _SHORTEST_CAPITALS: Final = 3
 
 
 class Speedup(NamedTuple):
-    """The speed of a library relative to something else: the median and its limits.
-
-    Attributes:
-        median: How many times as fast the library is.
-        low: The lower limit of that.
-        high: The upper limit.
-        pairs: How often both were measured in turns; 0 where each was measured by itself, and the limits
-            are those of single calls.
-    """
+    """How many times as fast a library is as something else: median, limits, and interleaved pairs."""
 
     median: float
     low: float
@@ -71,7 +63,7 @@ class Peer(NamedTuple):
 
     Attributes:
         name: Its name and version.
-        latency_s: Its latency in seconds: where both were measured in turns, the library's times the speedup.
+        latency_s: Its latency in seconds: the library's times the speedup.
         speedup: The speed of the library relative to it.
         differs: Its outputs are not those of the reference.
     """
@@ -341,11 +333,6 @@ def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
         return
     if in_turns := facts.get("reference_speedup"):
         yield Peer(name, shown_latency(library["median"], in_turns), _read_speedup(in_turns))
-    elif library["median"] and library["max"] and library["min"]:
-        # a result of an earlier version, which measured each by itself
-        median = reference["median"] / library["median"]
-        low, high = reference["min"] / library["max"], reference["max"] / library["min"]
-        yield Peer(name, reference["median"], Speedup(median, low, high, 0))
 
 
 def read_tuning_speedup(verdict: Verdict | None) -> Speedup | None:

@@ -24,11 +24,8 @@ def is_search(spec: StageSpec) -> bool:
     """Return whether a stage searches for schedules, and has something to search on."""
     stage = STAGES.get(spec.stage)
     is_planned = stage is not None and bool(stage.TRAITS.forecast)
-    return is_planned and bool(spec.settings["tune"]["trials"]) and not _is_unmeasurable(spec)
-
-
-def _is_unmeasurable(spec: StageSpec) -> bool:
-    return bool(spec.settings.get("unmeasurable_reason"))
+    is_unmeasurable = bool(spec.settings.get("unmeasurable_reason"))
+    return is_planned and bool(spec.settings["tune"]["trials"]) and not is_unmeasurable
 
 
 def with_best_so_far(plan: Plan) -> Plan:
@@ -70,8 +67,9 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
         )
         if state is None:
             return False
+        # these take the choices that the ledger has
         pending = {spec.id for spec in choosers if state.decide(spec).kind != "hit"}
-        current = _without_measured_choices(plan, pending)
+        current = _with_settings(plan, {key: {"interim": True} for key in pending})
     state = run(select_stages(current, needed), frozenset())
     if state is None:
         return False
@@ -88,11 +86,6 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
             return False
         current, minutes = plan, dict(_list_next(searches, minutes, state.artifacts))
     return True
-
-
-def _without_measured_choices(plan: Plan, choosers: Iterable[str]) -> Plan:
-    """Return the plan with these stages taking the choices that the ledger has."""
-    return _with_settings(plan, {stage_id: {"interim": True} for stage_id in choosers})
 
 
 def _make_part(plan: Plan, minutes: Mapping[str, float]) -> Plan | None:

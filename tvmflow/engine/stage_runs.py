@@ -1,4 +1,4 @@
-"""The stages of a run: each claims its key, looks again for its result, runs, publishes, and is reported.
+"""The stages of a run: each claims its key, looks again for its result, runs, and is reported.
 
 After `verify` has rejected a library, what is to blame is searched, and a wrong schedule banned: it is never
 chosen again, so that the next best one is built and verified. Nothing here lets a library pass: only a
@@ -373,7 +373,7 @@ class StageRuns:
         if tune := ban_schedules(causes, spec, plan, state):
             self.retries.add(tune)
         fixes = [fault["fix"] for fault in causes if fault["fix"]]
-        message = add_faults(report.message, causes)
+        message = "; ".join([report.message, *(fault["text"] for fault in causes)])
         return report._replace(message=message, fix="; ".join([*fixes, report.fix]))
 
     def _forget_damaged(self, spec: StageSpec, state: PlanState, damaged: DamagedBlob) -> None:
@@ -558,8 +558,3 @@ def choose_again(search: str, plan: Plan, state: PlanState) -> None:
         if spec.id in outdated or any(need.stage_id in outdated for need in spec.needs):
             outdated.add(spec.id)
             state.artifacts.pop(spec.id, None)
-
-
-def add_faults(message: str, faults: list[dict[str, Json]]) -> str:
-    """Return a message with what is to blame."""
-    return "; ".join([message, *(fault["text"] for fault in faults)])

@@ -360,13 +360,9 @@ def _speed_text(build: Build) -> str:
 
 
 def choose_peer(build: Build) -> Peer | None:
-    """Return the fastest runtime, of those measured in turns with a library if there are any.
-
-    The speed of one whose outputs differ from the reference's is no measure.
-    """
+    """Return the fastest runtime of those whose outputs are the reference's."""
     compared = [peer for peer in build.peers if peer.speedup is not None and not peer.differs]
-    in_turns = [peer for peer in compared if peer.speedup and peer.speedup.pairs]
-    return min(in_turns or compared, key=lambda peer: peer.latency_s, default=None)
+    return min(compared, key=lambda peer: peer.latency_s, default=None)
 
 
 def speedup_text(speedup: Speedup, name: str) -> str:
@@ -406,15 +402,11 @@ def _summarize(builds: Sequence[Build]) -> Iterator[str]:
     counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items() if verdict)
     number = count_text(len(builds), "build")
     yield f"{number}: {counts}" if counts else number
-    compared = _ranked(builds, lambda build: _speedup_of(choose_peer(build)))
+    compared = _ranked(builds, lambda build: (peer := choose_peer(build)) and peer.speedup)
     ranked = compared or _ranked(builds, lambda build: build.tuning_speedup)
     if len(ranked) > 1:
         yield f"best: {ranked[-1].name}, {_speed_text(ranked[-1])}"
         yield f"worst: {ranked[0].name}, {_speed_text(ranked[0])}"
-
-
-def _speedup_of(peer: Peer | None) -> Speedup | None:
-    return peer.speedup if peer else None
 
 
 def _ranked(

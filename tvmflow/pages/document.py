@@ -278,8 +278,6 @@ def _times_as_fast(speedup: Speedup | None) -> Child:
     """Return how many times as fast the library is as what stands above; coloured where that is no noise."""
     if speedup is None:
         return None
-    if not speedup.pairs:
-        return element("span", f"{ratio(speedup.median)} as fast, not in turns", class_="faint")
     judgement = speedup.judgement
     if judgement == "unclear":
         limits = f"{ratio(speedup.low)} to {ratio(speedup.high)}"

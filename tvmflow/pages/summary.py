@@ -216,7 +216,7 @@ def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
         for peer in build.peers:
             if not peer.speedup or peer.speedup.judgement == "unclear":
                 continue
-            if peer.speedup.pairs and not peer.differs:
+            if not peer.differs:
                 speedups.setdefault(peer.name, []).append(peer.speedup.median)
     for name, values in list(speedups.items())[:_FEW_RUNTIMES]:
         yield _Tile("speedup", _spread(values, ratio), f"over {name}")

@@ -387,7 +387,8 @@ class HttpClient:
         return connection, {}, _target(parts)
 
     def _connect_to_proxy(self, proxy: str, url: str) -> tuple[HTTPConnection, dict[str, str], str]:
-        via, parts = urllib.parse.urlsplit(_with_scheme(proxy)), urllib.parse.urlsplit(url)
+        via = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        parts = urllib.parse.urlsplit(url)
         headers: dict[str, str] = {}
         if via.username:
             user, password = map(urllib.parse.unquote, (via.username, via.password or ""))
@@ -414,10 +415,6 @@ class HttpClient:
 
 def _target(parts: urllib.parse.SplitResult) -> str:
     return urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-
-
-def _with_scheme(proxy: str) -> str:
-    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _host(parts: urllib.parse.SplitResult) -> str:

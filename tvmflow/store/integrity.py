@@ -201,7 +201,7 @@ def repair_store(
 def _repair_file(store: LocalStore, file: Finding) -> Step:
     path, fix = f"{store.root}/{file.name}", _FIXES.get(file.kind, "")
     if file.kind == "file":
-        return Step(file.kind, file.name, file.reason, "", fix)
+        return Step(file.kind, file.name, file.reason, done="", fix=fix)
     if file.kind in _IN_PLACE:
         # a lock in a folder of its own is put right by whoever takes it
         moved = dict(store.moved).get(path, "")
@@ -211,7 +211,7 @@ def _repair_file(store: LocalStore, file: Finding) -> Step:
     else:
         done = f"moved to {_shorten(store, store.set_aside(path))}"
         done += "" if fix else f"; {_CONSEQUENCES.get(file.kind, _BY_NEXT_RUN)}"
-    return Step(file.kind, file.name, file.reason, done, fix)
+    return Step(file.kind, file.name, file.reason, done=done, fix=fix)
 
 
 def _describe(finding: Finding) -> Step:

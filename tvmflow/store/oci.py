@@ -1,4 +1,4 @@
-"""The client for OCI registries, by OCI's distribution specification 1.1: logins, manifests, blobs, referrers.
+"""The client for OCI registries, by OCI's distribution specification 1.1.
 
 Credentials belong to the registry that a user addressed. They go to it, and to its token server: the same
 scheme, host and port, or one that `$TVMFLOW_AUTH_SERVERS` names for this registry. No server chooses

@@ -1,6 +1,6 @@
-"""Remote caches over HTTP: on a web server, such as bazel-remote or nginx with WebDAV, and in an OCI registry.
+"""Remote caches over HTTP: on a web server, and in an OCI registry.
 
-A web server gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and `/cas/<sha256>`. Redirects are not
+A web server, such as bazel-remote or nginx with WebDAV, gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and `/cas/<sha256>`. Redirects are not
 followed, so that credentials are never sent to another server.
 
 In a registry, an action is a manifest whose tag is the key, with the action as an annotation. It lists the
