@@ -29,16 +29,10 @@ _NETWORK_KINDS: Final = frozenset(
 
 
 class FileSystem(NamedTuple):
-    """A mounted file system.
+    """A mounted file system, as far as the system describes it: 0 and empty text where it does not.
 
-    Attributes:
-        mount_point: Where it is mounted.
-        kind: Its type, such as `ext4` or `tmpfs`; empty where the system does not say.
-        size: How many bytes it has; 0 where it does not say.
-        free: How many bytes this user can write.
-        inodes: How many files it can have; 0 where they are not limited.
-        free_inodes: How many more files it can have.
-        is_noexec: Nothing on it can be executed or loaded as a library.
+    `free` is how many bytes this user can write, and `free_inodes` how many more files it can have. Nothing
+    on one with `is_noexec` can be executed or loaded as a library.
     """
 
     mount_point: str
@@ -213,10 +207,7 @@ def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[N
 def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -> StoreError | None:
     """Return an error of the disk as a message with a fix; None for an error that no user can act on.
 
-    Args:
-        error: What the operating system answered.
-        place: See `disk_errors`.
-        needed: See `disk_errors`.
+    See `disk_errors` for the arguments.
     """
     if isinstance(error, OutputError):
         return None
@@ -240,9 +231,8 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
 def unreadable(where: str, error: OSError) -> TvmflowError:
     """Return the problem of a file that a recipe names and that cannot be read.
 
-    Args:
-        where: Its position in the recipe, and the file.
-        error: What the operating system answered; a mistake in the recipe, or a limit or a failure of the system.
+    `where` is its position in the recipe, and the file. The error may be a mistake in the recipe, or a limit or a
+    failure of the system.
     """
     problem = explain(error, where) if error.errno in _SYSTEM else None
     return problem or RecipeError(f"{where}: {error.strerror}")
@@ -254,12 +244,7 @@ _FIX_FOLDER: Final = "choose a folder on a disk; --store and --dist name those o
 def make_folder(path: str | os.PathLike[str], fix: str = _FIX_FOLDER) -> None:
     """Create a folder, and those above it, where they do not exist yet.
 
-    Args:
-        path: The folder.
-        fix: What to do where the file system does not take folders.
-
-    Raises:
-        StoreError: when the disk is full, a folder is not writable, or something else is in the way.
+    `fix` is for a file system that does not take folders. Raises a StoreError as `disk_errors` does.
     """
     with disk_errors(path):
         try:

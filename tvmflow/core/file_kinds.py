@@ -44,11 +44,8 @@ OTHER: Final = "another file"
 class FileKind(NamedTuple):
     """The kind of a file.
 
-    Attributes:
-        text: What such a file is, as the end of a sentence: `is …`.
-        group: Who takes such files.
-        fix: What to do with it; `{path}` stands for its path.
-        field: The field below `model` in a recipe that names such a model.
+    `text` is the end of a sentence (`is …`), and `group` who takes such files. In `fix`, `{path}` stands for the path.
+    `field` is the one below `model` in a recipe that names such a model.
     """
 
     text: str

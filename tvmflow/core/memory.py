@@ -115,11 +115,8 @@ def _proportional_bytes(pid: int, resident: int) -> int:
 class MemoryExcess(NamedTuple):
     """A worker that took more memory than it may.
 
-    Attributes:
-        used: What it, or all workers, took.
-        limit: What it, or all workers, may take.
-        is_shared: The limit is that of all workers together.
-        is_stopped: The worker was stopped, and not only a process that it had started.
+    With `is_shared`, all of them together did, and it is the largest. Where it was not stopped itself, a process was
+    that it had started.
     """
 
     used: int

@@ -34,13 +34,9 @@ _STDERR = 2
 
 
 class _Termination:
-    """The termination of this process.
+    """The termination of this process: the first signal (0 while there is none), and what is to be done.
 
-    Attributes:
-        number: The first signal; 0 while there is none.
-        note: What the announcement says besides.
-        reactions: What a signal does in the code that runs, innermost last.
-        has_signal_thread: Whether a thread waits for signals.
+    The innermost reaction is the last one; the note is what the announcement says besides.
     """
 
     def __init__(self) -> None:

@@ -31,11 +31,8 @@ Basis = str
 class Estimate(NamedTuple):
     """The cost of a stage that must run.
 
-    Attributes:
-        seconds: The least and the most that it will probably take; None when there is no history.
-        basis: Where that comes from.
-        bytes: The disk space for its result; None when there is no history.
-        trials: What its search will find in the ledger; None for a stage that searches nothing.
+    `seconds` is the least and the most that it will probably take, and `bytes` the disk space for its result: None
+    without history. `trials` is what its search will find in the ledger; None for a stage that searches nothing.
     """
 
     stage_id: str
@@ -69,14 +66,7 @@ def _trials_to_json(trials: TrialForecast) -> Json:
 
 
 class Total(NamedTuple):
-    """The cost of all stages that must run, one after the other.
-
-    Attributes:
-        stages: How many stages the estimate is for.
-        seconds: The least and the most that they will probably take together; None without any history.
-        unknown: The stages without an estimate.
-        bytes: The disk space for their results, as far as it is known.
-    """
+    """The cost of all stages that must run, one after the other; `unknown` are those without an estimate."""
 
     stages: int
     seconds: tuple[float, float] | None

@@ -35,14 +35,9 @@ from tvmflow.tuning.trials import trial_id
 
 
 class BuiltLibrary(NamedTuple):
-    """A library that was built.
+    """A library that was built: its name is `RECIPE/TARGET`, and `command` makes what is missing.
 
-    Attributes:
-        name: `RECIPE/TARGET`.
-        command: The command that makes what is missing.
-        facts: Those of its stages.
-        keys: The keys of their results, by the names of the stages.
-        problem: Why some of the facts cannot be read; empty where all can.
+    The keys of its results are by the names of the stages. `problem` says why some of the facts cannot be read.
     """
 
     name: str

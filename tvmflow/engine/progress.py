@@ -176,13 +176,8 @@ PENDING: Final = "pending"
 class StageProgress:
     """One stage of a run.
 
-    Attributes:
-        state: `pending`, `running`, or its outcome.
-        started: The time when it began; 0 before.
-        seconds: How long it ran, at its end.
-        latest: Its last event of progress; empty before.
-        workloads: The last event of each workload, by name.
-        note: What it waits for or downloads; empty for nothing.
+    Its state is `pending`, `running`, or its outcome. `latest` is its last event of progress, and `workloads` has that of
+    each workload; `note` is what it waits for or downloads.
     """
 
     def __init__(self, stage_id: str) -> None:

@@ -41,13 +41,8 @@ _PARALLEL_STAGES: Final = 8
 class RemoteSettings(NamedTuple):
     """The use of a remote cache. What is None is as the environment says.
 
-    Attributes:
-        url: Its address, or a folder; empty for none.
-        mode: `read`, `write`, `both` or `off`.
-        timeout_s: How long to wait for an answer.
-        wait_s: How long a run that has ended waits for its uploads; None for a part of its time.
-        require_signatures: The key, or the folder of keys, one of which must have signed a result.
-        reads_only: Upload nothing, whatever the mode.
+    The mode is `read`, `write`, `both` or `off`. `wait_s` is how long a run that has ended waits for its uploads: None
+    for a part of its time. One of the keys of `require_signatures`, a file or a folder, must have signed a result.
     """
 
     url: str | None = None

@@ -27,18 +27,9 @@ from tvmflow.store.remote.client import Traffic
 class ComparedLibrary(NamedTuple):
     """A library of a recipe, with what was measured of it; None is what was not.
 
-    Attributes:
-        recipe: The name of the recipe, or of its variant.
-        variant: The name of the variant; empty for the recipe itself.
-        target: The name of the target.
-        inputs: The inputs of the model, as text.
-        group: The number of its group: the libraries for one machine and the same inputs.
-        latency_s: Median latency, as `verify` measured it.
-        bytes: Size of the library; of all its parts, for a partitioned target.
-        accuracy: Top-1 accuracy.
-        max_abs_error: Largest absolute error of any output.
-        is_pareto_optimal: Whether it is better than each other library of its group in at least one
-            of these, or equal in all; false when there is none to compare it with.
+    Its group are the libraries for one machine and the same inputs. `bytes` is the size of all its parts, for a
+    partitioned target. It is Pareto-optimal if it is better than each other library of its group in at least one
+    measure, or equal in all; not when there is none to compare it with.
     """
 
     recipe: str

@@ -84,15 +84,9 @@ class SourceText(NamedTuple):
 
 
 class RecipeSource(NamedTuple):
-    """The sources of a planned recipe.
+    """The files of a planned recipe or variant, and the commit that was checked out in their repository.
 
-    Attributes:
-        recipe: The name under which it is planned.
-        variant: The name of the variant; empty for the recipe itself.
-        path: Its file.
-        pipeline: The file of its pipeline.
-        commit: The commit that was checked out in its repository; empty without one.
-        clean: Whether the files were as in that commit: `yes`, `no`, or why that is unknown.
+    `clean` says whether the files were as in that commit: `yes`, `no`, or why that is unknown.
     """
 
     recipe: str
@@ -170,15 +164,7 @@ class Recording:
     """The record of a run in progress; whoever runs fills in what is known.
 
     Whatever ends the process, the record is there: it is written again as stages end, and says that the run is
-    unfinished.
-
-    Attributes:
-        report: What became of its stages; without one, what is known of them so far.
-        exit_code: The exit code of the command.
-        release: What the release made of it.
-        lock: The lock file that is enforced.
-        did_more: It did something besides its stages, such as a release.
-        message: The error that ended it.
+    unfinished. `did_more` means something besides stages, such as a release.
     """
 
     def __init__(self, store: LocalStore, argv: Sequence[str]) -> None:

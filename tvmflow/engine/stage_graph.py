@@ -159,15 +159,10 @@ _STYLE: Final = (
 
 
 class Node(NamedTuple):
-    """A stage as it is drawn.
+    """A stage as it is drawn: a label, below it a detail and, at the right, a note.
 
-    Attributes:
-        target: Its target; empty for a stage that targets share.
-        label: The first line.
-        detail: The second line.
-        note: What stands at the right of the second line.
-        style: The class in the style sheet.
-        text: What the tooltip and screen readers say of it.
+    The target is empty for a stage that targets share; `style` is the class in the style sheet. Tooltips and
+    screen readers have the text.
     """
 
     stage_id: str
@@ -230,13 +225,9 @@ def to_svg(graph: PlanGraph) -> str:
 def draw_stages(
     nodes: Sequence[Node], edges: Sequence[tuple[str, str]], width: int, heading: int = 0
 ) -> Drawing:
-    """Return the drawing of a graph of stages.
+    """Return the drawing of a graph of stages in topological order, each `width` pixels wide.
 
-    Args:
-        nodes: The stages in topological order.
-        edges: The pairs of a stage and one that needs it.
-        width: Pixels of each node.
-        heading: The height of the line with the name of a recipe, above its stages; none for 0.
+    `heading` is the height of the line with the name of a recipe, above its stages; none for 0.
     """
     columns = _find_columns(nodes, edges)
     rows, headings, bottom = _find_rows(nodes, columns, heading)

@@ -63,16 +63,9 @@ from tvmflow.tuning.trials import Ban, timestamp
 
 
 class RunContext(NamedTuple):
-    """The parts of a run that all of its stages use.
+    """The parts of a run that all of its stages use. Events come from several threads.
 
-    Attributes:
-        store: Where results are kept.
-        executor: What runs the stages.
-        on_event: Called with every progress event, from several threads.
-        timeout_s: How long a stage may run; None for what each stage declares.
-        remote_client: Fetches results before a stage runs, and uploads them afterwards.
-        ledger_sync: Does so with the trials of tuning.
-        memory_bytes: How much memory a stage may take (see `StageCall`); None for what its recipe says.
+    `timeout_s` and `memory_bytes` (see `StageCall`) limit each stage; None for what it declares.
     """
 
     store: LocalStore

@@ -28,14 +28,8 @@ _RUN: Final = "run"
 class TimedStage(NamedTuple):
     """A stage that ended, in seconds since the run began.
 
-    Attributes:
-        stage_id: The stage.
-        outcome: How it ended (see `StageReport`).
-        began_s: When it began; for one that was not executed, when it ended.
-        ended_s: When it ended.
-        needs: The stages that had to end before.
-        pid: The process that executed it; 0 for none.
-        worker: The worker of a cluster; empty for this machine.
+    One that was not executed began when it ended, and has no process (`pid` 0). The worker is that of a
+    cluster; empty for this machine.
     """
 
     stage_id: str
@@ -169,13 +163,9 @@ def read_timeline(value: Json, run: str) -> Timeline:
 def make_trace(
     timeline: Timeline, reports: Iterable[StageReport], began_s: float, about: Mapping[str, Json]
 ) -> Trace:
-    """Return the trace of a run.
+    """Return the trace of a run whose command began at a time in seconds since 1970.
 
-    Args:
-        timeline: Its timeline.
-        reports: What its record says of its stages.
-        began_s: When its command began, in seconds since 1970.
-        about: What the trace says of the run; `run` is its name.
+    `reports` is what its record says of its stages, `about` what the trace says of the run; `run` is its name.
     """
     by_id = {report.stage_id: report for report in reports}
     own, start_s = f"tvmflow run {about['run']}", max(timeline.began_s - began_s, 0.0)

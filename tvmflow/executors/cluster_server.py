@@ -32,13 +32,8 @@ _LOCAL_METRICS: Final = "127.0.0.1:0"
 class WorkerOptions(NamedTuple):
     """The options of a worker that joins a cluster.
 
-    Attributes:
-        scheduler: The address of the scheduler.
-        host: The address of this machine for others; None for the one that dask finds.
-        name: Its name; None for one of host name and process.
-        slots: The number of stages that it runs at a time.
-        store: The folder of its store.
-        remote_url: The remote cache as this machine reaches it; empty for the one that a run names.
+    `host` is the address of this machine for others: None for the one that dask finds. `slots` is the number of stages
+    that it runs at a time. `remote_url` is the remote cache as this machine reaches it; empty for the one of a run.
     """
 
     scheduler: str

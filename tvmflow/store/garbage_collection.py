@@ -77,14 +77,9 @@ _AHEAD_NS: Final = 86_400 * 10**9
 
 
 class Eviction(NamedTuple):
-    """Something that was or would be removed.
+    """Something that was or would be removed, with the bytes that this frees.
 
-    Attributes:
-        kind: `result`, `blob`, `download`, `work`, `note`, `log`, `run record`, `temporary` or `damaged`.
-        name: What it is called, for people.
-        reason: Why it is removed.
-        age_s: How long it was not used.
-        bytes: What its removal frees.
+    Its kind is `result`, `blob`, `download`, `work`, `note`, `log`, `run record`, `temporary` or `damaged`.
     """
 
     kind: str
@@ -97,11 +92,8 @@ class Eviction(NamedTuple):
 class Collection(NamedTuple):
     """The outcome of a garbage collection, or of its preview.
 
-    Attributes:
-        evictions: What was removed, in order.
-        kept_bytes: The size of the store afterwards, without measured trials.
-        needed_bytes: How much of that recipes, pins and active runs need.
-        runs: How many runs are active.
+    `kept_bytes` is the size of the store afterwards, without measured trials, and `needed_bytes` how much of that
+    recipes, pins and active runs need.
     """
 
     evictions: tuple[Eviction, ...]
@@ -231,15 +223,9 @@ _WRITE_TIME_S: Final = 3600.0
 
 
 class Candidate(NamedTuple):
-    """Something to remove.
+    """Something to remove (see `Eviction`).
 
-    Attributes:
-        kind: What it is (see `garbage_collection.Eviction`).
-        name: What it is called, for people.
-        reason: Why it is removed.
-        used_ns: When it was last used.
-        bytes: What its removal will free.
-        remove: Removes it and returns the bytes freed; None when it was used meanwhile, and stays.
+    `remove` removes it and returns the bytes freed; None when it was used meanwhile, and stays.
     """
 
     kind: str

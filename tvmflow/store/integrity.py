@@ -164,15 +164,7 @@ _IN_PLACE: Final = frozenset({"format", "folder", "lock"})
 
 
 class Step(NamedTuple):
-    """A repair: a problem, its cure, and what is left to the user.
-
-    Attributes:
-        kind: See `integrity.Finding`, as is `name`.
-        name: A digest, or the path in the store.
-        reason: What was wrong.
-        done: What the repair did; empty when it could do nothing.
-        fix: What to do next; empty when nothing is left to do.
-    """
+    """A repair: what was wrong (see `Finding`), what was done, and what is left to the user, if anything."""
 
     kind: str
     name: str

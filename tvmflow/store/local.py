@@ -278,13 +278,7 @@ _ALLOWED_BEFORE = frozenset({*FILES - {"format"}, "tmp"})
 class LocalStore:
     """A store in a folder. Safe for several runs at once and against a kill at any instant.
 
-    Attributes:
-        root: The folder.
-        ledger: The folder of the trial ledger.
-        locks: The folder of file locks.
-        downloads: The folder of downloaded models.
-        notes: Small files that one run leaves for later runs.
-        blobs: The contents of files, by digest.
+    `notes` are small files that one run leaves for later runs, `blobs` the contents of files by digest.
     """
 
     def __init__(self, root: str) -> None:
@@ -551,16 +545,9 @@ _VERBS = {
 
 
 class Failure(NamedTuple):
-    """The end of an attempt without a result.
+    """The end of an attempt without a result: one of `_VERBS`, and when, in seconds since 1970.
 
-    Attributes:
-        outcome: `failed`, `rejected`, `crashed`, `timeout` or `blocked` (see `report.StageReport`).
-        key: The key that the stage had; empty when it was not known.
-        time_s: When it ended, in seconds since 1970.
-        seconds: How long it took.
-        message: What happened.
-        fix: What to do next; may be empty.
-        log: The path of its log; empty when there is none.
+    The key is empty when it was not known, and the path of the log where there is none.
     """
 
     outcome: str

@@ -185,10 +185,7 @@ def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
 def library_errors(timeout_s: float) -> Iterator[None]:
     """Translate the errors of obstore: its messages may show parts of a signed request.
 
-    Raises:
-        NoObject: when there is no such object.
-        Unreachable: when the bucket does not answer.
-        Forbidden: when it denies access.
+    Raises NoObject, and Unreachable or Forbidden of a bucket that does not answer or denies access.
     """
     from obstore import exceptions
 

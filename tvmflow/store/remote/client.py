@@ -51,11 +51,8 @@ class Fetched(NamedTuple):
 class ResultReader:
     """Fetches results.
 
-    Attributes:
-        fetched: The keys of the results that were fetched.
-        fetched_bytes: How many bytes that took.
-        needs_repair: Results whose upload must replace what the remote cache has.
-        disk_problem: Why a result could not be written into the local store, if one could not.
+    `needs_repair` are results whose upload must replace what the remote cache has; `disk_problem` is why a result
+    could not be written into the local store, if one could not.
     """
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:

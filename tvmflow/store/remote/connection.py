@@ -51,13 +51,9 @@ _MAX_ACTION_BYTES: Final = 4 << 20
 class Access(NamedTuple):
     """The access of a run to its remote cache, and whose results it accepts.
 
-    Attributes:
-        reads: Fetch results.
-        writes: Upload results.
-        signer: Signs what is uploaded.
-        trusted: The keys one of which must have signed a result; with none, all are accepted.
-        wait_s: How long a run that has ended waits for its uploads; None for a part of its time.
-        patience_s: How long to wait for an answer, and how much time failures may cost in all.
+    One of the trusted keys must have signed a result; with none, all are accepted. `wait_s` is how long a run that has
+    ended waits for its uploads: None for a part of its time. `patience_s` limits the wait for an answer, and what
+    failures may cost in all.
     """
 
     reads: bool = True

@@ -115,16 +115,7 @@ class Untrusted(InvalidAction):
 
 
 class Action(NamedTuple):
-    """A finished stage as one store gives it to another.
-
-    Attributes:
-        files: Its output files.
-        facts: Small values for people.
-        preimage: The document that the key is the digest of.
-        seconds: How long the stage ran.
-        made: When it ended: UTC, `2024-01-01T00:00:00Z`.
-        signatures: As in an envelope.
-    """
+    """A finished stage as one store gives it to another: an `ActionRecord` with signatures."""
 
     key: str
     files: tuple[StoredFile, ...]
