@@ -6,16 +6,19 @@ last two seconds is hashed again next time, because a coarse clock could hide a 
 "racy git" problem). A time more than a day ahead is no time of a write: an archive or a wrong clock gave it.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvmflow.core.files import RACY_NS, hash_file
 from tvmflow.store.local import LocalStore
 
 _AHEAD_NS = 86_400 * 10**9
+# The name of a file in a note about it alone.
+_ALONE = ""
 
 
 def stamp(path: str) -> list[int]:
@@ -40,69 +43,49 @@ class FileDigests:
 
     def digest(self, path: str) -> str:
         """Return the sha256 (hex) of a file's content."""
-        if path in self._digests:
-            return self._digests[path]
-        name = _note_name(path)
-        before = stamp(path)
-        digest = _remembered_digest(self._read_note(name), before)
-        if digest is None:
-            digest, is_stable = _hash_stable(path, before)
-            if is_stable:
-                text = json.dumps({"path": path, "stamp": before, "digest": digest})
-                self._store.notes.keep(text, "stats", name)
-        self._digests[path] = digest
-        return digest
+        if path not in self._digests:
+            [self._digests[path]] = self._list_digests(path, {_ALONE: path}).values()
+        return self._digests[path]
 
     def digest_folder(self, folder: str, names: Sequence[str]) -> str:
-        """Return one sha256 (hex) of files in a folder: of their names, and the sha256 of the content of each.
-
-        Stamps and digests of all of them are in one note, so that only those that changed are read.
-        """
+        """Return one sha256 (hex) of files in a folder: of their names, and the sha256 of the content of each."""
         ordered = tuple(sorted(names))
-        if (folder, ordered) in self._folders:
-            return self._folders[folder, ordered]
-        note = _note_name(f"{folder}/")
-        known = _remembered_files(self._read_note(note))
-        lines, new = [], {}
-        for name in ordered:
-            path = f"{folder}/{name}"
-            before = stamp(path)
-            remembered, digest = known.get(name, ([], ""))
-            if remembered != before:
-                digest, is_stable = _hash_stable(path, before)
-                if is_stable:
-                    new[name] = (before, digest)
-            lines.append(f"{digest}  {name}")
-        if new:
-            text = json.dumps({"path": folder, "files": {**known, **new}})
-            self._store.notes.keep(text, "stats", note)
-        digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
-        self._folders[folder, ordered] = digest
-        return digest
+        if (folder, ordered) not in self._folders:
+            paths = {name: f"{folder}/{name}" for name in ordered}
+            digests = self._list_digests(f"{folder}/", paths)
+            lines = [f"{digest}  {name}" for name, digest in digests.items()]
+            digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+            self._folders[folder, ordered] = digest
+        return self._folders[folder, ordered]
 
-    def _read_note(self, name: str) -> str | None:
-        return None if self._rehash else self._store.notes.read("stats", name)
+    def _list_digests(self, subject: str, paths: Mapping[str, str]) -> dict[str, str]:
+        """Return the digest of each path by its name; those in one note are read only where they changed."""
+        note = hashlib.sha256(subject.encode()).hexdigest()[:32]
+        text = None if self._rehash else self._store.notes.read("stats", note)
+        _, known = _read_note(text)
+        digests, new = {}, {}
+        for name, path in paths.items():
+            before = stamp(path)
+            remembered, digests[name] = known.get(name, ([], ""))
+            if remembered != before:
+                digests[name], is_stable = _hash_stable(path, before)
+                if is_stable:
+                    new[name] = (before, digests[name])
+        if new:
+            text = json.dumps({"path": subject.rstrip("/"), "files": {**known, **new}})
+            self._store.notes.keep(text, "stats", note)
+        return digests
 
 
 def find_files(store: LocalStore, digest: str) -> list[str]:
     """Return the paths of files that had a digest when they were last read, and are unchanged since."""
     paths = []
     for name in store.notes.list("stats"):
-        note = store.notes.read("stats", name)
-        if not note or digest not in note:
-            continue
-        try:
-            path = str(json.loads(note)["path"])
-            if _remembered_digest(note, stamp(path)) == digest:
+        path, known = _read_note(store.notes.read("stats", name))
+        with contextlib.suppress(OSError):
+            if _ALONE in known and known[_ALONE] == (stamp(path), digest):
                 paths.append(path)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
     return sorted(paths)
-
-
-def _note_name(path: str) -> str:
-    """Return the name of the note about a file, or about the files in a folder, which ends with a slash."""
-    return hashlib.sha256(path.encode()).hexdigest()[:32]
 
 
 def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
@@ -113,19 +96,13 @@ def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
     return digest, not is_recent and stamp(path) == before
 
 
-def _remembered_files(text: str | None) -> dict[str, tuple[list[int], str]]:
-    """Return the stamp and the digest of each file in a note about a folder; empty when there is none."""
-    try:
-        files = json.loads(text or "null")["files"]
-        return {name: (list(stamp), str(digest)) for name, (stamp, digest) in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _remembered_digest(text: str | None, current_stamp: list[int]) -> str | None:
-    """Return the digest in a note; None when there is none, or the file has another stamp now."""
+def _read_note(text: str | None) -> tuple[str, dict[str, tuple[list[int], str]]]:
+    """Return the path of a file or a folder, and stamp and digest by name; nothing for another note."""
     try:
         note = json.loads(text or "null")
-        return str(note["digest"]) if note["stamp"] == current_stamp else None
-    except (ValueError, KeyError, TypeError):
-        return None
+        files = {
+            name: (list(stamp), str(digest)) for name, (stamp, digest) in note["files"].items()
+        }
+        return str(note["path"]), files
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", {}

@@ -245,7 +245,7 @@ def test_libraries_that_tvm_loads_from_elsewhere_are_part_of_it(
 ) -> None:
     """A build of one's own is named with TVM_LIBRARY_PATH, or lies beside the source."""
     write_files(folder / "python", "tvm")
-    monkeypatch.setattr(packages, "_find_spec", lambda _: spec_of(folder / "python/tvm"))
+    monkeypatch.setattr(packages, "find_spec", lambda _: spec_of(folder / "python/tvm"))
     before = identity("apache-tvm")
     libraries = tmp_path / "build"
     libraries.mkdir()
