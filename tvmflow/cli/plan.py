@@ -103,8 +103,7 @@ def show_plan(
 
     The answer of the command line `argv` is saved if everything is up to date.
     """
-    from tvmflow.engine.estimates import estimate_stages, find_hits_with_new_weights
-    from tvmflow.engine.plan_text import format_plan
+    from tvmflow.engine.plan_text import estimate_stages, find_hits_with_new_weights, format_plan
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
     from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
@@ -149,7 +148,7 @@ def _describe_delivery(paths: Sequence[str]) -> list[str]:
 
 
 def _describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
-    from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
+    from tvmflow.engine.plan_text import add_up, estimate_stages, find_hits_with_new_weights
 
     estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
     stages = [

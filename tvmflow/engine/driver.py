@@ -17,10 +17,9 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.termination import Cancelling
 from tvmflow.core.types import Json, Plan
 from tvmflow.engine import remote_access
-from tvmflow.engine.interim import is_search, with_best_so_far
 from tvmflow.engine.remote_access import RemoteSettings
 from tvmflow.engine.report import RunReport
-from tvmflow.engine.session import SessionOptions, run_plan
+from tvmflow.engine.session import SessionOptions, is_search, run_plan, with_best_so_far
 from tvmflow.engine.stage_runs import RunContext
 from tvmflow.engine.timeline import TimelineRecording
 from tvmflow.executors import EXECUTORS, Event, ExecutorContext

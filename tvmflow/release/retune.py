@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.types import Plan, StageSpec
-from tvmflow.engine.interim import select_stages
+from tvmflow.engine.session import select_stages
 from tvmflow.recipe import Retune
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.tuning.tuning_job import WorkloadFacts

@@ -450,39 +450,18 @@ def _receive(job: _Job, source: ByteSource, offset: int) -> None:
 def _check_size(job: _Job, total: int, offset: int) -> None:
     if total > job.max_bytes:
         raise job.error(f"it has {size_text(total)}, and the limit is {size_text(job.max_bytes)}")
+    _check_space(job, total - offset)
+
+
+def _check_space(job: _Job, needed: int) -> None:
     try:
-        check_free_space(job.folder, total - offset)
+        check_free_space(job.folder, needed)
     except StoreError as problem:
         raise job.error(problem.message, fix=problem.fix) from None
 
 
-class _Space:
-    """The space for a download while it arrives: others write to the disk, and it may never end."""
-
-    def __init__(self, job: _Job, *, is_known: bool) -> None:
-        self._job = job
-        self._is_known = is_known
-        self._unchecked = 0
-
-    def check(self, stream: IO[bytes], size: int) -> None:
-        """Check that the next bytes can be written and a reserve is left."""
-        self._unchecked -= size
-        if self._unchecked > 0:
-            return
-        self._unchecked = _SPACE_INTERVAL
-        stream.flush()
-        try:
-            check_free_space(self._job.folder, _SPACE_INTERVAL)
-        except StoreError as problem:
-            if not self._is_known:
-                # of an unknown size, perhaps without end: the next attempt would not be better
-                self._job.discard_part()
-            raise self._job.error(problem.message, fix=problem.fix) from None
-
-
 def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
-    done, last_progress = source.start, 0.0
-    space = _Space(job, is_known=bool(source.total))
+    done, checked, last_progress = source.start, -_SPACE_INTERVAL, 0.0
 
     def report() -> None:
         if job.on_progress:
@@ -491,12 +470,21 @@ def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
     try:
         for piece in read_pieces(source, job.max_bytes - source.start):
             job.check_abandoned()
-            space.check(stream, len(piece))
+            # others write to the disk while it arrives
+            if done - checked >= _SPACE_INTERVAL:
+                checked = done
+                stream.flush()
+                _check_space(job, _SPACE_INTERVAL)
             stream.write(piece)
             done += len(piece)
             if (now := time.monotonic()) - last_progress >= _PROGRESS_INTERVAL_S:
                 last_progress = now
                 report()
+    except DownloadError:
+        if not source.total:
+            # of an unknown size, perhaps without end: the next attempt would not be better
+            job.discard_part()
+        raise
     except TooLong:
         job.discard_part()
         raise job.error(f"it is larger than the limit of {size_text(job.max_bytes)}") from None

@@ -202,10 +202,6 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
     return leases.exclude_others(store.root, "locks/gc", refusal)
 
 
-# ---------------------------------------------------------------- eviction plan
-# The eviction plan: what a garbage collection removes of a store, in which order, and why.
-
-
 # ---------------------------------------------------------------- leftovers
 # Leftovers: what kills, damage and deleted files leave in a store, and when it is removed.
 
@@ -388,6 +384,9 @@ def _read_json(path: Path) -> object:
         return None
     return note
 
+
+# ---------------------------------------------------------------- eviction plan
+# What a garbage collection removes of a store, in which order, and why.
 
 DEFAULT_AGE: Final = 30 * DAY
 # Folders that count towards the size of a store: all but trials and locks.

@@ -14,14 +14,15 @@ from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.types import Decision, Plan
-from tvmflow.engine.estimates import (
+from tvmflow.engine.plan_text import (
     Estimate,
     add_up,
     estimate_search,
     estimate_stages,
     find_hits_with_new_weights,
+    format_plan,
+    range_text,
 )
-from tvmflow.engine.plan_text import format_plan, range_text
 from tvmflow.engine.session import SessionOptions, run_plan
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.local import ActionRecord, LocalStore, Origin

@@ -16,7 +16,7 @@ from tests.support.facts import tune_facts
 from tests.support.small_runs import RunHost
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, Decision, Delivery, Plan, StageSpec, StoredFile
-from tvmflow.engine import delivery, interim
+from tvmflow.engine import delivery, session
 from tvmflow.planning.decisions import PlanState
 
 TUNE = "net:tune/host"
@@ -71,7 +71,7 @@ def test_a_search_runs_in_parts_up_to_its_limit() -> None:
     The first library does not wait for the measurement of choices.
     """
     plan, runs = plan_for(minutes=5, deliver_every=2), Runs(1e9)
-    assert interim.run_parts(plan, runs)
+    assert session.run_parts(plan, runs)
     assert runs.minutes == [None, None, 0.0, 2.0, 4.0]
     assert runs.takes_known_choices == [None, True, True, False, False]
     assert [ids for ids, _, _ in runs.plans] == [
@@ -88,21 +88,21 @@ def test_a_search_runs_in_parts_up_to_its_limit() -> None:
 def test_a_search_that_has_come_to_its_end_has_no_further_part() -> None:
     """Also one whose budget is in trials."""
     runs = Runs(100.0)
-    assert interim.run_parts(plan_for(trials=1000, deliver_every=1), runs)
+    assert session.run_parts(plan_for(trials=1000, deliver_every=1), runs)
     assert runs.minutes == [None, None, 0.0, 1.0, 2.0]
 
 
 def test_what_is_tuned_already_is_not_delivered_in_parts() -> None:
     """As after new weights, when the search is kept."""
     runs = Runs(1e9, is_tuned=True)
-    assert interim.run_parts(plan_for(minutes=5, deliver_every=2), runs)
+    assert session.run_parts(plan_for(minutes=5, deliver_every=2), runs)
     assert (runs.minutes, runs.takes_known_choices) == ([None, None], [None, False])
 
 
 def test_a_failure_ends_the_parts() -> None:
     """A library that does not even verify untuned is known before the search."""
     runs = Runs(1e9, fails_at=2)
-    assert not interim.run_parts(plan_for(minutes=5, deliver_every=2), runs)
+    assert not session.run_parts(plan_for(minutes=5, deliver_every=2), runs)
     assert runs.minutes == [None, None, 0.0]
 
 
@@ -114,7 +114,7 @@ def test_a_failure_ends_the_parts() -> None:
 def test_other_plans_have_no_parts(tune: dict[str, Any]) -> None:
     """Unless the recipe asks for it; and what does not reach a gate yet is not delivered."""
     runs = Runs(1e9)
-    assert interim.run_parts(plan_for(**tune), runs) and runs.plans == []
+    assert session.run_parts(plan_for(**tune), runs) and runs.plans == []
 
 
 def test_deliveries_in_between_are_in_no_key() -> None:
