@@ -176,15 +176,7 @@ def _collect(
         _log.debug("%s %s is removed: %s", candidate.kind, candidate.name, candidate.reason)
         plan.bytes_left -= freed
         age_s = max(0.0, (now_ns - candidate.used_ns) / 1e9)
-        evictions.append(
-            Eviction(
-                kind=candidate.kind,
-                name=candidate.name,
-                reason=candidate.reason,
-                age_s=age_s,
-                bytes=freed,
-            )
-        )
+        evictions.append(Eviction(*candidate[:3], age_s=age_s, bytes=freed))
     # one of the leases may be that of this collection
     other_runs = max(0, len(active_runs) - remove)
     return Collection(tuple(evictions), plan.bytes_left, plan.needed_bytes(), other_runs)
@@ -203,7 +195,7 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
 
 
 # ---------------------------------------------------------------- leftovers
-# Leftovers: what kills, damage and deleted files leave in a store, and when it is removed.
+# What kills, damage and deleted files leave in a store, and when it is removed.
 
 
 DAY: Final = 86_400.0
@@ -266,20 +258,8 @@ def find_leftovers(
         _Rule("failures", "note", "it says how a stage failed", max_age_s),
         _Rule("facts", "note", _OLD_NOTE, _FACTS_AGE_S),
         _Rule("plans", "note", _OLD_NOTE, _PLANS_AGE_S),
-        _Rule(
-            folder="stats",
-            kind="note",
-            reason=_FILE_MISSING,
-            age_s=None,
-            is_obsolete=_is_obsolete_stat,
-        ),
-        _Rule(
-            folder="delivered",
-            kind="note",
-            reason=_FILE_MISSING,
-            age_s=None,
-            is_obsolete=_is_obsolete_delivery,
-        ),
+        _Rule("stats", "note", _FILE_MISSING, is_obsolete=_is_obsolete_stat),
+        _Rule("delivered", "note", _FILE_MISSING, is_obsolete=_is_obsolete_delivery),
     )
     yield from _find_work_folders(root, leftover_age_s, now_ns, horizon_ns)
     for rule in rules:
@@ -300,14 +280,8 @@ def _apply(rule: _Rule, root: Path, now_ns: int, horizon_ns: int) -> Iterator[Ca
         if is_old or (rule.is_obsolete is not None and rule.is_obsolete(path)):
             reason = f"{rule.reason}{_older_than(rule.age_s)}" if is_old else _FILE_MISSING
             size, name = size_below(path), str(path.relative_to(root))
-            yield Candidate(
-                kind=rule.kind,
-                name=name,
-                reason=reason,
-                used_ns=changed,
-                bytes=size,
-                remove=partial(_remove, path, size),
-            )
+            remove = partial(_remove, path, size)
+            yield Candidate(rule.kind, name, reason, changed, bytes=size, remove=remove)
 
 
 def _older_than(age_s: float | None) -> str:
@@ -324,14 +298,7 @@ def _find_work_folders(
                 size, name = size_below(path), f"{path.name[:12]}…"
                 remove = partial(_remove_work_folder, path, size)
                 reason = f"a stage that had no result left it{_older_than(age_s)}"
-                yield Candidate(
-                    kind="work",
-                    name=name,
-                    reason=reason,
-                    used_ns=used_ns,
-                    bytes=size,
-                    remove=remove,
-                )
+                yield Candidate("work", name, reason, used_ns, bytes=size, remove=remove)
 
 
 def _remove(path: Path, size: int) -> int | None:
@@ -482,14 +449,7 @@ class EvictionPlan:
             if not self._references[digest] and digest in self._inventory.blobs:
                 freed += self._inventory.blobs[digest].size
         remove = partial(self._remove_result, result)
-        return Candidate(
-            kind="result",
-            name=result.title,
-            reason=reason,
-            used_ns=result.used_ns,
-            bytes=freed,
-            remove=remove,
-        )
+        return Candidate("result", result.title, reason, result.used_ns, bytes=freed, remove=remove)
 
     def _remove_result(self, result: StoredResult) -> int | None:
         path = Path(self._store.action_path(result.key))
@@ -517,12 +477,7 @@ class EvictionPlan:
                 name, remove = f"{digest[:12]}…", partial(self._remove_blob, digest)
                 reason = "no result refers to it"
                 yield Candidate(
-                    kind="blob",
-                    name=name,
-                    reason=reason,
-                    used_ns=blob.changed_ns,
-                    bytes=blob.size,
-                    remove=remove,
+                    "blob", name, reason, blob.changed_ns, bytes=blob.size, remove=remove
                 )
 
     def _remove_blob(self, digest: str) -> int | None:
@@ -557,14 +512,7 @@ class EvictionPlan:
                 if used_ns < self._horizon_ns:
                     name = f"{digest[:12]}…{path.suffix}"
                     remove = partial(_remove_download, path, digest, used_ns, size)
-                    yield Candidate(
-                        kind="download",
-                        name=name,
-                        reason="",
-                        used_ns=used_ns,
-                        bytes=size,
-                        remove=remove,
-                    )
+                    yield Candidate("download", name, "", used_ns, bytes=size, remove=remove)
 
 
 def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | None:
