@@ -24,11 +24,7 @@ class Unreadable(Exception):
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a regular file of limited size.
-
-    Raises:
-        Unreadable: It is not a regular file, is too large, or cannot be read.
-    """
+    """Return the content of a regular file of limited size."""
     try:
         with open_regular(path) as file, BufferedReader(file) as stream:
             content = stream.read(_MAX_BYTES + 1)
@@ -90,13 +86,7 @@ def _check_depth(value: Json) -> None:
 
 
 def get_field(value: Json, *path: str, of: type[_T]) -> _T:
-    """Return the value at a path of names if it has this type; an empty value otherwise.
-
-    Args:
-        value: A JSON value.
-        path: The names of fields, from the outermost object inwards.
-        of: The type: `str`, `bool`, `list` or `dict`.
-    """
+    """Return the value at a path of names, from the outermost object, if it has a type; else an empty one."""
     inner = _walk(value, path)
     return inner if isinstance(inner, of) else of()
 

@@ -195,11 +195,7 @@ _BY_SUFFIX: Final = {".onnx": ONNX, ".pt2": PT2, ".tflite": TFLITE}
 
 
 def recognize(path: Path) -> FileKind | None:
-    """Return the kind of a file, or None for anything else.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
+    """Return the kind of a file, or None for anything else."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if head.startswith(_ZIP_MAGIC):
@@ -295,11 +291,7 @@ def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
 
 
 def check_kind(path: Path, *groups: str) -> None:
-    """Check that a file may be of one of the groups that a command takes.
-
-    Raises:
-        UsageError: when it is certainly of another kind.
-    """
+    """Check that a file may be of one of the groups that a command takes."""
     mismatch = find_mismatch(path, *groups)
     if mismatch:
         raise UsageError(mismatch.text, fix=mismatch.fix)

@@ -145,11 +145,7 @@ def protect(path: str) -> bool:
 
 
 def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]) -> None:
-    """Give a file that does not change any more another path; copy it where the disk has no links.
-
-    Raises:
-        OSError: when `link` exists or cannot be written.
-    """
+    """Give a file that does not change any more another path; copy it where the disk has no links."""
     try:
         os.symlink(source, link)
     except FileExistsError:

@@ -54,10 +54,6 @@ class NotInstalled(EnvironmentProblem):
     """A package is not installed in this environment."""
 
 
-class UnknownIdentity(EnvironmentProblem):
-    """A package would be imported, and cannot be told from others."""
-
-
 class Package(NamedTuple):
     """A package as it would be imported.
 
@@ -91,7 +87,7 @@ def identity(distribution: str) -> str:
 
     Raises:
         NotInstalled: when it would not be found.
-        UnknownIdentity: when what would be imported cannot be identified.
+        EnvironmentProblem: when what would be imported cannot be identified.
     """
     return _identify(distribution, tuple(sys.path)).identity
 
@@ -157,7 +153,7 @@ def _identify(distribution: str, path: tuple[str, ...]) -> _Identified:
         )
         libraries = digest_libraries(_library_folders(distribution, package))
     except OSError as error:
-        raise UnknownIdentity(
+        raise EnvironmentProblem(
             f"{distribution} cannot be identified: {error.filename}: {error.strerror}",
             fix=f"make it readable, or install it again: {install_command(distribution, again=True)}",
         ) from error
@@ -205,12 +201,12 @@ def _package_folder(distribution: str, module: str) -> str:
             fix=install_command(distribution),
         )
     if not os.path.isfile(spec.origin):
-        raise UnknownIdentity(
+        raise EnvironmentProblem(
             f"{distribution} would be imported from an archive: {spec.origin}",
             fix="install it unpacked, with pip, and take the archive out of PYTHONPATH",
         )
     if not spec.submodule_search_locations:
-        raise UnknownIdentity(
+        raise EnvironmentProblem(
             f"{spec.origin} would be imported in place of the package {distribution}",
             fix="rename that file, or take its folder out of PYTHONPATH",
         )

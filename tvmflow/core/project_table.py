@@ -26,9 +26,6 @@ def read_table(
     """Return the settings of a project; None where the file has no such table.
 
     Messages name `path`; `prefix` is the path of the table in the file, and `defaults` has all settings.
-
-    Raises:
-        RecipeError: with all of its mistakes, each `file:line:column: …`.
     """
     try:
         text = content.decode()

@@ -80,9 +80,6 @@ def check_choice(
 
     The noun has its article: "a dtype". Without `listed_by`, the place of a list, the error lists all choices;
     `meant` returns the valid names for what others call them, see `did_you_mean`.
-
-    Raises:
-        PydanticCustomError: otherwise; it suggests the nearest choice.
     """
     if value in choices:
         return value

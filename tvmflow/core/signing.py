@@ -74,10 +74,6 @@ def generate_key(path: Path) -> PublicKey:
     """Make a key: the private half in `path`, the public one in a `.pub` file beside it.
 
     Only the owner may read the private half.
-
-    Raises:
-        UsageError: One of the files exists.
-        EnvironmentProblem: They cannot be written.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -221,13 +217,7 @@ def pre_authentication_encoding(payload_type: str, text: bytes) -> bytes:
 
 
 def sign_envelope(payload_type: str, text: bytes, signers: Sequence[PrivateKey]) -> Json:
-    """Return an envelope of a text with the signatures of all signers.
-
-    Args:
-        payload_type: The media type of the text.
-        text: The content.
-        signers: The keys; without any, the envelope is not signed.
-    """
+    """Return an envelope of a text of a media type with the signatures of all signers, if there are any."""
     message = pre_authentication_encoding(payload_type, text)
     signatures = [
         {"keyid": signer.public.id, "sig": _encode(signer.sign(message))} for signer in signers
@@ -236,11 +226,7 @@ def sign_envelope(payload_type: str, text: bytes, signers: Sequence[PrivateKey])
 
 
 def open_envelope(envelope: Json, payload_type: str) -> bytes:
-    """Return the text in an envelope without checking its signatures.
-
-    Raises:
-        InvalidEnvelope: It is no envelope of this type.
-    """
+    """Return the text in an envelope without checking its signatures."""
     return _parse(envelope, payload_type)[0]
 
 

@@ -25,10 +25,7 @@ NOISE_TEXTS: Final[Mapping[Judgement, str]] = {
 def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
     """Return what may be said of a measured ratio; the one definition of what lies within the noise.
 
-    Args:
-        ratio: The ratio that is shown.
-        low: The lower limit of what it may be in truth.
-        high: The upper limit.
+    The limits are those of what it may be in truth.
     """
     if low > 1:
         return "more"
@@ -51,11 +48,7 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Return the summary of one or more measurements.
-
-    Raises:
-        ValueError: when there are none.
-    """
+    """Return the summary of one or more measurements."""
     if not values:
         raise ValueError("no measurements to summarize")
     return Summary(

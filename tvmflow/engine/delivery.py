@@ -40,11 +40,7 @@ def list_files_to_copy(
 
 
 def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
-    """Check that the results of pending stages can be delivered, before these run.
-
-    Raises:
-        StoreError: when a folder that will get files cannot be written or created.
-    """
+    """Check that the results of pending stages can be delivered, before these run."""
     folders = dict.fromkeys(
         os.path.join(dist, delivery.recipe, delivery.target)
         for delivery in plan.deliveries

@@ -127,11 +127,7 @@ def check_settings(settings: DriverSettings) -> None:
 
 
 def find_scheduler(option: str | None) -> str:
-    """Return the address of the scheduler that `--scheduler` or the environment names.
-
-    Raises:
-        UsageError: when neither names one, or it is not a valid address.
-    """
+    """Return the address of the scheduler that `--scheduler` or the environment names."""
     address = option or os.environ.get(SCHEDULER_VARIABLE, "")
     if not address:
         raise UsageError(

@@ -108,9 +108,6 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
     """Return the name of the kernel in each library that has it, by the library's name.
 
     The name may be the beginning that no other kernel of these libraries has.
-
-    Raises:
-        UsageError: There is no such kernel, or there are several.
     """
     names = {library.name: _list_names(library) for library in libraries}
     known = list(dict.fromkeys(kernel for kernels in names.values() for kernel in kernels))
@@ -268,12 +265,7 @@ def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> Cho
 def make_kernel_code(
     library: BuiltLibrary, kernel: str, store: LocalStore, *, with_assembly: bool
 ) -> KernelCode:
-    """Return the code of a kernel, made once more from what the library was built from.
-
-    Raises:
-        UsageError: the store no longer has that.
-        StageError: it cannot be made.
-    """
+    """Return the code of a kernel, made once more from what the library was built from."""
     payload = {
         "settings": _read_preimage(library, store)["settings"],
         "inputs": _list_inputs(library, store),

@@ -77,11 +77,7 @@ def open_run_client(
 
 
 def cluster_remote_url(settings: RemoteSettings) -> str:
-    """Return the address of the remote cache through which a cluster gets its files.
-
-    Raises:
-        UsageError: when there is none.
-    """
+    """Return the address of the remote cache through which a cluster gets its files."""
     url = find_url(settings)
     if not url or _find_mode(settings.mode) == _OFF:
         raise UsageError(

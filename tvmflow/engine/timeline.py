@@ -142,11 +142,7 @@ class TimelineRecording:
 
 
 def read_timeline(value: Json, run: str) -> Timeline:
-    """Return the timeline in the record of a run.
-
-    Raises:
-        UsageError: It has none, or none that can be read.
-    """
+    """Return the timeline in the record of a run."""
     try:
         return from_json(Timeline, value)
     except Mismatch as error:

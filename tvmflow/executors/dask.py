@@ -170,11 +170,7 @@ class FileTransfer:
         self._digests = FileDigests(store)
 
     def upload_input(self, path: str) -> InputBlob:
-        """Upload a file that a stage reads, unless the remote cache has it.
-
-        Raises:
-            EnvironmentProblem: when the file changes meanwhile.
-        """
+        """Upload a file that a stage reads, unless the remote cache has it."""
         size, name = Path(path).stat().st_size, Path(path).name
         if path == self._store.blobs.path(name):
             self._connection.upload_missing_blob(BlobRef(name, size), Path(path))
@@ -199,11 +195,7 @@ class FileTransfer:
             copy.unlink(missing_ok=True)
 
     def download_outputs(self, folder: Path, files: Mapping[str, BlobRef]) -> None:
-        """Download the files that a stage made into a folder.
-
-        Raises:
-            EnvironmentProblem: when the remote cache lacks one, or when it has a name outside the folder.
-        """
+        """Download the files that a stage made into a folder."""
         for name, blob in files.items():
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise EnvironmentProblem(f"a worker gave a file the name {name!r}")
@@ -285,9 +277,6 @@ class RemoteStage:
         Return its response; None when the run was cancelled.
 
         It may be without a worker that can run it for `patience_s` seconds.
-
-        Raises:
-            EnvironmentProblem: when no worker could run it to its end, or the scheduler is lost.
         """
         self._next_check = time.monotonic()
         while self._future.status == "pending":
@@ -380,11 +369,7 @@ class DaskCluster:
         self.client = _connect(context.scheduler)
 
     def list_workers(self) -> list[Worker]:
-        """Return the workers of the cluster.
-
-        Raises:
-            EnvironmentProblem: when the connection to the scheduler is lost.
-        """
+        """Return the workers of the cluster."""
         while self.client.status == "connecting":
             time.sleep(POLL_S)
         if self.client.status != "running":
@@ -400,11 +385,7 @@ class DaskCluster:
         ]
 
     def wait_for_slots(self) -> int:
-        """Return how many stages the workers run at a time, and notify the user of workers that are not used.
-
-        Raises:
-            EnvironmentProblem: when no worker can run stages, nor joins in time.
-        """
+        """Return how many stages the workers run at a time, and notify the user of workers that are not used."""
         slots, refused = 0, list[str]()
         for is_last in self._wait_steps():
             slots, refused = self._count_slots()

@@ -168,9 +168,6 @@ def parse_hub_file(address: str) -> HubFile:
     """Return the file of a repository that an address names.
 
     The revision may follow the name of the repository, as in the Hub's own addresses, or the path.
-
-    Raises:
-        InvalidAddress: when it names none.
     """
     first, *parts = address.partition("://")[2].removeprefix("models/").split("/")
     if first in _OTHER_KINDS:
@@ -187,11 +184,7 @@ def parse_hub_file(address: str) -> HubFile:
 
 
 def parse_oci_reference(address: str) -> OciReference:
-    """Return the artifact that an address names.
-
-    Raises:
-        InvalidAddress: when it names none, or has credentials.
-    """
+    """Return the artifact that an address names."""
     rest = address.partition("://")[2]
     if "@" in rest.partition("/")[0]:
         raise InvalidAddress(

@@ -566,11 +566,7 @@ def may_send_to(url: str) -> bool:
 
 
 def bearer(token: str, origin: str) -> Credential:
-    """Return a token as a credential.
-
-    Raises:
-        EnvironmentProblem: when no header can contain it.
-    """
+    """Return a token as a credential."""
     if not token.isascii() or not token.isprintable():
         text = f"{origin} contains characters that cannot be sent"
         raise EnvironmentProblem(text, fix="set it to the token alone, without a line break")

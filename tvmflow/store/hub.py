@@ -125,11 +125,7 @@ def find_location(file: HubFile) -> tuple[str, Credential | None]:
 
 
 def read_snapshot(repository: str, revision: str) -> Snapshot:
-    """Return a repository at a revision; an empty one is that of its default branch.
-
-    Raises:
-        HubError: when there is no such repository or revision, or the Hub does not answer.
-    """
+    """Return a repository at a revision; an empty one is that of its default branch."""
     file = HubFile(repository, "", revision)
     at = f"/revision/{urllib.parse.quote(revision, safe='')}" if revision else ""
     answer = _request_json(f"/api/models/{repository}{at}?blobs=true", file)

@@ -84,11 +84,7 @@ def _mark_used(store: LocalStore, key: str) -> bool:
 
 
 def remove_pin(store: LocalStore, name: str) -> None:
-    """Remove a pin; garbage collection may then remove what only it needed.
-
-    Raises:
-        UsageError: when there is no pin of that name.
-    """
+    """Remove a pin; garbage collection may then remove what only it needed."""
     recipe = name.removeprefix(RECIPE)
     if name.startswith(RECIPE) and recipe in last_keys(store):
         for path in sorted(Path(store.root, "last", recipe).iterdir()):
@@ -232,11 +228,7 @@ class Inventory(NamedTuple):
 
 
 def require_store(store: LocalStore) -> LocalStore:
-    """Return the store, if there is one.
-
-    Raises:
-        UsageError: when the folder is not a store of this version.
-    """
+    """Return the store, if there is one."""
     if store.condition() == "absent":
         raise UsageError(
             f"{shortest_path(store.root)} is not a tvmflow store", fix="choose one with --store DIR"

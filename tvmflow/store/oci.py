@@ -271,12 +271,7 @@ def hostname(host: str) -> str:
 
 
 def find_credential(host: str, url: str) -> Credential | None:
-    """Return the credential of the environment, of docker's configuration or of ~/.netrc for a registry.
-
-    Raises:
-        EnvironmentProblem: when it cannot be sent.
-        LoginError: when it cannot be read.
-    """
+    """Return the credential of the environment, of docker's configuration or of ~/.netrc for a registry."""
     if not may_send_to(url):
         return None
     variable = token_variable(hostname(host))
@@ -412,11 +407,7 @@ class Manifest(NamedTuple):
         return describe(self.content, MANIFEST).digest
 
     def select(self, path: str) -> Descriptor:
-        """Return the file at a path, or the only one without a path.
-
-        Raises:
-            Unreadable: when there is none, or it is not certain which one.
-        """
+        """Return the file at a path, or the only one without a path."""
         files = {layer.title: layer for layer in self.layers}
         names = ", ".join(f"#{excerpt(name)}" for name in list(files)[:10])
         if path and path not in files:

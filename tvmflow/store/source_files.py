@@ -130,12 +130,7 @@ class SourceFiles:
         self._digests = FileDigests(store)
 
     def resolve(self, file: InputFile) -> InputFile:
-        """Return a file with the digest by which it is kept; one with a path as it is.
-
-        Raises:
-            RecipeError: when its content is not pinned, or its address names no file.
-            DownloadError: when it has to be looked up and cannot be.
-        """
+        """Return a file with the digest by which it is kept; one with a path as it is."""
         if not file.url:
             return file
         try:
@@ -154,12 +149,7 @@ class SourceFiles:
         return file._replace(path=path)
 
     def pin(self, address: str) -> str:
-        """Return an address with the commit or digest that its branch or tag is now; others as they are.
-
-        Raises:
-            RecipeError: when it names no file.
-            DownloadError: when the Hub or the registry does not answer.
-        """
+        """Return an address with the commit or digest that its branch or tag is now; others as they are."""
         if scheme_of(address) == OCI:
             reference = parse_oci_reference(address)
             return address if reference.digest else _pinned(reference).address

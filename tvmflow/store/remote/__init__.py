@@ -44,10 +44,6 @@ def open_remote_cache(url: str, *, timeout_s: float = 10.0) -> RemoteCache:
     """Return the remote cache with a URL, or in a folder. No request is sent yet.
 
     The URL is one of `REMOTE_CACHES`, or the path of a folder.
-
-    Raises:
-        UsageError: when the URL is not valid.
-        EnvironmentProblem: when a package is missing that this kind of remote cache needs.
     """
     schemes = [f"{scheme}://" for scheme in REMOTE_CACHES]
     scheme, separator, _ = url.partition("://")

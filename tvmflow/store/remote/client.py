@@ -221,11 +221,7 @@ class RemoteCacheClient:
         self.uploader.start()
 
     def limit_time(self, work_s: float | None) -> None:
-        """Limit how long the run waits for results.
-
-        Args:
-            work_s: How long the stages take that are not up to date; None when that is not known.
-        """
+        """Limit how long the run waits for results (see `TimeBudget.limit`)."""
         unknown_s = self.connection.access.patience_s / 2
         self.connection.reads.budget.limit(work_s, unknown_s)
 
@@ -323,10 +319,6 @@ class ResultSender:
         """Upload a result, its blobs first.
 
         Return how many bytes that took; 0 when the remote cache has the result.
-
-        Raises:
-            NotInStore: when the local store does not have it (any more).
-            RemoteCacheError: when the remote cache does not accept it.
         """
         record, artifact = self._store.record(key), self._store.find(key)
         if record is None or artifact is None:
