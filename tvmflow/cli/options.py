@@ -27,6 +27,8 @@ from typing import (
 from tvmflow.core.text import parse_age, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import dataclass_transform
 else:
 
@@ -144,78 +146,56 @@ def flag(text: str) -> Any:
 # ---------------------------------------------------------------- types of arguments
 
 
-def positive_int(text: str) -> int:
-    """Return a whole number from 1.
+def _integer(what: str, least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of a whole number; other texts are `argparse.ArgumentTypeError`, as for all types below."""
 
-    Raises:
-        argparse.ArgumentTypeError: for any other text, as for all functions below.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1")
-    return int(text)
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"'{text}' is not a {what}")
+        return int(text)
 
-
-def port(text: str) -> int:
-    """Return a TCP port; 0 means any free port."""
-    if not text.isdecimal() or int(text) > _MAX_PORT:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a port from 0 to {_MAX_PORT}")
-    return int(text)
+    return read
 
 
-def seconds(text: str) -> float:
-    """Return a duration in seconds, at most a day."""
-    return _number_up_to(_MAX_DURATION, text, "seconds")
+def _number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return the type of a number within limits."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if fits(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of {what}")
+
+    return read
 
 
-def minutes(text: str) -> float:
-    """Return a duration in minutes, at most two months."""
-    return _number_up_to(_MAX_DURATION, text, "minutes")
+def _quantity(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Return the type of what a function parses, whose message says what is expected."""
+
+    def read(text: str) -> Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
-def time_limit(text: str) -> float:
-    """Return a number of seconds above 0."""
-    value = _number(text)
-    if value is None or not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
-    return value
+def _is_duration(value: float) -> bool:
+    return 0 <= value <= _MAX_DURATION
 
 
-def days(text: str) -> float:
-    """Return a duration in days."""
-    value = _number(text)
-    if value is None or not value >= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of days from 0")
-    return value
-
-
-def _number_up_to(most: float, text: str, unit: str) -> float:
-    value = _number(text)
-    if value is None or not 0 <= value <= most:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of {unit} from 0 to {most:.0f}")
-    return value
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def age(text: str) -> float:
-    """Return the seconds of an age such as `30d`, `12h`, `90min`, `2w`, or `0`."""
-    try:
-        return parse_age(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def size(text: str) -> int:
-    """Return the bytes of a size such as `20GB`, `1.5GiB`, or `0`."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+positive_int: Final = _integer("whole number from 1", 1)
+port: Final = _integer(f"port from 0 to {_MAX_PORT}", 0, _MAX_PORT)
+"""A TCP port; 0 means any free port."""
+seconds: Final = _number(f"seconds from 0 to {_MAX_DURATION:.0f}", _is_duration)
+minutes: Final = _number(f"minutes from 0 to {_MAX_DURATION:.0f}", _is_duration)
+time_limit: Final = _number("seconds above 0", lambda value: 0 < value < math.inf)
+days: Final = _number("days from 0", lambda value: value >= 0)
+age: Final = _quantity(parse_age)
+"""The seconds of an age such as `30d`, `12h`, `90min`, `2w`, or `0`."""
+size: Final = _quantity(parse_size)
+"""The bytes of a size such as `20GB`, `1.5GiB`, or `0`."""
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
