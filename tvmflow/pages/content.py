@@ -125,8 +125,8 @@ class KernelChange(NamedTuple):
     after_s: float | None
 
 
-class OtherChange(NamedTuple):
-    """A difference from what a page is compared with: where it is, its kind, and both values."""
+class Change(NamedTuple):
+    """A difference: `place` is a recipe, a build or `everywhere`, `what` its kind, `text` both values."""
 
     place: str
     what: str
@@ -244,7 +244,7 @@ class Page(NamedTuple):
     links: tuple[tuple[str, str], ...] = ()
     gates: tuple[Gate, ...] = ()
     kernel_changes: tuple[KernelChange, ...] = ()
-    changes: tuple[OtherChange, ...] = ()
+    changes: tuple[Change, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()
     quantized: tuple[QuantizedModel, ...] = ()
     stages: tuple[StageEntry, ...] = ()

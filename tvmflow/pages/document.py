@@ -16,7 +16,7 @@ from tvmflow.core.generated_text import Child, Markup, element, join, lines
 from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Peer, SizeResult, Speedup
-from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
+from tvmflow.pages.content import Change, Gate, KernelChange, Library, Page
 from tvmflow.pages.kernels import draw_kernels, draw_layers, draw_search
 from tvmflow.pages.plot import (
     UNKNOWN,
@@ -507,7 +507,7 @@ def _describe_change(row: KernelChange) -> Cell:
     return Cell(element("span", f"{word}, {part:+.0%}", class_=style), part)
 
 
-def _other_row(row: OtherChange) -> list[Cell]:
+def _other_row(row: Change) -> list[Cell]:
     return [
         Cell(row.place, row.place),
         Cell(row.what, row.what),

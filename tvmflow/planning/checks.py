@@ -5,16 +5,16 @@ Pure: no disk, no TVM.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import RecipeError
-from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import names_text
 from tvmflow.core.keys import list_changes, stage_key
 from tvmflow.core.types import (
@@ -448,6 +448,9 @@ def _find_unsupported(
             yield name, reason
 
 
+SEARCHES: Final = tuple(name for name, stage in STAGES.items() if stage.TRAITS.run.searches)
+"""The stages that search."""
+
 LOCKED: Final = "locked"
 """The folder of a store with the schedules that lock files choose, each file named by its digest."""
 
@@ -549,13 +552,8 @@ def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
 def _pin(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
     """Return a stage with its locked outputs, and with the locked schedules in place of a search."""
     locked = lock.recipes[spec.recipe].stages[spec.label]
-    searched = [need for need in spec.needs if STAGES[need.maker].TRAITS.run.searches]
-    schedules = tuple(_write_schedules(lock, spec, need, locked, store) for need in searched)
-    return spec._replace(
-        files=(*spec.files, *schedules),
-        needs=tuple(need for need in spec.needs if need not in searched),
-        pinned=tuple(locked.outputs.items()),
-    )
+    reused = reuse_searched(lock, spec, SEARCHES, store, locked.inputs)
+    return reused._replace(pinned=tuple(locked.outputs.items()))
 
 
 def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery | None:
@@ -583,28 +581,43 @@ def chosen_file(need: Need) -> str:
     return choose.CHOICES if need.stage == choose.NAME else pick_best.CHOSEN
 
 
-def chosen_text(need: Need, target: LockedTarget | None) -> str:
-    """Return the content of that file, as a lock file has it."""
+def reuse_searched(
+    lock: Lock,
+    spec: StageSpec,
+    searches: Collection[str],
+    store: LocalStore,
+    digests: Mapping[str, str] | None = None,
+) -> StageSpec:
+    """Return a stage that reads what a lock file has in place of what some searches choose.
+
+    It is written as the search wrote it.
+
+    Raises:
+        RecipeError: when it has another sha256 than `digests` has for its role.
+    """
+    searched = [need for need in spec.needs if need.maker in searches]
+    files = []
+    for need in searched:
+        role, target_name = f"{need.stage}/{chosen_file(need)}", need.stage_id.partition("/")[2]
+        recipe = lock.recipes.get(spec.recipe)
+        target = recipe.targets.get(target_name) if recipe else None
+        text = _chosen_text(need, target)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        where = lock.where("recipes", spec.recipe, "targets", target_name, "kernels")
+        if digests is not None and digest != digests[role]:
+            raise RecipeError(
+                f"{where}: the schedules of {spec.recipe} for {target_name} are not those that "
+                f"{spec.id} was built with",
+                fix="take one side of the merge completely, or write the lock file again with `tvmflow lock`",
+            )
+        store.notes.write(text, LOCKED, digest)
+        files.append(InputFile(role, str(Path(store.root, LOCKED, digest)), where))
+    needs = tuple(need for need in spec.needs if need not in searched)
+    return spec._replace(files=(*spec.files, *files), needs=needs)
+
+
+def _chosen_text(need: Need, target: LockedTarget | None) -> str:
+    """Return the content of the file of what a search chose, as a lock file has it."""
     if need.stage == choose.NAME:
         return choose.choices_text(target.choices if target else {})
     return pick_best.choice_text(target.choice if target else {})
-
-
-def _write_schedules(
-    lock: Lock, spec: StageSpec, need: Need, locked: LockedStage, store: LocalStore
-) -> InputFile:
-    """Write what a search chose as it wrote it when the lock file was made."""
-    role = f"{need.stage}/{chosen_file(need)}"
-    target_name = need.stage_id.partition("/")[2]
-    target = lock.recipes[spec.recipe].targets.get(target_name)
-    digest = locked.inputs[role]
-    store.notes.write(chosen_text(need, target), LOCKED, digest)
-    path = Path(store.root, LOCKED, digest)
-    where = lock.where("recipes", spec.recipe, "targets", target_name, "kernels")
-    if hash_file(str(path)) != digest:
-        raise RecipeError(
-            f"{where}: the schedules of {spec.recipe} for {target_name} are not those that "
-            f"{spec.id} was built with",
-            fix="take one side of the merge completely, or write the lock file again with `tvmflow lock`",
-        )
-    return InputFile(role, str(path), where)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -24,10 +24,12 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import latency_text
 from tvmflow.core.keys import list_changes
-from tvmflow.core.types import Artifact, InputFile, Json, Need, Plan, StageSpec, TensorSpec
+from tvmflow.core.types import Artifact, Json, Plan, StageSpec, TensorSpec
+from tvmflow.engine.interim import select_stages
 from tvmflow.engine.report import RunReport
-from tvmflow.planning.checks import chosen_file, chosen_text, locked_settings
-from tvmflow.planning.decisions import PlanState
+from tvmflow.pages.content import Change
+from tvmflow.planning.checks import SEARCHES, locked_settings, reuse_searched
+from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe.lock_file import (
     Lock,
@@ -278,14 +280,6 @@ _REPORTED_SETTINGS: Final = ("target", "inputs", "version")
 _SHARED_SETTINGS: Final = {"lowering": lower.NAME, "schedules": build.NAME}
 
 
-class Change(NamedTuple):
-    """One difference: `place` is a recipe or one of its targets, `what` the kind of the difference."""
-
-    place: str
-    what: str
-    text: str
-
-
 Differences = Iterator[tuple[str, str]]
 """Kinds and texts of differences in one place."""
 
@@ -470,9 +464,6 @@ def _diff_measurements(before: Measurements, after: Measurements) -> Differences
 # ---------------------------------------------------------------- update
 
 
-_SEARCHES: Final = tuple(name for name, stage in STAGES.items() if stage.TRAITS.run.searches)
-
-
 class UncoveredKernels(NamedTuple):
     """The kernels of a recipe for a target that a lock file does not have, by name."""
 
@@ -495,24 +486,10 @@ class LockUpdate(NamedTuple):
     uncovered: tuple[UncoveredKernels, ...]
 
 
-def select_task_stages(plan: Plan) -> Plan:
-    """Return the stages that find the kernels of the models, and those that these need."""
-    specs = {spec.id: spec for spec in plan.stages}
-    needed = {spec.id for spec in plan.stages if spec.stage == extract_tasks.NAME}
-    pending = list(needed)
-    while pending:
-        for need in specs[pending.pop()].needs:
-            if need.stage_id not in needed:
-                needed.add(need.stage_id)
-                pending.append(need.stage_id)
-    stages = tuple(spec for spec in plan.stages if spec.id in needed)
-    return Plan(stages, (), plan.origins)
-
-
 def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
     """Return a plan without its search, with the schedules of a lock file in its place.
 
-    The state has the results of at least the stages of `select_task_stages`.
+    The state has the results of at least the stages that extract tasks.
     """
     recipes = dict(lock.recipes)
     uncovered: list[UncoveredKernels] = []
@@ -527,7 +504,7 @@ def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
         _log.debug("%s: %d kernels, %d not covered", spec.id, len(kernels), len(missing))
     updated = lock._replace(file=lock.file.model_copy(update={"recipes": recipes}))
     stages = tuple(
-        _reuse_searched(updated, spec, state.store, _SEARCHES)
+        reuse_searched(updated, spec, SEARCHES, state.store)
         for spec in plan.stages
         if not spec.traits.searches
     )
@@ -543,14 +520,12 @@ def run_update(
     # kernels are those of the locked choices
     stages = (spec for spec in plan.stages if spec.stage != choose.NAME)
     plan = plan._replace(
-        stages=tuple(_reuse_searched(lock, spec, store, (choose.NAME,)) for spec in stages)
+        stages=tuple(reuse_searched(lock, spec, (choose.NAME,), store) for spec in stages)
     )
-    report = run(select_task_stages(plan))
-    if report.exit_code:
-        return report
-    state = PlanState(store)
-    state.decide_all(select_task_stages(plan))
-    return update_plan(lock, plan, state)
+    extracting = [spec.id for spec in plan.stages if spec.stage == extract_tasks.NAME]
+    selected = select_stages(plan, extracting)
+    report = run(selected)
+    return report if report.exit_code else update_plan(lock, plan, evaluate_plan(selected, store))
 
 
 def _read_tasks(spec: StageSpec, state: PlanState) -> list[Json]:
@@ -601,26 +576,6 @@ def _with_kernels(
     if recipe is None:
         recipe = LockedRecipe(recipe="", version="", stages={}, targets={})
     return recipe.model_copy(update={"targets": {**recipe.targets, spec.target: entry}})
-
-
-def _reuse_searched(
-    lock: Lock, spec: StageSpec, store: LocalStore, makers: Collection[str]
-) -> StageSpec:
-    """Return a stage that reads what a lock file has in place of what some searches choose."""
-    searched = [need for need in spec.needs if need.maker in makers]
-    files = tuple(_write_searched(lock, spec, need, store) for need in searched)
-    needs = tuple(need for need in spec.needs if need not in searched)
-    return spec._replace(files=(*spec.files, *files), needs=needs)
-
-
-def _write_searched(lock: Lock, spec: StageSpec, need: Need, store: LocalStore) -> InputFile:
-    target_name = need.stage_id.partition("/")[2]
-    recipe = lock.recipes.get(spec.recipe)
-    target = recipe.targets.get(target_name) if recipe else None
-    name = f"{spec.recipe}+{need.stage}+{target_name}"
-    store.notes.write(chosen_text(need, target), "locked", name)
-    role = f"{need.stage}/{chosen_file(need)}"
-    return InputFile(role, str(Path(store.root, "locked", name)), str(lock.path))
 
 
 # ---------------------------------------------------------------- a ledger with the schedules of a lock file

@@ -17,7 +17,6 @@ from tvmflow.pages.content import (
     KernelChange,
     Library,
     LibraryKernels,
-    OtherChange,
     Page,
     RecipeText,
     StageEntry,
@@ -305,7 +304,7 @@ def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Pa
             if library.previous
             for change in _list_kernel_changes(library, before, after)
         ),
-        changes=tuple(OtherChange(*change) for change in comparison.changes),
+        changes=comparison.changes,
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.unit.pages.test_document import full_page
-from tvmflow.pages.content import KernelChange, OtherChange
+from tvmflow.pages.content import Change, KernelChange
 from tvmflow.pages.document import render_page
 
 STYLE = files("tvmflow.pages").joinpath("page.css").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def page() -> Elements:
     """Return the elements of a page with every section."""
     made = full_page()._replace(
         kernel_changes=(KernelChange("net/host", "conv", 1e-3, 2e-3),),
-        changes=(OtherChange("everywhere", "package", "1 -> 2"),),
+        changes=(Change("everywhere", "package", "1 -> 2"),),
     )
     return Elements(render_page(made))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvmflow.pages.content import KernelChange, OtherChange, Page
+from tvmflow.pages.content import Change, KernelChange, Page
 from tvmflow.pages.document import render_page
 
 
@@ -21,7 +21,7 @@ def test_a_kernel_is_new_gone_slower_or_faster() -> None:
 
 
 def test_of_many_changes_a_page_shows_some_and_counts_all() -> None:
-    rows = tuple(OtherChange(f"net/t{number}", "trace", "a -> b") for number in range(120))
+    rows = tuple(Change(f"net/t{number}", "trace", "a -> b") for number in range(120))
     html = render_page(Page("Run", "net", previous="run a", changes=rows))
     assert "<details><summary>120 differences</summary>" in html
     assert html.count("a → b") == 100 and "20 more rows" in html

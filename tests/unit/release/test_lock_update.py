@@ -9,7 +9,10 @@ import pytest
 
 from tests.support.provenance import WORKLOAD, World, contents
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.types import Json
+from tvmflow.core.files import hash_file
+from tvmflow.core.types import Json, Plan
+from tvmflow.engine.report import RunReport
+from tvmflow.planning.checks import LOCKED
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import Lock, LockedKernel, LockedRecipe, LockedTarget, LockFile
 from tvmflow.release import lock as lock_update
@@ -91,5 +94,19 @@ def test_a_recipe_that_is_not_in_the_lock_file_is_not_covered(world: World) -> N
 
 def test_kernels_are_found_before_anything_is_built(world: World) -> None:
     """By the stages that extract tasks, and what these need."""
-    stages = lock_update.select_task_stages(world.plan).stages
-    assert [spec.stage for spec in stages] == ["import", "lower", "extract_tasks"]
+    plans: list[Plan] = []
+
+    def fail(plan: Plan) -> RunReport:
+        plans.append(plan)
+        return RunReport((), signal=2)
+
+    lock_update.run_update(lock_with(), world.plan, world.store, fail)
+    assert [spec.stage for spec in plans[0].stages] == ["import", "lower", "extract_tasks"]
+
+
+def test_the_schedules_that_it_reuses_are_no_damaged_files(world: World) -> None:
+    """`cache verify` compares the files of locked schedules with their names."""
+    lock_update.update_plan(lock_with(), world.plan, state_of(world))
+    files = list(Path(world.store.root, LOCKED).iterdir())
+    assert files
+    assert [file.name for file in files] == [hash_file(file) for file in files]

@@ -12,7 +12,7 @@ from tvmflow.core.errors import UsageError
 from tvmflow.engine.builds import Build
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import list_runs, record_run
-from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
+from tvmflow.pages.content import Change, Gate, KernelChange, Library, Page
 from tvmflow.release.comparison import Side, make_side
 from tvmflow.release.page import compare_page
 from tvmflow.store.local import LocalStore
@@ -53,7 +53,7 @@ def test_each_library_has_its_predecessor_and_what_is_noise_is_named(
     net, edge = compared.libraries
     assert (net.previous, net.is_noise, net.is_same) == (NET, is_noise, False)
     assert (edge.previous, edge.is_noise) == (None, False)
-    assert compared.changes == (OtherChange("net/edge", "build", "added"),)
+    assert compared.changes == (Change("net/edge", "build", "added"),)
 
 
 def test_only_kernels_that_matter_are_listed(store: LocalStore) -> None:
