@@ -6,17 +6,15 @@ They describe finished results and are none themselves: a signature does not bel
 note in the store and their stamps tell a run that they are present and describe its results.
 """
 
-import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.project import shortest_path
-from tvmflow.core.types import Artifact, Json, Plan, RecipeOrigin
+from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.provenance.delivered import (
     DeliveredTarget,
-    SourceState,
     list_delivered_targets,
     read_builder_id,
     read_source_state,
@@ -30,33 +28,24 @@ _VERSION = 3
 # The same as in core.signing, whose import costs far more than the rest of an up-to-date run.
 _KEY_VARIABLE = "TVMFLOW_SIGNING_KEY"
 
-_ReadSources = Callable[[RecipeOrigin], SourceState | None]
-
 
 def find_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str] | None:
     """Return the paths of all sidecar files in `dist`; None when one has to be written."""
-    paths: list[str] = []
-    read_sources = functools.cache(read_source_state)
-    for delivered in list_delivered_targets(plan, artifacts):
-        if not _is_current(store, delivered, dist, read_sources):
-            return None
-        paths += delivered.sidecar_paths(dist)
-    return paths
+    targets = list(_list_targets(plan, artifacts, store, dist))
+    if not all(is_current for _, is_current in targets):
+        return None
+    return [path for delivered, _ in targets for path in delivered.sidecar_paths(dist)]
 
 
 def list_sidecars_to_write(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
     """Return the paths of the sidecar files that have to be written."""
-    read_sources = functools.cache(read_source_state)
-    return [
-        path
-        for delivered in list_delivered_targets(plan, artifacts)
-        if not _is_current(store, delivered, dist, read_sources)
-        for path in delivered.sidecar_paths(dist)
-    ]
+    targets = _list_targets(plan, artifacts, store, dist)
+    old = (delivered for delivered, is_current in targets if not is_current)
+    return [path for delivered in old for path in delivered.sidecar_paths(dist)]
 
 
 def write_sidecars(
@@ -64,27 +53,31 @@ def write_sidecars(
 ) -> list[str]:
     """Write the sidecar files that are missing or describe other results; return all their paths."""
     paths: list[str] = []
-    read_sources = functools.cache(read_source_state)
-    for delivered in list_delivered_targets(plan, artifacts):
-        if not _is_current(store, delivered, dist, read_sources):
+    for delivered, is_current in _list_targets(plan, artifacts, store, dist):
+        if not is_current:
             # An up-to-date run imports this module only to find out that it is up to date.
             from tvmflow.provenance.write import write_target_sidecars
 
             _warn_of_replaced_recipe(store, delivered, dist)
             write_target_sidecars(delivered, store, delivered.sidecar_paths(dist))
-            _write_note(store, delivered, dist, read_sources)
+            _write_note(store, delivered, dist)
         paths += delivered.sidecar_paths(dist)
     return paths
 
 
-def _is_current(
-    store: LocalStore, delivered: DeliveredTarget, dist: str, read_sources: _ReadSources
-) -> bool:
-    """Return whether the sidecar files are present and describe these results."""
+def _list_targets(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> Iterator[tuple[DeliveredTarget, bool]]:
+    """Yield each target, and whether its sidecar files are present and describe its results."""
+    for delivered in list_delivered_targets(plan, artifacts):
+        yield delivered, _is_current(store, delivered, dist)
+
+
+def _is_current(store: LocalStore, delivered: DeliveredTarget, dist: str) -> bool:
     paths = delivered.sidecar_paths(dist)
     note = _parse_note(store.notes.read("delivered", note_name(paths[0])))
     try:
-        if note.get("of") != _fingerprint(delivered, read_sources):
+        if note.get("of") != _fingerprint(delivered):
             return False
         if note.get("stamps") != [stamp(path) for path in paths]:
             return False
@@ -116,12 +109,10 @@ def _recipe_path(delivered: DeliveredTarget) -> str:
     return os.path.abspath(delivered.origin.path) if delivered.origin else ""
 
 
-def _write_note(
-    store: LocalStore, delivered: DeliveredTarget, dist: str, read_sources: _ReadSources
-) -> None:
+def _write_note(store: LocalStore, delivered: DeliveredTarget, dist: str) -> None:
     paths = delivered.sidecar_paths(dist)
     note = {
-        "of": _fingerprint(delivered, read_sources),
+        "of": _fingerprint(delivered),
         "stamps": [stamp(path) for path in paths],
         "key": _key_stamp(),
         "recipe": _recipe_path(delivered),
@@ -142,7 +133,7 @@ def _key_stamp() -> Json:
     return [os.path.abspath(path), stamp(path)] if path else None
 
 
-def _fingerprint(delivered: DeliveredTarget, read_sources: _ReadSources) -> str:
+def _fingerprint(delivered: DeliveredTarget) -> str:
     """Return a digest of everything that the files depend on."""
     stages = [
         [
@@ -153,6 +144,6 @@ def _fingerprint(delivered: DeliveredTarget, read_sources: _ReadSources) -> str:
         ]
         for spec in delivered.stages
     ]
-    sources = read_sources(delivered.origin) if delivered.origin else None
+    sources = read_source_state(delivered.origin) if delivered.origin else None
     of = [_VERSION, delivered.recipe, delivered.target, delivered.files, stages]
     return digest_of([*of, sources, read_builder_id()])
