@@ -31,19 +31,13 @@ sys.path[:0] = [str(ROOT)]
 from tvmflow.core.generated_text import Markup, element  # noqa: E402
 from tvmflow.pages import plot  # noqa: E402
 from tvmflow.pages.document import render_document  # noqa: E402
-from tvmflow.pages.plot import Cell, Column, table  # noqa: E402
+from tvmflow.pages.plot import Cell, Row, table  # noqa: E402
 from tvmflow.targets.host import read_host  # noqa: E402
 
 FILE: Final = ROOT / "benchmarks" / "history.jsonl"
 
 # Runs on a quiet machine differ by less than this.
 _NOISE: Final = 0.05
-_COLUMNS: Final = (
-    Column("case"),
-    *(Column(name, is_number=True) for name in ("last", "change", "best", "runs")),
-    Column("fastest peer"),
-    Column("last run"),
-)
 
 
 class Run(NamedTuple):
@@ -234,7 +228,7 @@ def _draw_benchmark(benchmark: str, runs: Sequence[Run]) -> Iterator[Markup]:
         samples,
     )
     yield element("figure", caption, plot.plot(benchmark, x, y, drawn))
-    yield table(f"{benchmark}: the cases", _COLUMNS, _list_cases(runs))
+    yield table(f"{benchmark}: the cases", _list_cases(runs))
 
 
 def _describe(run: Run) -> str:
@@ -248,7 +242,7 @@ def _describe(run: Run) -> str:
     )
 
 
-def _list_cases(runs: Sequence[Run]) -> Iterator[list[Cell]]:
+def _list_cases(runs: Sequence[Run]) -> Iterator[Row]:
     """Yield a row for each case and machine."""
     for (machine,), series in _group(runs, "machine").items():
         for case in dict.fromkeys(case for run in series for case in run.ratios):
@@ -262,18 +256,18 @@ def _list_cases(runs: Sequence[Run]) -> Iterator[list[Cell]]:
                 if changed > 0
                 else "good"
             )
-            yield [
-                Cell(case, case, machine),
-                Cell(f"{ratios[-1]:.2f}", ratios[-1]),
-                Cell(
+            yield {
+                "case": Cell(case, case, machine),
+                "last": Cell(f"{ratios[-1]:.2f}", ratios[-1]),
+                "change": Cell(
                     "–" if changed is None else element("span", f"{changed:+.0%}", class_=style),
                     changed,
                 ),
-                Cell(f"{min(ratios):.2f}", min(ratios)),
-                Cell(str(len(ratios)), len(ratios)),
-                Cell(found[-1].peers.get(case, "–")),
-                Cell(f"{found[-1].day}, {found[-1].commit}", found[-1].day),
-            ]
+                "best": Cell(f"{min(ratios):.2f}", min(ratios)),
+                "runs": Cell(str(len(ratios)), len(ratios)),
+                "fastest peer": Cell(found[-1].peers.get(case, "–")),
+                "last run": Cell(f"{found[-1].day}, {found[-1].commit}", found[-1].day),
+            }
 
 
 def main() -> int:

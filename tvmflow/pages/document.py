@@ -21,7 +21,7 @@ from tvmflow.pages.kernels import draw_kernels, draw_layers, draw_search
 from tvmflow.pages.plot import (
     UNKNOWN,
     Cell,
-    Column,
+    Row,
     accuracy,
     change,
     draw_pareto,
@@ -159,12 +159,6 @@ _LIBRARY_STATES: Final = {
     "failed": ("✗", "bad"),
 }
 _FEW_FILES: Final = 20
-_FILE_COLUMNS: Final = (
-    Column("file"),
-    Column("library"),
-    Column("size", is_number=True),
-    Column("machine"),
-)
 
 
 def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
@@ -193,65 +187,54 @@ def _compare_libraries(page: Page) -> list[Child]:
     runtimes = list(
         dict.fromkeys(peer.name for library in page.libraries for peer in library.build.peers)
     )
-    columns = (
-        Column("library"),
-        Column("state"),
-        Column("latency", is_number=True),
-        Column("untuned", is_number=True),
-        *(Column(name, is_number=True) for name in runtimes),
-        Column("size", is_number=True),
-        Column("largest error", is_number=True),
-        Column("accuracy", is_number=True),
-        Column("tuned kernels", is_number=True),
-    )
     rows = [_library_row(library, runtimes) for library in page.libraries]
     about = f"Compared with {page.previous}." if page.previous else ""
     return [
         (element("p", element("a", text, href=address)) for text, address in page.links),
         element("p", about) if about and rows else None,
         *(element("p", note, class_="note") for note in page.notes),
-        table("Libraries", columns, rows),
+        table("Libraries", rows),
     ]
 
 
-def _library_row(library: Library, runtimes: list[str]) -> list[Cell]:
+def _library_row(library: Library, runtimes: list[str]) -> Row:
     build, previous = library.build, library.previous
     sign, style = _LIBRARY_STATES.get(library.state, ("○", "faint"))
     state = element("span", f"{sign} {library.state}", class_=style) if library.state else UNKNOWN
     peers = {peer.name: peer for peer in build.peers}
     tuned, kernels = build.tuned_kernels, build.kernels
     marks = ["Pareto-optimal"] if build.is_pareto_optimal else []
-    return [
-        Cell(library.label, library.label, ", ".join(marks)),
-        Cell(state, library.state, _describe_verdict(library)),
-        Cell(
+    return {
+        "library": Cell(library.label, library.label, ", ".join(marks)),
+        "state": Cell(state, library.state, _describe_verdict(library)),
+        "latency": Cell(
             format_latency_of(build.latency_s) if previous or build.latency_s else UNKNOWN,
             build.latency_s,
             _latency_note(library),
         ),
-        Cell(
+        "untuned": Cell(
             latency(build.untuned_latency_s),
             build.untuned_latency_s,
             _times_as_fast(build.tuning_speedup),
         ),
-        *(_runtime_cell(peers.get(name)) for name in runtimes),
-        Cell(
+        **{name: _runtime_cell(peers.get(name)) for name in runtimes},
+        "size": Cell(
             size(build.size_bytes),
             build.size_bytes,
             format_change(previous.size_bytes, build.size_bytes) if previous else None,
         ),
-        Cell(
+        "largest error": Cell(
             error(build.error),
             build.error,
             _describe_error(previous.error if previous else None, build.error),
         ),
-        Cell(
+        "accuracy": Cell(
             accuracy(build.accuracy),
             build.accuracy,
             _describe_accuracy(previous.accuracy if previous else None, build.accuracy),
         ),
-        Cell(UNKNOWN if tuned is None else f"{tuned} of {kernels}", tuned),
-    ]
+        "tuned kernels": Cell(UNKNOWN if tuned is None else f"{tuned} of {kernels}", tuned),
+    }
 
 
 def _latency_note(library: Library) -> Child:
@@ -314,38 +297,28 @@ def _describe_accuracy(previous: float | None, current: float | None) -> Child:
 def _list_sizes(page: Page) -> list[Child]:
     """Return a row for each size at which a library with dimensions was verified."""
     results = [(library, entry) for library in page.libraries for entry in library.build.sizes]
-    has_fixed = any(entry.fixed_latency_s for _, entry in results)
-    rows = [_size_row(library, entry, has_fixed=has_fixed) for library, entry in results]
+    rows = [_size_row(library, entry) for library, entry in results]
     if not rows:
         return []
-    columns = (
-        Column("library"),
-        Column("sizes"),
-        Column("state"),
-        Column("largest error", is_number=True),
-        Column("latency", is_number=True),
-        Column("reference", is_number=True),
-        *([Column("one size only", is_number=True)] if has_fixed else []),
-    )
     measured = {library.build.measured_at for library in page.libraries} - {""}
     about = f"All other figures are at {'; '.join(sorted(measured))}." if measured else ""
     return [
         element("p", about) if about else None,
-        table("Sizes that each call chooses", columns, rows),
+        table("Sizes that each call chooses", rows),
     ]
 
 
-def _size_row(library: Library, entry: SizeResult, *, has_fixed: bool) -> list[Cell]:
+def _size_row(library: Library, entry: SizeResult) -> Row:
     sign, style, state = ("✓", "good", "right") if entry.passed else ("✗", "bad", "wrong")
-    return [
-        Cell(library.label, library.label),
-        Cell(entry.sizes, entry.sizes),
-        Cell(element("span", f"{sign} {state}", class_=style), state),
-        Cell(error(entry.error), entry.error),
-        Cell(latency(entry.latency_s), entry.latency_s),
-        Cell(latency(entry.reference_latency_s), entry.reference_latency_s),
-        *([Cell(latency(entry.fixed_latency_s), entry.fixed_latency_s)] if has_fixed else []),
-    ]
+    return {
+        "library": Cell(library.label, library.label),
+        "sizes": Cell(entry.sizes, entry.sizes),
+        "state": Cell(element("span", f"{sign} {state}", class_=style), state),
+        "largest error": Cell(error(entry.error), entry.error),
+        "latency": Cell(latency(entry.latency_s), entry.latency_s),
+        "reference": Cell(latency(entry.reference_latency_s), entry.reference_latency_s),
+        "one size only": Cell(latency(entry.fixed_latency_s), entry.fixed_latency_s),
+    }
 
 
 # ---------------------------------------------------------------- the rest
@@ -359,18 +332,17 @@ def _list_gates(page: Page) -> Child:
     # where targets have limits of their own, each is beside its figure
     gates = {gate: " ".join(values) if len(values) == 1 else "" for gate, values in limits.items()}
     checked = {(gate.label, gate.gate): gate for gate in page.gates}
-    columns = [
-        Column("library"),
-        *(Column(f"{name} {limit}".rstrip(), is_number=True) for name, limit in gates.items()),
-    ]
     rows = (
-        [
-            Cell(label, label),
-            *(_gate_cell(checked.get((label, name)), not gates[name]) for name in gates),
-        ]
+        {
+            "library": Cell(label, label),
+            **{
+                f"{name} {limit}".rstrip(): _gate_cell(checked.get((label, name)), not limit)
+                for name, limit in gates.items()
+            },
+        }
         for label in dict.fromkeys(gate.label for gate in page.gates)
     )
-    return table("Gates", columns, rows, omits_empty=False)
+    return table("Gates", rows, omits_empty=False)
 
 
 def _gate_cell(gate: Gate | None, has_own_limit: bool) -> Cell:
@@ -390,19 +362,19 @@ def _list_files(page: Page) -> Child:
     ]
     if not files:
         return None
-    content = table("Delivered files", _FILE_COLUMNS, (_file_row(*file) for file in files))
+    content = table("Delivered files", (_file_row(*file) for file in files))
     total = size_text(sum(size for _, _, size in files))
     summary = element("summary", f"{count_text(len(files), 'file')}, {total}")
     return element("details", summary, content, open=len(files) <= _FEW_FILES)
 
 
-def _file_row(library: Library, name: str, size: int) -> list[Cell]:
-    return [
-        Cell(element("code", name), name),
-        Cell(library.label, library.label),
-        Cell(size_text(size), size, format_change(library.previous_files.get(name), size)),
-        Cell(library.machine, library.machine),
-    ]
+def _file_row(library: Library, name: str, size: int) -> Row:
+    return {
+        "file": Cell(element("code", name), name),
+        "library": Cell(library.label, library.label),
+        "size": Cell(size_text(size), size, format_change(library.previous_files.get(name), size)),
+        "machine": Cell(library.machine, library.machine),
+    }
 
 
 def _list_kernels(page: Page) -> Iterator[Markup]:
@@ -439,13 +411,6 @@ def _list_provenance(page: Page) -> Iterator[Markup]:
 
 _MAX_ROWS: Final = 100
 _FEW_ROWS: Final = 20
-_KERNEL_COLUMNS: Final = (
-    Column("kernel"),
-    Column("change"),
-    Column("before", is_number=True),
-    Column("now", is_number=True),
-)
-_OTHER_COLUMNS: Final = (Column("where"), Column("what"), Column("change"))
 _EXPLANATION: Final = (
     "The time of a kernel in one call of the library: its share of the latency. Kernels that are on one "
     "side only are new or gone, perhaps because others were fused. Times are compared where the latency "
@@ -461,14 +426,14 @@ def list_changes(page: Page) -> Iterator[Markup]:
             "div",
             element("h3", "Kernels"),
             element("p", _EXPLANATION),
-            table("Kernels that changed", _KERNEL_COLUMNS, rows),
+            table("Kernels that changed", rows),
             _count_more(len(page.kernel_changes)),
             class_="facts",
         )
     if page.changes:
         number = len(page.changes)
         rows = map(_other_row, page.changes[:_MAX_ROWS])
-        content = table("What else changed", _OTHER_COLUMNS, rows)
+        content = table("What else changed", rows)
         summary = element("summary", count_text(number, "difference"))
         yield element(
             "div",
@@ -486,13 +451,13 @@ def _count_more(number: int) -> Markup | None:
     return element("p", text, class_="note")
 
 
-def _kernel_row(row: KernelChange) -> list[Cell]:
-    return [
-        Cell(element("code", row.name), row.name, row.label),
-        _describe_change(row),
-        Cell(latency(row.before_s), row.before_s),
-        Cell(latency(row.after_s), row.after_s),
-    ]
+def _kernel_row(row: KernelChange) -> Row:
+    return {
+        "kernel": Cell(element("code", row.name), row.name, row.label),
+        "change": _describe_change(row),
+        "before": Cell(latency(row.before_s), row.before_s),
+        "now": Cell(latency(row.after_s), row.after_s),
+    }
 
 
 def _describe_change(row: KernelChange) -> Cell:
@@ -507,9 +472,9 @@ def _describe_change(row: KernelChange) -> Cell:
     return Cell(element("span", f"{word}, {part:+.0%}", class_=style), part)
 
 
-def _other_row(row: Change) -> list[Cell]:
-    return [
-        Cell(row.place, row.place),
-        Cell(row.what, row.what),
-        Cell(row.text.replace("->", "→"), row.text),
-    ]
+def _other_row(row: Change) -> Row:
+    return {
+        "where": Cell(row.place, row.place),
+        "what": Cell(row.what, row.what),
+        "change": Cell(row.text.replace("->", "→"), row.text),
+    }

@@ -12,9 +12,9 @@ from tvmflow.pages.content import Kernel, LibraryKernels, Progress, QuantizedMod
 from tvmflow.pages.plot import (
     Axis,
     Cell,
-    Column,
     Frame,
     Mark,
+    Row,
     accuracy,
     draw_line,
     draw_marks,
@@ -33,16 +33,7 @@ from tvmflow.stages.quantize.facts import LayerFacts
 _LABELLED: Final = 8
 _SHOWN_NODES: Final = 3
 _TUNED, _BY_RULE = 0, 1
-_COLUMNS: Final = (
-    Column("kernel"),
-    Column("calls", is_number=True),
-    Column("time", is_number=True),
-    Column("share of the library's time", is_number=True),
-    Column("speedup by tuning", is_number=True),
-    Column("GFLOPS", is_number=True),
-    Column("of its roofline", is_number=True),
-    Column("trials", is_number=True),
-)
+_KERNEL, _TIME, _SHARE = "kernel", "time", "share of the library's time"
 
 
 def draw_kernels(library: LibraryKernels) -> Iterator[Markup]:
@@ -58,7 +49,7 @@ def draw_kernels(library: LibraryKernels) -> Iterator[Markup]:
         yield element("p", _IN_LIBRARY)
     elif rows:
         yield element("p", _ALONE)
-    yield table(f"Kernels of {library.label}", _COLUMNS, rows)
+    yield table(f"Kernels of {library.label}", rows)
     yield from (element("p", note, class_="note") for note in library.notes)
 
 
@@ -84,34 +75,37 @@ def _gflops(kernel: Kernel) -> float | None:
     return kernel.flops / kernel.seconds / 1e9 if kernel.flops and kernel.seconds else None
 
 
-def _row(kernel: Kernel) -> list[Cell]:
+def _row(kernel: Kernel) -> Row:
     is_tuned = kernel.tuned_s is not None and kernel.untuned_s is not None
     speedup = kernel.untuned_s / kernel.tuned_s if is_tuned else None  # type: ignore[operator]
     gflops = _gflops(kernel)
-    return [
-        Cell(element("code", kernel.name), kernel.name, _nodes(kernel)),
-        Cell(kernel.calls, kernel.calls),
-        Cell(latency(_total_s(kernel) or None), _total_s(kernel)),
-        Cell(_share(kernel.share), kernel.share),
-        Cell(ratio(speedup), speedup),
-        Cell(format_known(gflops, plain), gflops),
-        Cell(share(kernel.roofline_share), kernel.roofline_share),
-        Cell(kernel.trials or "", kernel.trials),
-    ]
+    return {
+        _KERNEL: Cell(element("code", kernel.name), kernel.name, _nodes(kernel)),
+        "calls": Cell(kernel.calls, kernel.calls),
+        _TIME: Cell(latency(_total_s(kernel) or None), _total_s(kernel)),
+        _SHARE: Cell(_share(kernel.share), kernel.share),
+        "speedup by tuning": Cell(ratio(speedup), speedup),
+        "GFLOPS": Cell(format_known(gflops, plain), gflops),
+        "of its roofline": Cell(share(kernel.roofline_share), kernel.roofline_share),
+        "trials": Cell(kernel.trials or "", kernel.trials),
+    }
 
 
 def _share(value: float | None) -> str:
     return format_known(value, "{:.1%}".format)
 
 
-def _rest_row(kernels: Sequence[Kernel]) -> list[Cell]:
+def _rest_row(kernels: Sequence[Kernel]) -> Row:
     """Return the row of what is no kernel, so that all rows add up to a call of the library."""
     timed = [kernel for kernel in kernels if kernel.library_s is not None]
     shares = sum(kernel.share or 0.0 for kernel in timed)
     rest = max(1 - shares, 0.0)
     seconds = sum(map(_total_s, timed)) / shares * rest if shares else None
-    cells = [Cell("between kernels", "~"), Cell(""), Cell(latency(seconds), seconds)]
-    return [*cells, Cell(_share(rest), rest), *(Cell("") for _ in range(len(_COLUMNS) - 4))]
+    return {
+        _KERNEL: Cell("between kernels", "~"),
+        _TIME: Cell(latency(seconds), seconds),
+        _SHARE: Cell(_share(rest), rest),
+    }
 
 
 def _nodes(kernel: Kernel) -> Child:
@@ -175,14 +169,6 @@ _CURVE_WIDTH: Final = 170
 _CURVE_HEIGHT: Final = 52
 _MARGIN: Final = 4
 
-_SEARCH_COLUMNS: Final = (
-    Column("library"),
-    Column("trials", is_number=True),
-    Column("measuring", is_number=True),
-    Column("tuned kernels", is_number=True),
-    Column("speedup by tuning", is_number=True),
-)
-
 
 def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
     """Yield the curves of all libraries in one chart, their table, and the curves of the kernels of each."""
@@ -194,11 +180,7 @@ def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
             "figure",
             element("figcaption", element("p", _SEARCH_EXPLANATION)),
             element("div", list(_draw_progress(gained)), class_="plots"),
-            table(
-                "Tuning of each library",
-                _SEARCH_COLUMNS,
-                map(_search_row, gained, range(len(gained))),
-            ),
+            table("Tuning of each library", map(_search_row, gained, range(len(gained)))),
         )
     for library in searched:
         yield _draw_kernels(library)
@@ -259,17 +241,17 @@ def _describe_progress(progress: Progress) -> str:
     return f"{count_text(progress.trials, 'trial')}{time}"
 
 
-def _search_row(library: LibraryKernels, index: int) -> list[Cell]:
+def _search_row(library: LibraryKernels, index: int) -> Row:
     last, speedup = library.progress[-1], library.speedup
     measuring = duration_text(last.measuring_s) if last.measuring_s else ""
     gain = speedup.median if speedup and speedup.judgement != "unclear" else None
-    return [
-        Cell(join(swatch(index), library.label), library.label),
-        Cell(last.trials, last.trials),
-        Cell(measuring, last.measuring_s),
-        Cell(f"{library.kept} of {len(library.kernels)}", library.kept),
-        Cell(ratio(gain), gain),
-    ]
+    return {
+        "library": Cell(join(swatch(index), library.label), library.label),
+        "trials": Cell(last.trials, last.trials),
+        "measuring": Cell(measuring, last.measuring_s),
+        "tuned kernels": Cell(f"{library.kept} of {len(library.kernels)}", library.kept),
+        "speedup by tuning": Cell(ratio(gain), gain),
+    }
 
 
 # ---------------------------------------------------------------- kernels
@@ -336,15 +318,6 @@ _INTEGERS, _FLOATS = 0, 1
 # The smallest error that the chart shows.
 _LEAST: Final = 1e-6
 _FLOAT_BITS: Final = 32
-_LAYER_COLUMNS: Final = (
-    Column("layer"),
-    Column("operator"),
-    Column("bits of weights", is_number=True),
-    Column("bits of data", is_number=True),
-    Column("error alone", is_number=True),
-    Column("time saved", is_number=True),
-    Column("why float"),
-)
 _LAYER_EXPLANATION: Final = (
     "The error of the outputs, relative to them, when one layer alone is computed with integers, over the place of the "
     "layer in the model. Filled: computed with integers; hollow: stays float."
@@ -366,7 +339,7 @@ def draw_layers(model: QuantizedModel) -> Iterator[Child]:
             element("figcaption", element("p", _LAYER_EXPLANATION)),
             _draw_damage(model.label, measured),
         )
-    yield table(f"Layers of {model.label}", _LAYER_COLUMNS, map(_layer_row, model.layers))
+    yield table(f"Layers of {model.label}", map(_layer_row, model.layers))
 
 
 def _describe_layers(model: QuantizedModel) -> str:
@@ -397,13 +370,13 @@ def _draw_damage(label: str, measured: list[tuple[int, float, LayerFacts]]) -> M
     return plot(f"Error of each layer of {label}", x, y, draw_marks(marks, make_frame(x, y)))
 
 
-def _layer_row(layer: LayerFacts) -> list[Cell]:
-    return [
-        Cell(element("code", layer.name), layer.name),
-        Cell(layer.operator, layer.operator),
-        Cell(layer.weight_bits, layer.weight_bits),
-        Cell(layer.data_bits, layer.data_bits),
-        Cell(format_known(layer.damage, "{:.3%}".format), layer.damage),
-        Cell(format_known(layer.gain, "{:.1%}".format), layer.gain),
-        Cell(layer.reason, layer.reason),
-    ]
+def _layer_row(layer: LayerFacts) -> Row:
+    return {
+        "layer": Cell(element("code", layer.name), layer.name),
+        "operator": Cell(layer.operator, layer.operator),
+        "bits of weights": Cell(layer.weight_bits, layer.weight_bits),
+        "bits of data": Cell(layer.data_bits, layer.data_bits),
+        "error alone": Cell(format_known(layer.damage, "{:.3%}".format), layer.damage),
+        "time saved": Cell(format_known(layer.gain, "{:.1%}".format), layer.gain),
+        "why float": Cell(layer.reason, layer.reason),
+    }

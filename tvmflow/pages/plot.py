@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypeVar
 
-from tvmflow.core.formatting import latency_text, printable, size_text
+from tvmflow.core.formatting import latency_text, shorten, size_text
 from tvmflow.core.generated_text import Child, Markup, element, join
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library
@@ -29,47 +29,39 @@ class Cell(NamedTuple):
         return self.content in (UNKNOWN, "")
 
 
-class Column(NamedTuple):
-    """A column: its heading, and whether it has numbers."""
+Row = Mapping[str, Cell]
+"""The cells of a row by the headings of their columns."""
 
-    heading: str
-    is_number: bool = False
+_EMPTY: Final = Cell("")
 
 
-def table(
-    caption: str,
-    columns: Sequence[Column],
-    rows: Iterable[Sequence[Cell]],
-    *,
-    omits_empty: bool = True,
-) -> Markup:
+def table(caption: str, rows: Iterable[Row], *, omits_empty: bool = True) -> Markup:
     """Return a table that scrolls sideways where it is too wide; nothing without rows.
 
-    The caption is for screen readers, and the first column names the row; `omits_empty` leaves out columns
-    without any value.
+    The caption is for screen readers, and the first column names the row. The first row has all headings;
+    `omits_empty` leaves out columns without any value.
     """
     body = list(rows)
     if not body:
         return Markup("")
-    shown = [
-        index
-        for index in range(len(columns))
-        if not omits_empty or index == 0 or any(not row[index].is_empty for row in body)
-    ]
-    head = (
-        element("th", columns[index].heading, scope="col", class_=_class(columns[index]))
-        for index in shown
-    )
+    columns = {heading: [row.get(heading, _EMPTY) for row in body] for heading in body[0]}
+    shown = {
+        heading: _style(cells)
+        for index, (heading, cells) in enumerate(columns.items())
+        if not omits_empty or index == 0 or not all(cell.is_empty for cell in cells)
+    }
+    head = (element("th", heading, scope="col", class_=style) for heading, style in shown.items())
     content = element(
         "table",
         element("caption", caption, class_="hidden"),
         element("thead", element("tr", head)),
-        element("tbody", (_row([(columns[i], row[i]) for i in shown]) for row in body)),
+        element("tbody", (_draw_row(row, shown) for row in body)),
     )
     return element("div", content, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
-def _row(cells: Sequence[tuple[Column, Cell]]) -> Markup:
+def _draw_row(row: Row, shown: Mapping[str, str | None]) -> Markup:
+    cells = ((row.get(heading, _EMPTY), style) for heading, style in shown.items())
     return element(
         "tr",
         (
@@ -77,17 +69,19 @@ def _row(cells: Sequence[tuple[Column, Cell]]) -> Markup:
                 "td" if index else "th",
                 cell.content,
                 element("small", cell.note) if cell.note else None,
-                class_=_class(column),
+                class_=style,
                 scope=None if index else "row",
                 data_value=cell.value,
             )
-            for index, (column, cell) in enumerate(cells)
+            for index, (cell, style) in enumerate(cells)
         ),
     )
 
 
-def _class(column: Column) -> str | None:
-    return "number" if column.is_number else None
+def _style(cells: Sequence[Cell]) -> str | None:
+    """Return the style of a column: that of numbers, where it is sorted by numbers alone."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    return "number" if values and not any(isinstance(value, str) for value in values) else None
 
 
 def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
@@ -435,25 +429,8 @@ def _label_boxes(x: float, y: float, width: float) -> Iterable[_Box]:
         yield _Box(left, top, left + width, top + _FONT_HEIGHT)
 
 
-def shorten(text: str, limit: int) -> str:
-    """Return text of limited length, without the middle of what is longer: names differ at their ends."""
-    text = printable(text)
-    if len(text) <= limit:
-        return text
-    head = (limit - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"
-
-
 _FRONT_SERIES: Final = 7
 _LOG_RATIO: Final = 4.0
-_COLUMNS: Final = (
-    Column("library"),
-    Column("latency", is_number=True),
-    Column("size", is_number=True),
-    Column("largest error", is_number=True),
-    Column("accuracy", is_number=True),
-    Column("on a line"),
-)
 
 
 class _Cost(NamedTuple):
@@ -579,13 +556,13 @@ def _table(
         sample = swatch(series[build.target], shapes[build.variant])
         on_line = ", ".join(fronts.get(library.label, ()))
         rows.append(
-            [
-                Cell(join(sample, library.label), library.label),
-                Cell(latency(build.latency_s), build.latency_s),
-                Cell(size(build.size_bytes), build.size_bytes),
-                Cell(error(build.error), build.error),
-                Cell(accuracy(build.accuracy), build.accuracy),
-                Cell(on_line, on_line),
-            ]
+            {
+                "library": Cell(join(sample, library.label), library.label),
+                "latency": Cell(latency(build.latency_s), build.latency_s),
+                "size": Cell(size(build.size_bytes), build.size_bytes),
+                "largest error": Cell(error(build.error), build.error),
+                "accuracy": Cell(accuracy(build.accuracy), build.accuracy),
+                "on a line": Cell(on_line, on_line),
+            }
         )
-    return table(f"{recipe}: the libraries in the charts", _COLUMNS, rows)
+    return table(f"{recipe}: the libraries in the charts", rows)

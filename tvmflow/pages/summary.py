@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Final, NamedTuple
 
-from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.formatting import count_text, duration_text, latency_text, shorten
 from tvmflow.core.generated_text import Markup, element
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
@@ -15,13 +15,11 @@ from tvmflow.engine.stage_graph import Node, draw_stages, list_edges
 from tvmflow.pages.content import Gate, Library, Page, StageEntry
 from tvmflow.pages.plot import (
     Cell,
-    Column,
     accuracy,
     change,
     error,
     latency,
     ratio,
-    shorten,
     size,
     table,
 )
@@ -278,13 +276,6 @@ _STYLES: Final[Mapping[str, str]] = {
     "ran": "ran",
     **dict.fromkeys(("cancelled", "skipped"), "idle"),
 }
-_COLUMNS: Final = (
-    Column("stage"),
-    Column("state"),
-    Column("spent", is_number=True),
-    Column("saved", is_number=True),
-    Column("reason"),
-)
 
 
 def describe_state(outcome: str) -> Markup:
@@ -356,16 +347,16 @@ def draw_graph(stages: Sequence[StageEntry]) -> Iterator[Markup]:
             class_="note",
         )
     rows = [
-        [
-            Cell(stage.id, stage.id),
-            Cell(describe_state(stage.outcome), stage.outcome),
-            Cell(duration_text(stage.spent_s) if stage.spent_s else "", stage.spent_s),
-            Cell(duration_text(stage.saved_s) if stage.saved_s else "", stage.saved_s),
-            Cell(stage.reason, stage.reason),
-        ]
+        {
+            "stage": Cell(stage.id, stage.id),
+            "state": Cell(describe_state(stage.outcome), stage.outcome),
+            "spent": Cell(duration_text(stage.spent_s) if stage.spent_s else "", stage.spent_s),
+            "saved": Cell(duration_text(stage.saved_s) if stage.saved_s else "", stage.saved_s),
+            "reason": Cell(stage.reason, stage.reason),
+        }
         for stage in stages
     ]
-    content = table("The stages in the order of the plan", _COLUMNS, rows)
+    content = table("The stages in the order of the plan", rows)
     yield element("details", element("summary", f"All {len(stages)} stages as a table"), content)
 
 

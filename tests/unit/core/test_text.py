@@ -15,6 +15,7 @@ from tvmflow.core.formatting import (
     printable,
     printable_lines,
     quoted,
+    shorten,
     size_text,
 )
 from tvmflow.core.text import columns, did_you_mean, nearest, parse_latency
@@ -156,3 +157,9 @@ def test_a_very_long_name_is_compared_by_its_beginning() -> None:
 def test_microseconds_are_read_with_either_letter(unit: str) -> None:
     """The micro sign and the Greek letter look alike."""
     assert parse_latency(f"500 {unit}") == parse_latency(f"500{unit}") == pytest.approx(500e-6)
+
+
+def test_a_long_name_keeps_both_ends() -> None:
+    assert shorten("short", 10) == "short"
+    assert shorten("fused_conv2d_add_relu17", 12) == "fus…d_relu17"
+    assert shorten("a\nb", 10) == "a\\nb"

@@ -17,7 +17,6 @@ from tvmflow.pages.plot import (
     make_frame,
     place_labels,
     plot,
-    shorten,
 )
 
 
@@ -94,10 +93,3 @@ def test_labels_cover_neither_points_nor_each_other() -> None:
 def test_many_points_at_one_place_have_at_most_a_label_each() -> None:
     labels = place_labels([(300.0, 150.0)] * 30, ["a name"] * 30)
     assert 1 <= len(labels) < 30
-
-
-def test_a_long_name_keeps_both_ends() -> None:
-    assert shorten("short", 10) == "short"
-    assert shorten("fused_conv2d_add_relu17", 12) == "fused…_relu17"[:5] + "…" + "relu17"
-    assert len(shorten("x" * 100, 12)) == 12
-    assert shorten("a\nb", 10) == "a\\nb"
