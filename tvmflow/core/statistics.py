@@ -7,7 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
+
+_T = TypeVar("_T")
 
 # Two times whose ratio is known no better than this are called equal, if it may be 1.
 _NEARLY_EQUAL: Final = 0.1
@@ -177,6 +179,15 @@ def _count_outer(pairs: int) -> int:
     return outer
 
 
+def take_turns(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
+    """Return what each subject gives in the turn of a number, from 0.
+
+    Every second turn runs backwards, so that no subject always follows the same one.
+    """
+    results = [subject() for subject in (subjects if number % 2 == 0 else reversed(subjects))]
+    return results if number % 2 == 0 else results[::-1]
+
+
 def measure_in_turns(
     first: Callable[[], float],
     second: Callable[[], float],
@@ -212,10 +223,6 @@ def measure_in_turns(
             break
         if 0 < clear_pairs <= len(times.first) and times.is_clear_about(bound):
             break
-        # Every second pair runs backwards, so that neither always follows the other.
-        if len(times.first) % 2 == 0:
-            a, b = first(), second()
-        else:
-            b, a = second(), first()
+        a, b = take_turns([first, second], len(times.first))
         times = PairedTimes((*times.first, a), (*times.second, b))
     return times

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.statistics import PairedTimes, geometric_means
+from tvmflow.core.statistics import PairedTimes, geometric_means, take_turns
 from tvmflow.core.types import Json
 from tvmflow.tuning import measure
 from tvmflow.tuning.ledger import WorkloadLedger
@@ -290,9 +291,9 @@ def run_rounds(
             order = [entry for entry in order if entry[0] == 0 or samples[entry[0]] is fastest]
         if number >= rounds and (clock() - started > _MAX_SECONDS or _is_decided(samples)):
             break
-        # Every second round runs backwards, so that no kernel always follows the same one.
-        for index, kernel in order if number % 2 == 0 else reversed(order):
-            samples[index].append(measure_kernel(kernel))
+        seconds = take_turns([partial(measure_kernel, kernel) for _, kernel in order], number)
+        for (index, _), value in zip(order, seconds, strict=True):
+            samples[index].append(value)
     return {"untuned": samples[0], "samples": samples[1:]}
 
 

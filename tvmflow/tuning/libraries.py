@@ -25,7 +25,13 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.dimensions import evaluate_shape, list_sizes_to_tune_at, specs_at
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, geometric_means, measure_in_turns
+from tvmflow.core.statistics import (
+    MIN_PAIRS,
+    PairedTimes,
+    geometric_means,
+    measure_in_turns,
+    take_turns,
+)
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.targets.backends import backend_for
@@ -85,12 +91,8 @@ def profile_in_turns(
     started = clock()
     times: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
     while len(times) < rounds and (len(times) < min_rounds or clock() - started <= seconds):
-        # Every second round runs backwards, so that neither always follows the other.
-        if len(times) % 2:
-            last, one = second(), first()
-            times.append((one, last))
-        else:
-            times.append((first(), second()))
+        one, other = take_turns([first, second], len(times))
+        times.append((one, other))
     return times
 
 
