@@ -130,12 +130,6 @@ class ChosenOperator(NamedTuple):
     """An operator that is faster otherwise than by rule; times in µs of all its calls, in a library.
 
     Attributes:
-        operator: Its description.
-        calls: How often the model has it.
-        rule: How the rules compute it.
-        choice: How it is computed otherwise.
-        rule_us: Its time by rule.
-        us: Its time otherwise.
         is_kept: Whether it is so in the library.
     """
 
@@ -158,12 +152,8 @@ class ChooseFacts(NamedTuple):
         chosen: Those that are faster otherwise than by rule.
         is_kept: Whether the library has them.
         found: The speedup that the times of the operators promise; 1 where none is faster.
-        speedup: The one that was measured for the whole library; 0 where none was.
-        low: Its lower limit.
-        high: Its upper limit.
+        low: The lower limit of the speedup.
         pairs: How many turns there were.
-        us: A call of the library with the choices.
-        rule_us: A call of the one by rule.
         reason: Why nothing was measured; otherwise empty.
     """
 

@@ -146,7 +146,6 @@ class Finalist(NamedTuple):
     """A trial measured again.
 
     Attributes:
-        id: Its id.
         ledger_s: Its median in seconds when it was found.
         samples: One time a round; the geometric mean of those at several sizes.
         sizes: For a kernel that is measured at several sizes, the samples at each.
@@ -168,13 +167,7 @@ class LibraryFacts(TypedDict, total=False):
 
     Attributes:
         overruled: Kernels by the reason why they are not tuned, though they are faster alone.
-        error: Why nothing was compared.
-        tuned_us: The time in µs of a call of the tuned library.
-        untuned_us: That of the untuned one.
         pairs: How many turns there were.
-        speedup: The speedup.
-        low: Its lower limit.
-        high: Its upper limit.
     """
 
     overruled: dict[str, list[str]]
@@ -195,9 +188,6 @@ class PickBestFacts(NamedTuple):
         tunable: How many can be tuned.
         untried: Of how many no trial worked, or none was made.
         coverage: The share of the untuned time in kernels that have a schedule, found or by rule.
-        untuned_us: The time in untuned kernels.
-        tuned_us: The time in the chosen ones.
-        speedup: The ratio of both.
         kernels: The kernels, the one that takes longest first.
         errors: The error for each kernel that was not measured.
         peak_gflops: The peak of the machine; None where it is not known.

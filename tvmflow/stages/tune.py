@@ -127,9 +127,7 @@ class TuneFacts(NamedTuple):
         trials: The budget.
         measured: The trials of this run.
         reused: Those of the ledger.
-        failed: Failures among them.
         stopped: `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`.
-        seconds: The time that this run took.
         drift: By how much one kernel's time changed meanwhile.
         exhausted: The workloads of which no schedule is left to try.
         untunable: Those of which no trial worked.
@@ -138,9 +136,7 @@ class TuneFacts(NamedTuple):
         known: All trials in the ledger.
         threads: The threads that kernels ran with; None where nothing was measured.
         usable_cpus: The CPUs of this machine that the run might use.
-        cpus: All of them.
         starting_points: How many schedules were measured first because they are good on near targets.
-        near_targets: These targets.
         spent_s: The seconds of the budget that it and earlier searches took.
         gain: The speedup that was `found`, by the best trials alone, and the `possible` one at the
             roofline; empty where one of the times is not known.

@@ -503,12 +503,7 @@ class WorkloadLedger(WorkloadRecords):
 
 @contextlib.contextmanager
 def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
-    """Hold the file at `path` exclusively locked and give its descriptor.
-
-    Raises:
-        Locked: Another process holds the lock and `wait` is false.
-        StoreError: The file cannot be opened for writing.
-    """
+    """Hold the file at `path` exclusively locked and give its descriptor."""
     while True:
         with contextlib.ExitStack() as stack:
             try:

@@ -175,11 +175,7 @@ class Measurer:
         )
 
     def _run(self, job: MeasureJob) -> TrialResult:
-        """Return the result of a child that answered or died.
-
-        Raises:
-            StageError: The candidate is not to blame for the outcome.
-        """
+        """Return the result of a child that answered or died."""
         phases = PhaseSpans()
         with contextlib.ExitStack() as locks:
             self._lock_for_building(locks)

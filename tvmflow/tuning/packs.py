@@ -418,12 +418,7 @@ def _open_file(path: Path) -> IO[bytes]:
 
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open pack from its beginning, within the limits.
-
-    Raises:
-        UsageError: The file cannot be unpacked, or is far too large.
-        StoreError: It cannot be read.
-    """
+    """Yield the lines of an open pack from its beginning, within the limits."""
     file.seek(0)
     is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     file.seek(0)
@@ -462,11 +457,7 @@ def _damaged(path: Path, reason: str) -> UsageError:
 
 
 def _check(path: Path, file: IO[bytes]) -> dict[str, TargetDescription]:
-    """Check a whole pack and return its targets by key.
-
-    Raises:
-        UsageError: The file is damaged or is no pack.
-    """
+    """Check a whole pack and return its targets by key."""
     lines = _lines(path, file)
     header = _read_header(path, next(lines, b""))
     descriptions = _read_targets(path, header)

@@ -210,11 +210,7 @@ def _cannot_apply(message: str) -> StageError:
 def _failure_reasons(
     fork_server: ForkServer, mod: str, target: Json, trials: Sequence[Trial]
 ) -> dict[str, str]:
-    """Return the reasons why trials do not apply, by their ids.
-
-    Raises:
-        StageError: TVM or the kernel cannot be loaded: no trace is to blame.
-    """
+    """Return the reasons why trials do not apply, by their ids."""
     payload = {"mod": mod, "target": target, "traces": [trial.trace for trial in trials]}
     outcome = fork_server.call(apply_traces, payload, timeout_s=_TIMEOUT_S + len(trials))
     if outcome.kind == "ok":

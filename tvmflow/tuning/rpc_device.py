@@ -199,11 +199,7 @@ class DevicePool:
         return lease
 
     def _check_patience(self, started: float, devices: DevicePoolStatus | None) -> None:
-        """Check that a device was used or became free lately.
-
-        Raises:
-            StageError: It has been too long.
-        """
+        """Check that a device was used or became free lately."""
         idle_s = time.monotonic() - max(started, self._last_change)
         if self._sessions or idle_s < _PATIENCE_SESSIONS * self.endpoint.timeout_s:
             return
@@ -295,10 +291,9 @@ class RpcDevice:
         import tvm
 
         fill = self._find_function(_FILL_FUNCTION)
-        argument_lists = measure.make_measured_arguments(tvm.ir.load_json(mod))
         return [
             [self._copy_or_fill(argument, fill) for argument in arguments]
-            for arguments in argument_lists
+            for arguments in measure.make_measured_arguments(tvm.ir.load_json(mod))
         ]
 
     def _copy_or_fill(self, array: Any, fill: Any) -> Any:
@@ -316,11 +311,7 @@ class RpcDevice:
         return filled
 
     def _check_device(self, target: Mapping[str, Json]) -> None:
-        """Check that the device runs the target's code.
-
-        Raises:
-            StageError: It does not.
-        """
+        """Check that the device runs the target's code."""
         mismatch = backend_for(target).remote_device_mismatch(target, self.device)
         if not mismatch:
             return
@@ -331,11 +322,7 @@ class RpcDevice:
         )
 
     def _use_threads(self, count: int) -> None:
-        """Run kernels with as many threads as they are tuned for.
-
-        Raises:
-            StageError: The device has fewer.
-        """
+        """Run kernels with as many threads as they are tuned for."""
         configure = self._find_function("runtime.config_threadpool")
         read_count = self._find_function("runtime.NumThreads")
         if configure is None or read_count is None:

@@ -117,9 +117,6 @@ class Tuning:
         self._proposals: dict[str, Proposals] = {}
         self._spent_in_round = 0
         self._untuned: dict[str, float] = {}
-        self._best = {
-            key: trials.valid()[0].seconds for key, trials in self._trials.items() if trials.valid()
-        }
         self._first_trial_s: float | None = None
         self._drift = DriftMonitor(self._measurer, options.seed)
 
@@ -293,7 +290,6 @@ class Tuning:
             nonlocal start
             key, candidate = chosen[index]
             self._trials[key].append(trial)
-            self._best[key] = min(self._best.get(key, math.inf), trial.seconds)
             learned.setdefault(key, []).append((candidate, trial))
             self._measured[key] += 1
             self._starting_points.record(trial.id)
@@ -396,7 +392,8 @@ class Tuning:
         timed = [task for key, task in self._tasks.items() if key in self._untuned]
         untuned = sum(task.calls * self._untuned[task.key] for task in timed)
         best = sum(
-            task.calls * min(self._untuned[task.key], self._best.get(task.key, math.inf))
+            task.calls
+            * min([self._untuned[task.key], *(t.seconds for t in self._trials[task.key].valid())])
             for task in timed
         )
         return {
