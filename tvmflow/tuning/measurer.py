@@ -151,31 +151,33 @@ class Measurer:
 
     def _measure_job(self, job: MeasureJob) -> Trial:
         load = tuple(round(value, 2) for value in os.getloadavg())
-        return self._make_trial(job, self._run(job), self._context.host, load)
+        return self._make_trial(job, *self._run(job), self._context.host, load)
 
     def _make_trial(
         self,
         job: MeasureJob,
-        result: TrialResult,
+        answer: Mapping[str, Json],
+        failure: Failure | None,
         host: Mapping[str, Json],
         load: tuple[float, ...] = (),
     ) -> Trial:
+        times = {} if failure else answer
         return Trial(
             id=job.id,
             trace=job.trace,
-            run_secs=result.run_secs,
-            failure=result.failure,
+            run_secs=tuple(times.get("run_secs", ())),
+            failure=failure,
             when=timestamp(),
             tvm=self._context.tvm,
             host=dict(host),
             load=load,
             seed=job.seed,
-            ran=result.ran,
-            size_secs=result.size_secs,
+            ran=tuple(times.get("ran", ())),
+            size_secs=tuple(map(tuple, times.get("size_secs", ()))),
         )
 
-    def _run(self, job: MeasureJob) -> TrialResult:
-        """Return the result of a child that answered or died."""
+    def _run(self, job: MeasureJob) -> tuple[Mapping[str, Json], Failure | None]:
+        """Return the answer of a child and the failure of its candidate, if any."""
         phases = PhaseSpans()
         with contextlib.ExitStack() as locks:
             self._lock_for_building(locks)
@@ -200,14 +202,14 @@ class Measurer:
         names = phases.names
         if outcome.kind == "timeout" and not names:
             names = ["start"]
-        result = TrialResult.read(outcome.value, read_failure(outcome, names))
-        if result.failure is not None and result.failure.phase == DEVICE_PHASE:
+        failure = read_failure(outcome, names)
+        if failure is not None and failure.phase == DEVICE_PHASE:
             raise StageError(
                 f"the {self._context.target['kind']} device of this machine cannot run kernels: "
-                f"{result.failure.message}",
+                f"{failure.message}",
                 fix="check what else uses it (`nvidia-smi` for a GPU), then run it again to resume",
             )
-        return result
+        return outcome.value, failure
 
     def _lock_for_building(self, locks: contextlib.ExitStack) -> None:
         """Take the locks of a builder. The device locks are for all runs on this machine."""
@@ -329,30 +331,13 @@ class TrialRequest(measure.KernelRequest):
     library: str = ""
 
 
-class TrialResult(NamedTuple):
-    """Times of a trial, or its failure."""
-
-    run_secs: tuple[float, ...] = ()
-    ran: tuple[float, ...] = ()
-    failure: Failure | None = None
-    size_secs: tuple[tuple[float, ...], ...] = ()
-
-    @classmethod
-    def read(cls, answer: Mapping[str, Json], failure: Failure | None) -> TrialResult:
-        """Return the result in the answer of a child, or that of a trial that failed."""
-        if failure:
-            return cls(failure=failure)
-        sizes = tuple(map(tuple, answer.get("size_secs", ())))
-        return cls(tuple(answer["run_secs"]), tuple(answer["ran"]), size_secs=sizes)
-
-
 def measure_trial(payload: Json, emit: Emit) -> Json:
     """Build and run the schedule of a `TrialRequest`: the entry point of the child.
 
     The child asks before it uses the device, and waits until it may.
 
     Returns:
-        The times of a `TrialResult`, or `failure`; and `phase_secs`.
+        The times of `time_trial`, or `failure`; and `phase_secs`.
     """
     request = TrialRequest.from_json(payload)
     request.load_compiler()
@@ -374,7 +359,7 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
 
 
 def time_trial(request: TrialRequest, kernel: Any, argument_lists: Sequence[list[Any]]) -> Json:
-    """Return the times of a built kernel; see `TrialResult`."""
+    """Return the times of a built kernel as fields of a `Trial`."""
     start = time.time()
     rows = measure.time_candidate(kernel, argument_lists, request.timing, request.best_s)
     times = {"run_secs": geometric_means(rows), "ran": [start, time.time()]}

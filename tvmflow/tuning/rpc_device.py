@@ -40,7 +40,6 @@ from tvmflow.tuning.measurer import (
     Measurer,
     RecordTrial,
     TrialRequest,
-    TrialResult,
     time_trial,
 )
 from tvmflow.tuning.trials import Failure, Trial
@@ -496,7 +495,7 @@ class RemoteMeasurer(Measurer):
             "server": session.server,
         }
         # The load of the device is not known.
-        return self._make_trial(job, TrialResult.read(session.value, session.failure), host)
+        return self._make_trial(job, session.value, session.failure, host)
 
 
 def measure_finalists_remotely(
