@@ -137,7 +137,7 @@ class Measurer:
             # An error cancels the jobs that have not begun.
             list(pool.map(measure_job, range(len(jobs))))
 
-    def _request(self, job: MeasureJob, library: str = "") -> TrialRequest:
+    def _request(self, job: MeasureJob) -> TrialRequest:
         return TrialRequest(
             mod=job.mod,
             trace=job.trace,
@@ -146,7 +146,6 @@ class Measurer:
             timing=self._timing,
             by_driver=self._context.by_driver,
             best_s=job.best_s,
-            library=library,
         )
 
     def _measure_job(self, job: MeasureJob) -> Trial:

@@ -345,18 +345,38 @@ class RpcDevice:
 # ---------------------------------------------------------------- entry points of children
 
 
-def build_trial(payload: Json, emit: Emit) -> Json:
-    """Build the kernel of a `TrialRequest` as the shared library that it names."""
-    request = TrialRequest.from_json(payload)
+def build_kernels(payload: Json, emit: Emit) -> Json:
+    """Build the schedules `traces` of a `KernelRequest` as shared libraries in `folder`.
+
+    Returns:
+        `libraries`, None for a schedule that does not apply, except for the first one; and the `rule` of that.
+    """
+    request = measure.KernelRequest.from_json(payload)
+
+    def build(number: int, trace: Json | None, phases: PhaseReporter) -> tuple[str, str]:
+        library = Path(payload["folder"], f"kernel{number}.so")
+        with phases.phase("apply"):
+            mod, rule = request.schedule(trace)
+        with phases.phase("build"):
+            export_library(measure.build(mod, request.target), library, request.target)
+        return str(library), rule
+
+    def build_or_none(number: int, trace: Json, phases: PhaseReporter) -> str | None:
+        try:
+            return build(number, trace, phases)[0]
+        except TvmflowError:
+            raise
+        # TVM raises anything for a trace that does not apply; the others go on.
+        except Exception:
+            return None
 
     def work(phases: PhaseReporter) -> Json:
         with phases.phase("apply"):
             measure.load_compiler(request.target, runs=False)
-            mod, _ = request.schedule(request.trace)
-        with phases.phase("build"):
-            kernel = measure.build(mod, request.target)
-            export_library(kernel, Path(request.library), request.target)
-        return {}
+        first, *others = payload["traces"]
+        library, rule = build(0, first, phases)
+        libraries = [build_or_none(number, trace, phases) for number, trace in enumerate(others, 1)]
+        return {"libraries": [library, *libraries], "rule": rule}
 
     return report_failure(emit, work)
 
@@ -372,42 +392,6 @@ def run_trial(payload: Json, emit: Emit) -> Json:
             argument_lists = device.make_arguments(request.mod)
         with phases.phase("run"):
             return time_trial(request, kernel, argument_lists)
-
-    return report_failure(emit, work)
-
-
-def build_finalists(payload: Json, emit: Emit) -> Json:
-    """Build the finalists of a `FinalistsRequest` as libraries in the payload's `folder`.
-
-    Returns:
-        `libraries`, the untuned one first, None for a schedule that does not apply; and `rule`.
-    """
-    request = FinalistsRequest.from_json(payload)
-    folder = Path(payload["folder"])
-
-    def export(trace: Json | None, name: str) -> tuple[str, str]:
-        mod, rule = request.schedule(trace)
-        library = folder / f"{name}.so"
-        export_library(measure.build(mod, request.target), library, request.target)
-        return str(library), rule
-
-    def export_or_none(trace: Json, name: str) -> str | None:
-        try:
-            return export(trace, name)[0]
-        except TvmflowError:
-            raise
-        # TVM raises anything for a trace that does not apply; the other finalists go on.
-        except Exception:
-            return None
-
-    def work(phases: PhaseReporter) -> Json:
-        with phases.phase("build"):
-            measure.load_compiler(request.target, runs=False)
-            untuned, rule = export(None, "untuned")
-            finalists = [
-                export_or_none(trace, str(index)) for index, trace in enumerate(request.traces)
-            ]
-        return {"libraries": [untuned, *finalists], "rule": rule}
 
     return report_failure(emit, work)
 
@@ -479,10 +463,11 @@ class RemoteMeasurer(Measurer):
 
     def _measure_job(self, job: MeasureJob) -> Trial:
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            request = self._request(job, str(Path(folder, "kernel.so"))).to_json()
+            request = {**self._request(job).to_json(), "traces": [job.trace], "folder": folder}
             with self._building:
-                session = self._pool.call_here(build_trial, request, self._timeout_s)
+                session = self._pool.call_here(build_kernels, request, self._timeout_s)
             if session.failure is None:
+                [request["library"]] = session.value["libraries"]
                 ran = self._pool.call(run_trial, request, self._may_continue)
                 if ran is None:
                     raise _OutOfTime
@@ -507,8 +492,9 @@ def measure_finalists_remotely(
         StageError: No device works.
     """
     with tempfile.TemporaryDirectory(dir=folder) as libraries:
-        payload = {**request.to_json(), "folder": libraries}
-        built = pool.call_here(build_finalists, payload, timeout_s)
+        payload = request.to_json()
+        schedules = {"traces": [None, *request.traces], "folder": libraries}
+        built = pool.call_here(build_kernels, {**payload, **schedules}, timeout_s)
         if built.failure is not None:
             return FinalistTimes(error=built.failure.message)
         payload["libraries"] = built.value["libraries"]
