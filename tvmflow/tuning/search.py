@@ -227,16 +227,8 @@ class Tuning:
         name = end_name(self._options.name, rules)
         shares = find_time_shares(tasks, self._trials, self._context.rules_version)
         for key, trials in self._trials.items():
-            share = round(shares[key], 6)
-            end = SearchEnd(
-                search=name,
-                limit=rules.trials,
-                minutes=rules.minutes,
-                share=share,
-                trials=len(trials),
-                when=timestamp(),
-            )
-            trials.add([end])
+            limits, share = (rules.trials, rules.minutes), round(shares[key], 6)
+            trials.add([SearchEnd(name, *limits, share, len(trials), timestamp())])
 
     # ---------------------------------------------------------------- one round of the budget
 
@@ -303,21 +295,24 @@ class Tuning:
         self._measurer.measure(jobs, record, self._has_time)
         for key, pairs in learned.items():
             candidates, trials = zip(*pairs, strict=True)
-            start = self._clock.now()
-            with spans.span(f"cost model of {self._tasks[key].name}"):
+            with self._timed(key, "cost model"):
                 self._proposals[key].learn(candidates, trials)
-            self._seconds[key] += self._clock.now() - start
         self._note_time(learned)
         return bool(chosen)
+
+    @contextlib.contextmanager
+    def _timed(self, key: str, part: str) -> Iterator[None]:
+        start = self._clock.now()
+        with spans.span(f"{part} of {self._tasks[key].name}"):
+            yield
+        self._seconds[key] += self._clock.now() - start
 
     def _propose(self, missing: Mapping[str, int]) -> list[tuple[str, Candidate]]:
         """Return up to so many new candidates of each workload, and mark exhausted searches."""
         chosen: list[tuple[str, Candidate]] = []
         for key, count in missing.items():
-            start = self._clock.now()
-            with spans.span(f"candidates of {self._tasks[key].name}"):
+            with self._timed(key, "candidates"):
                 candidates = self._proposals_for(key).propose(count)
-            self._seconds[key] += self._clock.now() - start
             if not candidates:
                 _log.debug("the search space of workload %s is exhausted", key[:12])
                 self._trials[key].mark_exhausted(self._options.name)
@@ -420,15 +415,12 @@ class Tuning:
 
     def _repairs(self) -> list[str]:
         repairs = [text for trials in self._trials.values() for text in trials.repairs]
-        return (
-            self._ledger_repairs
-            + repairs
-            + [
-                f"{self._tasks[key].name}: {text}"
-                for key, proposals in self._proposals.items()
-                for text in proposals.problems
-            ]
-        )
+        problems = [
+            f"{self._tasks[key].name}: {text}"
+            for key, proposals in self._proposals.items()
+            for text in proposals.problems
+        ]
+        return self._ledger_repairs + repairs + problems
 
     def _make_facts(self, task: Task) -> WorkloadFacts:
         trials = self._trials[task.key]
