@@ -12,12 +12,13 @@ small, fills the memory.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
+import io
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import zlib
 from collections import Counter
@@ -29,7 +30,7 @@ from typing import IO, Final, NamedTuple
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
-from tvmflow.core.files import flush_file, output_file
+from tvmflow.core.files import flush_file, open_regular, output_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
@@ -403,15 +404,12 @@ def import_pack(
 
 def _open_file(path: Path) -> IO[bytes]:
     try:
-        # Opening a pipe would otherwise wait forever for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
-        os.close(descriptor)
+        return io.BufferedReader(open_regular(path))
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {path}") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        if error.errno not in (errno.EISDIR, errno.ENXIO):
+            raise _unreadable(path, error) from error
     raise UsageError(
         f"{path} is not a regular file", fix="give a file that `tvmflow records export` wrote"
     )
