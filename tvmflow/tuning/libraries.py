@@ -1,4 +1,4 @@
-"""Whole libraries of one model, interleaved: tuned with untuned, operators computed otherwise with those by rule.
+"""Interleaved measurements of whole libraries: tuned with untuned, other algorithms with the rules'.
 
 A schedule that wins alone, with its data in the cache, may lose between other kernels, and an operator computed
 otherwise shares layouts with its neighbors. So each kernel is timed once more where it will run, what loses there is
@@ -166,7 +166,14 @@ class LibraryTimes(NamedTuple):
 
     def to_record(self, digest: str) -> LibraryRecord:
         """Return the record of a comparison that was just made."""
-        return LibraryRecord(digest, self.slower, self.tuned, self.untuned, timestamp(), self.sizes)
+        return LibraryRecord(
+            request=digest,
+            slower=self.slower,
+            tuned=self.tuned,
+            untuned=self.untuned,
+            when=timestamp(),
+            sizes=self.sizes,
+        )
 
 
 def read_or_compare(
