@@ -61,7 +61,7 @@ test-tflite: $(VENV)/.ready-to-test
 
 # tvmflow-runtime: loads and runs bundles, and needs numpy alone
 runtime-wheel: $(VENV)/.ready
-	@$(BIN)/python -m tvmflow.exporters.runtime_wheel build
+	@$(BIN)/python -m tvmflow.exporters.wheel build
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .

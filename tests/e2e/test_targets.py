@@ -18,8 +18,8 @@ from tests.support.kernels import LEVELS, level
 from tests.support.project import Project, Ran
 from tvmflow.runtime import loading
 from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.targets.features import flags_of
 from tvmflow.targets.host import CPU_VARIABLE
-from tvmflow.targets.levels import flags_of
 
 RECIPE = """\
 recipe: 1

@@ -26,7 +26,16 @@ from tvmflow.core.project import shortest_path
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX, Json, TensorSpec, shape_text
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
-from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, VM, Bundle, read_content
+from tvmflow.runtime.bundles import (
+    DEFAULT_MAX_BYTES,
+    VM,
+    ZIP_ERRORS,
+    Bundle,
+    check_entries,
+    check_name,
+    check_zip_end,
+    read_content,
+)
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.statements import (
@@ -37,7 +46,6 @@ from tvmflow.runtime.statements import (
     find_statements,
     read_statements,
 )
-from tvmflow.runtime.zips import ZIP_ERRORS, check_entries, check_name, check_zip_end
 from tvmflow.targets.tvm_target import target_words
 
 _log = logging.getLogger(__name__)

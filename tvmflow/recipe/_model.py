@@ -31,8 +31,14 @@ from tvmflow.frontends.inputs import (
     scalars_of,
     shape_of_value,
 )
-from tvmflow.runtime.images import COLOURS, LAYOUTS, MAX_SIZE, ImageMismatch, Preprocessing
-from tvmflow.runtime.resampling import INTERPOLATIONS
+from tvmflow.runtime.images import (
+    COLOURS,
+    INTERPOLATIONS,
+    LAYOUTS,
+    MAX_SIZE,
+    ImageMismatch,
+    Preprocessing,
+)
 
 DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()

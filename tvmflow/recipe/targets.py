@@ -25,7 +25,7 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe.sections import Kernels, Runtime, TuneOverrides, VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
-from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
+from tvmflow.targets.features import LEVELS, find_problem, level_target, sort_levels
 from tvmflow.targets.presets import NAMES, PRESETS, find_presets, preset_name
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address

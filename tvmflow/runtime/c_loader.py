@@ -22,15 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.arrays import (
-    MIN_ALIGNED_BYTES,
-    AlignedArrays,
+    CallTensors,
+    OutputArrays,
     address_of,
     align,
     allocate_aligned,
-    allocate_array,
-)
-from tvmflow.runtime.open_tensors import (
-    CallTensors,
     describe_in_c,
     list_codes,
     read_open_tensors,
@@ -262,12 +258,7 @@ class NativeProgram:
         level = self.loaded.functions.get("level")
         self.level = level(None).decode() if level else ""
         self._check_dimensions()
-        self._new_outputs: list[Callable[[], Array]] = [
-            AlignedArrays(spec).new
-            if spec.bytes >= MIN_ALIGNED_BYTES
-            else partial(allocate_array, spec)
-            for spec in self.outputs
-        ]
+        self._new_outputs = [OutputArrays().maker(spec) for spec in self.outputs]
         _libraries.add(self)
 
     def with_weights(self, weights: Array) -> NativeProgram:

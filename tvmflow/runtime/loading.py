@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
 from tvmflow.core.types import Json, TensorSpec
+from tvmflow.runtime.arrays import check_open_sizes
 from tvmflow.runtime.bundles import (
     C_RUNTIME,
     DEFAULT_MAX_BYTES,
@@ -33,10 +34,9 @@ from tvmflow.runtime.c_loader import LOWER_LEVEL, NativeProgram
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.module import Module
-from tvmflow.runtime.open_tensors import check_open_sizes
 from tvmflow.runtime.programs import Call, Main, PartProgram, Record
+from tvmflow.runtime.statements import TrustedKeys, open_trusted_file
 from tvmflow.runtime.threads import ThreadPool
-from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
 from tvmflow.runtime.weights import read_weights_for, weights_included_error
 from tvmflow.targets.host import find_system_mismatch, read_host
 from tvmflow.targets.platforms import parse_triple

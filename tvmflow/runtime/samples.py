@@ -13,7 +13,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.runtime.stored_arrays import StoredArray
+from tvmflow.runtime.npz import StoredArray
 
 if TYPE_CHECKING:
     import numpy as np

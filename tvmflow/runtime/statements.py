@@ -5,18 +5,22 @@ What a program needs that loads only what a trusted key signed; `provenance` mak
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple, TypeAlias
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.documents import Unreadable, get_field, quote, read_file, read_json
+from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.signing import SHORT_ID, InvalidEnvelope, PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
+from tvmflow.runtime.bundles import open_file
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -335,3 +339,67 @@ def _relative_name(path: Path, signed: SignedStatement) -> str:
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     folder = Path(os.path.abspath(signed.path.parent))  # noqa: PTH100
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else ""
+
+
+# ---------------------------------------------------------------- files that a trusted key signed for
+
+TrustedKeys: TypeAlias = "str | Path | Sequence[str | Path]"
+"""Files of public keys, or folders of them."""
+
+_CHUNK: Final = 1 << 20
+
+
+@contextlib.contextmanager
+def open_trusted_file(
+    path: str | Path, trusted_keys: TrustedKeys | None, max_bytes: int
+) -> Iterator[IO[bytes]]:
+    """Open a file that is not larger than a limit, and that a trusted key signed for.
+
+    Args:
+        path: The file.
+        trusted_keys: The keys; None for any file.
+        max_bytes: The limit.
+
+    Raises:
+        BundleError: when there is no such file, or none of the keys signed for it.
+        EnvironmentProblem: when signatures cannot be checked here.
+        UsageError: when a file of keys holds none.
+    """
+    with open_file(path, max_bytes) as stream:
+        if trusted_keys is None:
+            yield stream
+            return
+        trusted = _load_keys(trusted_keys)
+        # the file could be edited after it is checked: what is read is a copy that nobody else has
+        with tempfile.TemporaryFile() as copy:
+            digest = hashlib.sha256()
+            while copy.tell() <= max_bytes and (chunk := stream.read(_CHUNK)):
+                digest.update(chunk)
+                copy.write(chunk)
+            _check_signed(Path(path), digest.hexdigest(), trusted)
+            copy.seek(0)
+            yield copy
+
+
+def _load_keys(trusted_keys: TrustedKeys) -> list[signing.PublicKey]:
+    paths = [trusted_keys] if isinstance(trusted_keys, str | os.PathLike) else trusted_keys
+    try:
+        return [key for path in paths for key in signing.load_public_keys(Path(path))]
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"signatures cannot be checked: {error}", fix="pip install cryptography"
+        ) from None
+
+
+def _check_signed(path: Path, digest: str, trusted: Sequence[signing.PublicKey]) -> None:
+    if not trusted:
+        raise BundleError(
+            f"{path} is not loaded: no key is trusted", fix="name the signer's .pub file"
+        )
+    signed = [entry for file in find_statements(path) for entry in read_statements(file, trusted)]
+    finding = compare_file(path, digest, signed)
+    if not finding.good:
+        raise BundleError(
+            f"{path} is not loaded, because no trusted key signed for it: {finding.message}",
+            fix="keep the signed statement (.intoto.jsonl) beside it; `tvmflow sign` signs one",
+        )

@@ -13,7 +13,7 @@ from tvmflow.core.documents import Unreadable, quote, read_json
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, damaged_file_error
-from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
+from tvmflow.runtime.statements import TrustedKeys, open_trusted_file
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array

@@ -108,8 +108,7 @@ def cap_host(host: Host, level: str) -> Host:
         EnvironmentProblem: when the machine does not have the level.
     """
     # no run without a cap needs them
-    from tvmflow.targets.features import list_kernel_names
-    from tvmflow.targets.levels import LEVELS, flags_of
+    from tvmflow.targets.features import LEVELS, flags_of, list_kernel_names
 
     names = [name for name, known in LEVELS.items() if known.arch == host.arch]
     if level not in names:

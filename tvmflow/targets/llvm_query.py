@@ -23,8 +23,8 @@ from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
 from tvmflow.core.processes import code_command
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
+from tvmflow.targets.features import level_target
 from tvmflow.targets.host import Host, read_host
-from tvmflow.targets.levels import level_target
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 

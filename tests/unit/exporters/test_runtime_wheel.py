@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
 import sys
 import zipfile
 from email.parser import Parser
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from tvmflow.core.version import VERSION
-from tvmflow.exporters.runtime_wheel import write_runtime_wheel
+from tvmflow.exporters.wheel import write_runtime_wheel
 
 
 def test_it_runs_a_bundle_with_copies_alone(
@@ -30,6 +32,30 @@ def test_it_runs_a_bundle_with_copies_alone(
     assert not [name for name in set(sys.modules) - before if name.startswith("tvmflow.")]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tvmflow_runtime"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_make_writes_it(tmp_path: Path) -> None:
+    """`make runtime-wheel` calls the module as a program, which shows the path."""
+    command = [sys.executable, "-m", "tvmflow.exporters.wheel", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert zipfile.is_zipfile(done.stdout.strip())
+
+
+def test_it_sees_a_capped_cpu(tmp_path: Path) -> None:
+    """With `TVMFLOW_CPU`, as tvmflow itself does."""
+    wheel = write_runtime_wheel(tmp_path)
+    program = (
+        "from tvmflow_runtime._tvmflow.targets.host import read_host; print(read_host().capped_to)"
+    )
+    level = "x86-64-v2" if platform.machine() == "x86_64" else "armv8-a"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(wheel), "TVMFLOW_CPU": level},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{level}\n", done.stderr
 
 
 def test_it_needs_numpy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.support.damage import described, read_entries, write_entries
 from tests.support.open_programs import OpenBundles
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.arrays import OpenArrays
+from tvmflow.runtime.arrays import OutputArrays
 
 Array = np.ndarray[Any, Any]
 ORDER = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
@@ -141,7 +141,7 @@ def test_calls_of_several_threads_have_sizes_of_their_own(open_bundles: OpenBund
 
 def test_memory_of_results_is_used_again_for_smaller_ones() -> None:
     """While somebody has a result, its memory is not touched."""
-    arrays = OpenArrays()
+    arrays = OutputArrays()
     large, small = (arrays.maker(TensorSpec("y", (size, 4096), "float32")) for size in (64, 8))
     first = large()
     address, first = first.ctypes.data, np.empty(0)

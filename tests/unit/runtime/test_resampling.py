@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tvmflow.runtime.resampling import INTERPOLATIONS, resize
+from tvmflow.runtime.images import INTERPOLATIONS, resize
 
 _SIZES = [((1, 1), (5, 3)), ((3, 5), (1, 1)), ((64, 48), (64, 20)), ((64, 48), (7, 48))]
 _SIZES += [((33, 77), (20, 20)), ((20, 20), (33, 77)), ((97, 31), (14, 91)), ((300, 200), (9, 8))]

@@ -11,7 +11,7 @@ import pytest
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets import host as host_module
-from tvmflow.targets.features import required_features
+from tvmflow.targets.features import LEVELS, flags_of, level_target, required_features
 from tvmflow.targets.host import (
     CPU_VARIABLE,
     Host,
@@ -20,7 +20,6 @@ from tvmflow.targets.host import (
     parse_host,
     read_host,
 )
-from tvmflow.targets.levels import LEVELS, flags_of, level_target
 from tvmflow.targets.llvm_query import query_target
 from tvmflow.targets.platforms import parse_triple
 

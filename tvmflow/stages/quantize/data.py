@@ -11,9 +11,8 @@ from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Dimension, Json, TensorSpec
 from tvmflow.runtime.image_files import read_files
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.runtime.npz import open_npz
+from tvmflow.runtime.npz import open_npz, store_rows
 from tvmflow.runtime.samples import Samples, image_samples, make_samples
-from tvmflow.runtime.stored_arrays import store_rows
 from tvmflow.stages.images import ImageList, list_files, read_table
 
 if TYPE_CHECKING:

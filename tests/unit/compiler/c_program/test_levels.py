@@ -24,7 +24,7 @@ from tvmflow.core.types import TensorSpec
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, levels
 from tvmflow.targets.c_runtime.levels import LevelCode
-from tvmflow.targets.levels import level_target
+from tvmflow.targets.features import level_target
 
 SHAPE = (1, 3, 20, 20)
 FEATURES: Mapping[str, tuple[str, ...]] = {
