@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvmflow.compiler.c_program.device_kernels import Launch, lower_device_kernels
+from tvmflow.compiler.c_program.device_program import Launch, lower_device_kernels
 from tvmflow.compiler.c_program.program import Branch, Copy, KernelCall, Program, Storage
 
 Array = np.ndarray[Any, Any]

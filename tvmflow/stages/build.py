@@ -415,7 +415,8 @@ def make_code(payload: dict[str, Json], _: Emit) -> Json:
 
 def _make_code_here(payload: Json) -> Json:
     """Return the fields of a `KernelCode`, in the process that the backend chose."""
-    from tvmflow.compiler import assembly, lowering
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.c_program import c_kernels
 
     settings = parse_settings(run, payload["settings"])
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
@@ -428,7 +429,7 @@ def _make_code_here(payload: Json) -> Json:
     code = KernelCode(
         tir=str(kernel.script()),
         schedule=_describe_schedule(lowered[name], settings, inputs),
-        assembly=assembly.make_assembly(kernel, target, is_plain_c=is_plain_c)
+        assembly=c_kernels.make_assembly(kernel, target, is_plain_c=is_plain_c)
         if payload["with_assembly"]
         else "",
     )

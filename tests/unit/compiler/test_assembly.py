@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from tvmflow.compiler.assembly import make_assembly
+from tvmflow.compiler.c_program.c_kernels import make_assembly
 
 
 def product() -> Any:

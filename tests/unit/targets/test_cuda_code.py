@@ -11,7 +11,7 @@ from tvm import te, tirx
 
 from tests.support.gpu import ptxas
 from tvmflow.compiler import schedules
-from tvmflow.compiler.c_program.device_kernels import DeviceProgram, lower_device_kernels
+from tvmflow.compiler.c_program.device_program import DeviceProgram, lower_device_kernels
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.backends.cuda import device_code, gpu

@@ -29,13 +29,11 @@ from tvmflow.compiler.c_program.c_kernels import (
     lower_kernels,
     named_size_text,
 )
-from tvmflow.compiler.c_program.device_kernels import (
+from tvmflow.compiler.c_program.device_program import (
+    DeviceCode,
     generate_device_code,
     has_threads,
     lower_device_kernels,
-)
-from tvmflow.compiler.c_program.device_program import (
-    DeviceCode,
     place_on_device,
     write_device_program,
 )

@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler.c_program.device_kernels import (
+from tvmflow.compiler.c_program.device_program import (
     DeviceKernel,
     DeviceProgram,
     Launch,

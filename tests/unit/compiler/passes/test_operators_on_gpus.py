@@ -19,7 +19,7 @@ from tests.support.mxnet_runs import Array, specs, write_checkpoint
 from tests.support.onnx_models import load, model, value
 from tests.unit.frontends.onnx.test_onnx_recurrent import layer
 from tvmflow.compiler import ir, lowering, schedules
-from tvmflow.compiler.c_program import device_kernels
+from tvmflow.compiler.c_program import device_program
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.recurrent import lower_recurrent
 from tvmflow.compiler.passes.suppression import lower_suppression
@@ -187,7 +187,7 @@ def test_every_kernel_for_a_gpu_has_threads(name: str, kind: str, tmp_path: Path
         for var, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc)
     }
-    program = device_kernels.lower_device_kernels(kernels, target)
+    program = device_program.lower_device_kernels(kernels, target)
     assert program.kernels.keys() == kernels.keys()
     launches = [launch for kernel in program.kernels.values() for launch in kernel.launches]
     functions = {launch.function for launch in launches}
@@ -202,13 +202,13 @@ def test_each_step_of_an_lstm_is_a_launch(tmp_path: Path) -> None:
     loaded, _ = MODELS["lstm"](tmp_path)
     target = lowering.make_target(GPUS["opencl"])
     lowered = lowering.lower(loaded.mod, target, FAST).mod
-    program = device_kernels.lower_device_kernels({"lstm": lowered["lstm"]}, target)
+    program = device_program.lower_device_kernels({"lstm": lowered["lstm"]}, target)
     lstm = program.kernels["lstm"]
     tensors = len(lowered["lstm"].params)
     assert lstm.scratch == (160, 80)
     assert [launch.scalars for launch in lstm.launches] == [
         (),
-        *((device_kernels.Scalar("int32", step),) for step in range(4)),
+        *((device_program.Scalar("int32", step),) for step in range(4)),
         (),
     ]
     assert {launch.block for launch in lstm.launches} == {(20, 1, 1)}

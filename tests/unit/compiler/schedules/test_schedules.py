@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tvm import te, topi
 
 from tests.support.kernels import LEVELS, host_level, level
-from tvmflow.compiler.assembly import make_assembly
+from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules import rules

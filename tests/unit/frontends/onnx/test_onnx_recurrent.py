@@ -18,7 +18,7 @@ from tests.support.onnx_models import agree, load, model, value
 from tests.support.seeds import seeds
 from tests.unit.compiler.schedules.test_every_preset import CPUS
 from tvmflow.compiler import forms, ir, lowering, schedules
-from tvmflow.compiler.assembly import make_assembly
+from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.core.errors import ImportFailed
 
 KINDS = ("LSTM", "GRU", "RNN")
