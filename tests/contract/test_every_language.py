@@ -26,9 +26,9 @@ from tvmflow.core.generated_text import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
-from tvmflow.exporters import c_images, cpp, tvm_libraries, web, wheel
+from tvmflow.exporters import c_library, cpp, tvm_libraries, web, wheel
 from tvmflow.exporters.base import BuiltModel, ExportRequest
-from tvmflow.exporters.cpp import _header, _images
+from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
@@ -107,7 +107,7 @@ def write_cpp_readme(names: Names) -> str:
     model = model._replace(signature=described(names).signature)
     request = ExportRequest("net", "1.0", "host", "llvm", model.triple)
     values = cpp._describe(model, [Library(model)], request)
-    images = _images.describe(with_image(names)[0], manifest)
+    images = _header.describe_images(with_image(names)[0], manifest)
     return _header.render_template("README.md", values | images)
 
 
@@ -345,8 +345,8 @@ def test_headers_of_cpp_compile(seed: int, size: int, tmp_path: Path, count: Cou
             "net.hpp": _header.write_header(model, [Library(model)]),
         }
         if folder == "images":
-            headers["net-images.h"] = c_images.write_header(model, manifest)
-            headers["net-images.hpp"] = _images.write_header(model, manifest)
+            headers["net-images.h"] = c_library.write_image_header(model, manifest)
+            headers["net-images.hpp"] = _header.write_images_header(model, manifest)
         for name, text in headers.items():
             (tmp_path / folder / name).write_text(text, encoding="utf-8")
         main = "".join(f"#include <{name}>\n" for name in headers) + "int main() { return 0; }\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -187,6 +188,16 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """Return a template with values in place of their names, such as `@TITLE@`."""
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], template)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, the same on every system."""
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def json_bytes(value: Json) -> bytes:

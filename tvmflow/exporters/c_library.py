@@ -2,24 +2,125 @@
 
 `c-library-weights` is such a library without its weights, and these in a file that it maps or that a
 program has in memory.
-A model of images has a second header, with their preprocessing and the names of the classes.
+A model of images has a second header, with their preprocessing and the names of the classes; C++ projects
+have it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tvmflow.compiler import form_names
-from tvmflow.exporters import c_images
-from tvmflow.exporters.base import BuiltModel, Exporter, ExportRequest, Form, c_library_reason
+from tvmflow.core.generated_text import c_string
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.exporters.base import (
+    BuiltModel,
+    Exporter,
+    ExportRequest,
+    Form,
+    c_library_reason,
+    fill_template,
+    write_text,
+)
+from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
+from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
+from tvmflow.targets.c_runtime.header_parts import describe_shape
 from tvmflow.targets.c_runtime.weights import write_weights
 
+_IMAGE_SOURCES: Final = (Path(__file__).with_name("images.h"),)
+# The types of C for values whose type is not NumPy's with `_t`. Values of float16 are their bits.
+_TYPES: Final[Mapping[str, str]] = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "uint16_t",
+}
+
+
+def image_header_name(name: str) -> str:
+    """Return the name of the header of a model.
+
+    >>> image_header_name("digits")
+    'digits-images.h'
+    """
+    return f"{name}-images.h"
+
+
+def write_image_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
+    """Return the header of the images of a model, by the manifest of its bundle."""
+    entries = read_images(model, manifest)
+    labels = read_labels(manifest)
+    names = labels.names if labels else ()
+    place, entry = next(iter(entries.items()))
+    name = model.prefix.upper()
+    values = {
+        "TITLE": model.name,
+        "PREFIX": model.prefix,
+        "NAME": name,
+        "TYPE": _type_of(entry),
+        "COUNT": str(math.prod(entry.input.shape)),
+        "PLACE": str(place),
+        "TABLES": "\n".join(_write_table(model.prefix, i, entry) for i, entry in entries.items()),
+        "PREPROCESSINGS": ",\n".join(_write_entries(model, entries)),
+        "LABEL_COUNT": str(len(names)),
+        "LABELS": "".join(f"{c_string(name)}, " for name in names),
+    }
+    return fill_template(_IMAGE_SOURCES[0].read_text(encoding="utf-8"), values)
+
+
+def read_images(model: DescribedModel, manifest: Mapping[str, Json]) -> Mapping[int, Preprocessing]:
+    """Return the preprocessing of each input that takes images, by its place among the inputs."""
+    inputs = [TensorSpec.from_json(tensor) for tensor in model.signature["inputs"]]
+    entries = read_preprocessing(manifest, inputs)
+    return {i: entries[spec.name] for i, spec in enumerate(inputs) if spec.name in entries}
+
+
+def _type_of(entry: Preprocessing) -> str:
+    return _TYPES.get(entry.input.dtype, f"{entry.input.dtype}_t")
+
+
+def _write_table(prefix: str, place: int, entry: Preprocessing) -> str:
+    table = entry.table()
+    values = table.view("uint16") if entry.input.dtype == "float16" else table
+    rows = ",\n".join("  {" + ", ".join(map(_literal, row)) + "}" for row in values)
+    kind, name = _type_of(entry), f"{prefix}_levels{place}_"
+    return f"static const {kind} {name}[{len(values)}][{LEVELS}] = {{\n{rows}}};"
+
+
+def _literal(value: Any) -> str:
+    """Return a number of NumPy as one of C with exactly this value."""
+    kind = value.dtype.kind
+    if kind == "f":
+        return float(value).hex() + ("f" if value.dtype.itemsize == 4 else "")
+    return f"{value}{'u' if kind == 'u' else ''}"
+
+
+def _write_entries(model: DescribedModel, entries: Mapping[int, Preprocessing]) -> Iterator[str]:
+    for place, entry in entries.items():
+        height, width = entry.resize if isinstance(entry.resize, tuple) else (entry.resize or 0, 0)
+        table = f"{model.prefix}_levels{place}_"
+        fields = (
+            place,
+            describe_shape(model.signature["inputs"][place])[0],
+            *(*entry.size, entry.channels, height, width),
+            -1 if entry.pad is None else entry.pad,
+            int(entry.interpolation == "bicubic"),
+            int(entry.colour == "BGR"),
+            int(entry.layout == "NHWC"),
+            f"sizeof **{table}",
+            table,
+        )
+        yield f"    {{{', '.join(map(str, fields))}}}"
+
+
+# ---------------------------------------------------------------- libraries
+
 FORM: Final = form_names.C_LIBRARY
-SOURCES: Final = (*c_runtime.SOURCES, *c_images.SOURCES)
+SOURCES: Final = (*c_runtime.SOURCES, *_IMAGE_SOURCES)
 
 
 def unsupported_reason(request: ExportRequest) -> str:
@@ -34,13 +135,12 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _image_headers(request: ExportRequest) -> list[str]:
-    return [c_images.header_name(request.name)] if request.has_images else []
+    return [image_header_name(request.name)] if request.has_images else []
 
 
 def _write_image_headers(built: BuiltModel, folder: Path) -> None:
     for name in _image_headers(built.request):
-        text = c_images.write_header(built.c_model, built.manifest)
-        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        write_text(folder / name, write_image_header(built.c_model, built.manifest))
 
 
 def _folder_name(request: ExportRequest) -> str:

@@ -1,6 +1,6 @@
 /* The program that runs a model under an emulator: PROGRAM INPUTS OUTPUTS [THREADS].
  *
- * It reads batches of inputs from one file of tensors and writes the outputs of each to another; `tensor_file.py`
+ * It reads batches of inputs from one file of tensors and writes the outputs of each to another; `emulation.py`
  * reads and writes these files, too:
  *
  *   "TVMFLOW1", uint32 number of batches, uint32 number of tensors in each, then the tensors, each:

@@ -16,7 +16,7 @@ import tvmflow
 from tests.support.exports import MODELS, Exported
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
-from tvmflow.exporters import EXPORTERS, c_images
+from tvmflow.exporters import EXPORTERS, c_library
 from tvmflow.exporters.base import ExportRequest
 from tvmflow.runtime.image_files import read_pixels
 from tvmflow.runtime.images import Preprocessing
@@ -54,8 +54,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
         signature = {"inputs": [output, spec.to_json()], "outputs": [output]}
         model = DescribedModel(name, signature, (), "x86_64-linux-gnu")
         labels = {"names": LABELS, "activation": "", "sha256": ""}
-        text = c_images.write_header(model, {"images": {"data": fields}, "labels": labels})
-        (folder / c_images.header_name(name)).write_text(text, encoding="utf-8")
+        text = c_library.write_image_header(model, {"images": {"data": fields}, "labels": labels})
+        (folder / c_library.image_header_name(name)).write_text(text, encoding="utf-8")
         source.append(
             f'#include "{name}-images.h"\n'
             f"int call_{name}(const uint8_t *pixels, size_t height, size_t width, size_t channels,"

@@ -14,8 +14,8 @@ from tests.support import exports
 from tests.support.exports import MODELS, Exported
 from tests.unit.exporters.test_c_images import INPUTS
 from tests.unit.exporters.test_cpp_project import PROGRAMS, project_of, run
-from tvmflow.exporters import c_images
-from tvmflow.exporters.cpp import _header, _images
+from tvmflow.exporters import c_library
+from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.runtime.image_files import read_pixels
 from tvmflow.runtime.images import Preprocessing
@@ -43,8 +43,8 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Path:
         headers = {
             f"{name}.h": c_runtime.write_header(model),
             f"{name}.hpp": _header.write_header(model, [Library(model)]),
-            f"{name}-images.h": c_images.write_header(model, manifest),
-            f"{name}-images.hpp": _images.write_header(model, manifest),
+            f"{name}-images.h": c_library.write_image_header(model, manifest),
+            f"{name}-images.hpp": _header.write_images_header(model, manifest),
         }
         for file, text in headers.items():
             (folder / "include" / file).write_text(text)

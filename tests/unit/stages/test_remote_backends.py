@@ -44,7 +44,7 @@ PROGRAM = f"""\
 '''
 import sys
 from pathlib import Path
-from tvmflow.targets.tensor_file import read_tensors, write_tensors
+from tvmflow.targets.emulation import read_tensors, write_tensors
 
 batches = read_tensors(Path(sys.argv[1]))
 write_tensors(Path(sys.argv[2]), [(x + 1, 2 * x) for x, in batches])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tvmflow.recipe._model import DTYPES
-from tvmflow.targets.tensor_file import read_tensors, write_tensors
+from tvmflow.targets.emulation import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

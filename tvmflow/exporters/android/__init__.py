@@ -6,7 +6,6 @@ of several targets become one by copying.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,10 @@ from typing import Final
 from tvmflow.core.generated_text import class_name, java_string, markdown_code
 from tvmflow.core.types import Json
 from tvmflow.exporters import c_library
-from tvmflow.exporters.base import BuiltModel, ExportRequest
+from tvmflow.exporters.base import BuiltModel, ExportRequest, write_text
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_tensors, dimensions
+from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_tensors
+from tvmflow.targets.c_runtime.header_parts import describe_shape
 
 FORM: Final = c_library.FORM
 
@@ -97,18 +97,17 @@ def export(built: BuiltModel, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     readme, gradle, manifest, source, header, cmake, library = paths
     names = {"package": made.package, "folder": made.name.lower(), "name": built.name}
-    _write(readme, _describe(model, made))
-    _write(gradle, _GRADLE % names)
-    _write(manifest, _MANIFEST)
-    _write(source, write_class(model, made))
-    _write(cmake, _CMAKE % names)
+    write_text(readme, _describe(model, made))
+    write_text(gradle, _GRADLE % names)
+    write_text(manifest, _MANIFEST)
+    write_text(source, write_class(model, made))
+    write_text(cmake, _CMAKE % names)
     c_runtime.link(model, built.forms[FORM], library, header=header, java=made)
 
 
 def write_class(model: DescribedModel, made: JavaClass) -> str:
     """Return the class of a model in Java."""
-    template = c_runtime.read_header_template() + (dimensions.STATUSES if model.dimensions else "")
-    statuses = dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", template))
+    statuses = c_runtime.list_statuses(bool(model.dimensions))
     cases = [f"      case {statuses[name]}:\n" for name in _ARGUMENTS if name in statuses]
     values = {
         "package": made.package,
@@ -125,7 +124,7 @@ def write_class(model: DescribedModel, made: JavaClass) -> str:
 
 def _write_tensors(tensors: Iterable[Mapping[str, Json]]) -> Iterable[str]:
     for tensor in tensors:
-        shape = "".join(f", {size}L" for size in dimensions.describe_shape(tensor))
+        shape = "".join(f", {size}L" for size in describe_shape(tensor))
         yield f"new Tensor({java_string(tensor['name'])}, {java_string(tensor['dtype'])}{shape})"
 
 
@@ -133,7 +132,3 @@ def _describe(model: DescribedModel, made: JavaClass) -> str:
     lines = [f"- {line}" for line in describe_tensors(model.signature, markdown_code)]
     values = {"title": model.name, "class": made.name, "tensors": "\n".join(lines)}
     return (_FOLDER / _README).read_text() % values
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")

@@ -12,10 +12,9 @@ from typing import Final
 from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
-from tvmflow.exporters import c_images
-from tvmflow.exporters import c_library as c_library_exporter
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
-from tvmflow.exporters.cpp import _header, _images
+from tvmflow.exporters import c_library
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel, write_text
+from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.targets import c_runtime
@@ -23,7 +22,7 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_tensors
 from tvmflow.targets.zig import find_program_errors
 
-FORM: Final = c_library_exporter.FORM
+FORM: Final = c_library.FORM
 
 # Systems with exceptions and threads of C++.
 _SYSTEMS: Final = ("linux", "macos", "windows")
@@ -32,12 +31,12 @@ _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
 _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
 SOURCES: Final = (
-    *c_library_exporter.SOURCES,
+    *c_library.SOURCES,
     *(
         _header.FOLDER / name
         for name in (
             *(*_TEMPLATES, _COPIED, *_CMAKE.values(), *_header.TEMPLATES),
-            *(*_images.TEMPLATES, *_images.COPIED, _images.HEADER),
+            *(*_header.IMAGES_TEMPLATES, *_header.IMAGES_COPIED, _header.IMAGES_HEADER),
         )
     ),
 )
@@ -48,7 +47,7 @@ def unsupported_reason(request: ExportRequest) -> str:
 
     All parts must be C libraries of one system.
     """
-    reason = c_library_exporter.unsupported_reason(request)
+    reason = c_library.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:
         name = "a target without a system" if system == "none" else system
@@ -64,7 +63,10 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     cmake = [f"lib/cmake/{name}/{name}-{kind}.cmake" for kind in _CMAKE]
     headers = [f"include/{name}.hpp"]
     if request.has_images:
-        headers += [f"include/{name}-{_images.HEADER}", f"include/{c_images.header_name(name)}"]
+        headers += [
+            f"include/{name}-{_header.IMAGES_HEADER}",
+            f"include/{c_library.image_header_name(name)}",
+        ]
     libraries = []
     for part in request.parts:
         part_name = f"{name}-{part.name}"
@@ -81,11 +83,11 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _templates(request: ExportRequest) -> tuple[str, ...]:
-    return (*_TEMPLATES, *_images.TEMPLATES) if request.has_images else _TEMPLATES
+    return (*_TEMPLATES, *_header.IMAGES_TEMPLATES) if request.has_images else _TEMPLATES
 
 
 def _copied(request: ExportRequest) -> tuple[str, ...]:
-    return (_COPIED, *_images.COPIED) if request.has_images else (_COPIED,)
+    return (_COPIED, *_header.IMAGES_COPIED) if request.has_images else (_COPIED,)
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
@@ -101,31 +103,31 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     names = LibraryFiles.of(built.name, request.triple)
     if isinstance(built, BuiltModel):
         model, libraries = built.c_model, [Library(built.c_model)]
-        _write(project / "include" / names.header, c_runtime.write_header(model))
+        write_text(project / "include" / names.header, c_runtime.write_header(model))
     else:
         model = DescribedModel(built.name, built.signature, (), request.triple)
         libraries = list(_write_parts(built, project))
-    _write(project / f"include/{model.name}.hpp", _header.write_header(model, libraries))
+    write_text(project / f"include/{model.name}.hpp", _header.write_header(model, libraries))
     if request.has_images:
-        in_c = c_images.write_header(model, built.manifest)
-        _write(project / f"include/{c_images.header_name(model.name)}", in_c)
-        images = _images.write_header(model, built.manifest)
-        _write(project / f"include/{model.name}-{_images.HEADER}", images)
+        in_c = c_library.write_image_header(model, built.manifest)
+        write_text(project / f"include/{c_library.image_header_name(model.name)}", in_c)
+        images = _header.write_images_header(model, built.manifest)
+        write_text(project / f"include/{model.name}-{_header.IMAGES_HEADER}", images)
     for name in _copied(request):
         shutil.copyfile(_header.FOLDER / name, project / name)
-    values = _describe(model, libraries, request) | _images.describe(model, built.manifest)
+    values = _describe(model, libraries, request) | _header.describe_images(model, built.manifest)
     for name in _templates(request):
         text = render_template(name, values, has_dimensions=bool(model.dimensions))
-        _write(project / name, text)
+        write_text(project / name, text)
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
-        _write(path, render_template(name, values))
+        write_text(path, render_template(name, values))
     # The check takes about as long as linking.
     with ThreadPoolExecutor(1) as pool:
         errors = pool.submit(_find_errors, project, request)
         if isinstance(built, BuiltModel):
             compiled = built.forms[FORM]
-            c_library_exporter.write_library(model, compiled, names, project / "lib", None)
+            c_library.write_library(model, compiled, names, project / "lib", None)
     if errors.result():
         raise StageError(
             f"the C++ project does not compile: {errors.result()[0]}",
@@ -165,8 +167,8 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
         )
         names = LibraryFiles.of(name, part.triple)
         (project / "lib" / names.shared).write_bytes(bundle.library)
-        _write(project / "include" / names.header, c_runtime.write_header(model))
-        _write(project / f"include/{name}.hpp", _header.write_header(model, [Library(model)]))
+        write_text(project / "include" / names.header, c_runtime.write_header(model))
+        write_text(project / f"include/{name}.hpp", _header.write_header(model, [Library(model)]))
         yield Library(model, part.name)
 
 
@@ -246,7 +248,3 @@ def _release_numbers(version: str) -> str:
     """
     match = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
     return match[1] if match else "0"
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""The C++ header of a model: what `project/model.hpp` is filled with, from the C libraries behind it."""
+"""The C++ headers of a model, which call the C libraries behind it, and the text about its images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Final, NamedTuple
 from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.types import Json, TensorSpec
+from tvmflow.exporters.base import fill_template
+from tvmflow.exporters.c_library import read_images
+from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, describe_tensors, devices, dimensions
+from tvmflow.targets.c_runtime import DescribedModel, describe_tensors
+from tvmflow.targets.c_runtime.header_parts import describe_shape
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
@@ -29,7 +33,6 @@ _RESERVED: Final = frozenset(
 )
 # A line that says for which models the lines after it are: those of fixed sizes, those of open sizes, or all.
 _MARK: Final = re.compile(r"^//@(fixed|open|all)\n", re.MULTILINE)
-_STATUS: Final = re.compile(r"%\(NAME\)s_(\w+) = (\d+)")
 # Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
 _TYPES: Final[Mapping[str, str]] = {
     "float32": "float",
@@ -81,6 +84,8 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
     """Return the header of a model whose libraries run one after the other."""
     tensors = _place_tensors(model.signature, libraries)
     names = [f"{library.model.name}.h" for library in libraries]
+    has_device = any(library.model.executor for library in libraries)
+    statuses = c_runtime.list_statuses(bool(model.dimensions), has_device).items()
     values = {
         "TITLE": model.name,
         "NAME": model.prefix.upper(),
@@ -89,7 +94,7 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
         "TENSORS": "\n".join(f"//   {comment(line)}" for line in describe_tensors(model.signature)),
         "EXAMPLE": "\n".join(f"//   {line}" for line in write_example(model)),
-        "STATUSES": "\n".join(_list_statuses(model, libraries)),
+        "STATUSES": "\n".join(f"  {name.lower()} = {number}," for name, number in statuses),
         "LIBRARIES": "\n".join(_write_libraries(libraries, tensors)).rstrip(),
         "LIBRARY_NAMES": ", ".join(f"{library.model.prefix}_library" for library in libraries),
         "INPUT_COUNT": str(len(model.signature["inputs"])),
@@ -109,7 +114,7 @@ def render_template(name: str, values: Mapping[str, str], *, has_dimensions: boo
     words = ("all", "open" if has_dimensions else "fixed")
     pairs = zip(parts[::2], parts[1::2], strict=True)
     text = first + "".join(part for word, part in pairs if word in words)
-    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+    return fill_template(text, values)
 
 
 def write_example(model: DescribedModel) -> list[str]:
@@ -176,16 +181,6 @@ def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
     return tensor["name"], tensor["dtype"], tuple(tensor["shape"])
 
 
-def _list_statuses(model: DescribedModel, libraries: Sequence[Library]) -> Iterator[str]:
-    """Yield an enumerator for each status of the C libraries' headers."""
-    template = c_runtime.read_header_template()
-    template += dimensions.STATUSES if model.dimensions else ""
-    has_device = any(library.model.executor for library in libraries)
-    template += devices.STATUSES if has_device else ""
-    for name, number in _STATUS.findall(template):
-        yield f"  {name.lower()} = {number},"
-
-
 def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterator[str]:
     """Yield the class of each C library's functions."""
     for library, arguments, results in zip(
@@ -219,7 +214,7 @@ def _write_table(tensors: _Tensors) -> dict[str, str]:
         shape = tensor["shape"]
         span = f"{{shape{place}, {len(shape)}}}" if shape else "{}"
         if shape:
-            lengths = ", ".join(dimensions.describe_shape(tensor))
+            lengths = ", ".join(describe_shape(tensor))
             shapes.append(f"inline constexpr std::int64_t shape{place}[] = {{{lengths}}};")
         fields = (c_string(tensor["name"]), c_string(tensor["dtype"]), span)
         spec = TensorSpec.from_json(tensor)
@@ -258,4 +253,63 @@ def _write_dimensions(model: DescribedModel) -> dict[str, str]:
         "DIMENSION_COUNT": str(len(rows)),
         "DIMENSIONS": "".join(rows),
         "INPUT_AXES": "\n".join([*lines, table]),
+    }
+
+
+# ---------------------------------------------------------------- images
+# Preprocessing and labels, over the header in C.
+
+IMAGES_TEMPLATES: Final = ("image.cpp",)
+IMAGES_COPIED: Final = ("image_file.hpp",)
+IMAGES_HEADER: Final = "images.hpp"
+
+_IMAGES_README: Final = """
+## Images
+
+`include/{title}-images.hpp` makes inputs of pixels of 8 bits, with the sizes, colours and numbers that the recipe describes: the bits are those of `tvmflow.load`. It also has the names of the classes, and calls `{title}-images.h`, which does the same for C.
+
+```cpp
+#include <{title}-images.hpp>
+
+{namespace}::Model model;
+{namespace}::preprocess({{pixels, height, width, 3}}, {name}, model.input<{kind}>({name}));
+model.run();
+```
+
+`{namespace}::rank(scores)` returns the best classes with their probabilities, `{namespace}::labels()` their names. `build/{prefix}_image IMAGE` prints them for a file; with `output.npz` it writes the outputs. `image_file.hpp` reads PNG, PGM and PPM with 8 bits for a channel, and no EXIF data.
+"""
+_IMAGES_CMAKE: Final = """
+  add_executable({prefix}_image image.cpp)
+  target_link_libraries({prefix}_image PRIVATE {title}::{title})"""
+
+
+def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
+    """Return the header of C++ over that in C, by the manifest of the bundle."""
+    labels = read_labels(manifest)
+    values = {
+        "TITLE": model.name,
+        "PREFIX": model.prefix,
+        "NAME": model.prefix.upper(),
+        "NAMESPACE": namespace(model.prefix),
+        "ARE_PROBABILITIES": "true" if labels and labels.activation else "false",
+    }
+    return render_template(IMAGES_HEADER, values, has_dimensions=bool(model.dimensions))
+
+
+def describe_images(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:
+    """Return the values of a project's templates that are about images; empty texts where there are none."""
+    entries = read_images(model, manifest)
+    if not entries:
+        return {"IMAGES_README": "", "IMAGES_CMAKE": ""}
+    spec = next(iter(entries.values())).input
+    fields = {
+        "title": model.name,
+        "prefix": model.prefix,
+        "namespace": namespace(model.prefix),
+        "name": c_string(spec.name),
+        "kind": type_of(spec.dtype),
+    }
+    return {
+        "IMAGES_README": _IMAGES_README.format(**fields),
+        "IMAGES_CMAKE": _IMAGES_CMAKE.format(**fields),
     }

@@ -33,7 +33,9 @@ from tvmflow.exporters.base import (
     BuiltModel,
     ExportRequest,
     cpu_only_reason,
+    fill_template,
     link_or_copy,
+    write_text,
 )
 from tvmflow.exporters.wheel import distribution_name
 from tvmflow.runtime.images import read_preprocessing
@@ -126,7 +128,7 @@ def export(built: BuiltModel, folder: Path) -> None:
         _PACKAGE: write_package(built),
     }
     for name, text in texts.items():
-        (place / name).write_text(text, encoding="utf-8", newline="\n")
+        write_text(place / name, text)
 
 
 class FetchedFile(NamedTuple):
@@ -148,8 +150,7 @@ _Fetched = Mapping[str, FetchedFile]
 
 def _render(template: str, values: Mapping[str, str]) -> str:
     """Return a template with values in place of their names, such as `@TITLE@`."""
-    text = (_FOLDER / template).read_text(encoding="utf-8")
-    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+    return fill_template((_FOLDER / template).read_text(encoding="utf-8"), values)
 
 
 # ---------------------------------------------------------------- programs

@@ -23,9 +23,14 @@ from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets import browser
 from tvmflow.targets.backends.webgpu import WebgpuBackend
-from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
+from tvmflow.targets.emulation import (
+    Emulator,
+    emulator_for,
+    read_tensors,
+    run_emulated,
+    write_tensors,
+)
 from tvmflow.targets.linking import export_library
-from tvmflow.targets.tensor_file import read_tensors, write_tensors
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.measure import load_compiler
 from tvmflow.tuning.rpc_device import DevicePool, RpcDevice, RpcEndpoint

@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, TensorSpec, shape_text
-from tvmflow.targets.c_runtime import devices, dimensions, levels, weights
+from tvmflow.targets.c_runtime import header_parts, levels, weights
 from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.linking import (
     LINKERS,
@@ -67,7 +68,7 @@ def list_sources(has_levels: bool, executor: str = "") -> tuple[Path, ...]:
 
 
 def _list_device_sources(executor: str) -> tuple[str, ...]:
-    return (*devices.SOURCES, executor) if executor else ()
+    return (*header_parts.DEVICE_SOURCES, executor) if executor else ()
 
 
 # System -> the architectures that there is a C library for.
@@ -157,7 +158,7 @@ class DescribedModel(NamedTuple):
     @property
     def dimensions(self) -> list[Dimension]:
         """The sizes that each call chooses, in the order of their places in C."""
-        return dimensions.list_dimensions(self.signature)
+        return header_parts.list_dimensions(self.signature)
 
     @property
     def maps_files(self) -> bool:
@@ -262,9 +263,9 @@ def link(
         if shared is not None and linked.exists() and not (java or import_library):
             shutil.copyfile(linked, shared)
         elif shared is not None and files.shared:
-            names = (*_FUNCTIONS, *(dimensions.FUNCTIONS if model.dimensions else ()))
+            names = (*_FUNCTIONS, *(header_parts.FUNCTIONS if model.dimensions else ()))
             names = (*names, "level") if model.levels else names
-            names = (*names, *devices.FUNCTIONS) if model.executor else names
+            names = (*names, *header_parts.DEVICE_FUNCTIONS) if model.executor else names
             functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
             if java:
@@ -352,9 +353,12 @@ def compile_levels(model: DescribedModel, folder: Path) -> list[Path]:
     return [folder / level.name / level.file("o") for level in model.levels]
 
 
-def read_header_template() -> str:
-    """Return the header of all libraries, without names."""
-    return (_FOLDER / _HEADER).read_text()
+def list_statuses(has_dimensions: bool, has_device: bool = False) -> dict[str, str]:
+    """Return the numbers of the statuses of a header, by their names without the prefix."""
+    text = (_FOLDER / _HEADER).read_text()
+    text += header_parts.STATUSES if has_dimensions else ""
+    text += header_parts.DEVICE_STATUSES if has_device else ""
+    return dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", text))
 
 
 def write_header(model: DescribedModel, program: str = "") -> str:
@@ -372,7 +376,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "places": "\n".join(
             (
                 *_write_places(model.prefix.upper(), model.signature),
-                *dimensions.write_places(model.prefix.upper(), model.dimensions),
+                *header_parts.write_places(model.prefix.upper(), model.dimensions),
             )
         ),
         "threads": str(_MOST_DEFAULT_THREADS),
@@ -380,13 +384,19 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "needs": ", and the driver of the device" if model.executor else "",
     }
     values |= weights.header_values(values, model.weights_head, model.maps_files)
-    of_levels = levels.header_values(values, model.levels)
-    of_device = devices.header_values(values, model.executor)
-    of_dimensions = dimensions.header_values(values, model.dimensions)
-    values |= {
-        name: text + of_levels[name] + of_device[name] for name, text in of_dimensions.items()
-    }
-    return read_header_template() % values
+    parts: list[tuple[str, str, Mapping[str, str]]] = []
+    if model.dimensions:
+        ranges = {"ranges": ranges_text(model.dimensions)}
+        parts.append((header_parts.STATUSES, header_parts.DECLARATIONS, ranges))
+    if model.levels:
+        names = {"levels": ", ".join(level.name for level in model.levels)}
+        parts.append((levels.STATUSES, levels.DECLARATIONS, names))
+    if model.executor:
+        device = header_parts.describe_device(values, model.executor)
+        parts.append((header_parts.DEVICE_STATUSES, header_parts.DEVICE_DECLARATIONS, device))
+    values["dimension_statuses"] = "".join(text % {**values, **own} for text, _, own in parts)
+    values["dimension_functions"] = "".join(text % {**values, **own} for _, text, own in parts)
+    return (_FOLDER / _HEADER).read_text() % values
 
 
 def write_loader(model: DescribedModel, file: str = "") -> str:
@@ -404,7 +414,7 @@ def write_loader(model: DescribedModel, file: str = "") -> str:
         "file": file or files.loader,
         "module": files.shared,
     }
-    values |= dimensions.loader_values(values, model.dimensions)
+    values |= header_parts.loader_values(values, model.dimensions)
     return (_FOLDER / _LOADER).read_text() % values
 
 
@@ -463,7 +473,7 @@ def _write_model(model: DescribedModel) -> str:
         *levels.write_features(model.features, model.triple),
         *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
-        *dimensions.write_code(model.dimensions),
+        *header_parts.write_code(model.dimensions),
         f"#define TF_WRONG_SIZES {', '.join(map(c_string, _describe_sizes(model.signature)))}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
@@ -491,7 +501,7 @@ def _describe_sizes(signature: Mapping[str, Json]) -> Iterator[str]:
 def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> list[str]:
     """Return the C code that describes inputs or outputs."""
     shapes = [
-        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(dimensions.describe_shape(tensor)) or '0'}}};"
+        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(header_parts.describe_shape(tensor)) or '0'}}};"
         for index, tensor in enumerate(tensors)
     ]
     entries = [

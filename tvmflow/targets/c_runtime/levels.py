@@ -17,7 +17,7 @@ from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import c_string, identifier
 from tvmflow.core.types import Json
-from tvmflow.targets.levels import LEVELS, flags_of
+from tvmflow.targets.features import LEVELS, flags_of
 from tvmflow.targets.linking import ALIGNMENT, find_data, padded, write_data
 from tvmflow.targets.platforms import parse_triple
 
@@ -108,14 +108,14 @@ def _read(pieces: Iterable[tuple[Path, int, int]]) -> Iterator[bytes]:
 
 # ---------------------------------------------------------------- C code
 
-_STATUSES: Final = """\
+STATUSES: Final = """\
 
 /* What `create` returns for a level. */
 enum {
   %(NAME)s_WRONG_LEVEL = 19 /* %(NAME)s_LEVEL in the environment names a level that the library or the CPU lacks */
 };
 """
-_FUNCTIONS: Final = """\
+DECLARATIONS: Final = """\
 /* The level of CPUs whose code a context runs, of those that the library has: %(levels)s. For NULL, the one that a new
  * context would have, which is also the one of %(name)s_kernel_count. It is the last one that the CPU has, unless
  * %(NAME)s_LEVEL in the environment names another one. */
@@ -127,14 +127,6 @@ _FUNCTIONS: Final = """\
 def variable(prefix: str) -> str:
     """Return the environment variable that chooses the level of a library."""
     return f"{prefix.upper()}_LEVEL"
-
-
-def header_values(values: Mapping[str, str], levels: Sequence[LevelCode]) -> dict[str, str]:
-    """Return the values of the header's template about levels, to follow those about dimensions."""
-    if not levels:
-        return {"dimension_statuses": "", "dimension_functions": ""}
-    named = {**values, "levels": ", ".join(level.name for level in levels)}
-    return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
 
 
 def write_features(features: Iterable[str], triple: str) -> list[str]:

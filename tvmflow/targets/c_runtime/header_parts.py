@@ -1,4 +1,8 @@
-"""Sizes that each call chooses: what the header and the code of a C library say about its dimensions."""
+"""What the header and the code of a C library say besides: of sizes that each call chooses, and of a device.
+
+`device.h` is the interface between `device.c`, which all libraries have whose kernels run on a device, such
+as a GPU, and the executor of one driver.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ enum {
 };
 """
 """Its part of the header about statuses, as a template."""
-_FUNCTIONS: Final = """\
+DECLARATIONS: Final = """\
 /* The dimensions: sizes of inputs that each call chooses, and that sizes of outputs follow. There are %(NAME)s_DIMENSIONS of
  * them, in the order of their places. Sizes are from `min` to `max`, and multiples of `multiple_of`.
  *
@@ -175,14 +179,6 @@ def write_places(name: str, dimensions: Sequence[Dimension]) -> list[str]:
     ]
 
 
-def header_values(values: Mapping[str, str], dimensions: Sequence[Dimension]) -> dict[str, str]:
-    """Return the values of the header's template about dimensions; empty texts without any."""
-    if not dimensions:
-        return {"dimension_statuses": "", "dimension_functions": ""}
-    named = {**values, "ranges": ranges_text(dimensions)}
-    return {"dimension_statuses": STATUSES % named, "dimension_functions": _FUNCTIONS % named}
-
-
 def write_code(dimensions: Sequence[Dimension]) -> list[str]:
     """Return the lines of C that a library with dimensions begins with."""
     if not dimensions:
@@ -195,3 +191,75 @@ def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
     """Return the sizes of a tensor as a description in C has them: -1 where they are open."""
     sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
     return [str(size) if isinstance(size, int) else "-1" for size in sizes]
+
+
+# ---------------------------------------------------------------- devices
+
+DEVICE_FUNCTIONS: Final = ("create_on", "device_error", "use_device_memory", "enqueue", "wait")
+"""The functions that only such a library has."""
+DEVICE_SOURCES: Final = ("device.c", "device.h")
+"""The files that are compiled into such a library besides its executor."""
+
+DEVICE_STATUSES: Final = """\
+
+/* What functions return for the device. */
+enum {
+  %(NAME)s_NO_DRIVER = 20,      /* the driver of the device is not installed, or too old */
+  %(NAME)s_NO_DEVICE = 21,      /* there is no such device, or it is none that the library was built for */
+  %(NAME)s_KERNEL_REFUSED = 22, /* the driver does not build or start a kernel of the library */
+  %(NAME)s_DEVICE_LOST = 23     /* the device does not work any more, or the process was forked: make another context */
+};
+"""
+"""Its part of the header about statuses, as a template."""
+DEVICE_DECLARATIONS: Final = """\
+/* The device that a context is on: the one of a number, GPUs first, in the order of the driver; or the program's own one,
+ * where `context` is not NULL. The driver's library is loaded when the first context is made. Contexts on one device share
+ * the weights there. */
+typedef struct {
+  uint32_t number;
+%(members)s} %(name)s_device;
+
+/* Make a context on a device; `create` takes the first one. The first context of a process on a device has to wait until the
+ * driver has built the kernels. */
+%(NAME)s_API int %(name)s_create_on(
+    const %(name)s_options *options, const %(name)s_device *device, %(name)s_context **context);
+
+/* Let the next calls read an input, or write an output, in the program's own memory on the device, without a copy: %(memory)s,
+ * of at least the tensor's bytes. Inputs come first, then outputs: input 0 is the tensor 0, output 0 the tensor
+ * %(NAME)s_INPUTS. What `run` is given for it is then not used. NULL: the memory that `run` is given, as before. */
+%(NAME)s_API int %(name)s_use_device_memory(%(name)s_context *context, size_t tensor, void *memory);
+
+/* Start a call all of whose inputs and outputs are on the device, and return before its end (steps on the CPU wait for what
+ * they read). Calls of one context are done in their order; `wait` waits for the end of all. */
+%(NAME)s_API int %(name)s_enqueue(%(name)s_context *context);
+%(NAME)s_API int %(name)s_wait(%(name)s_context *context);
+
+/* What the driver said of the last error that a function returned on this thread; empty for nothing. */
+%(NAME)s_API const char *%(name)s_device_error(void);
+
+"""
+# Executor -> the members of a device that are the driver's own.
+_MEMBERS: Final[Mapping[str, str]] = {
+    "opencl.c": """\
+  void *context; /* a cl_context, which the library retains */
+  void *device;  /* a cl_device_id of it */
+  void *queue;   /* a cl_command_queue of both, in order, that all is done on; NULL for one of the library's own */
+  const char *cache; /* a folder of your own for what the driver builds; NULL for that in %(NAME)s_DEVICE_CACHE, if any */
+""",
+    "cuda.c": """\
+  void *context; /* a CUcontext */
+  void *device;  /* not used */
+  void *queue;   /* a CUstream that all is done on; NULL for one of the library's own */
+""",
+}
+
+_MEMORY: Final[Mapping[str, str]] = {
+    "opencl.c": "a cl_mem of the context that create_on was given",
+    "cuda.c": "a CUdeviceptr",
+}
+"""Executor -> what a program has memory on the device as."""
+
+
+def describe_device(values: Mapping[str, str], executor: str) -> dict[str, str]:
+    """Return what the templates of an executor have besides the names in the header."""
+    return {"members": _MEMBERS[executor] % values, "memory": _MEMORY[executor]}
