@@ -18,39 +18,16 @@ from tvmflow.frontends.inputs import MAX_SIGNATURE
 # ---------------------------------------------------------------- element types
 
 
+# The names of element types in the order of `TensorProto.DataType`, whose first one is undefined.
+_TYPE_NAMES: Final = (
+    "undefined float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64 "
+    "complex64 complex128 bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz uint4 int4 "
+    "float4e2m1 float8e8m0 uint2 int2"
+).split()
 _ELEMENT_TYPES: Final[Mapping[int, str]] = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
+    number: _TYPE_NAMES[number] for number in (*range(1, 8), *range(9, 14))
 }
-"""The dtype of each number of `TensorProto.DataType` that an input can have."""
-
-_OTHER_TYPES: Final[Mapping[int, str]] = {
-    8: "string",
-    14: "complex64",
-    15: "complex128",
-    16: "bfloat16",
-    17: "float8e4m3fn",
-    18: "float8e4m3fnuz",
-    19: "float8e5m2",
-    20: "float8e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4e2m1",
-    24: "float8e8m0",
-    25: "uint2",
-    26: "int2",
-}
-"""The dtype of each number that an input cannot have, as ONNX names it."""
+"""The dtype of each element type that an input can have."""
 
 NARROW_TYPES: Final = frozenset(range(17, 27))
 """The numbers of float8, and of the types of less than a byte."""
@@ -58,8 +35,8 @@ NARROW_TYPES: Final = frozenset(range(17, 27))
 
 def name_of(element_type: int) -> str:
     """Return the name of an element type."""
-    known = {**_ELEMENT_TYPES, **_OTHER_TYPES}
-    return known.get(element_type, f"number {element_type} of ONNX")
+    is_known = 0 < element_type < len(_TYPE_NAMES)
+    return _TYPE_NAMES[element_type] if is_known else f"number {element_type} of ONNX"
 
 
 def model_input(

@@ -345,26 +345,16 @@ _MAX_GRAPH_BYTES: Final = 64 << 20
 _MAX_INFLATION: Final = 16
 _MIN_INFLATED_BYTES: Final = 256 << 20
 _MAX_ENTRIES: Final = 100_000
-# The numbers of `ScalarType`; complex numbers, bfloat16 and float8 are no dtypes of inputs.
+# The dtypes of the first numbers of `ScalarType`; bfloat16 and complex numbers are no dtypes of inputs.
+_SCALAR_TYPES: Final = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
+).split()
+_OTHER_DTYPES: Final = dict(enumerate(_SCALAR_TYPES, 1))
 _DTYPES: Final[Mapping[int, str]] = {
-    1: "uint8",
-    2: "int8",
-    3: "int16",
-    4: "int32",
-    5: "int64",
-    6: "float16",
-    7: "float32",
-    8: "float64",
-    12: "bool",
+    **{number: _OTHER_DTYPES[number] for number in (*range(1, 9), 12)},
     28: "uint16",
     34: "uint32",
     35: "uint64",
-}
-_OTHER_DTYPES: Final[Mapping[int, str]] = {
-    9: "complex32",
-    10: "complex64",
-    11: "complex128",
-    13: "bfloat16",
 }
 # The argument of each operator that is true while a model is trained.
 _TRAINING: Final[Mapping[str, str]] = {

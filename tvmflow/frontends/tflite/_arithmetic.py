@@ -173,50 +173,32 @@ def _select(operation: Operation) -> None:
         _elementwise(operation, _node("Where"))
 
 
+_SAME_NAMES: Final = (
+    "Abs Add Ceil Cos Div Elu Equal Exp Floor Greater Less Log Mul Neg Pow PRelu Relu Round Sign Sin "
+    "Sqrt Sub Tanh"
+).split()
 _FORMULAS: Final[Mapping[str, _Formula]] = {
-    "ABS": _node("Abs"),
-    "ADD": _node("Add"),
+    **{name.upper(): _node(name) for name in _SAME_NAMES},
     "ADD_N": _node("Sum"),
-    "CEIL": _node("Ceil"),
-    "COS": _node("Cos"),
-    "DIV": _node("Div"),
-    "ELU": _node("Elu"),
-    "EQUAL": _node("Equal"),
-    "EXP": _node("Exp"),
-    "FLOOR": _node("Floor"),
     "FLOOR_DIV": _floor_divide,
     "FLOOR_MOD": _floor_mod,
-    "GREATER": _node("Greater"),
     "GREATER_EQUAL": _node("GreaterOrEqual"),
     "HARD_SWISH": _hard_swish,
-    "LESS": _node("Less"),
     "LESS_EQUAL": _node("LessOrEqual"),
-    "LOG": _node("Log"),
     "LOGICAL_AND": _node("And"),
     "LOGICAL_NOT": _node("Not"),
     "LOGICAL_OR": _node("Or"),
     "LOGISTIC": _node("Sigmoid"),
     "MAXIMUM": _node("Max"),
     "MINIMUM": _node("Min"),
-    "MUL": _node("Mul"),
-    "NEG": _node("Neg"),
     "NOT_EQUAL": lambda graph, x, y: graph.add("Not", graph.add("Equal", x, y)),
-    "POW": _node("Pow"),
-    "PRELU": _node("PRelu"),
     "QUANTIZE": lambda graph, x: x,
-    "RELU": _node("Relu"),
     "RELU6": lambda graph, x: limit(graph, x, 0.0, 6.0),
     "RELU_0_TO_1": lambda graph, x: limit(graph, x, 0.0, 1.0),
     "RELU_N1_TO_1": lambda graph, x: limit(graph, x, -1.0, 1.0),
-    "ROUND": _node("Round"),
     "RSQRT": lambda graph, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
-    "SIGN": _node("Sign"),
-    "SIN": _node("Sin"),
-    "SQRT": _node("Sqrt"),
     "SQUARE": _square,
     "SQUARED_DIFFERENCE": lambda graph, x, y: _square(graph, graph.add("Sub", x, y)),
-    "SUB": _node("Sub"),
-    "TANH": _node("Tanh"),
 }
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
