@@ -11,9 +11,8 @@ import pytest
 from tests.conftest import Count
 from tests.support.random_graphs import campaign, judging
 from tests.support.random_graphs.operators import RULES
-from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
-from tvmflow.frontends.onnx._operators import QOPERATORS, supported_operators
-from tvmflow.frontends.onnx._rewrites import _REWRITES
+from tvmflow.frontends.onnx._operators import supported_operators
+from tvmflow.frontends.onnx._rewrites import _REWRITES, FUSED_OPERATORS, QOPERATORS
 
 NOT_DRAWN: Final = {
     "If": "is drawn around others",

@@ -21,13 +21,19 @@ from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends._frames import Array
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel
+from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol
-from tvmflow.frontends.mxnet._op import Expr, Op
+from tvmflow.frontends.mxnet._op import Converter, Expr, Op
 from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label
 from tvmflow.frontends.mxnet._own_operators import convert as convert_own
-from tvmflow.frontends.mxnet.converters import CONVERTERS
-from tvmflow.frontends.mxnet.converters.layers import gamma_is_fixed
 from tvmflow.operators.loading import Operators
+
+CONVERTERS: Final[Mapping[str, Converter]] = {
+    **_arithmetic.CONVERTERS,
+    **_arrays.CONVERTERS,
+    **_layers.CONVERTERS,
+}
+"""Converters by the names of operators; defaults of attributes are those of MXNet 1.9's operator definitions."""
 
 NO_OPERATORS: Final = Operators()
 """Those of a recipe that brings none."""
@@ -256,7 +262,7 @@ def _output_name(node: Node, output: int) -> str:
 
 def _reads(node: Node, position: int) -> bool:
     """Return whether inference reads this input of a node."""
-    is_fixed_gamma = node.op in _BATCH_NORMS and gamma_is_fixed(node.attrs)
+    is_fixed_gamma = node.op in _BATCH_NORMS and _layers.gamma_is_fixed(node.attrs)
     return position != 1 or not (is_fixed_gamma or node.op in _LABELLED)
 
 

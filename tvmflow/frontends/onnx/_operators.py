@@ -119,12 +119,6 @@ MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
 }
 """Operators that TVM 0.27's importer can miscompute; each function returns in which case, or an empty string."""
 
-QOPERATORS: Final = frozenset(
-    "QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
-    "QLinearLeakyRelu QLinearMatMul QLinearMul QLinearSigmoid QLinearSoftmax".split()
-)
-"""Operators of ONNX Runtime's QOperator format, which TVM lacks; what `_qoperators` cannot rewrite is refused."""
-
 _UNROLLED: Final[Mapping[str, str]] = {
     "Loop": "a number of iterations that is constant or has a constant limit, at most "
     f"{MAX_UNROLLED_NODES:,} nodes in all, and no stacked outputs where a condition is computed",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS, rewrite_fused
-from tvmflow.frontends.onnx._operators import QOPERATORS
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     Replacement,
@@ -58,9 +56,9 @@ def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Return the nodes that replace one; None where it stays."""
     if is_standard(node) or node.domain == "com.microsoft":
         if node.op_type in QOPERATORS:
-            return rewrite_qoperator(node, context.known)
+            return _rewrite_qoperator(node, context.known)
         if node.op_type in FUSED_OPERATORS:
-            return rewrite_fused(node, context.known, context.types, context.opset)
+            return _rewrite_fused(node, context)
     rewrite = _REWRITES.get(node.op_type) if is_standard(node) else None
     return rewrite(node, context) if rewrite else None
 
@@ -252,7 +250,7 @@ def convert_einsums(model: ModelProto) -> ModelProto:
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         product = _find_product(node, shapes)
-        nodes += [node] if product is None else _Converter(model, node, *product).convert()
+        nodes += [node] if product is None else _Converter(node, *product).convert()
     replace_nodes(model, nodes)
     return model
 
@@ -292,15 +290,7 @@ class _Product(NamedTuple):
         summed = "".join(label for label in left if label not in result)
         if set(left) != set(batch + rows + summed) or set(right) != set(batch + columns + summed):
             return None
-        return cls(
-            left=left,
-            right=right,
-            result=result,
-            batch=batch,
-            rows=rows,
-            columns=columns,
-            summed=summed,
-        )
+        return cls(left, right, result, batch, rows, columns, summed)
 
 
 def _find_product(
@@ -326,30 +316,28 @@ def _find_product(
 class _Converter:
     """Makes the nodes for one Einstein sum."""
 
-    def __init__(
-        self, model: ModelProto, node: NodeProto, product: _Product, sizes: Mapping[str, int]
-    ) -> None:
-        self._model = model
-        self._node = node
-        self._product = product
-        self._sizes = sizes
-        self._nodes: list[NodeProto] = []
+    def __init__(self, node: NodeProto, product: _Product, sizes: Mapping[str, int]) -> None:
+        self._node, self._product, self._sizes = node, product, sizes
+        self._new = Replacement(node, "/einsum")
 
     def convert(self) -> list[NodeProto]:
         """Return the nodes; the last one has the name and the output of the sum."""
         product = self._product
-        groups = (product.rows, product.summed)
-        left = self._arrange(self._node.input[0], product.left, groups)
-        groups = (product.summed, product.columns)
-        right = self._arrange(self._node.input[1], product.right, groups)
-        value = self._add("MatMul", [left, right])
+        left, right = (
+            self._arrange(name, labels, groups)
+            for name, labels, groups in (
+                (self._node.input[0], product.left, (product.rows, product.summed)),
+                (self._node.input[1], product.right, (product.summed, product.columns)),
+            )
+        )
+        value = self._new.add("MatMul", left, right)
         order = product.batch + product.rows + product.columns
         if len(product.rows) != 1 or len(product.columns) != 1:
             value = self._reshape(value, [self._sizes[label] for label in order])
         self._transpose(value, order, product.result)
-        self._nodes[-1].name = self._node.name
-        self._nodes[-1].output[0] = self._node.output[0]
-        return self._nodes
+        last = self._new.nodes[-1]
+        last.name, last.output[0] = self._node.name, self._node.output[0]
+        return self._new.nodes
 
     def _arrange(self, value: str, labels: str, groups: tuple[str, str]) -> str:
         """Add what gives a tensor the axes of the batch, and one axis for each of two groups of labels."""
@@ -363,23 +351,10 @@ class _Converter:
     def _transpose(self, value: str, labels: str, order: str) -> str:
         if labels == order:
             return value
-        axes = [labels.index(label) for label in order]
-        return self._add("Transpose", [value], perm=axes)
+        return self._new.add("Transpose", value, perm=[labels.index(label) for label in order])
 
     def _reshape(self, value: str, shape: Sequence[int]) -> str:
-        name = f"{self._name()}/shape"
-        array = np.array(shape, np.int64)
-        self._model.graph.initializer.append(numpy_helper.from_array(array, name))
-        return self._add("Reshape", [value, name])
-
-    def _add(self, operator: str, inputs: Sequence[str], **attributes: Sequence[int]) -> str:
-        node = helper.make_node(operator, inputs, [self._name()], **attributes)
-        node.name = node.output[0]
-        self._nodes.append(node)
-        return str(node.output[0])
-
-    def _name(self) -> str:
-        return f"{self._node.output[0]}/einsum/{len(self._nodes)}"
+        return self._new.add("Reshape", value, self._new.constant(np.array(shape, np.int64)))
 
 
 # ---------------------------------------------------------------- qoperators
@@ -392,13 +367,8 @@ _SOFTMAX_OPSET: Final = 13
 _POOL_ATTRIBUTES: Final = "auto_pad ceil_mode count_include_pad kernel_shape pads strides".split()
 
 
-class _Quantized:
-    """A node of a QOperator, and the nodes that replace it.
-
-    Args:
-        node: The node.
-        known: The shapes of scales.
-    """
+class _Operands:
+    """A node to rewrite, with its operands, and the nodes that replace it."""
 
     def __init__(self, node: NodeProto, known: KnownValues) -> None:
         self.attributes = attributes_of(node)
@@ -410,9 +380,13 @@ class _Quantized:
         """Return the name of an operand; empty for one that is left out."""
         return self._node.input[position] if position < len(self._node.input) else ""
 
-    def sizes(self, position: int) -> tuple[int, ...] | None:
-        """Return the shape of an operand."""
+    def shape(self, position: int) -> tuple[int, ...] | None:
+        """Return the shape of an operand; None if it is unknown."""
         return self._known.shapes.get(self.name(position))
+
+
+class _Quantized(_Operands):
+    """A node of a QOperator, and the nodes that replace it."""
 
     def parameters(self, scale: int) -> list[str]:
         """Return the names of all scales and zero points, those of the result at `scale`."""
@@ -429,9 +403,7 @@ class _Quantized:
     def real(self, position: int, axis: int = 1) -> str:
         """Return the numbers that an operand stands for, which its scale and zero point follow.
 
-        Args:
-            position: That of the operand.
-            axis: The axis of the channels, where the scale has several elements.
+        Where the scale has several elements, `axis` is that of the channels.
         """
         parameters = (self._parameter(position + 1), self._parameter(position + 2))
         return self.new.add("DequantizeLinear", self.name(position), *parameters, axis=axis)
@@ -444,13 +416,8 @@ class _Quantized:
         number = self.new.add("Cast", self.name(position), to=1)
         return self.new.add("Mul", number, scale)
 
-    def finish(self, value: str, scale: int) -> list[NodeProto]:
-        """Quantize the result, and return all nodes.
-
-        Args:
-            value: The result as real numbers.
-            scale: The position of its scale, which its zero point follows.
-        """
+    def quantize(self, value: str, scale: int) -> list[NodeProto]:
+        """Quantize the result, whose scale is the operand `scale`, and return all nodes."""
         operands = (value, self._parameter(scale), self._parameter(scale + 1))
         self.new.add("QuantizeLinear", *operands, output=self._node.output[0])
         return self.new.nodes
@@ -463,102 +430,342 @@ class _Quantized:
         return self.new.add("Reshape", name, self.new.constant(np.zeros(0, np.int64)))
 
 
-def _convolution(node: _Quantized) -> list[NodeProto]:
+def _quantized_convolution(node: _Quantized) -> str:
     operands = [node.real(0), node.real(3, axis=0)]
     if node.name(8):
         operands.append(node.bias(8, (1, 4)))
-    return node.finish(node.new.add("Conv", *operands, **node.attributes), 6)
+    return node.new.add("Conv", *operands, **node.attributes)
 
 
-def _matrix_product(node: _Quantized) -> list[NodeProto] | None:
-    rank = len(node.sizes(3) or ())
+def _quantized_product(node: _Quantized) -> str | None:
+    rank = len(node.shape(3) or ())
     if node.is_vector(1) or not rank:
         return None
-    return node.finish(node.new.add("MatMul", node.real(0), node.real(3, axis=rank - 1)), 6)
+    return node.new.add("MatMul", node.real(0), node.real(3, axis=rank - 1))
 
 
-def _gemm(node: _Quantized) -> list[NodeProto] | None:
+def _quantized_gemm(node: _Quantized) -> str | None:
     if node.is_vector(1):
         return None
     axis = 0 if node.attributes.get("transB", 0) else 1
     operands = [node.real(0), node.real(3, axis=axis)]
     if node.name(6):
         operands.append(node.bias(6, (1, 4), node.attributes.get("alpha", 1.0)))
-    return node.finish(node.new.add("Gemm", *operands, **node.attributes), 7)
+    return node.new.add("Gemm", *operands, **node.attributes)
 
 
-def _binary(operator: str) -> Callable[[_Quantized], list[NodeProto]]:
-    def rewrite(node: _Quantized) -> list[NodeProto]:
-        return node.finish(node.new.add(operator, node.real(0), node.real(3)), 6)
-
-    return rewrite
+def _binary(operator: str) -> Callable[[_Quantized], str]:
+    return lambda node: node.new.add(operator, node.real(0), node.real(3))
 
 
-def _unary(
-    operator: str, attributes: Sequence[str] = ()
-) -> Callable[[_Quantized], list[NodeProto] | None]:
-    def rewrite(node: _Quantized) -> list[NodeProto] | None:
+def _unary(operator: str, attributes: Sequence[str] = ()) -> Callable[[_Quantized], str | None]:
+    def rewrite(node: _Quantized) -> str | None:
         if node.attributes.get("channels_last", 0):
             return None
         kept = {name: node.attributes[name] for name in attributes if name in node.attributes}
-        return node.finish(node.new.add(operator, node.real(0), **kept), 3)
+        return node.new.add(operator, node.real(0), **kept)
 
     return rewrite
 
 
-def _softmax(node: _Quantized) -> list[NodeProto] | None:
-    shape, axis = node.sizes(0), node.attributes.get("axis", -1)
+def _quantized_softmax(node: _Quantized) -> str | None:
+    shape, axis = node.shape(0), node.attributes.get("axis", -1)
     is_last = axis == -1 or (shape is not None and axis == len(shape) - 1)
     if node.attributes.get("opset", 1) < _SOFTMAX_OPSET and not is_last:
         return None
-    return node.finish(node.new.add("Softmax", node.real(0), axis=axis), 3)
+    return node.new.add("Softmax", node.real(0), axis=axis)
 
 
-def _concatenation(node: _Quantized) -> list[NodeProto]:
+def _quantized_concat(node: _Quantized) -> str:
     count = 2
     values = []
     while node.name(count):
         values.append(node.real(count))
         count += 3
-    result = node.new.add("Concat", *values, axis=node.attributes["axis"])
-    return node.finish(result, 0)
+    return node.new.add("Concat", *values, axis=node.attributes["axis"])
 
 
-class _QuantizedRewrite(NamedTuple):
-    """The function that rewrites an operator, and the position of the scale of its result."""
-
-    rewrite: Callable[[_Quantized], list[NodeProto] | None]
-    scale: int
-
-
-_QUANTIZED_REWRITES: Final[Mapping[str, _QuantizedRewrite]] = {
-    "QGemm": _QuantizedRewrite(_gemm, 7),
-    "QLinearAdd": _QuantizedRewrite(_binary("Add"), 6),
-    "QLinearAveragePool": _QuantizedRewrite(_unary("AveragePool", _POOL_ATTRIBUTES), 3),
-    "QLinearConcat": _QuantizedRewrite(_concatenation, 0),
-    "QLinearConv": _QuantizedRewrite(_convolution, 6),
-    "QLinearGlobalAveragePool": _QuantizedRewrite(_unary("GlobalAveragePool"), 3),
-    "QLinearLeakyRelu": _QuantizedRewrite(_unary("LeakyRelu", ["alpha"]), 3),
-    "QLinearMatMul": _QuantizedRewrite(_matrix_product, 6),
-    "QLinearMul": _QuantizedRewrite(_binary("Mul"), 6),
-    "QLinearSigmoid": _QuantizedRewrite(_unary("Sigmoid"), 3),
-    "QLinearSoftmax": _QuantizedRewrite(_softmax, 3),
+# The position of the scale of the result, and the function that returns the result as real numbers.
+_QUANTIZED_REWRITES: Final[Mapping[str, tuple[int, Callable[[_Quantized], str | None]]]] = {
+    "QGemm": (7, _quantized_gemm),
+    "QLinearAdd": (6, _binary("Add")),
+    "QLinearAveragePool": (3, _unary("AveragePool", _POOL_ATTRIBUTES)),
+    "QLinearConcat": (0, _quantized_concat),
+    "QLinearConv": (6, _quantized_convolution),
+    "QLinearGlobalAveragePool": (3, _unary("GlobalAveragePool")),
+    "QLinearLeakyRelu": (3, _unary("LeakyRelu", ["alpha"])),
+    "QLinearMatMul": (6, _quantized_product),
+    "QLinearMul": (6, _binary("Mul")),
+    "QLinearSigmoid": (3, _unary("Sigmoid")),
+    "QLinearSoftmax": (3, _quantized_softmax),
 }
-"""Operators of ONNX, and of the domain com.microsoft."""
+
+QOPERATORS: Final = frozenset(_QUANTIZED_REWRITES)
+"""Operators of ONNX, and of the domain com.microsoft, that TVM lacks; what cannot be rewritten is refused."""
 
 
-def rewrite_qoperator(node: NodeProto, known: KnownValues) -> list[NodeProto] | None:
-    """Return the nodes that replace a QOperator; None where it is none, or cannot be rewritten.
+def _rewrite_qoperator(node: NodeProto, known: KnownValues) -> list[NodeProto] | None:
+    """Return the nodes that replace a QOperator; None where it cannot be rewritten."""
+    scale, rewrite = _QUANTIZED_REWRITES[node.op_type]
+    quantized = _Quantized(node, known)
+    names = quantized.parameters(scale)
+    if "" in names or any(name not in known.shapes for name in names):
+        return None
+    result = rewrite(quantized)
+    return None if result is None else quantized.quantize(result, scale)
+
+
+# ---------------------------------------------------------------- fused operators
+
+
+# Before, constants of the type of an operand wait until that is known.
+_CAST_LIKE_OPSET: Final = 15
+# α·f(β·x), which ONNX's first versions had as operators.
+_SCALED_ACTIVATIONS: Final = {"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"}
+
+
+class _Fused(_Operands):
+    """A node of a fused operator, and the nodes that replace it.
+
+    Attributes:
+        opset: The version of the model's operator set.
+        element_type: The type of the first operand that has a known one, 0 if none has. Operands are
+            of one type in those operators that ask for it.
+    """
+
+    def __init__(self, node: NodeProto, context: _Context) -> None:
+        super().__init__(node, context.known)
+        self.opset = context.opset
+        types = self._types = context.types
+        self.element_type = next((types[name] for name in node.input if name in types), 0)
+
+    def rank(self, position: int) -> int | None:
+        """Return the number of axes of an operand; None if it is unknown."""
+        shape = self.shape(position)
+        return None if shape is None else len(shape)
+
+    def type_of(self, position: int) -> int:
+        """Return the element type of an operand; 0 if it is unknown."""
+        return self._types.get(self.name(position), 0)
+
+    def result(self, position: int = 0) -> str:
+        """Return the name of a result; empty for one that is left out."""
+        return self._node.output[position] if position < len(self._node.output) else ""
+
+    def scaled(self, value: str, factor: float) -> str:
+        """Return a value times a number."""
+        return value if factor == 1 else self.new.add("Mul", value, self.number(factor))
+
+    def cast(self, value: str, element_type: int, to: int) -> str:
+        """Return a value of one element type, or of an unknown one, as another one."""
+        return value if element_type == to else self.new.add("Cast", value, to=to)
+
+    def finish(
+        self, operator: str, values: Sequence[str], own: int, to: int, output: str = ""
+    ) -> None:
+        """Add a node that computes a result, in its own element type, and the cast to another one."""
+        output = output or self.result()
+        if own == to:
+            self.new.add(operator, *values, output=output)
+        else:
+            self.new.add("Cast", self.new.add(operator, *values), output=output, to=to)
+
+    def number(self, value: float) -> str:
+        """Return the name of a constant of the type of the operands."""
+        if self.element_type:
+            dtype = helper.tensor_dtype_to_np_dtype(self.element_type)
+            return self.new.constant(np.asarray(value, dtype))
+        return self.new.add("CastLike", self.new.constant(np.float32(value)), self.name(0))
+
+    def activated(self, value: str, parameters: Mapping[str, Any]) -> None:
+        """Apply the activation of a fused operator, which gives the result."""
+        name = self.attributes.get("activation", "")
+        if name == "Clip":
+            limits = [self.number(limit) for limit in parameters.values()]
+            self.new.add(name, value, *limits, output=self.result())
+        elif name in _SCALED_ACTIVATIONS:
+            inner = self.scaled(value, parameters.get("beta", 1.0))
+            outer = self.number(parameters.get("alpha", 1.0))
+            activated = self.new.add(_SCALED_ACTIVATIONS[name], inner)
+            self.new.add("Mul", outer, activated, output=self.result())
+        elif name:
+            self.new.add(name, value, output=self.result(), **parameters)
+        else:
+            self.new.add("Identity", value, output=self.result())
+
+    def finish_product(self, integers: str, scales: tuple[str, str], bias: str) -> list[NodeProto]:
+        """Return all nodes, with the scales and the bias of a product of bytes applied."""
+        real = self.new.add("Cast", integers, to=TensorProto.FLOAT)
+        scale = self.new.add("Mul", *scales)
+        if not bias:
+            self.new.add("Mul", real, scale, output=self.result())
+        else:
+            self.new.add("Add", self.new.add("Mul", real, scale), bias, output=self.result())
+        return self.new.nodes
+
+
+def _dynamic_matmul(node: _Fused) -> list[NodeProto]:
+    """Rewrite a product of data that are quantized for it with weights of bytes."""
+    data, weights, scale = (node.name(position) for position in range(3))
+    integers, data_scale, zero = node.new.add_all("DynamicQuantizeLinear", data, results=3)
+    operands = [integers, weights, zero, *filter(None, [node.name(3)])]
+    product = node.new.add("MatMulInteger", *operands)
+    return node.finish_product(product, (data_scale, scale), node.name(4))
+
+
+def _matmul_to_float(node: _Fused) -> list[NodeProto]:
+    """Rewrite a product of bytes that is converted to float32."""
+    zeros = [node.name(4), node.name(5)]
+    while zeros and not zeros[-1]:
+        zeros.pop()
+    product = node.new.add("MatMulInteger", node.name(0), node.name(1), *zeros)
+    return node.finish_product(product, (node.name(2), node.name(3)), node.name(6))
+
+
+def _matmul(node: _Fused) -> list[NodeProto] | None:
+    """Rewrite a product of matrices that are transposed and scaled."""
+    operands = [_transposed(node, position, side) for position, side in enumerate("AB")]
+    known = [name for name in operands if name is not None]
+    if len(known) < len(operands):
+        return None
+    factor = node.attributes.get("alpha", 1.0)
+    if factor == 1:
+        node.new.add("MatMul", *known, output=node.result())
+    else:
+        product = node.new.add("MatMul", *known)
+        node.new.add("Mul", product, node.number(factor), output=node.result())
+    return node.new.nodes
+
+
+def _transposed(node: _Fused, position: int, side: str) -> str | None:
+    """Return an operand transposed by the attributes of its side; None while its rank is unknown."""
+    name, rank = node.name(position), node.rank(position)
+    moves_batch, swaps = (
+        bool(node.attributes.get(f"{attribute}{side}", 0)) for attribute in ("transBatch", "trans")
+    )
+    if not moves_batch and not swaps:
+        return name
+    if rank is None:
+        # an equation for any rank, so that what depends on the result need not wait for this one's
+        return None if moves_batch else node.new.add("Einsum", name, equation="...ij->...ji")
+    order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
+    # a vector stays as it is
+    if swaps and rank > 1:
+        order[-2:] = reversed(order[-2:])
+    return node.new.add("Transpose", name, perm=order)
+
+
+def _fused_gemm(node: _Fused) -> list[NodeProto]:
+    """Rewrite a matrix product with its activation."""
+    names = ("alpha", "beta", "transA", "transB")
+    own = {name: node.attributes[name] for name in names if name in node.attributes}
+    operands = [name for name in (node.name(position) for position in range(3)) if name]
+    product = node.new.add("Gemm", *operands, **own)
+    parameters = {
+        name: node.attributes[f"activation_{name}"]
+        for name in ("alpha", "beta", "gamma")
+        if f"activation_{name}" in node.attributes
+    }
+    node.activated(product, parameters)
+    return node.new.nodes
+
+
+def _fused_convolution(node: _Fused) -> list[NodeProto]:
+    """Rewrite a convolution with a sum and an activation."""
+    own = {
+        name: value
+        for name, value in node.attributes.items()
+        if name not in ("activation", "activation_params")
+    }
+    operands = [name for name in (node.name(position) for position in range(3)) if name]
+    result = node.new.add("Conv", *operands, **own)
+    if node.name(3):
+        result = node.new.add("Add", result, node.name(3))
+    values = node.attributes.get("activation_params", [])
+    node.activated(result, dict(zip(("alpha", "beta"), values, strict=False)))
+    return node.new.nodes
+
+
+def _quick_gelu(node: _Fused) -> list[NodeProto]:
+    """Rewrite x · sigmoid(α·x)."""
+    x = node.name(0)
+    gate = node.new.add("Sigmoid", node.scaled(x, node.attributes.get("alpha", 1.702)))
+    node.new.add("Mul", x, gate, output=node.result())
+    return node.new.nodes
+
+
+def _rms_norm(node: _Fused) -> list[NodeProto] | None:
+    """Rewrite a norm of the last axes without mean."""
+    axis, rank = node.attributes.get("axis", -1), node.rank(0)
+    if axis >= 0:
+        if rank is None:
+            return None
+        axis -= rank
+    return _add_rms_norm(node, node.name(0), 1, axis, node.result(1))
+
+
+def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
+    """Rewrite a sum and its norm without mean."""
+    if node.result(1) or node.result(2):
+        return None
+    total = node.new.add(
+        "Add", node.name(0), node.name(1), output="" if node.name(3) else node.result(3)
+    )
+    if node.name(3):
+        total = node.new.add("Add", total, node.name(3), output=node.result(3))
+    return _add_rms_norm(node, total, 2)
+
+
+def _add_rms_norm(
+    node: _Fused, x: str, scale: int, axis: int = -1, inverse: str = ""
+) -> list[NodeProto] | None:
+    """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None where no type is known yet.
 
     Args:
         node: The node.
-        known: Known values and shapes.
+        x: What is normalized, of the type of the first operand.
+        scale: The place of the factors among the operands; the result has their type.
+        axis: The first axis of the mean, negative.
+        inverse: The name of 1 / √(mean(x²) + ε), which is float32, where the node results in it.
     """
-    rewrite = _QUANTIZED_REWRITES.get(node.op_type)
-    if rewrite is None:
+    types, known = (node.type_of(0), node.type_of(scale)), node.element_type
+    if not known:
         return None
-    quantized = _Quantized(node, known)
-    names = quantized.parameters(rewrite.scale)
-    if "" in names or any(name not in known.shapes for name in names):
+    element_type = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT
+    operands = zip((x, node.name(scale)), types, strict=True)
+    x, factors = (node.cast(name, own_type, element_type) for name, own_type in operands)
+    dtype = helper.tensor_dtype_to_np_dtype(element_type)
+    epsilon = node.new.constant(np.asarray(node.attributes.get("epsilon", 1e-5), dtype))
+    mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), range(axis, 0), node.opset)
+    deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
+    node.finish(
+        "Mul", (node.new.add("Div", x, deviation), factors), element_type, types[1] or known
+    )
+    if inverse:
+        node.finish("Reciprocal", (deviation,), element_type, TensorProto.FLOAT, inverse)
+    return node.new.nodes
+
+
+FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]] = {
+    "DynamicQuantizeMatMul": _dynamic_matmul,
+    "FusedConv": _fused_convolution,
+    "FusedGemm": _fused_gemm,
+    "FusedMatMul": _matmul,
+    "MatMulIntegerToFloat": _matmul_to_float,
+    "QuickGelu": _quick_gelu,
+    "SimplifiedLayerNormalization": _rms_norm,
+    "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "TransposeMatMul": _matmul,
+}
+"""Operators of the domain com.microsoft, and `SimplifiedLayerNormalization` of no domain, and how they are rewritten."""
+
+
+def _rewrite_fused(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Return the nodes that replace a fused operator.
+
+    None where it cannot be rewritten, or not before its shapes are known.
+    """
+    fused = _Fused(node, context)
+    if not fused.element_type and context.opset < _CAST_LIKE_OPSET:
         return None
-    return rewrite.rewrite(quantized)
+    return FUSED_OPERATORS[node.op_type](fused)

@@ -225,9 +225,9 @@ _AXES_INPUT_OPSET: Final = 18
 class Replacement:
     """The nodes that replace one node; the names of their values begin with that of its first output."""
 
-    def __init__(self, node: NodeProto) -> None:
+    def __init__(self, node: NodeProto, suffix: str = "") -> None:
         # of a loop, outputs that nothing reads have no name
-        self._prefix = next(filter(None, node.output), "loop")
+        self._prefix = next(filter(None, node.output), "loop") + suffix
         self.nodes: list[NodeProto] = []
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:

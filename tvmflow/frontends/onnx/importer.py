@@ -33,8 +33,9 @@ from tvmflow.frontends.onnx._conversion import NodeToConvert
 from tvmflow.frontends.onnx._converters import CONVERTERS
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
-from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
+from tvmflow.frontends.onnx._operators import parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
+from tvmflow.frontends.onnx._rewrites import QOPERATORS
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
     OWN_DOMAIN,

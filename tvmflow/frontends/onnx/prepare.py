@@ -8,45 +8,583 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
+import onnx
+from onnx import (
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+    helper,
+    inliner,
+    numpy_helper,
+    version_converter,
+)
 
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Size, TensorSpec
-from tvmflow.frontends.base import ModelInput
+from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
 from tvmflow.frontends.onnx._functions import inline_functions
-from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
+from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 from tvmflow.frontends.onnx._header import model_input
+from tvmflow.frontends.onnx._large_tensors import place_of, with_data
 from tvmflow.frontends.onnx._loops import (
     inline_known_branches,
     name_branch_values,
     simplify_branches,
     unroll_loops,
 )
+from tvmflow.frontends.onnx._operators import MISCOMPUTED, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._passes import (
-    bypass_copies,
-    convert_constants_to_initializers,
-    convert_opset,
-    drop_dead_nodes,
-    drop_unused_outputs,
-    expand_unsupported_operators,
-    fold_constants,
-    fold_shapes,
-    infer_shapes,
-    refuse_large_tensors,
+from tvmflow.frontends.onnx._rewrites import FUSED_OPERATORS, convert_einsums, rewrite_nodes
+from tvmflow.frontends.onnx.graph import (
+    KnownValues,
+    all_graphs,
+    all_nodes,
+    attributes_of,
+    captured_names,
+    is_standard,
+    known_values,
+    node_name,
+    opset_of,
+    rename_captured,
+    replace_nodes,
+    subgraphs,
 )
-from tvmflow.frontends.onnx._rewrites import convert_einsums, rewrite_nodes
-from tvmflow.frontends.onnx.graph import all_graphs
 
 _log = logging.getLogger(__name__)
 
 _Pass = Callable[[ModelProto], ModelProto]
+
+
+# ---------------------------------------------------------------- conversions
+# What rewrites a model into operators and an opset that TVM's importer supports.
+
+
+# The oldest and the newest opset that TVM's importer supports well; others are converted if possible.
+_PREFERRED_OPSETS: Final = (13, 21)
+# TVM's importer misreads older ones.
+_OLDEST_OPSET: Final = 7
+# Scan has another form before, which ONNX's converter takes for this one.
+_SCAN_OPSET: Final = 9
+# Resize has no modes before, and samples at scaled places, rounded down.
+_RESIZE_MODES_OPSET: Final = 11
+# The attributes of Constant that hold plain numbers.
+_CONSTANT_DTYPES: Final = {
+    "value_float": "float32",
+    "value_floats": "float32",
+    "value_int": "int64",
+    "value_ints": "int64",
+}
+
+
+def convert_opset(model: ModelProto) -> ModelProto:
+    """Convert older and newer opsets to the nearest one that TVM's importer supports well.
+
+    Raises:
+        ImportFailed: when an opset that TVM misreads cannot be converted.
+    """
+    if opset_of(model) < _SCAN_OPSET and any(n.op_type == "Scan" for n in model.graph.node):
+        return model
+    oldest, newest = _PREFERRED_OPSETS
+    opset = min(max(opset_of(model), oldest), newest)
+    if opset_of(model) == opset or _would_lose_attributes(model, opset):
+        return model
+    try:
+        converted = version_converter.convert_version(model, opset)
+    except Exception as error:
+        # The converter raises many kinds of errors.
+        if opset_of(model) >= _OLDEST_OPSET:
+            _log.debug("opset %d is kept: %s", opset_of(model), error)
+            return model
+        raise ImportFailed(
+            f"the model uses opset {opset_of(model)}, which cannot be converted: {error}",
+            fix=f"export it with opset {_OLDEST_OPSET} or newer",
+        ) from error
+    if opset_of(model) < _RESIZE_MODES_OPSET:
+        _keep_places_of_resize(converted)
+    return converted
+
+
+def _keep_places_of_resize(model: ModelProto) -> None:
+    """Set the modes that Resize and Upsample had before opset 11, which ONNX's converter drops."""
+    for node in all_nodes(model):
+        if node.op_type == "Resize" and "coordinate_transformation_mode" not in attributes_of(node):
+            modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            node.attribute.extend(helper.make_attribute(*mode) for mode in modes.items())
+
+
+def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
+    """Return whether a node has an attribute that its operator lacks in an older opset.
+
+    ONNX's converter drops such attributes silently.
+    """
+    for node in model.graph.node if opset < opset_of(model) else ():
+        if not is_standard(node):
+            continue
+        try:
+            known = onnx.defs.get_schema(node.op_type, opset, "").attributes
+        except Exception:
+            # The operator is newer than the opset, which the converter itself refuses.
+            continue
+        if any(attribute.name not in known for attribute in node.attribute):
+            return True
+    return False
+
+
+def convert_constants_to_initializers(model: ModelProto) -> ModelProto:
+    """Replace Constant nodes by initializers, so that there is one kind of constant."""
+    kept = []
+    for node in model.graph.node:
+        array = _constant_value(node) if node.op_type == "Constant" else None
+        if array is None:
+            kept.append(node)
+        else:
+            model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+    replace_nodes(model, kept)
+    return model
+
+
+def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
+    if not node.attribute:
+        # An expanded function may refer to an attribute that is not set.
+        return None
+    attribute = node.attribute[0]
+    value = helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return np.asarray(numpy_helper.to_array(value))
+    dtype = _CONSTANT_DTYPES.get(attribute.name)
+    return np.asarray(value, dtype) if dtype else None
+
+
+def expand_unsupported_operators(model: ModelProto) -> ModelProto:
+    """Replace operators that TVM lacks, and that ONNX defines by other operators, by their definition."""
+    known = known_values(model)
+    missing = {node.op_type for node in model.graph.node if unsupported_reason(node, known)}
+    if not missing:
+        return model
+    typed = ModelProto.FromString(model.SerializeToString())
+    with_type = {value.name for value in typed.graph.value_info}
+    # The inliner needs the type of every value, and does not look at the initializers.
+    typed.graph.value_info.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+        if tensor.name not in with_type
+    )
+    for node in typed.graph.node:
+        _set_defaults(node, opset_of(model))
+    try:
+        return inliner.inline_selected_functions(
+            typed, [("", name) for name in sorted(missing)], inline_schema_functions=True
+        )
+    except Exception as error:
+        # The importer refuses what cannot be expanded, with the name of the node.
+        _log.debug("not expanded: %s: %s", ", ".join(sorted(missing)), error)
+        return model
+
+
+def _set_defaults(node: NodeProto, opset: int) -> None:
+    """Give a node the default values of its operator's attributes, which ONNX's inliner ignores."""
+    if not is_standard(node) or not onnx.defs.has(node.op_type, opset, ""):
+        return
+    given = {attribute.name for attribute in node.attribute}
+    for name, attribute in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
+        if name not in given and attribute.default_value.name:
+            node.attribute.append(attribute.default_value)
+
+
+# ---------------------------------------------------------------- simplifications
+# What evaluates what is constant, and removes what no output needs.
+
+
+# Operators that are not evaluated: random ones, and those with the real work of a model.
+_NOT_FOLDED: Final = frozenset(
+    "Bernoulli Conv ConvTranspose Gemm If Loop MatMul Multinomial RandomNormal RandomNormalLike "
+    "RandomUniform RandomUniformLike Scan".split()
+)
+# Their results have at most a few times the elements of their inputs, and a shape that depends on values.
+_AS_LARGE_AS_INPUTS: Final = frozenset(
+    "Compress ConcatFromSequence NonZero Optional OptionalGetElement SequenceAt SequenceConstruct "
+    "SequenceEmpty SequenceLength SplitToSequence StringSplit Unique".split()
+)
+_MAX_FOLDED_ELEMENTS: Final = 1 << 23
+# The elements of all constants that a model holds: protobuf's limit is 2 GiB.
+_MAX_HELD_ELEMENTS: Final = 1 << 27
+# What is larger is left to TVM's importer, which evaluates a Range too, and all else when it runs.
+_MAX_CONSTANT_ELEMENTS: Final = 1 << 28
+_MAX_RANGE_ELEMENTS: Final = 1 << 25
+_MAX_SHAPE_ELEMENTS: Final = 1024
+# NumPy's limit; ONNX writes each axis into the model.
+_MAX_AXES: Final = 64
+# The operand of an operator with an element for each axis of its result, or with the added ones.
+_LISTS_OF_AXES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
+# Operators through which ONNX propagates values in shape inference, and what it can hold of them.
+_VALUE_OPERATORS: Final = frozenset(
+    "Add Cast CastLike Concat Gather Identity Mul Range Shape Slice Squeeze Sub Unsqueeze".split()
+)
+_MAX_PROPAGATED_ELEMENTS: Final = 1 << 18
+
+
+def infer_shapes(model: ModelProto) -> ModelProto:
+    """Infer shapes and types of all values, also those that depend on the values of computed shapes.
+
+    Raises:
+        ImportFailed: when a tensor would have more axes than any memory lists.
+    """
+    _refuse_many_axes(model, {tensor.name: tensor.dims for tensor in model.graph.initializer})
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+        if not _propagates_little(inferred):
+            return inferred
+        return onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+    except Exception as error:
+        # TVM infers shapes itself, and may accept a graph that this inference rejects.
+        _log.debug("ONNX cannot infer shapes: %s", error)
+        return model
+
+
+def _propagates_little(model: ModelProto) -> bool:
+    """Return whether ONNX can propagate values through the graph: each element takes some 100 bytes."""
+    known = known_values(model)
+    counts = {name: math.prod(shape) for name, shape in known.shapes.items() if len(shape) <= 1}
+    for node in model.graph.node:
+        if node.op_type not in _VALUE_OPERATORS or not (node.input and node.output):
+            continue
+        inputs = [counts.get(name, 0) for name in node.input]
+        if node.op_type == "Range":
+            counts[node.output[0]] = _range_count(node, known)
+        elif node.op_type == "Shape":
+            counts[node.output[0]] = _MAX_SHAPE_ELEMENTS
+        elif node.output[0] not in counts:
+            counts[node.output[0]] = sum(inputs) if node.op_type == "Concat" else max(inputs)
+        if max(counts[node.output[0]], *inputs) > _MAX_PROPAGATED_ELEMENTS:
+            _log.debug("values are not propagated: %s makes too many", node.output[0])
+            return False
+    return True
+
+
+def _range_count(node: NodeProto, known: KnownValues) -> int:
+    """Return the number of values of a Range, or too many when it is not known yet."""
+    bounds = [known.constants.get(name) for name in node.input]
+    if any(bound is None or bound.size != 1 for bound in bounds):
+        return _MAX_PROPAGATED_ELEMENTS + 1
+    start, limit, step = (float(bound.item()) for bound in bounds if bound is not None)
+    return math.ceil(abs(limit - start) / abs(step)) if step else 0
+
+
+def fold_shapes(model: ModelProto) -> ModelProto:
+    """Replace `Shape` and `Size` of a tensor with a known shape by constants."""
+    shapes = known_values(model).shapes
+    kept = []
+    for node in model.graph.node:
+        if node.op_type not in ("Shape", "Size") or node.input[0] not in shapes:
+            kept.append(node)
+            continue
+        shape = shapes[node.input[0]]
+        attributes = attributes_of(node)
+        if node.op_type == "Shape":
+            part = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
+            value = np.asarray(part, np.int64)
+        else:
+            value = np.asarray(np.prod(shape, dtype=np.int64), np.int64)
+        model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+    replace_nodes(model, kept)
+    return model
+
+
+def fold_constants(model: ModelProto) -> ModelProto:
+    """Evaluate nodes whose inputs are all constant, with ONNX's reference evaluator.
+
+    Raises:
+        ImportFailed: when a few numbers of the model would make a constant that fills the memory.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    room = _MAX_HELD_ELEMENTS - sum(
+        math.prod(tensor.dims) for tensor in constants.values() if place_of(tensor) is None
+    )
+    kept = []
+    for node in model.graph.node:
+        can_fold = _is_foldable(node, constants) and _fits(model, node, constants, room)
+        results = _evaluate(model, node, constants) if can_fold else None
+        if results is None:
+            kept.append(node)
+            continue
+        for name, array in results.items():
+            room -= array.size
+            tensor = numpy_helper.from_array(array, name)
+            constants[name] = tensor
+            model.graph.initializer.append(tensor)
+    replace_nodes(model, kept)
+    return model
+
+
+def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
+    is_constant = all(name in constants for name in node.input if name)
+    is_work = has_body or node.op_type in _NOT_FOLDED or node.domain == GROUPED_DOMAIN
+    return is_constant and not is_work and not _are_weights(node, constants)
+
+
+def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether a node converts weights of 8 bits, which a library keeps as they are."""
+    if node.op_type != "DequantizeLinear" or attributes_of(node).get("block_size", 0):
+        return False
+    weights = constants[node.input[0]]
+    return weights.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(weights.dims) > 1
+
+
+def _fits(
+    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto], room: int
+) -> bool:
+    """Return whether the results of a node are small enough to be evaluated, before anything makes them.
+
+    Args:
+        model: The model.
+        node: The node.
+        constants: The constants that it may read.
+        room: How many elements the model may still hold; shapes are evaluated also without room.
+
+    Raises:
+        ImportFailed: when TVM could not make them either.
+    """
+    counts = [math.prod(shape) for shape in _result_shapes(model, node, constants).values()]
+    limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS
+    if max(counts, default=0) > limit:
+        raise too_large(node, "a constant", max(counts), limit)
+    is_known = bool(counts) or node.op_type in _AS_LARGE_AS_INPUTS
+    limit = min(_MAX_FOLDED_ELEMENTS, max(room, _MAX_SHAPE_ELEMENTS))
+    return is_known and max(counts, default=0) <= limit
+
+
+def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFailed:
+    """Return the error for a node whose result would not fit into any memory."""
+    return ImportFailed(
+        f"{excerpt(node.op_type)} (node {node_name(node)}) makes {what} of {elements:,} elements, "
+        f"and the limit is {limit:,}",
+        fix="correct the sizes in the model or in the recipe's `inputs`",
+    )
+
+
+def _result_shapes(
+    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that ONNX infers for the results of a node with constant inputs."""
+    tensors = [constants[name] for name in dict.fromkeys(node.input) if name]
+    # Inference needs the values of shapes, which are small, and only the types of all else.
+    is_small = [math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS for tensor in tensors]
+    graph = helper.make_graph(
+        [node],
+        "fold",
+        [
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+            for t, small in zip(tensors, is_small, strict=True)
+            if not small
+        ],
+        [],
+        [with_data(t) for t, small in zip(tensors, is_small, strict=True) if small],
+    )
+    single = helper.make_model(
+        graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
+    )
+    shapes = known_values(infer_shapes(single)).shapes
+    return {name: shapes[name] for name in node.output if name in shapes}
+
+
+def refuse_large_tensors(model: ModelProto) -> None:
+    """Check that every tensor whose shape is known can exist.
+
+    Raises:
+        ImportFailed: with the node of the first that cannot.
+    """
+    shapes = known_values(model).shapes
+    _refuse_many_axes(model, shapes)
+    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
+        for name in node.output:
+            elements = math.prod(shapes.get(name, ()))
+            if elements > MAX_ELEMENTS:
+                raise too_large(node, "a tensor", elements, MAX_ELEMENTS)
+
+
+def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check operands that list axes, by the shapes that are known."""
+    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
+        place = _LISTS_OF_AXES.get(node.op_type, len(node.input))
+        axes = math.prod(shapes.get(node.input[place], ())) if place < len(node.input) else 0
+        if axes > _MAX_AXES:
+            raise ImportFailed(
+                f"{node.op_type} (node {node_name(node)}) lists {axes:,} axes, and the limit is {_MAX_AXES}",
+                fix="correct the shapes in the model",
+            )
+
+
+def _evaluate(
+    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+) -> dict[str, np.ndarray[Any, Any]] | None:
+    """Return the node's outputs by name, or None when it cannot be folded."""
+    if node.op_type == "DequantizeLinear" and _is_scalar_integer(constants[node.input[0]]):
+        return {node.output[0]: _dequantize_scalar(node, constants)}
+    outputs = [name for name in node.output if name]
+    graph = helper.make_graph(
+        [node],
+        "fold",
+        [],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [with_data(constants[name]) for name in dict.fromkeys(node.input) if name],
+    )
+    arrays = _run(helper.make_model(graph, opset_imports=list(model.opset_import)))
+    if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+        return None
+    if not arrays or any(np.asarray(array).size > _MAX_FOLDED_ELEMENTS for array in arrays):
+        return None
+    dtypes = _declared_dtypes(node, model, constants)
+    return {
+        name: np.asarray(array).astype(dtypes.get(name, np.asarray(array).dtype), copy=False)
+        for name, array in zip(outputs, arrays, strict=True)
+    }
+
+
+def _declared_dtypes(
+    node: NodeProto, model: ModelProto, constants: Mapping[str, TensorProto]
+) -> dict[str, np.dtype[Any]]:
+    """Return the dtypes that ONNX declares for outputs; the reference evaluator widens some."""
+    [opset] = [e.version for e in model.opset_import if e.domain == node.domain] or [1]
+    types = {
+        name: helper.make_tensor_type_proto(constants[name].data_type, constants[name].dims)
+        for name in node.input
+        if name
+    }
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        found = onnx.shape_inference.infer_node_outputs(schema, node, types)
+    except Exception:
+        # an operator of another domain, or one that has no inference of types
+        return {}
+    return {
+        name: helper.tensor_dtype_to_np_dtype(declared.tensor_type.elem_type)
+        for name, declared in found.items()
+        if declared.tensor_type.elem_type
+    }
+
+
+def _is_scalar_integer(tensor: TensorProto) -> bool:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return not tensor.dims and bool(np.issubdtype(dtype, np.integer))
+
+
+def _dequantize_scalar(
+    node: NodeProto, constants: Mapping[str, TensorProto]
+) -> np.ndarray[Any, Any]:
+    """Return the number that an integer stands for.
+
+    ONNX's reference evaluator (onnx 1.23) cannot compute it.
+    """
+    number, scale, *zero = (
+        numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
+    )
+    wide = np.promote_types(scale.dtype, np.float32)
+    difference = number.astype(np.int64) - (zero[0].astype(np.int64) if zero else 0)
+    output = attributes_of(node).get("output_dtype", 0)
+    dtype = helper.tensor_dtype_to_np_dtype(output) if output else scale.dtype
+    return np.asarray(difference.astype(wide) * scale.astype(wide)).reshape(()).astype(dtype)
+
+
+def _run(model: ModelProto) -> list[Any]:
+    """Return the outputs of a model without inputs, or nothing when an operator is not supported."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return list(ReferenceEvaluator(model).run(None, {}))
+    except Exception:
+        # The evaluator raises many kinds of errors for operators that it lacks.
+        return []
+
+
+def bypass_copies(model: ModelProto) -> ModelProto:
+    """Remove nodes that only copy a tensor, except where they give a graph output its name."""
+    outputs = {value.name for value in model.graph.output}
+    known = known_values(model)
+    sources: dict[str, str] = {}
+    kept = []
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = sources.get(name, name)
+        for graph in subgraphs(node):
+            rename_captured(graph, sources)
+        if _is_copy(node, known) and node.output[0] not in outputs:
+            sources[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    replace_nodes(model, kept)
+    return model
+
+
+def _is_copy(node: NodeProto, known: KnownValues) -> bool:
+    # Dropout does nothing in inference.
+    is_idle = node.op_type == "Dropout" and not MISCOMPUTED["Dropout"](node, known)
+    return is_idle or bool(node.op_type == "Identity")
+
+
+def drop_unused_outputs(model: ModelProto) -> ModelProto:
+    """Remove optional outputs, such as masks and statistics, that no node reads.
+
+    TVM would compute them, or fail to.
+    """
+    used = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        used.update(node.input)
+        used |= captured_names(node)
+    for node in model.graph.node:
+        while (
+            len(node.output) > 1
+            and node.output[-1] not in used
+            and _is_last_output_optional(model, node)
+        ):
+            del node.output[-1]
+    return model
+
+
+def _is_last_output_optional(model: ModelProto, node: NodeProto) -> bool:
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset_of(model), node.domain)
+    except Exception:
+        # ONNX does not know the operator.
+        return False
+    last = len(node.output) - 1
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    return last < len(schema.outputs) and schema.outputs[last].option == optional
+
+
+def drop_dead_nodes(model: ModelProto) -> ModelProto:
+    """Remove nodes and weights that no output needs."""
+    needed = {value.name for value in model.graph.output}
+    kept = []
+    for node in reversed(model.graph.node):
+        if needed.isdisjoint(node.output):
+            continue
+        kept.append(node)
+        needed.update(node.input)
+        needed |= captured_names(node)
+    replace_nodes(model, list(reversed(kept)))
+    weights = {t.name: t for t in model.graph.initializer if t.name in needed}
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(weights.values())
+    return model
+
+
+# ---------------------------------------------------------------- the passes in their order
+
 
 _CONVERSIONS: Final[tuple[_Pass, ...]] = (
     inline_functions,

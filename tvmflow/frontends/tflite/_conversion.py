@@ -15,15 +15,11 @@ from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends._emission import explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem
 from tvmflow.frontends.base import OPEN_FIX
-from tvmflow.frontends.tflite import _arithmetic, _arrays, _layers
+from tvmflow.frontends.tflite import _arrays, _layers
 from tvmflow.frontends.tflite._graph import Array, Converter, Graph, Operation, Tensors
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 
-CONVERTERS: Final[Mapping[str, Converter]] = {
-    **_arrays.CONVERTERS,
-    **_arithmetic.CONVERTERS,
-    **_layers.CONVERTERS,
-}
+CONVERTERS: Final[Mapping[str, Converter]] = {**_arrays.CONVERTERS, **_layers.CONVERTERS}
 _HYBRID: Final = frozenset(
     "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
 )

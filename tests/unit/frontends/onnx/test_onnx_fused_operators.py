@@ -15,7 +15,7 @@ from tests.support.kernels import outputs
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tests.support.random_networks.judging import run_reference
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
+from tvmflow.frontends.onnx._rewrites import FUSED_OPERATORS
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
 IMAGE = (1, 4, 9, 9)

@@ -10,7 +10,8 @@ from onnx import ModelProto, helper, numpy_helper
 from tests.support.onnx_models import draw, model, value
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends.onnx._operators import unsupported_reason
-from tvmflow.frontends.onnx._passes import (
+from tvmflow.frontends.onnx.graph import known_values, opset_of
+from tvmflow.frontends.onnx.prepare import (
     bypass_copies,
     convert_constants_to_initializers,
     convert_opset,
@@ -21,7 +22,6 @@ from tvmflow.frontends.onnx._passes import (
     fold_shapes,
     infer_shapes,
 )
-from tvmflow.frontends.onnx.graph import known_values, opset_of
 
 node = helper.make_node
 
