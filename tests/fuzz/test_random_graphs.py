@@ -11,8 +11,12 @@ import pytest
 from tests.conftest import Count
 from tests.support.random_graphs import campaign, judging
 from tests.support.random_graphs.operators import RULES
-from tvmflow.frontends.onnx._operators import supported_operators
-from tvmflow.frontends.onnx._rewrites import _REWRITES, FUSED_OPERATORS, QOPERATORS
+from tvmflow.frontends.onnx._rewrites import (
+    _REWRITES,
+    FUSED_OPERATORS,
+    QOPERATORS,
+    supported_operators,
+)
 
 NOT_DRAWN: Final = {
     "If": "is drawn around others",

@@ -24,7 +24,6 @@ from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._activations import ACTIVATION_CONVERTERS
-from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
 from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, known_array, list_sizes
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
@@ -43,6 +42,7 @@ from tvmflow.frontends.onnx._expressions import (
 )
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx._reductions import REDUCTION_CONVERTERS
+from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
 from tvmflow.frontends.onnx.graph import FROM_START, attribute_text, dtype_of
 
 
@@ -919,7 +919,7 @@ def _grouped_weights(node: NodeToConvert) -> Any:
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
-    **ATTENTION_CONVERTERS,
+    **SEQUENCE_CONVERTERS,
     **REDUCTION_CONVERTERS,
     **ACTIVATION_CONVERTERS,
     "AffineGrid": _affine_grid,

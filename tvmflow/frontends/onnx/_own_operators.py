@@ -9,25 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from tvm import relax
 
+from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.frontends._emission import call_operator, operator_error
+from tvmflow.frontends.onnx._functions import inline_functions
+from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_nodes,
     attributes_of,
+    captured_names,
     dtype_of,
     element_types,
     known_values,
     node_name,
+    subgraphs,
     versions_of,
 )
-from tvmflow.operators.definition import Node, Operator, OperatorError, Tensor, standard_domain
+from tvmflow.operators.definition import (
+    ADVICE,
+    Node,
+    Operator,
+    OperatorError,
+    Tensor,
+    standard_domain,
+)
 from tvmflow.operators.loading import Operators
 
 
@@ -213,3 +227,238 @@ def _set_type(model: ModelProto, typed: Any) -> None:
             value.CopyFrom(typed)
             return
     model.graph.value_info.append(typed)
+
+
+# ---------------------------------------------------------------- references and pieces
+
+
+_OPSET: Final = 17
+
+Array = np.ndarray[Any, Any]
+
+
+def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
+    """Return the operators of the recipe that a model calls.
+
+    Raises:
+        StageError: when one has no reference.
+    """
+    model = read_without_large_tensors(Path(path))
+    versions = versions_of(model.opset_import)
+    used: dict[UsedOperator, NodeProto] = {}
+    for node in all_nodes(model):
+        if use := find_operator(node, operators, versions):
+            used.setdefault(use, node)
+    for use, node in used.items():
+        if use.operator.reference is None:
+            raise StageError(
+                f"{use.operator.where}: the operator {use.operator} (node {node_name(node)}) has no reference, and ONNX Runtime lacks it",
+                fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
+            )
+    return list(used)
+
+
+class OwnReferences:
+    """The numpy functions of operators, with a record of the first call of each node.
+
+    Args:
+        used: The operators.
+        operators: Those of the recipe.
+        calls: The folder for the records.
+    """
+
+    def __init__(self, used: Sequence[UsedOperator], operators: Operators, calls: Path) -> None:
+        self.used, self._operators, self._calls = used, operators, calls
+        self._recorded: list[NodeProto] = []
+
+    def call(
+        self, use: UsedOperator, node: NodeProto, arrays: Sequence[Array | None]
+    ) -> tuple[Array, ...]:
+        """Return the outputs of a node.
+
+        Raises:
+            StageError: when its function raises, or returns too few.
+        """
+        operator = use.operator
+        specs = [None if a is None else Tensor(a.shape, str(a.dtype)) for a in arrays]
+        described = describe_node(node, operator, use.version, specs)
+        assert operator.reference is not None
+        results = self._operators.call(operator, operator.reference, described, *arrays)
+        results = results if isinstance(results, list | tuple) else [results]
+        if len(results) < described.outputs:
+            raise StageError(
+                f"{operator.where}: the reference of the operator {operator} returns {len(results)} results for {described.outputs} outputs",
+                fix=f"return an array for each output; {ADVICE}",
+            )
+        results = tuple(np.asarray(result) for result in results[: described.outputs])
+        if not any(node is other for other in self._recorded):
+            self._recorded.append(node)
+            path = self._calls / f"{operator.name}-{len(self._recorded)}.onnx"
+            _record(path, node, use, arrays, results)
+        return results
+
+    def make_classes(self) -> list[type]:
+        """Return a class for each operator, by which ONNX's reference evaluator knows it."""
+        return [self._make_class(use) for use in self.used]
+
+    def _make_class(self, use: UsedOperator) -> type:
+        def load_attributes(node: Any) -> None:
+            # The attributes of a node must not take the place of the evaluator's own.
+            node.has_linked_attribute, node.attributes_names_ = False, set()
+
+        def run(node: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
+            return self.call(use, node.onnx_node, arrays)
+
+        # Without a schema of its own, the evaluator would take that of a standard operator of the same name.
+        body: dict[str, Any] = {
+            "op_domain": use.operator.domain,
+            "op_schema": None,
+            "_load_attributes": load_attributes,
+        }
+        body |= {"run": run, "_run": run}
+        # it takes a second
+        from onnx.reference.op_run import OpRun
+
+        return type(use.operator.name, (OpRun,), body)
+
+
+def _record(
+    path: Path,
+    node: NodeProto,
+    use: UsedOperator,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[Array],
+) -> None:
+    """Write a call as a model of its node alone, with the arrays beside it."""
+    arrays: dict[str, Array] = {}
+    sides = []
+    for names, values in ((node.input, inputs), (node.output, outputs)):
+        side = {n: v for n, v in zip(names, values, strict=False) if n and v is not None}
+        arrays |= side
+        sides.append(
+            [
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+                for n, v in side.items()
+            ]
+        )
+    graph = helper.make_graph([node], use.operator.name, *sides)
+    versions = {"": _OPSET, node.domain: use.version}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    model = helper.make_model(graph, opset_imports=opsets)
+    path.write_bytes(model.SerializeToString())
+    np.savez(path.with_suffix(".npz"), **arrays)
+
+
+# ---------------------------------------------------------------- models in pieces
+# The nodes that a recipe's own operators implement, and what is between them.
+
+
+class OwnPiece(NamedTuple):
+    """A node of an own operator."""
+
+    node: NodeProto
+    use: UsedOperator
+
+
+class StandardPiece(NamedTuple):
+    """Other nodes, in their order.
+
+    Attributes:
+        model: The model that they are part of.
+        inputs: The values that they read and do not compute, without weights.
+        outputs: The values that others read, or that the model returns.
+    """
+
+    model: ModelProto
+    nodes: Sequence[NodeProto]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+    def make_model(self, feed: Mapping[str, Array]) -> bytes:
+        """Return a model of the nodes alone, for inputs of the dtypes of some arrays."""
+        inputs = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in feed.items()
+        ]
+        outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
+        read = {name for node in self.nodes for name in _list_read(node)}
+        weights = [tensor for tensor in self.model.graph.initializer if tensor.name in read]
+        graph = helper.make_graph(self.nodes, "piece", inputs, outputs, weights)
+        made = helper.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        content: bytes = made.SerializeToString()
+        return content
+
+
+class SplitModel(NamedTuple):
+    """A model in pieces, in the order of their computation.
+
+    Attributes:
+        constants: The weights that own operators read.
+        outputs: The names of the outputs.
+    """
+
+    pieces: Sequence[OwnPiece | StandardPiece]
+    constants: Mapping[str, Array]
+    outputs: Sequence[str]
+
+
+def split_model(path: str, operators: Operators) -> SplitModel | None:
+    """Return a model in pieces; None for one with own operators in a branch or a loop."""
+    model = inline_functions(onnx.load(path))
+    versions = versions_of(model.opset_import)
+    left = [(node, find_operator(node, operators, versions)) for node in model.graph.node]
+    if any(_has_inner(node, operators, versions) for node, _ in left):
+        return None
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    outputs = [value.name for value in model.graph.output]
+    known = {value.name for value in model.graph.input} | {
+        n for node, _ in left for n in node.output
+    }
+    pieces: list[OwnPiece | StandardPiece] = []
+    while left:
+        nodes: list[NodeProto] = []
+        later: list[tuple[NodeProto, UsedOperator | None]] = []
+        open_names: set[str] = set()
+        for node, use in left:
+            if use or not open_names.isdisjoint(_list_read(node)):
+                later.append((node, use))
+                open_names.update(node.output)
+            else:
+                nodes.append(node)
+        if nodes:
+            made = {name for node in nodes for name in node.output if name}
+            read = {name for node in nodes for name in _list_read(node)}
+            needed = {name for node, _ in later for name in _list_read(node)} | set(outputs)
+            inputs = sorted(name for name in (read & known) - made - weights.keys() if name)
+            pieces.append(StandardPiece(model, nodes, inputs, sorted(made & needed)))
+        if later:
+            # All that is left waits for an own operator, and the first of these for none.
+            node, use = later[0]
+            assert use is not None
+            pieces.append(OwnPiece(node, use))
+        left = later[1:]
+    read_by_own = {n for piece in pieces if isinstance(piece, OwnPiece) for n in piece.node.input}
+    constants = {
+        name: numpy_helper.to_array(tensor)
+        for name, tensor in weights.items()
+        if name in read_by_own or name in outputs
+    }
+    return SplitModel(pieces, constants, outputs)
+
+
+def _list_read(node: NodeProto) -> set[str]:
+    """Return the names of all values that a node reads, also inner ones of its branches."""
+    return {*node.input} | captured_names(node)
+
+
+def _has_inner(node: NodeProto, operators: Operators, versions: Mapping[str, int]) -> bool:
+    """Return whether a branch or a loop has a node of an own operator."""
+    return any(
+        find_operator(inner, operators, versions) or _has_inner(inner, operators, versions)
+        for graph in subgraphs(node)
+        for inner in graph.node
+    )

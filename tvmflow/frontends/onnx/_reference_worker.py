@@ -15,7 +15,7 @@ from tvmflow.operators.loading import load_operators
 
 if TYPE_CHECKING:
     from tvmflow.frontends.onnx._exercises import ObservedModel
-    from tvmflow.frontends.onnx._own_references import OwnReferences, SplitModel
+    from tvmflow.frontends.onnx._own_operators import OwnReferences, SplitModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
 """The option of ONNX Runtime with which products of bytes are exact on x86 CPUs without VNNI, where 16 bits overflow."""
@@ -150,7 +150,7 @@ class _SplitSession(LoadedReference):
         self._sessions: dict[tuple[Any, ...], Any] = {}
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        from tvmflow.frontends.onnx._own_references import OwnPiece
+        from tvmflow.frontends.onnx._own_operators import OwnPiece
 
         values: dict[str, Array | None] = {**self._split.constants, **arrays, "": None}
         for place, piece in enumerate(self._split.pieces):
@@ -214,7 +214,7 @@ def _load(first: Message) -> LoadedReference:
         raise
     except Exception as refusal:
         operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
-        from tvmflow.frontends.onnx._own_references import (
+        from tvmflow.frontends.onnx._own_operators import (
             OwnReferences,
             list_used_operators,
             split_model,

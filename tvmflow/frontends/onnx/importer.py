@@ -28,14 +28,12 @@ from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import OPEN_FIX, LoadedModel
-from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._conversion import NodeToConvert
 from tvmflow.frontends.onnx._converters import CONVERTERS
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
-from tvmflow.frontends.onnx._operators import parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._rewrites import QOPERATORS
+from tvmflow.frontends.onnx._rewrites import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
     OWN_DOMAIN,
@@ -235,8 +233,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         """Convert an operator by a converter of tvmflow's, or as TVM does."""
-        if op_name in _recurrent.OPERATORS:
-            return _recurrent.convert(op_name, self.bb, inputs, attrs)
         convert = super()._convert_operator
 
         def convert_by_tvm(operands: Sequence[Any]) -> relax.Expr:

@@ -37,7 +37,7 @@ from tvmflow.frontends.onnx._large_tensors import (
     place_of,
     read_without_large_tensors,
 )
-from tvmflow.frontends.onnx._operators import supported_operators
+from tvmflow.frontends.onnx._rewrites import supported_operators
 from tvmflow.frontends.onnx.graph import (
     all_nodes,
     is_standard,

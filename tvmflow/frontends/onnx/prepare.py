@@ -44,9 +44,14 @@ from tvmflow.frontends.onnx._loops import (
     simplify_branches,
     unroll_loops,
 )
-from tvmflow.frontends.onnx._operators import MISCOMPUTED, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._rewrites import FUSED_OPERATORS, convert_einsums, rewrite_nodes
+from tvmflow.frontends.onnx._rewrites import (
+    FUSED_OPERATORS,
+    MISCOMPUTED,
+    convert_einsums,
+    rewrite_nodes,
+    unsupported_reason,
+)
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     all_graphs,

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._operators import MISCOMPUTED
+from tvmflow.frontends.onnx._rewrites import MISCOMPUTED
 
 node = helper.make_node
 F = np.float32

@@ -1,10 +1,11 @@
-"""Converts the operators of transformers in the domain com.microsoft.
+"""Converts attention and norms of the domain com.microsoft, and recurrent layers.
 
-TVM's importer lacks most of them, and of the others has the forms that one optimizer makes.
+TVM's importer lacks most of the former, and of the others has the forms that one optimizer makes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +14,9 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
+from tvmflow.compiler.open_sizes import sizes_of
+from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, list_sizes
 from tvmflow.frontends.onnx._reductions import in_float32
 
@@ -307,11 +311,75 @@ def _rotary_embedding(node: NodeToConvert) -> Any:
     return relax.op.reshape(moved, [batch, steps, heads * size])
 
 
-ATTENTION_CONVERTERS: Final[Mapping[str, Converter]] = {
+# ---------------------------------------------------------------- recurrent layers
+
+
+_DIRECTIONS: Final = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "LSTM": ("sigmoid", "tanh", "tanh"),
+    "GRU": ("sigmoid", "tanh"),
+    "RNN": ("tanh",),
+}
+
+
+def _recurrent(node: NodeToConvert, kind: str) -> Any:
+    """Convert an LSTM, GRU or RNN: all hidden states, the last ones, and of an LSTM the last cell states."""
+    attributes = node.attributes
+    operands = RecurrentOperands(*(NOTHING if value is None else value for value in node.inputs))
+    sizes, expected = sizes_of(operands.x), ir.known_shape(operands.weights)[2]
+    size = sizes[2] if sizes and len(sizes) == 3 else None
+    if size != expected:
+        raise ValueError(f"its input has {size} values a step, and its weights are for {expected}")
+    directions, rows, _ = ir.known_shape(operands.recurrent)
+    bias = sizes_of(operands.bias)
+    if bias is not None and bias != (directions, 2 * rows):
+        raise ValueError(f"its bias has the shape {list(bias)}, not {[directions, 2 * rows]}")
+    layer = Recurrent(
+        kind=kind,
+        is_reversed=_DIRECTIONS[_text(attributes.get("direction", "forward"))],
+        activations=_activations(kind, attributes),
+        clip=float(attributes["clip"]) if "clip" in attributes else None,
+        has_coupled_gates=bool(attributes.get("input_forget", 0)),
+        resets_product=bool(attributes.get("linear_before_reset", 0)),
+        is_batch_first=bool(attributes.get("layout", 0)),
+    )
+    # nothing is rounded
+    results = node.builder.emit(layer.call(*operands[:-1]))
+    return relax.Tuple([node.builder.emit(results[n]) for n in range(len(results.ty.fields))])
+
+
+def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activation, ...], ...]:
+    """Return the activations of each direction; the attributes hold those of all directions in a row."""
+    directions = len(_DIRECTIONS[_text(attributes.get("direction", "forward"))])
+    count = len(_ACTIVATIONS[kind])
+    names = [_text(name) for name in attributes.get("activations", ())]
+    names = names or list(_ACTIVATIONS[kind]) * directions
+    if unknown := [name for name in names if name not in DEFAULTS]:
+        raise ValueError(f"ONNX has no activation {unknown[0]}")
+    parameters = [list(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta")]
+    functions = []
+    for name in names:
+        # Functions without a parameter leave it to the next one.
+        values = [
+            numbers.pop(0) if numbers else default
+            for numbers, default in zip(parameters, DEFAULTS[name], strict=False)
+        ]
+        functions.append(Activation(name, *map(float, values)))
+    return tuple(
+        tuple(functions[index * count : (index + 1) * count]) for index in range(directions)
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return (value.decode("utf-8", "replace") if isinstance(value, bytes) else value).lower()
+
+
+SEQUENCE_CONVERTERS: Final[Mapping[str, Converter]] = {
     "Attention": in_float32(_attention),
     "EmbedLayerNormalization": in_float32(_embed_layer_norm),
     "MultiHeadAttention": in_float32(_multi_head_attention),
     "RotaryEmbedding": _rotary_embedding,
     "SkipLayerNormalization": in_float32(_skip_layer_norm),
+    **{kind: functools.partial(_recurrent, kind=kind) for kind in GATES},
 }
-"""Operator of the domain com.microsoft -> its converter."""
+"""Operators of the domain com.microsoft, and recurrent ones of ONNX -> their converters."""
