@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    from tvmflow.frontends._frames import ObservedNode
+    from tvmflow.frontends._reference_process import ObservedNode
 
 MAX_ELEMENTS: Final = 1 << 31
 """The most elements of a tensor: its indices are 32-bit integers in compiled code."""

@@ -15,8 +15,6 @@ from tvmflow.frontends.base import Reference, ReferenceTraits
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.frontends.pytorch import PytorchFrontend
 
-_WORKER: Final = "tvmflow.frontends._peer_worker"
-
 
 class Peer(NamedTuple):
     """A runtime that a library can be timed beside.
@@ -118,6 +116,6 @@ def open_peer(
         },
     }
     with _reference_process.start(
-        peer.traits, _WORKER, first, inputs, outputs, scratch
+        peer.traits, OnnxFrontend.WORKER, first, inputs, outputs, scratch
     ) as reference:
         yield reference

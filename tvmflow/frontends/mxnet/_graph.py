@@ -18,8 +18,8 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._emission import NodeNames, explain_failure
-from tvmflow.frontends._frames import Array
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
+from tvmflow.frontends._reference_process import Array
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol

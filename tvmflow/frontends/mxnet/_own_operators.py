@@ -12,7 +12,7 @@ from tvm import relax
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.frontends._emission import call_operator, operator_error
-from tvmflow.frontends._frames import Array
+from tvmflow.frontends._reference_process import Array
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol, read_symbol
 from tvmflow.frontends.mxnet._op import Expr
 from tvmflow.operators.definition import ADVICE, Operator, Tensor

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
+from tvmflow.frontends._reference_process import Array, LoadedReference, Message, serve
 
 
 def import_mxnet() -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tvmflow.frontends._frames import ObservedNode
+from tvmflow.frontends._reference_process import ObservedNode
 from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx.graph import (
     attributes_of,

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.formatting import last_line
-from tvmflow.frontends._frames import Array, LoadedReference, Message, ObservedNode, serve
+from tvmflow.frontends._reference_process import (
+    Array,
+    LoadedReference,
+    Message,
+    ObservedNode,
+    serve,
+)
 from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
+
+if TYPE_CHECKING:
+    import torch
+    import torch.fx
 
 # ---------------------------------------------------------------- loading
 # The types of inputs and outputs may come from packages that are not installed, such as transformers:
@@ -154,6 +165,108 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
     program.module_call_graph[0].signature.out_spec = flat
 
 
+# ---------------------------------------------------------------- branches of piecewise operators
+
+
+# Below the first and above the second number, operators compute something else than between them.
+_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(
+        ("abs", "celu", "elu", "leaky_relu", "prelu", "_prelu_kernel", "relu", "selu"), (0.0, 0.0)
+    ),
+    "hardsigmoid": (-3.0, 3.0),
+    "hardswish": (-3.0, 3.0),
+    "relu6": (0.0, 6.0),
+}
+# The arguments that are their bounds.
+_BOUND_ARGUMENTS: Final[Mapping[str, tuple[str, str]]] = {
+    "clamp": ("min", "max"),
+    "clamp_max": ("", "max"),
+    "clamp_min": ("min", ""),
+    "hardtanh": ("min_val", "max_val"),
+    "threshold": ("threshold", "threshold"),
+}
+
+
+def observe(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[ObservedNode]:
+    """Return the branches that the flat inputs of an exported program take, by running it node by node."""
+    import torch.fx
+
+    observed: list[ObservedNode] = []
+    dependent: set[torch.fx.Node] = set()
+
+    class Observer(torch.fx.Interpreter):  # type: ignore[misc]  # PyTorch may be missing
+        def run_node(self, n: torch.fx.Node) -> Any:
+            if n.op == "placeholder" or not dependent.isdisjoint(n.all_input_nodes):
+                dependent.add(n)
+                if n.op == "call_function":
+                    args, kwargs = self.fetch_args_kwargs_from_env(n)
+                    if branches := _find_branches(n, args, kwargs, dependent):
+                        observed.append(ObservedNode(n.name, _name(n), branches))
+            return super().run_node(n)
+
+    Observer(module).run(*values, enable_io_processing=False)
+    return observed
+
+
+def _name(node: torch.fx.Node) -> str:
+    target = node.target
+    packet = getattr(target, "overloadpacket", target)
+    return str(getattr(packet, "__name__", packet)).rstrip("_")
+
+
+def _find_branches(
+    node: torch.fx.Node,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dependent: set[torch.fx.Node],
+) -> dict[str, float]:
+    """Return the share of elements that take each branch of a node; nothing for other operators."""
+    import torch
+
+    name = _name(node)
+    if name in ("where", "cond") and node.args[0] in dependent:
+        share = _share(torch.as_tensor(args[0]).bool())
+        return {"true": share, "false": 1 - share}
+    if not args or not isinstance(args[0], torch.Tensor) or not args[0].is_floating_point():
+        return {}
+    bounds = _find_bounds(name, node, args, kwargs)
+    if bounds is None or node.args[0] not in dependent:
+        return {}
+    low, high = bounds
+    below, above = _share(args[0] < low), _share(args[0] > high)
+    if low == high == 0:
+        return {"negative inputs": below, "positive inputs": above}
+    branches = {f"inputs below {low:g}": below} if math.isfinite(low) else {}
+    if low != high:
+        branches["inputs between its bounds"] = 1 - below - above
+    return branches | ({f"inputs above {high:g}": above} if math.isfinite(high) else {})
+
+
+def _find_bounds(
+    name: str, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[float, float] | None:
+    import torch
+
+    if name in _BOUNDS:
+        return _BOUNDS[name]
+    if name not in _BOUND_ARGUMENTS:
+        return None
+    schema = node.target._schema.arguments
+    given = {argument.name: argument.default_value for argument in schema}
+    given |= dict(zip(given, args, strict=False)) | dict(kwargs)
+    bounds = []
+    for argument, missing in zip(_BOUND_ARGUMENTS[name], (-math.inf, math.inf), strict=True):
+        value = given.get(argument)
+        if isinstance(value, torch.Tensor):
+            return None
+        bounds.append(missing if value is None else float(value))
+    return bounds[0], bounds[1]
+
+
+def _share(condition: torch.Tensor) -> float:
+    return float(condition.double().mean()) if condition.numel() else 0.0
+
+
 # ---------------------------------------------------------------- the reference
 
 
@@ -180,8 +293,6 @@ class _Program(LoadedReference):
         return [output.numpy() for output in outputs]
 
     def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
-        from tvmflow.frontends.pytorch._exercises import observe
-
         with self._torch.inference_mode():
             return observe(self._module, self._list_values(arrays))
 

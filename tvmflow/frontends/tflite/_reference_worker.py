@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.core.formatting import count_text
-from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
+from tvmflow.frontends._reference_process import Array, LoadedReference, Message, serve
 from tvmflow.frontends.tflite._model import IDENTIFIER, list_hybrid_weights, read_model
 
 

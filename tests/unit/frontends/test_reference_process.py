@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from tvmflow.frontends import _frames
+from tvmflow.frontends import _reference_process
 
 WORKER = """
 import atexit, sys
-from tvmflow.frontends._frames import serve
+from tvmflow.frontends._reference_process import serve
 
 class Model:
     name, note, can_observe = "a framework", "", False
@@ -32,15 +32,15 @@ serve(load)
 def test_a_reference_ends_at_once(is_cut_off: bool) -> None:
     """It leaves its memory to the system; what it has printed is in its log, and an error is the last line."""
     requests = io.BytesIO()
-    _frames.send(requests, {})
+    _reference_process.send(requests, {})
     if is_cut_off:
-        _frames.send(requests, {"call": "run"})
+        _reference_process.send(requests, {"call": "run"})
         requests.seek(-4, io.SEEK_END)
         requests.write(b"????")
     done = subprocess.run(
         [sys.executable, "-c", WORKER], input=requests.getvalue(), capture_output=True, check=False
     )
-    answer = _frames.receive(io.BytesIO(done.stdout))
+    answer = _reference_process.receive(io.BytesIO(done.stdout))
     assert answer == ({"name": "a framework", "note": "", "can_observe": False, "arrays": []}, {})
     first, *others = done.stderr.decode().splitlines()
     if is_cut_off:
