@@ -27,7 +27,7 @@ from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch
 _log = logging.getLogger(__name__)
 
 INSTALL: Final = "pip install 'tvmflow[pytorch]'"
-_EXPORT_WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
+_WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
 _ONNX: Final = "model.onnx"
 
 
@@ -69,7 +69,7 @@ def export_to_onnx(
     }
     log = folder / "pytorch-export.log"
     with log.open("wb") as stream:
-        code, answer = _run(_EXPORT_WORKER, request, folder, stream.fileno(), stream.fileno())
+        code, answer = _run(request, folder, stream.fileno(), stream.fileno())
     text = log.read_text(errors="replace")
     _log.debug("the export to ONNX ended with code %d: %s", code, text)
     if answer is None:
@@ -84,16 +84,14 @@ def export_to_onnx(
     return ExportedModel({MODEL: folder / _ONNX, **external}, len(inner))
 
 
-def _run(
-    worker: str, request: Json, folder: Path, output: int, errors: int | None = None
-) -> tuple[int, Json]:
-    """Return the exit code of a worker, and its answer: None where it ended without one.
+def _run(request: Json, folder: Path, output: int, errors: int | None = None) -> tuple[int, Json]:
+    """Return the exit code of the worker, and its answer: None where it ended without one.
 
     `output` and `errors` are the file descriptors of its standard output and error.
     """
     answer = folder / "answer.json"
     code = subprocess.run(
-        module_command(worker, json.dumps({**request, "answer": str(answer)})),
+        module_command(_WORKER, json.dumps({**request, "answer": str(answer)})),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
@@ -160,7 +158,6 @@ def _release(version: str) -> tuple[int, ...]:
 # A factory runs, and its module is exported.
 
 
-_FACTORY_WORKER: Final = "tvmflow.frontends.pytorch._factory_worker"
 _NAME: Final = r"[A-Za-z_]\w*"
 _FACTORY: Final = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}", re.ASCII)
 # What the process writes to standard output is for people: it goes where messages go.
@@ -198,7 +195,7 @@ def export_factory(factory: str, path: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder, output_file(path) as temporary:
         request = {"factory": factory, "archive": temporary}
         with explain_wait(f"calling {factory} and exporting its module: as long as PyTorch takes"):
-            code, answer = _run(_FACTORY_WORKER, request, Path(folder), _STANDARD_ERROR)
+            code, answer = _run(request, Path(folder), _STANDARD_ERROR)
         if answer is None:
             raise _factory_error(factory, "code", f"its process ended with code {code}")
         if "problem" in answer:

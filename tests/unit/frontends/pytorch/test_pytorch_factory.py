@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tvmflow.frontends.pytorch import export
-from tvmflow.frontends.pytorch._factory_worker import (
+from tvmflow.frontends.pytorch._export_worker import (
     InvalidFactory,
     describe_error,
     find_factory,
