@@ -156,19 +156,35 @@ class SizeRanges:
             return -(-size // divisor)
         return self.simplify(tirx.floordiv(size + (divisor - 1), tirx.IntImm("int64", divisor)))
 
-    def same_padding(self, size: Any, taps: int, stride: int, dilation: int) -> int:
-        """Return how many zeros complete the windows of an axis that has ⌈size / stride⌉ of them.
+    def same_padding(
+        self,
+        sizes: Sequence[Any],
+        kernel: Sequence[int],
+        strides: Sequence[int],
+        dilations: Sequence[int],
+        *,
+        is_lower: bool = False,
+    ) -> list[int]:
+        """Return the padding that completes ⌈size / stride⌉ windows of each axis: all before, then all after data.
+
+        Of an odd number, one more is after the data, or before them if `is_lower`.
 
         Raises:
             OpenSizeProblem: when they differ between sizes.
         """
-        windows = self.divide_up(size, stride)
-        total = self.simplify_multiple((windows - 1) * stride + (taps - 1) * dilation + 1 - size)
-        if not isinstance(total, int):
-            raise OpenSizeProblem(
-                f"its padding (SAME) differs between sizes; let them be multiples of {stride} (`multiple_of`)"
+        totals = []
+        for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+            windows = self.divide_up(size, stride)
+            total = self.simplify_multiple(
+                (windows - 1) * stride + (taps - 1) * dilation + 1 - size
             )
-        return max(total, 0)
+            if not isinstance(total, int):
+                raise OpenSizeProblem(
+                    f"its padding (SAME) differs between sizes; let them be multiples of {stride} (`multiple_of`)"
+                )
+            totals.append(max(total, 0))
+        small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        return [*large, *small] if is_lower else [*small, *large]
 
     def check_result(self, sizes: Sequence[Any]) -> bool:
         """Return whether the sizes of a tensor follow from the dimensions.

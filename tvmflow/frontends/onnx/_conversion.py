@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.compiler.ir import dtype_of
 from tvmflow.compiler.open_sizes import plain
+from tvmflow.compiler.tir_kernels.resize import Interpolation
+from tvmflow.frontends.onnx.graph import attribute_text
 
 
 class NodeToConvert(NamedTuple):
@@ -37,6 +40,29 @@ class NodeToConvert(NamedTuple):
 
 
 Converter = Callable[[NodeToConvert], Any]
+
+_METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+
+
+def read_interpolation(attributes: Mapping[str, Any]) -> Interpolation:
+    """Return how a Resize finds the values of pixels."""
+    return Interpolation(
+        method=_METHODS[attribute_text(attributes, "mode", "nearest")],
+        coordinates=attribute_text(attributes, "coordinate_transformation_mode", "half_pixel"),
+        rounding=attribute_text(attributes, "nearest_mode", "round_prefer_floor"),
+        cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
+        excludes_outside=bool(attributes.get("exclude_outside", 0)),
+    )
+
+
+def constant(value: float, like: Any) -> Any:
+    """Return a scalar of the dtype of a tensor."""
+    return relax.const(value, dtype_of(like))
+
+
+def is_float(expr: Any) -> bool:
+    """Return whether a tensor has floats."""
+    return "float" in dtype_of(expr)
 
 
 def list_sizes(expr: Any) -> list[Any]:

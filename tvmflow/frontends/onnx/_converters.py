@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax
 
+from tvmflow.compiler.ir import dtype_of
 from tvmflow.compiler.ir_operators import (
     SELECTED_COLUMNS,
     GroupedOperands,
@@ -21,10 +22,17 @@ from tvmflow.compiler.ir_operators import (
 )
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
-from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.base import MAX_ELEMENTS
-from tvmflow.frontends.onnx._activations import ACTIVATION_CONVERTERS
-from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, known_array, list_sizes
+from tvmflow.frontends.onnx._arithmetic import ARITHMETIC_CONVERTERS
+from tvmflow.frontends.onnx._conversion import (
+    Converter,
+    NodeToConvert,
+    constant,
+    is_float,
+    known_array,
+    list_sizes,
+    read_interpolation,
+)
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
     MAX_WINDOW,
@@ -43,20 +51,7 @@ from tvmflow.frontends.onnx._expressions import (
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx._reductions import REDUCTION_CONVERTERS
 from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
-from tvmflow.frontends.onnx.graph import FROM_START, attribute_text, dtype_of
-
-
-def _dtype(expr: Any) -> str:
-    return str(expr.ty.dtype.dtype)
-
-
-def _is_float(expr: Any) -> bool:
-    return "float" in _dtype(expr)
-
-
-def _constant(value: float, like: Any) -> Any:
-    return relax.const(value, _dtype(like))
-
+from tvmflow.frontends.onnx.graph import FROM_START, attribute_text
 
 # ---------------------------------------------------------------- indices
 
@@ -73,8 +68,8 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
             node.attributes.get("batch_dims" if operator is relax.op.gather_nd else "axis", 0)
         )
         return operator(data, indices, place)
-    beyond = _constant(np.iinfo(_dtype(indices)).min, indices)
-    is_negative = node.emit(relax.op.less(indices, _constant(0, indices)))
+    beyond = constant(np.iinfo(dtype_of(indices)).min, indices)
+    is_negative = node.emit(relax.op.less(indices, constant(0, indices)))
     return _scatter(
         node._replace(inputs=[data, node.emit(relax.op.where(is_negative, beyond, indices)), *rest])
     )
@@ -83,7 +78,7 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
 def _scatter(node: NodeToConvert) -> Any:
     """Scatter updates; TVM generates no code that adds or multiplies bools, which are integers here."""
     data, indices, updates = node.inputs
-    if _dtype(data) != "bool" or attribute_text(node.attributes, "reduction", "none") == "none":
+    if dtype_of(data) != "bool" or attribute_text(node.attributes, "reduction", "none") == "none":
         return node.convert_by_tvm(node.inputs)
     wide = [node.emit(relax.op.astype(operand, "int32")) for operand in (data, updates)]
     return relax.op.astype(node.emit(node.convert_by_tvm([wide[0], indices, wide[1]])), "bool")
@@ -133,122 +128,7 @@ def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int
     return start, end if end >= 0 else -extent - 1, step
 
 
-# ---------------------------------------------------------------- arithmetic
-
-
-def _equal(node: NodeToConvert) -> Any:
-    """Return where operands are equal; TVM generates no code that compares bools."""
-    left, right = node.inputs
-    is_tensor = all(isinstance(x.ty, relax.TensorType) for x in node.inputs)
-    if not is_tensor or _dtype(left) != "bool":
-        return node.convert_by_tvm(node.inputs)
-    return relax.op.logical_not(node.emit(relax.op.logical_xor(left, right)))
-
-
-def _prelu(node: NodeToConvert) -> Any:
-    """Return `max(x, 0) + slope · min(x, 0)`.
-
-    A vector of slopes that only fits the channels counts as one slope for each channel, as in
-    opset 6: old exports of MXNet and PyTorch have such slopes in newer opsets too.
-    """
-    x, slope = node.inputs
-    sizes, slopes = list_sizes(x), list_sizes(slope)
-    if len(slopes) == 1 and len(sizes) > 1 and slopes[0] not in (1, sizes[-1]):
-        if slopes[0] != sizes[1]:
-            raise ValueError(f"slopes of shape {slopes} do not fit data of shape {sizes}")
-        slope = relax.op.reshape(slope, [slopes[0], *[1] * (len(sizes) - 2)])
-    zero = _constant(0, x)
-    return relax.op.maximum(x, zero) + slope * relax.op.minimum(x, zero)
-
-
-def _clip(node: NodeToConvert) -> Any:
-    """Return maximum and minimum with constant bounds: layout passes support them."""
-    bounds = _clip_bounds(node.inputs, node.attributes)
-    if bounds is None:
-        return node.convert_by_tvm(node.inputs)
-    value = node.inputs[0]
-    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
-        value = value if bound is None else node.emit(operator(value, bound))
-    return value
-
-
-def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a Clip, None for a missing one; None when they are not constant."""
-    if "min" in attrs or "max" in attrs:
-        values = [attrs.get(name) for name in ("min", "max")]
-        bounds = [None if v is None else _constant(float(v), inputs[0]) for v in values]
-    else:
-        bounds = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
-    if any(bound is not None and not isinstance(bound, tvm.ir.Constant) for bound in bounds):
-        return None
-    # A NaN bound counts as missing, as in ONNX Runtime.
-    low, high = (
-        None if bound is None or np.isnan(bound.value.numpy()).any() else bound for bound in bounds
-    )
-    return low, high
-
-
-def _pow(node: NodeToConvert) -> Any:
-    """Return powers in the dtype of the base; those of integers are computed as float64."""
-    base, exponent = node.inputs
-    if _dtype(base) == _dtype(exponent) and _is_float(base):
-        return node.convert_by_tvm(node.inputs)
-    if _is_float(base):
-        return relax.op.power(base, relax.op.astype(exponent, _dtype(base)))
-    wide = [node.emit(relax.op.astype(operand, "float64")) for operand in (base, exponent)]
-    power = node.emit(relax.op.power(*wide))
-    # A power of integers is an integer, except for rounding errors of the C library.
-    power = power if _is_float(exponent) else node.emit(relax.op.round(power))
-    return relax.op.astype(power, _dtype(base))
-
-
-def _mod(node: NodeToConvert) -> Any:
-    """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
-    left, right = node.inputs
-    if node.attributes.get("fmod", 0) or not _is_float(left):
-        return node.convert_by_tvm(node.inputs)
-    rest, zero = node.emit(relax.op.mod(left, right)), _constant(0, left)
-    differs = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(right, zero))
-    moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differs)
-    return relax.op.where(moves, relax.op.add(rest, right), rest)
-
-
-def _cosh(node: NodeToConvert) -> Any:
-    [x] = node.inputs
-    return make_cosh(x, lambda value: _constant(value, x))
-
-
-def _sinh(node: NodeToConvert) -> Any:
-    [x] = node.inputs
-    return make_sinh(x, lambda value: _constant(value, x), node.emit)
-
-
-def _is_inf(node: NodeToConvert) -> Any:
-    """Return which values are infinite, or only those of one sign."""
-    [x] = node.inputs
-    signs = {"detect_negative": relax.op.less, "detect_positive": relax.op.greater}
-    comparisons = [compare for name, compare in signs.items() if node.attributes.get(name, 1)]
-    infinite = node.emit(relax.op.isinf(x))
-    if len(comparisons) == len(signs):
-        return infinite
-    if not comparisons:
-        return relax.op.zeros_like(infinite)
-    return relax.op.logical_and(infinite, comparisons[0](x, _constant(0, x)))
-
-
-def _pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
-    """Return one operand after the other combined.
-
-    TVM copies all into one tensor, and reduces that from a finite start.
-    """
-    if all(isinstance(operand, tvm.ir.Constant) for operand in node.inputs):
-        return node.convert_by_tvm(node.inputs)
-    return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
-
-
-def _mean(node: NodeToConvert) -> Any:
-    total = _pairwise(node, relax.op.add)
-    return relax.op.divide(total, _constant(float(len(node.inputs)), total))
+# ---------------------------------------------------------------- convolutions and grids
 
 
 def _conv_integer(node: NodeToConvert) -> Any:
@@ -284,77 +164,12 @@ def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any
     return node.emit(relax.op.subtract(wide, zero_point))
 
 
-# ---------------------------------------------------------------- reductions
-
-
-def _arg_extreme(node: NodeToConvert) -> Any:
-    """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
-
-    TVM starts with that value and the index -1, which stays where no element beats it.
-    """
-    extent = list_sizes(node.inputs[0])[int(node.attributes.get("axis", 0))]
-    if isinstance(extent, int) and extent == 0:
-        raise ValueError("its data has no elements along the axis")
-    result = node.emit(node.convert_by_tvm(node.inputs))
-    if not node.attributes.get("select_last_index", 0):
-        return relax.op.maximum(result, _constant(0, result))
-    # TVM counts from the end then.
-    return relax.op.minimum(result, _constant(extent - 1, result))
-
-
 def _affine_grid(node: NodeToConvert) -> Any:
     """Return grids in the dtype of their matrices; TVM's are float32."""
     theta, size = node.inputs
     known_array(size, "size")
     wide = node.emit(relax.op.astype(theta, "float32"))
-    return relax.op.astype(node.emit(node.convert_by_tvm([wide, size])), _dtype(theta))
-
-
-def _top_k(node: NodeToConvert) -> Any:
-    """Return the largest or smallest values, and their indices; TVM sorts integers of 32 and 64 bits."""
-    data, count = node.inputs
-    dtype = _dtype(data)
-    if _is_float(data) or dtype in ("int32", "int64"):
-        return node.convert_by_tvm(node.inputs)
-    if dtype == "uint64":
-        raise ValueError("uint64 cannot be sorted")
-    wide = node.emit(relax.op.astype(data, "int64" if dtype == "uint32" else "int32"))
-    found = node.emit(node.convert_by_tvm([wide, count]))
-    values = node.emit(relax.op.astype(relax.TupleGetItem(found, 0), dtype))
-    return relax.Tuple([values, node.emit(relax.TupleGetItem(found, 1))])
-
-
-def _cum_sum(node: NodeToConvert) -> Any:
-    """Return sums up to each element along an axis, which TVM has to know."""
-    known_array(node.inputs[1], "axis")
-    return node.convert_by_tvm(node.inputs)
-
-
-def _cum_prod(node: NodeToConvert) -> Any:
-    """Return products of all elements before another along an axis."""
-    x, axis = node.inputs
-    axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
-    is_reversed = bool(node.attributes.get("reverse", 0))
-    data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
-    exclusive = bool(node.attributes.get("exclusive", 0))
-    product = node.emit(relax.op.cumprod(data, axis, _dtype(x), exclusive))
-    return relax.op.flip(product, axis) if is_reversed else product
-
-
-def _layer_norm(node: NodeToConvert) -> Any:
-    """Return a layer norm of any float; TVM lacks that of float64."""
-    data, scale, *shift = node.inputs
-    if _dtype(data) != "float64":
-        return node.convert_by_tvm(node.inputs)
-    rank = len(list_sizes(data))
-    axes = list(range(int(node.attributes.get("axis", -1)) % rank, rank))
-    mean = node.emit(relax.op.mean(data, axes, keepdims=True))
-    centred = node.emit(relax.op.subtract(data, mean))
-    variance = node.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
-    epsilon = _constant(float(node.attributes.get("epsilon", 1e-5)), data)
-    deviation = node.emit(relax.op.sqrt(node.emit(relax.op.add(variance, epsilon))))
-    scaled = node.emit(relax.op.multiply(relax.op.divide(centred, deviation), scale))
-    return relax.op.add(scaled, shift[0]) if shift and shift[0] is not None else scaled
+    return relax.op.astype(node.emit(node.convert_by_tvm([wide, size])), dtype_of(theta))
 
 
 # ---------------------------------------------------------------- sequences
@@ -484,7 +299,7 @@ def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
     count, parts, frequencies, results = matrix.shape
     shape = list_sizes(x)[:-2]
     flat = node.emit(relax.op.reshape(x, [*shape, count * parts]))
-    weights = relax.const(matrix.reshape(count * parts, frequencies * results).astype(_dtype(x)))
+    weights = relax.const(matrix.reshape(count * parts, frequencies * results).astype(dtype_of(x)))
     product = node.emit(relax.op.matmul(flat, weights))
     return node.emit(relax.op.reshape(product, [*shape, frequencies, results]))
 
@@ -498,7 +313,6 @@ def _integer(expr: Any) -> int:
 # is no float32.
 
 
-_METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 _MAX_TAPS: Final = 256
 _SPATIAL: Final = 2
 
@@ -520,35 +334,30 @@ def _resize(node: NodeToConvert) -> Any:
     """
     attributes, axes = node.attributes, _find_axes(node.inputs, node.attributes)
     antialias = bool(attributes.get("antialias", 0))
-    coordinates = attribute_text(attributes, "coordinate_transformation_mode", "half_pixel")
-    mode = Interpolation(
-        method=_METHODS[attribute_text(attributes, "mode", "nearest")],
-        coordinates=coordinates,
-        rounding=attribute_text(attributes, "nearest_mode", "round_prefer_floor"),
-        cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
-        excludes_outside=bool(attributes.get("exclude_outside", 0)),
-    )
+    mode = read_interpolation(attributes)
     if axes is None:
         return node.convert_by_tvm(node.inputs)
     is_needed = (
         antialias
         or "axes" in attributes
         or "keep_aspect_ratio_policy" in attributes
-        or coordinates == "half_pixel_symmetric"
+        or mode.coordinates == "half_pixel_symmetric"
         # TVM leaves batch and channels as they are
         or any(axis.axis < _SPATIAL for axis in axes)
         # Factors are float32: 1/3 of 6 counts as exactly 2.
         or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)
     )
     if resize.is_supported(mode):
-        is_plain = _dtype(node.inputs[0]) == "float32" and not is_needed
+        is_plain = dtype_of(node.inputs[0]) == "float32" and not is_needed
         return (
             node.convert_by_tvm(node.inputs)
             if is_plain
             else _resize_axes(node, axes, mode, antialias)
         )
     if is_needed:
-        raise ValueError(f"the mode {coordinates} with a rounded size or axes is not supported")
+        raise ValueError(
+            f"the mode {mode.coordinates} with a rounded size or axes is not supported"
+        )
     return node.convert_by_tvm(node.inputs)
 
 
@@ -560,8 +369,8 @@ def _resize_axes(
     As in ONNX Runtime, integers that are mixed linearly are cut, for which all axes are mixed at once,
     and those that are antialiased are rounded after each axis.
     """
-    data, dtype = node.inputs[0], _dtype(node.inputs[0])
-    is_mixed, is_integer = mode.method != "nearest_neighbor", not _is_float(node.inputs[0])
+    data, dtype = node.inputs[0], dtype_of(node.inputs[0])
+    is_mixed, is_integer = mode.method != "nearest_neighbor", not is_float(node.inputs[0])
     if antialias and dtype == "int8":
         raise ValueError("antialiasing of int8 is not supported")
     wide = "float32" if is_mixed and dtype != "float64" else dtype
@@ -581,7 +390,7 @@ def _resize_axes(
         data = node.builder.emit_te(function, data, *operands, primfunc_name_hint="resize")
         if is_integer and antialias:
             limits = np.iinfo(dtype)
-            rounded = relax.op.floor(relax.op.add(data, _constant(0.5, data)))
+            rounded = relax.op.floor(relax.op.add(data, constant(0.5, data)))
             data = node.emit(relax.op.clip(rounded, float(limits.min), float(limits.max)))
     return relax.op.astype(data, dtype) if wide != dtype else data
 
@@ -646,21 +455,10 @@ def _col2im(node: NodeToConvert) -> Any:
         known_array(operand, name).tolist()
         for operand, name in zip(operands, ("image_shape", "block_shape"), strict=True)
     )
-    rank = len(block)
-    strides, dilations, pads = (
-        list(node.attributes.get(name, default))
-        for name, default in (
-            ("strides", [1] * rank),
-            ("dilations", [1] * rank),
-            ("pads", [0] * (2 * rank)),
-        )
-    )
-    windows = Windows(block, strides, dilations, pads[:rank])
+    windows = Windows.read(node.attributes, block)
     counts = [
         (size + before + after - gap * (edge - 1) - 1) // stride + 1
-        for size, before, after, gap, edge, stride in zip(
-            image, pads[:rank], pads[rank:], dilations, block, strides, strict=True
-        )
+        for size, edge, stride, gap, before, after in zip(image, *windows, strict=True)
     ]
     shape = list_sizes(columns)
     given = f"columns of shape {shape} do not fit blocks of {block} in an image of {image}"
@@ -670,19 +468,6 @@ def _col2im(node: NodeToConvert) -> Any:
         raise ValueError(given)
     add = functools.partial(add_blocks, image=image, counts=counts, windows=windows)
     return node.builder.emit_te(add, columns, primfunc_name_hint="add_blocks")
-
-
-def _bit_cast(node: NodeToConvert) -> Any:
-    """Return the bits of numbers as numbers of another dtype of the same size."""
-    [x] = node.inputs
-    dtype = dtype_of(node.attributes["to"])
-    if "bool" in (dtype, _dtype(x)):
-        return relax.op.astype(x, dtype)
-
-    def reinterpret(data: Any) -> Any:
-        return te.compute(data.shape, lambda *i: tirx.reinterpret(dtype, data(*i)), name="bit_cast")
-
-    return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
 
 
 # The operator set since which regions are aligned by default.
@@ -782,12 +567,7 @@ def _windows(node: NodeToConvert) -> Windows:
         pad >= size for pad, size in zip(node.attributes.get("pads", []), sizes * 2, strict=False)
     ):
         raise ValueError("pads are not smaller than the window")
-    ones, zeros = [1] * len(sizes), [0] * len(sizes)
-    strides, dilations, padding = (
-        list(node.attributes.get(name, default))
-        for name, default in (("strides", ones), ("dilations", ones), ("pads", zeros))
-    )
-    return Windows(sizes, strides, dilations, padding[: len(sizes)])
+    return Windows.read(node.attributes, sizes)
 
 
 def _max_pool(node: NodeToConvert) -> Any:
@@ -825,9 +605,7 @@ def _max_unpool(node: NodeToConvert) -> Any:
     shape = _constant_operand(node.inputs, 2)
     if shape is None and len(node.inputs) > 2 and node.inputs[2] is not None:
         raise ValueError("its shape depends on the inputs, which is not supported")
-    rank = len(windows.sizes)
-    after = list(node.attributes.get("pads", [0] * 2 * rank))[rank:]
-    sizes = infer_unpooled_shape(pooled, windows, after)
+    sizes = infer_unpooled_shape(pooled, windows)
     if shape is not None:
         given = [int(size) for size in shape]
         is_small = any(
@@ -843,7 +621,7 @@ def _max_unpool(node: NodeToConvert) -> Any:
             raise ValueError(text)
         sizes = given
     count = math.prod(sizes)
-    zeros = node.emit(relax.op.zeros([count], _dtype(maxima)))
+    zeros = node.emit(relax.op.zeros([count], dtype_of(maxima)))
     inside = node.builder.emit_te(limit_places, places, count, primfunc_name_hint="limit_places")
     flat = [node.emit(relax.op.reshape(value, [-1])) for value in (inside, maxima)]
     scattered = node.emit(relax.op.scatter_elements(zeros, *flat, axis=0))
@@ -901,9 +679,11 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
     places = node.emit(relax.op.argsort(order, dtype="int64"))
     count = relax.const(list_sizes(scores)[-1], "int64")
-    ranks = node.emit(relax.op.astype(node.emit(relax.op.subtract(count, places)), _dtype(scores)))
-    is_above = node.emit(relax.op.greater(scores, _constant(float(threshold), scores)))
-    return node.emit(relax.op.where(is_above, ranks, _constant(0, scores)))
+    ranks = node.emit(
+        relax.op.astype(node.emit(relax.op.subtract(count, places)), dtype_of(scores))
+    )
+    is_above = node.emit(relax.op.greater(scores, constant(float(threshold), scores)))
+    return node.emit(relax.op.where(is_above, ranks, constant(0, scores)))
 
 
 def _known_or(expr: Any, name: str, default: Any) -> Any:
@@ -921,20 +701,12 @@ def _grouped_weights(node: NodeToConvert) -> Any:
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **SEQUENCE_CONVERTERS,
     **REDUCTION_CONVERTERS,
-    **ACTIVATION_CONVERTERS,
+    **ARITHMETIC_CONVERTERS,
     "AffineGrid": _affine_grid,
-    "ArgMax": _arg_extreme,
-    "ArgMin": _arg_extreme,
-    "BitCast": _bit_cast,
-    "Clip": _clip,
     "Col2Im": _col2im,
     "ConcatFromSequence": _concat_from_sequence,
     "ConvInteger": _conv_integer,
-    "Cosh": _cosh,
-    "CumProd": _cum_prod,
-    "CumSum": _cum_sum,
     "DFT": _dft,
-    "Equal": _equal,
     "Gather": functools.partial(_index, operator=relax.op.take),
     "GatherElements": functools.partial(_index, operator=relax.op.gather_elements),
     "GatherND": functools.partial(_index, operator=relax.op.gather_nd),
@@ -943,27 +715,16 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Det": _det,
     GROUPED_WEIGHTS: _grouped_weights,
     "GridSample": _grid_sample,
-    "IsInf": _is_inf,
-    "LayerNormalization": _layer_norm,
-    "Max": functools.partial(_pairwise, operator=relax.op.maximum),
     "MaxPool": _max_pool,
     "MaxUnpool": _max_unpool,
-    "Mean": _mean,
-    "Min": functools.partial(_pairwise, operator=relax.op.minimum),
-    "Mod": _mod,
     "NonMaxSuppression": _non_max_suppression,
     "OneHot": _one_hot,
-    "PRelu": _prelu,
-    "Pow": _pow,
     "Resize": _resize,
     "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
     "STFT": _stft,
-    "Sinh": _sinh,
     "Slice": _slice,
     "SplitToSequence": _split_to_sequence,
-    "TopK": _top_k,
-    "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }
 """Operator -> its converter; all others are converted as TVM does."""
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx
@@ -35,12 +35,28 @@ class Windows(NamedTuple):
         strides: The elements between the starts of two windows.
         dilations: The elements between two elements of a window.
         padding: The elements in front of the data.
+        after: The elements behind the data.
     """
 
     sizes: Sequence[int]
     strides: Sequence[int]
     dilations: Sequence[int]
     padding: Sequence[int]
+    after: Sequence[int]
+
+    @classmethod
+    def read(cls, attributes: Mapping[str, Any], sizes: Sequence[int]) -> Windows:
+        """Return windows of some sizes with the attributes of an operator."""
+        rank = len(sizes)
+        strides, dilations, pads = (
+            [int(number) for number in attributes.get(name, default)]
+            for name, default in (
+                ("strides", [1] * rank),
+                ("dilations", [1] * rank),
+                ("pads", [0] * 2 * rank),
+            )
+        )
+        return cls(sizes, strides, dilations, pads[:rank], pads[rank:])
 
 
 def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], windows: Windows) -> Any:
@@ -154,13 +170,8 @@ def limit_places(places: Any, count: Any) -> Any:
     )
 
 
-def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence[int]) -> list[int]:
+def infer_unpooled_shape(shape: Sequence[int], windows: Windows) -> list[int]:
     """Return the shape of data from that of the maxima of its windows.
-
-    Args:
-        shape: The shape of the maxima.
-        windows: The windows.
-        after: The elements of padding behind the data, for each spatial axis.
 
     Raises:
         ValueError: when nothing is left between the padding.
@@ -168,7 +179,7 @@ def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence
     spatial = [
         (size - 1) * stride + edge - front - back
         for size, stride, edge, front, back in zip(
-            shape[2:], windows.strides, windows.sizes, windows.padding, after, strict=True
+            shape[2:], windows.strides, windows.sizes, windows.padding, windows.after, strict=True
         )
     ]
     if any(isinstance(size, int) and size < 1 for size in spatial):

@@ -1,4 +1,4 @@
-"""Converters of reductions and norms, which accumulate values narrower than float32 in float32."""
+"""Converters of reductions, sorting and norms, which accumulate values narrower than float32 in float32."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler.ir import dtype_of
-from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, known_array, list_sizes
+from tvmflow.frontends.onnx._conversion import (
+    Converter,
+    NodeToConvert,
+    constant,
+    is_float,
+    known_array,
+    list_sizes,
+)
+from tvmflow.frontends.onnx._expressions import Windows
 
 _NARROW: Final = ("float16", "bfloat16")
 _WIDE: Final = "float32"
-
-
-def _is_float(expr: Any) -> bool:
-    return "float" in dtype_of(expr)
-
-
-def _constant(value: float, like: Any) -> Any:
-    return relax.const(value, dtype_of(like))
 
 
 def in_float32(convert: Converter) -> Converter:
@@ -85,7 +85,7 @@ def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
         axes = [int(axis) for axis in known_array(operand, "axes").reshape(-1)]
     keeps = bool(node.attributes.get("keepdims", 1))
     is_wide = dtype in _NARROW
-    if is_wide or (reduction.has_float_result and not _is_float(data)):
+    if is_wide or (reduction.has_float_result and not is_float(data)):
         data = node.emit(relax.op.astype(data, _WIDE if is_wide else "float64"))
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
         steps = [reduction.alone] if reduction.alone else [reduction.before, reduction.after]
@@ -107,7 +107,7 @@ def _reduce(
         kept = [1 if n in reduced else size for n, size in enumerate(sizes)]
         shape = kept if keeps else [size for n, size in enumerate(sizes) if n not in reduced]
         # TVM divides by the number of elements, and has no kernel of a loop that never runs
-        return relax.op.broadcast_to(_constant(_limit(reduction.empty, data), data), shape)
+        return relax.op.broadcast_to(constant(_limit(reduction.empty, data), data), shape)
     return reduction.reduce(data, axes or None, keeps) if sizes else node.emit(data)
 
 
@@ -117,7 +117,7 @@ def _is_empty(size: Any) -> bool:
 
 def _limit(value: float, like: Any) -> float:
     """Return a number that the dtype of a tensor has: the smallest or largest one for an infinity."""
-    if _is_float(like) or math.isfinite(value):
+    if is_float(like) or math.isfinite(value):
         return value
     limits = np.iinfo(dtype_of(like))
     return int(limits.max if value > 0 else limits.min)
@@ -144,10 +144,10 @@ def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None,
     """
 
     def function(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
-        if not _is_float(x):
+        if not is_float(x):
             return reduce(x, axes, keeps)
-        halves = relax.op.multiply(x, _constant(0.5, x))
-        return relax.op.multiply(reduce(halves, axes, keeps), _constant(2.0, x))
+        halves = relax.op.multiply(x, constant(0.5, x))
+        return relax.op.multiply(reduce(halves, axes, keeps), constant(2.0, x))
 
     return function
 
@@ -159,7 +159,7 @@ def _reduce_mean(node: NodeToConvert) -> Any:
     """
     data, *rest = node.inputs
     dtype = dtype_of(data)
-    if _is_float(data) or dtype == "int64":
+    if is_float(data) or dtype == "int64":
         return _convert_reduction(node, _Reduction(relax.op.mean))
     wide = node._replace(inputs=[node.emit(relax.op.astype(data, "int64")), *rest])
     return relax.op.astype(_convert_reduction(wide, _Reduction(relax.op.mean)), dtype)
@@ -185,7 +185,7 @@ def _lp_normalization(node: NodeToConvert) -> Any:
         norm = node.emit(relax.op.sum(relax.op.abs(x), axis, True))
     else:
         norm = node.emit(relax.op.sqrt(relax.op.sum(_square(x), axis, True)))
-    is_zero = relax.op.equal(norm, _constant(0, x))
+    is_zero = relax.op.equal(norm, constant(0, x))
     return relax.op.divide(x, relax.op.where(is_zero, relax.op.ones_like(norm), norm))
 
 
@@ -210,7 +210,7 @@ def _mean_variance_norm(node: NodeToConvert) -> Any:
     [x], axes = node.inputs, [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
     centred = node.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
     variance = node.emit(relax.op.mean(_square(centred), axes, True))
-    raised = node.emit(relax.op.add(relax.op.sqrt(variance), _constant(1e-9, x)))
+    raised = node.emit(relax.op.add(relax.op.sqrt(variance), constant(1e-9, x)))
     return relax.op.divide(centred, raised)
 
 
@@ -239,36 +239,29 @@ def _lp_pool(node: NodeToConvert) -> Any:
 
     TVM counts all pixels of a window that ends beyond the padded data.
     """
-    [x], p, attributes = node.inputs, int(node.attributes.get("p", 2)), dict(node.attributes)
+    [x], p, attributes = node.inputs, int(node.attributes.get("p", 2)), node.attributes
     sizes = list_sizes(x)[2:]
-    rank = len(sizes)
-    window = [int(size) for size in attributes["kernel_shape"]]
-    strides, dilations, pads = (
-        [int(n) for n in attributes.get(name, [default] * count)]
-        for name, default, count in (
-            ("strides", 1, rank),
-            ("dilations", 1, rank),
-            ("pads", 0, 2 * rank),
-        )
+    window, strides, dilations, before, after = Windows.read(
+        attributes, [int(size) for size in attributes["kernel_shape"]]
     )
-    if attributes.pop("ceil_mode", 0):
+    ends = list(after)
+    if attributes.get("ceil_mode", 0):
         # what the last windows read beyond the data is 0
         for axis, (size, step) in enumerate(zip(sizes, strides, strict=True)):
             reach = (window[axis] - 1) * dilations[axis] + 1
             if not isinstance(size, int):
                 raise ValueError("ceil_mode needs a known size of the data")
-            room = size + pads[axis] + pads[rank + axis] - reach
+            room = size + before[axis] + ends[axis] - reach
             count = -(-room // step) + 1
             # a window that begins behind the data is none
-            count -= (count - 1) * step >= size + pads[axis]
-            pads[rank + axis] += max(0, (count - 1) * step - room)
-    auto_pad = attributes.get("auto_pad", b"NOTSET")
-    pool = getattr(relax.op.nn, f"avg_pool{rank}d")
-    if auto_pad not in (b"NOTSET", b"VALID"):
+            count -= (count - 1) * step >= size + before[axis]
+            ends[axis] += max(0, (count - 1) * step - room)
+    pool = getattr(relax.op.nn, f"avg_pool{len(sizes)}d")
+    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise ValueError("auto_pad needs a known size of the data")
-    powers = node.emit(_power(x, p))
+    powers, pads = node.emit(_power(x, p)), [*before, *ends]
     means = node.emit(pool(powers, window, strides, pads, dilations, count_include_pad=True))
-    sums = relax.op.multiply(means, _constant(float(math.prod(window)), x))
+    sums = relax.op.multiply(means, constant(float(math.prod(window)), x))
     return _root(node.emit(sums), p)
 
 
@@ -276,13 +269,78 @@ def _power(x: Any, p: int) -> Any:
     """Return |x| to a power."""
     if p in (1, 2):
         return relax.op.abs(x) if p == 1 else _square(x)
-    return relax.op.power(relax.op.abs(x), _constant(float(p), x))
+    return relax.op.power(relax.op.abs(x), constant(float(p), x))
 
 
 def _root(x: Any, p: int) -> Any:
     if p in (1, 2):
         return x if p == 1 else relax.op.sqrt(x)
-    return relax.op.power(x, _constant(1 / p, x))
+    return relax.op.power(x, constant(1 / p, x))
+
+
+# ---------------------------------------------------------------- positions, orders, running sums
+
+
+def _arg_extreme(node: NodeToConvert) -> Any:
+    """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
+
+    TVM starts with that value and the index -1, which stays where no element beats it.
+    """
+    extent = list_sizes(node.inputs[0])[int(node.attributes.get("axis", 0))]
+    if isinstance(extent, int) and extent == 0:
+        raise ValueError("its data has no elements along the axis")
+    result = node.emit(node.convert_by_tvm(node.inputs))
+    if not node.attributes.get("select_last_index", 0):
+        return relax.op.maximum(result, constant(0, result))
+    # TVM counts from the end then.
+    return relax.op.minimum(result, constant(extent - 1, result))
+
+
+def _top_k(node: NodeToConvert) -> Any:
+    """Return the largest or smallest values, and their indices; TVM sorts integers of 32 and 64 bits."""
+    data, count = node.inputs
+    dtype = dtype_of(data)
+    if is_float(data) or dtype in ("int32", "int64"):
+        return node.convert_by_tvm(node.inputs)
+    if dtype == "uint64":
+        raise ValueError("uint64 cannot be sorted")
+    wide = node.emit(relax.op.astype(data, "int64" if dtype == "uint32" else "int32"))
+    found = node.emit(node.convert_by_tvm([wide, count]))
+    values = node.emit(relax.op.astype(relax.TupleGetItem(found, 0), dtype))
+    return relax.Tuple([values, node.emit(relax.TupleGetItem(found, 1))])
+
+
+def _cum_sum(node: NodeToConvert) -> Any:
+    """Return sums up to each element along an axis, which TVM has to know."""
+    known_array(node.inputs[1], "axis")
+    return node.convert_by_tvm(node.inputs)
+
+
+def _cum_prod(node: NodeToConvert) -> Any:
+    """Return products of all elements before another along an axis."""
+    x, axis = node.inputs
+    axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
+    is_reversed = bool(node.attributes.get("reverse", 0))
+    data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
+    exclusive = bool(node.attributes.get("exclusive", 0))
+    product = node.emit(relax.op.cumprod(data, axis, dtype_of(x), exclusive))
+    return relax.op.flip(product, axis) if is_reversed else product
+
+
+def _layer_norm(node: NodeToConvert) -> Any:
+    """Return a layer norm of any float; TVM lacks that of float64."""
+    data, scale, *shift = node.inputs
+    if dtype_of(data) != "float64":
+        return node.convert_by_tvm(node.inputs)
+    rank = len(list_sizes(data))
+    axes = list(range(int(node.attributes.get("axis", -1)) % rank, rank))
+    mean = node.emit(relax.op.mean(data, axes, keepdims=True))
+    centred = node.emit(relax.op.subtract(data, mean))
+    variance = node.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    epsilon = constant(float(node.attributes.get("epsilon", 1e-5)), data)
+    deviation = node.emit(relax.op.sqrt(node.emit(relax.op.add(variance, epsilon))))
+    scaled = node.emit(relax.op.multiply(relax.op.divide(centred, deviation), scale))
+    return relax.op.add(scaled, shift[0]) if shift and shift[0] is not None else scaled
 
 
 _REDUCTIONS: Final[Mapping[str, _Reduction]] = {
@@ -300,6 +358,12 @@ _REDUCTIONS: Final[Mapping[str, _Reduction]] = {
 }
 
 REDUCTION_CONVERTERS: Final[Mapping[str, Converter]] = {
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
+    "CumProd": _cum_prod,
+    "CumSum": _cum_sum,
+    "LayerNormalization": _layer_norm,
+    "TopK": _top_k,
     **{
         name: functools.partial(_convert_reduction, reduction=reduction)
         for name, reduction in _REDUCTIONS.items()

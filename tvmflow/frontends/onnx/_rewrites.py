@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.core.formatting import excerpt
+from tvmflow.frontends._open_sizes import SizeRanges
 from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
@@ -86,13 +87,9 @@ def _same_padding(node: NodeProto, context: _Context) -> list[NodeProto] | None:
         return None
     ones = [1] * len(kernel)
     strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
-    before, after = [], []
-    for size, edge, stride, gap in zip(shape[2:], kernel, strides, gaps, strict=True):
-        covered = (-(-size // stride) - 1) * stride + (edge - 1) * gap + 1
-        total = max(0, covered - size)
-        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
-        after.append(total - before[-1])
-    new = {**attributes, "auto_pad": "NOTSET", "pads": before + after}
+    is_lower = mode != "SAME_UPPER"
+    pads = SizeRanges(()).same_padding(shape[2:], kernel, strides, gaps, is_lower=is_lower)
+    new = {**attributes, "auto_pad": "NOTSET", "pads": pads}
     return [helper.make_node(node.op_type, node.input, node.output, node.name, **new)]
 
 

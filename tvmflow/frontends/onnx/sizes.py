@@ -22,6 +22,7 @@ from tvmflow.compiler.tir_kernels.resize import Interpolation, is_computed, resi
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
+from tvmflow.frontends.onnx._conversion import read_interpolation
 from tvmflow.frontends.onnx.graph import attribute_text, attributes_of, dtype_of
 
 _MAX_ELEMENTS: Final = 1024
@@ -176,15 +177,10 @@ class Sizes(SizeRanges):
         kernel = attributes.get("kernel_shape") or self.shape_of(self.data(node.input[1]))[2:]
         ones = [1] * len(extents)
         steps, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
-        before, after = [], []
-        for size, width, step, gap in zip(extents, kernel, steps, gaps, strict=True):
-            pad = self.same_padding(size, width, step, gap)
-            small, large = pad // 2, pad - pad // 2
-            before.append(large if mode == "SAME_LOWER" else small)
-            after.append(small if mode == "SAME_LOWER" else large)
+        pads = self.same_padding(extents, kernel, steps, gaps, is_lower=mode == "SAME_LOWER")
         kept = [a for a in node.attribute if a.name not in ("auto_pad", "pads")]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("pads", [*before, *after])])
+        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
 
     def shape_of(self, expr: Any) -> list[Any]:
         """Return the sizes of a tensor.
@@ -895,13 +891,7 @@ def _convert_top_k(sizes: Sizes, node: NodeProto) -> Any:
 
 
 _COORDINATES: Final = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
-_METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
-_ROUNDING: Final = {
-    "round_prefer_floor": "round_prefer_floor",
-    "round_prefer_ceil": "round_prefer_ceil",
-    "floor": "floor",
-    "ceil": "ceil",
-}
+_ROUNDINGS: Final = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
@@ -929,32 +919,25 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
         return None
     lengths = list(map(sizes.as_seen, lengths))
     attributes = attributes_of(node)
-    coordinates = attribute_text(attributes, "coordinate_transformation_mode", "half_pixel")
+    mode = read_interpolation(attributes)
     is_image = len(shape) == 4 and all(map(sizes.is_equal, shape[:2], lengths[:2]))
     odd = {"antialias", "axes", "keep_aspect_ratio_policy"} & attributes.keys()
-    if not is_image or odd or coordinates not in _COORDINATES:
+    if not is_image or odd or mode.coordinates not in _COORDINATES:
         raise OpenSizeProblem("only height and width of images can be resized where sizes are open")
-    method = _METHODS[attribute_text(attributes, "mode", "nearest")]
-    if any(scales[2:]) and coordinates != "align_corners":
-        mode = Interpolation(
-            method=method,
-            coordinates=coordinates,
-            rounding=attribute_text(attributes, "nearest_mode", "round_prefer_floor"),
-            cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
-            excludes_outside=bool(attributes.get("exclude_outside", 0)),
-        )
+    if any(scales[2:]) and mode.coordinates != "align_corners":
         return _resize_by_fractions(sizes, data, lengths[2:], scales[2:], mode)
+    is_nearest = mode.method == "nearest_neighbor"
+    if is_nearest and mode.rounding not in _ROUNDINGS:
+        raise ValueError(f"its nearest_mode is {mode.rounding}")
     return relax.op.image.resize2d(
         data,
         _shape_expr(lengths[2:]),
         layout="NCHW",
-        method=method,
-        coordinate_transformation_mode=coordinates,
-        rounding_method=_ROUNDING[attribute_text(attributes, "nearest_mode", "round_prefer_floor")]
-        if method == "nearest_neighbor"
-        else "",
-        cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
-        cubic_exclude=int(attributes.get("exclude_outside", 0)),
+        method=mode.method,
+        coordinate_transformation_mode=mode.coordinates,
+        rounding_method=mode.rounding if is_nearest else "",
+        cubic_alpha=mode.cubic_alpha,
+        cubic_exclude=int(mode.excludes_outside),
     )
 
 

@@ -713,12 +713,7 @@ def pads(
     """
     if operation.options["padding"] != _SAME:
         return [0] * (2 * len(sizes))
-    befores, afters = [], []
-    for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        total = operation.graph.ranges.same_padding(size, taps, stride, dilation)
-        befores.append(total // 2)
-        afters.append(total - total // 2)
-    return [*befores, *afters]
+    return operation.graph.ranges.same_padding(sizes, kernel, strides, dilations)
 
 
 def limit(graph: Graph, value: Value, low: float, high: float) -> Value:
