@@ -17,11 +17,7 @@ from tvmflow.operators.loading import Operators
 
 
 class NodeNames:
-    """Marks what a frontend emits for a node, so that passes over the imported module keep its name.
-
-    Args:
-        builder: Builds the function `main`.
-    """
+    """Marks what a frontend emits for a node, so that passes over the imported module keep its name."""
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
         self._builder = builder
@@ -48,12 +44,7 @@ _PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError,
 
 
 def explain_failure(error: Exception, operands: str) -> str:
-    """Return an error's text, or in place of internals what an operator could not be converted for.
-
-    Args:
-        error: What the conversion of the operator raised.
-        operands: The dtypes and shapes of its operands; empty where they are not known.
-    """
+    """Return an error's text, or in place of internals what an operator could not be converted for: its operands, if known."""
     reason = last_line(error)
     if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
         return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
@@ -67,13 +58,6 @@ def call_operator(
     operators: Operators, operator: Operator, node: Node, name: str, operands: Sequence[Any]
 ) -> list[Any]:
     """Return the results of an operator for a node.
-
-    Args:
-        operators: Those of the recipe.
-        operator: The one that implements the node.
-        node: The node as the implementation knows it.
-        name: The node in messages.
-        operands: Variables; None for those that are left out.
 
     Raises:
         StageError: when the implementation raises, with file and line.
@@ -105,24 +89,13 @@ _TERMS: Final = 8
 
 
 def make_cosh(x: Any, constant: Callable[[float], Any]) -> Any:
-    """Return `(eˣ + e⁻ˣ)/2`.
-
-    Args:
-        x: A tensor of floats.
-        constant: Returns a constant of its dtype.
-    """
+    """Return `(eˣ + e⁻ˣ)/2`."""
     half = constant(0.5)
     return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
 
 
 def make_sinh(x: Any, constant: Callable[[float], Any], emit: Callable[[Any], Any]) -> Any:
-    """Return `(eˣ − e⁻ˣ)/2`; below 1, the Taylor series, as the difference would lose most bits.
-
-    Args:
-        x: A tensor of floats.
-        constant: Returns a constant of its dtype.
-        emit: Binds a value to a variable.
-    """
+    """Return `(eˣ − e⁻ˣ)/2`; below 1, the Taylor series, as the difference would lose most bits."""
     half, one = constant(0.5), constant(1.0)
     large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
     square, series = emit(x * x), one

@@ -236,11 +236,6 @@ def tensor_spec(
 ) -> TensorSpec:
     """Return a tensor of a model with its shape, and its sizes where some are open.
 
-    Args:
-        name: Its name.
-        kind: Its type in Relax.
-        largest: The largest size of each dimension.
-
     Raises:
         ImportFailed: when its sizes do not follow from the dimensions.
     """

@@ -65,8 +65,7 @@ def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
 def read_in_worker(read: _Reader) -> _Reader:
     """Return a function that reads a file in a worker process, and again only when it has changed.
 
-    Args:
-        read: A function at the top level of a module. It may raise NotAModel, and errors of tvmflow.
+    `read` is at the top level of a module. It may raise NotAModel, and errors of tvmflow.
     """
 
     @functools.wraps(read)

@@ -44,14 +44,9 @@ _WRONG_OPERAND: Final = re.compile("by zero|out of (?:data )?(?:range|bounds)", 
 
 
 class ReferenceProcess:
-    """A running reference process. Not safe for use from several threads.
+    """A running reference process, which returns the outputs, then inner tensors.
 
-    Args:
-        traits: The framework.
-        process: A process that runs `serve`.
-        log: The file with its standard error.
-        inputs: The inputs of the model.
-        outputs: Its outputs, then the inner tensors that it also returns.
+    Not safe for use from several threads.
     """
 
     def __init__(
@@ -203,14 +198,7 @@ def start(
 ) -> Iterator[ReferenceProcess]:
     """Run a reference process while the block runs; it also ends with this process.
 
-    Args:
-        traits: The framework.
-        worker: The module to run, which calls `serve`.
-        first: The message from which it loads the model.
-        inputs: The inputs of the model.
-        outputs: Its outputs, then the inner tensors that it also returns.
-        scratch: A folder for its log file.
-        environment: Variables of its environment, besides those of this process.
+    The module `worker` calls `serve`, and loads the model from the first message. The log is in the folder `scratch`.
 
     Raises:
         StageError: when the framework rejects the model.
@@ -267,13 +255,7 @@ Message = dict[str, Any]
 
 
 class ObservedNode(NamedTuple):
-    """The branches that inputs take through a node that computes piecewise.
-
-    Attributes:
-        node: Its label.
-        operator: Its operator.
-        branches: The share of elements that take each.
-    """
+    """A node that computes piecewise, and the share of elements that take each branch."""
 
     node: str
     operator: str
@@ -281,13 +263,7 @@ class ObservedNode(NamedTuple):
 
 
 class LoadedReference(ABC):
-    """A model loaded by its framework, in the reference process.
-
-    Attributes:
-        name: What runs it, with its version, as reports show it.
-        note: What a report must say of it besides: that it is a stand-in, and why; or nothing.
-        can_observe: Whether `observe` tells anything.
-    """
+    """A model loaded by its framework, in the reference process; see `base.Reference` for its attributes."""
 
     name: str
     note: str = ""

@@ -459,11 +459,6 @@ class OneFileFrontend(Frontend):
 def _refuse_other_kind(start: str, path: Path, expected: FileKind) -> None:
     """Check that a file is not certainly something else than its field says.
 
-    Args:
-        start: The beginning of the message, with the file.
-        path: The file.
-        expected: What the field names.
-
     Raises:
         RecipeError: when it is.
     """
@@ -481,15 +476,7 @@ def shown(file: InputFile) -> str:
 def further_file(
     role: str, name: str, model: InputFile, source: SeveralFiles, where: Where
 ) -> InputFile:
-    """Return a file by its path from the folder of a model's file, not resolved yet.
-
-    Args:
-        role: The name by which stages read it.
-        name: Its path from the folder of the model's file.
-        model: The model's file.
-        source: The recipe's `model`.
-        where: Returns the position of a field below `model`.
-    """
+    """Return a file by its path from the folder of a model's file, not resolved yet."""
     path, url = (
         ("", sibling(model.url, name)) if model.url else (str(Path(model.path).parent / name), "")
     )

@@ -81,14 +81,7 @@ def open_peer(
 ) -> Iterator[Reference]:
     """Run a runtime with a model, in a process of its own, while the block runs.
 
-    Args:
-        name: Its name in `PEERS`.
-        files: Path of each file of the model by its role.
-        inputs: The inputs of the model.
-        outputs: Its outputs.
-        threads: The number of threads that it may use.
-        precision: The `kernels.precision` of the library beside it.
-        scratch: A folder for its files.
+    Its precision is like the `kernels.precision` of the library beside it.
 
     Raises:
         StageError: when it rejects the model.

@@ -81,16 +81,7 @@ def build(
     operators: Operators = NO_OPERATORS,
     dimensions: Sequence[Dimension] = (),
 ) -> LoadedModel:
-    """Return the model of a symbol for these input shapes.
-
-    Args:
-        symbol: The graph.
-        params: Its parameters by name.
-        inputs: The recipe's inputs.
-        tensors: Names of inner tensors that the module returns after the outputs.
-        bound: The constants that take the place of inputs.
-        operators: The recipe's own operators.
-        dimensions: The dimensions that inputs have in their sizes.
+    """Return the model of a symbol for these input shapes; inner `tensors` come after its outputs.
 
     Raises:
         ImportFailed: when an operator, an attribute, an input or a name is not supported.

@@ -49,15 +49,7 @@ def shown(sizes: Sequence[IrSize]) -> str:
 
 
 class Op:
-    """A node, its inputs, and the function that is being built.
-
-    Args:
-        node: The node of the symbol.
-        inputs: Its inputs; None for one that inference does not read.
-        input_names: Their names in the symbol.
-        builder: Builds the Relax function.
-        ranges: The dimensions, by which sizes are compared.
-    """
+    """A node, its inputs (None for those that inference does not read), and the function that is being built."""
 
     def __init__(
         self,

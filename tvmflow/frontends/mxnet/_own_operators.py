@@ -105,15 +105,7 @@ def _describe(value: Expr) -> Tensor:
 
 
 def register(mx: Any, symbol: Path, operators: Operators) -> list[str]:
-    """Let MXNet compute each `Custom` of a symbol by the reference of its operator.
-
-    Args:
-        mx: The module `mxnet`.
-        symbol: The symbol file.
-        operators: Those of the recipe.
-
-    Returns:
-        The names of the operators.
+    """Let MXNet compute each `Custom` of a symbol by the reference of its operator, and return the names of these.
 
     Raises:
         StageError: when one has no reference, or nodes of one type differ in their operands.

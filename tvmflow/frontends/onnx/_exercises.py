@@ -34,12 +34,7 @@ _PREFIX: Final = "tvmflow.exercises"
 
 
 class ObservedModel(NamedTuple):
-    """A model whose last outputs are shares.
-
-    Attributes:
-        model: The model.
-        nodes: Label and operator of each observed node, with the output of each branch.
-    """
+    """A model whose last outputs are shares; label and operator of each observed node, with the output of each branch."""
 
     model: ModelProto
     nodes: Sequence[tuple[str, str, Mapping[str, str]]]
@@ -60,11 +55,8 @@ class ObservedModel(NamedTuple):
 def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
     """Return a model that also returns which branches its inputs take.
 
-    Nodes in the branches of If, and in loops, are not observed.
-
-    Args:
-        model: The model.
-        skeleton: The same without the data of large weights, whose types are soon inferred.
+    Nodes in the branches of If, and in loops, are not observed. The skeleton is the same model without the data of large
+    weights: its types are soon inferred.
     """
     inlined = inline_functions(model)
     typed = inline_functions(skeleton)
@@ -97,12 +89,7 @@ def _list_dependent(model: ModelProto) -> set[str]:
 
 
 class _Observer:
-    """Adds shares to a model.
-
-    Args:
-        model: The model; it is changed.
-        types: The element type of each value.
-    """
+    """Adds shares to a model."""
 
     def __init__(self, model: ModelProto, types: Mapping[str, int]) -> None:
         self._graph, self._types = model.graph, types

@@ -194,12 +194,6 @@ def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) 
     """Return data with the first steps of each sequence reversed, and the others as they are.
 
     A length below 0 counts as 0, and one above the number of steps as that.
-
-    Args:
-        data: The data; any shape.
-        lengths: How many steps of each sequence are reversed (sequences,).
-        batch_axis: The axis of the sequences.
-        time_axis: The axis of the steps.
     """
     steps = data.shape[time_axis]
 
@@ -217,14 +211,7 @@ def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) 
 
 
 def determinant(matrices: Any) -> Any:
-    """Return the determinants of square matrices, by Gaussian elimination with pivots.
-
-    Args:
-        matrices: The matrices (…, n, n).
-
-    Returns:
-        The determinants (…).
-    """
+    """Return the determinants of square matrices (…, n, n), by Gaussian elimination with pivots."""
     *batch, rows, _ = matrices.shape
     dtype, count = matrices.dtype, int(rows)
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
@@ -301,13 +288,7 @@ class Regions(NamedTuple):
 
 
 class _Samples:
-    """The places of the samples of regions.
-
-    Args:
-        boxes: The regions (R, 4): left, top, right, bottom.
-        sizes: Height and width of the images.
-        regions: How regions are sampled.
-    """
+    """The places of the samples of regions (R, 4): left, top, right, bottom."""
 
     def __init__(self, boxes: Any, sizes: Sequence[Any], regions: Regions) -> None:
         self._boxes, self._sizes, self._regions = boxes, sizes, regions

@@ -108,13 +108,7 @@ def _list_called(
 
 
 class _Inliner:
-    """Replaces calls in a model.
-
-    Args:
-        model: The model; it is changed.
-        functions: The functions.
-        opset: The opset that their nodes get.
-    """
+    """Replaces calls in a model by nodes of one opset."""
 
     def __init__(
         self, model: ModelProto, functions: Mapping[_Id, FunctionProto], opset: int
@@ -214,13 +208,7 @@ class _Inliner:
         return nodes
 
     def _rename(self, nodes: Iterable[NodeProto], scope: dict[str, str], prefix: str) -> None:
-        """Give all values that nodes make names of their own.
-
-        Args:
-            nodes: The nodes; they are changed.
-            scope: The new name of each value that is known before them; it gets those of theirs.
-            prefix: The beginning of new names.
-        """
+        """Give all values that nodes make names of their own, which are added to the scope."""
         for node in nodes:
             node.input[:] = [scope.get(name, name) for name in node.input]
             for graph in subgraphs(node):
@@ -328,10 +316,7 @@ def _bind(
 ) -> None:
     """Replace references to attributes of a function by their values.
 
-    Args:
-        nodes: The nodes of the function; they are changed.
-        attributes: The values; an attribute without one is missing in the node, too.
-        drops_missing: Whether references to graphs that have no value are removed.
+    An attribute without a value is missing in the node, too; references to graphs stay unless `drops_missing`.
     """
     for node in with_inner_nodes(nodes):
         bound = []

@@ -422,10 +422,7 @@ class _Conversion:
     def _add_weight(self, what: str, array: _Array, source: str = "") -> str:
         """Add a constant to the model, and return its name.
 
-        Args:
-            what: The name of the operand.
-            array: The values.
-            source: The constant that it is another form of, by whose name others with the same shape find it.
+        Of one that is another form of `source`, others with the same shape find it by that name.
         """
         size = "x".join(map(str, array.shape))
         name = f"{source or self._node.output[0]}/{what}-{size}"

@@ -42,14 +42,7 @@ def name_of(element_type: int) -> str:
 def model_input(
     name: str, element_type: int | None, dims: tuple[int | str, ...] | None, *, is_required: bool
 ) -> ModelInput:
-    """Return an input of a graph.
-
-    Args:
-        name: Its name.
-        element_type: The number of its dtype; None for one that is not a tensor.
-        dims: Fixed sizes, and names of free dimensions; None without a shape.
-        is_required: False for one that an initializer gives a default.
-    """
+    """Return an input of a graph; its element type is None where it is no tensor."""
     dtype = _ELEMENT_TYPES.get(element_type or 0)
     problem = "is not a tensor"
     if element_type is not None:

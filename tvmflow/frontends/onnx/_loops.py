@@ -72,11 +72,7 @@ def _drop_unused_outputs(model: ModelProto) -> None:
 
 
 class _Iterations(Replacement):
-    """The iterations of a loop, as nodes of the main graph.
-
-    Attributes:
-        weights: The weights of the body.
-    """
+    """The iterations of a loop, as nodes of the main graph, and the weights of its body."""
 
     def __init__(self, node: NodeProto, body: GraphProto, opset: int) -> None:
         super().__init__(node)
@@ -105,10 +101,8 @@ class _Iterations(Replacement):
     def run_body_if(self, iteration: int, arguments: Sequence[str], count: int) -> list[str]:
         """Add an If that runs one iteration while the loop lasts, and return the names of its results.
 
-        Args:
-            iteration: The number of the iteration.
-            arguments: Its number, the condition, and the states, as names of values.
-            count: How many results are kept: the condition and the states.
+        The arguments are the number of the iteration, the condition, and the states; the first `count` results, the condition
+        and the states, are kept.
         """
         start = len(self.nodes)
         results = self.run_body(iteration, arguments)[:count]
@@ -258,26 +252,14 @@ _Evaluator = Callable[[_Arrays], list[np.ndarray[Any, Any]]]
 
 
 class Trips(NamedTuple):
-    """The iterations of a loop.
-
-    Attributes:
-        most: How many there are at most.
-        is_exact: Whether there are always so many.
-    """
+    """How many iterations a loop has at most, and whether there are always so many."""
 
     most: int
     is_exact: bool
 
 
 def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> Trips | None:
-    """Return how many iterations a Loop has; None where nothing that is known limits them.
-
-    Args:
-        node: The Loop.
-        known: The constants of the model.
-        opset: Its opset.
-        limit: The number of iterations beyond which none are counted.
-    """
+    """Return how many iterations a Loop has, as far as to a limit; None where nothing that is known limits them."""
     body = attributes_of(node)["body"]
     most, start = (known.constants.get(name) for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
@@ -467,12 +449,7 @@ def inline_known_branches(model: ModelProto) -> ModelProto:
 
 
 def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
-    """Simplify every branch as a model of its own, whose inputs are the values that it captures.
-
-    Args:
-        model: The model; it is changed.
-        simplify: The function that simplifies a model.
-    """
+    """Simplify every branch as a model of its own, whose inputs are the values that it captures."""
     values = {value.name: value for value in (*model.graph.input, *model.graph.value_info)}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     branches = list(list_branches(model.graph))

@@ -55,13 +55,7 @@ class UsedOperator(NamedTuple):
 def find_operator(
     node: NodeProto, operators: Operators, versions: Mapping[str, int]
 ) -> UsedOperator | None:
-    """Return the operator of a recipe that implements a node.
-
-    Args:
-        node: The node.
-        operators: Those of the recipe.
-        versions: The version of each domain that the model uses.
-    """
+    """Return the operator of a recipe that implements a node."""
     version = versions.get(standard_domain(node.domain), 1)
     operator = operators.find(node.domain, node.op_type, version)
     return UsedOperator(operator, version) if operator else None
@@ -259,13 +253,7 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
 
 
 class OwnReferences:
-    """The numpy functions of operators, with a record of the first call of each node.
-
-    Args:
-        used: The operators.
-        operators: Those of the recipe.
-        calls: The folder for the records.
-    """
+    """The numpy functions of operators, with a record of the first call of each node."""
 
     def __init__(self, used: Sequence[UsedOperator], operators: Operators, calls: Path) -> None:
         self.used, self._operators, self._calls = used, operators, calls
@@ -361,13 +349,7 @@ class OwnPiece(NamedTuple):
 
 
 class StandardPiece(NamedTuple):
-    """Other nodes, in their order.
-
-    Attributes:
-        model: The model that they are part of.
-        inputs: The values that they read and do not compute, without weights.
-        outputs: The values that others read, or that the model returns.
-    """
+    """Nodes between own operators, what they read from others, without weights, and what others or the model return of theirs."""
 
     model: ModelProto
     nodes: Sequence[NodeProto]
@@ -394,12 +376,7 @@ class StandardPiece(NamedTuple):
 
 
 class SplitModel(NamedTuple):
-    """A model in pieces, in the order of their computation.
-
-    Attributes:
-        constants: The weights that own operators read.
-        outputs: The names of the outputs.
-    """
+    """A model in pieces, in the order of their computation, with the weights that own operators read."""
 
     pieces: Sequence[OwnPiece | StandardPiece]
     constants: Mapping[str, Array]

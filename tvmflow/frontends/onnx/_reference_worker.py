@@ -139,13 +139,7 @@ def _open(
 
 
 class _SplitSession(LoadedReference):
-    """ONNX Runtime on what is between the operators of the recipe, whose numpy functions are called.
-
-    Args:
-        split: The model in pieces.
-        references: The numpy functions.
-        threads: The threads of a call.
-    """
+    """ONNX Runtime on what is between the operators of the recipe, whose numpy functions are called."""
 
     def __init__(self, split: SplitModel, references: OwnReferences, threads: int) -> None:
         import onnxruntime
@@ -177,13 +171,7 @@ class _SplitSession(LoadedReference):
 
 
 class _Evaluator(LoadedReference):
-    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses.
-
-    Args:
-        model: The path of the model.
-        refusal: The error of ONNX Runtime.
-        references: The numpy functions of the recipe's operators.
-    """
+    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses."""
 
     def __init__(self, model: str, refusal: Exception, references: OwnReferences) -> None:
         import onnx

@@ -113,13 +113,8 @@ def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
 def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: Any) -> Any:
     """Return what a mask adds to scores (batch, heads, steps, length); None without one.
 
-    Args:
-        node: The node.
-        mask: Which keys count, as the operators have it: for each sequence or each row of scores, or the
-            lengths of sequences, after which their starts may follow.
-        batch: The number of sequences.
-        steps: Their queries.
-        length: Their keys.
+    The mask says which keys count, for each sequence or each row of scores, or has the lengths of sequences, after which
+    their starts may follow.
 
     Raises:
         ValueError: for a mask of another shape.
@@ -149,15 +144,9 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
 
 
 def _causal_mask(node: NodeToConvert, steps: Any, length: Any, past: Any) -> Any:
-    """Return what hides later keys from queries; None where they are not hidden.
+    """Return what hides later keys from queries, with `past` keys before the first query; None where they are not hidden.
 
     As in ONNX Runtime, the last query sees all keys.
-
-    Args:
-        node: The node.
-        steps: The number of queries.
-        length: The number of keys.
-        past: How many of these are before the first query.
     """
     if not node.attributes.get("unidirectional", 0):
         return None

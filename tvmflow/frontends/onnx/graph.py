@@ -200,12 +200,7 @@ def captured_names(node: NodeProto) -> set[str]:
 
 
 def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values where a graph, or a subgraph in it, reads them or returns them.
-
-    Args:
-        graph: The graph; it is changed.
-        names: The old name -> the new one.
-    """
+    """Rename values where a graph, or a subgraph in it, reads them or returns them."""
     for value in (*graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:

@@ -74,15 +74,10 @@ def import_prepared(
     *,
     counts_rows: bool = True,
 ) -> LoadedModel:
-    """Import a model that `prepare` returned.
+    """Import a model that `prepare` returned, the last outputs of which are inner tensors.
 
-    Args:
-        model: The prepared model.
-        inner_outputs: How many of its outputs, the last ones, are inner tensors.
-        own: The nodes of the recipe's own operators.
-        labels: The label of the user's node that computes each tensor.
-        dimensions: The dimensions that inputs have in their shapes.
-        counts_rows: Whether a number of rows that is known only when the model runs may be a count.
+    The label of the user's node that computes each tensor is in `labels`. Where `counts_rows` is not set, a number of rows
+    that is known only when the model runs is no count.
 
     Raises:
         ImportFailed: with operator and node.
@@ -133,10 +128,6 @@ def import_prepared(
 
 def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
     """Check all operators.
-
-    Args:
-        model: The model.
-        is_open: Whether it has open sizes.
 
     Raises:
         ImportFailed: with every operator that cannot be imported, and its first node.

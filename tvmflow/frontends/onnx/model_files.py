@@ -170,13 +170,7 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
 
 
 def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Path:
-    """Save a copy of a model beside it, sharing its external data.
-
-    Args:
-        path: The model.
-        names: Inner tensors, which become outputs.
-        inlines: Whether its functions are inlined.
-    """
+    """Save a copy of a model, with inner tensors as outputs, beside it; it shares the external data."""
     model = onnx.load(str(path), format="protobuf", load_external_data=False)
     add_outputs(model, names)
     copy = path.with_name(f"cut-{path.name}")
@@ -383,10 +377,7 @@ def _least_arity(operator: str, version: int) -> tuple[int, int]:
 def _check_edges(graph: GraphProto, outer: list[set[str]], where: str = "") -> None:
     """Check that each tensor is made once, before it is read, and that outputs are made.
 
-    Args:
-        graph: The graph, or a subgraph.
-        outer: The names that a subgraph sees of the graphs around it.
-        where: The beginning of messages.
+    A subgraph sees the names of the graphs around it; `where` begins messages.
     """
     weights = [tensor.name for tensor in graph.initializer]
     sparse = [str(tensor.values.name) for tensor in graph.sparse_initializer]

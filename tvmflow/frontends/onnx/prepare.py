@@ -353,11 +353,7 @@ def _fits(
 ) -> bool:
     """Return whether the results of a node are small enough to be evaluated, before anything makes them.
 
-    Args:
-        model: The model.
-        node: The node.
-        constants: The constants that it may read.
-        room: How many elements the model may still hold; shapes are evaluated also without room.
+    The model may still hold `room` elements; shapes are evaluated also without room.
 
     Raises:
         ImportFailed: when TVM could not make them either.
@@ -662,11 +658,8 @@ def _simplify(model: ModelProto, own: OwnNodes) -> ModelProto:
 def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> None:
     """Let every name be that of an input or of a weight.
 
-    An input may have an initializer as its default; IR version 3 and older list all weights so.
-
-    Args:
-        model: The model; it is changed.
-        names: The inputs that the recipe names: their defaults are dropped.
+    An input may have an initializer as its default, which is dropped where the recipe names the input; IR version 3 and
+    older list all weights so.
     """
     listed = {value.name for value in model.graph.input}
     weights = [t for t in model.graph.initializer if t.name not in listed.intersection(names)]

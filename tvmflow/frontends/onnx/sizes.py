@@ -58,14 +58,7 @@ class _Unknown(Exception):
 
 
 class Sizes(SizeRanges):
-    """The values of a graph that follow from the dimensions.
-
-    Args:
-        builder: The builder of the model.
-        nodes: The results of the importer by name; what is needed as a tensor is added to it.
-        weights: The weights, with their values.
-        dimensions: The dimensions.
-    """
+    """The values of a graph that follow from the dimensions; those that are needed as tensors are added to `nodes`."""
 
     def __init__(
         self,
@@ -310,10 +303,7 @@ def compute_sizes(
 ) -> SizeValue | None:
     """Return the result of a node for numbers and expressions of dimensions; None where it has none.
 
-    Args:
-        ranges: The dimensions.
-        node: The node.
-        operands: Its operands; for `Shape` and `Size`, the shape of the operand.
+    The operand of `Shape` and `Size` is the shape.
     """
     rule = _RULES.get(node.op_type)
     if rule is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:

@@ -313,14 +313,7 @@ _BLOCK_BYTES: Final = 1 << 20
 
 
 def copy_archive(path: Path, graph: str, document: Mapping[str, Any], copy: Path) -> None:
-    """Write a copy of an archive that PyTorch may load.
-
-    Args:
-        path: The archive.
-        graph: The name of its graph.
-        document: That graph, which was checked.
-        copy: The copy.
-    """
+    """Write a copy of an archive, with its checked graph, that PyTorch may load."""
     inside = PurePosixPath(graph)
     folder = inside.parents[1] if inside.parent.name == "models" else inside.parent
     files = re.compile(_FILES.format(name=re.escape(inside.stem)))
@@ -577,11 +570,7 @@ def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def name_outputs(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
-    """Return a name for each value that a model returns.
-
-    Args:
-        spec: How they are nested, as `TreeSpec` of torch.utils._pytree is written.
-        fields: The fields of named tuples by type.
+    """Return a name for each value that a model returns, nested as `TreeSpec` of torch.utils._pytree is written.
 
     Returns:
         The keys of dictionaries and the fields of classes, `output_0`, `output_1`, … for tuples and

@@ -57,12 +57,9 @@ def import_torch() -> Any:
 
 
 def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Sequence[str]) -> Any:
-    """Return the `ExportedProgram` in an archive, which returns a flat tuple of tensors.
+    """Return the `ExportedProgram` in a file `.pt2`, which returns a flat tuple of its outputs and inner tensors.
 
-    Args:
-        path: The archive, as a path that ends in `.pt2`.
-        containers: See `Archive`; they need not be importable.
-        tensors: Names of inner tensors that it returns after its outputs.
+    The containers of `Archive` need not be importable.
 
     Raises:
         CannotLoad: when PyTorch rejects it.

@@ -32,12 +32,7 @@ _ONNX: Final = "model.onnx"
 
 
 class ExportedModel(NamedTuple):
-    """An archive as ONNX.
-
-    Attributes:
-        files: The ONNX file and its external data by their roles.
-        inner_outputs: How many of its outputs, the last ones, are inner tensors.
-    """
+    """An archive as ONNX: its files by their roles, and how many outputs, the last ones, are inner tensors."""
 
     files: Mapping[str, Path]
     inner_outputs: int
@@ -46,13 +41,7 @@ class ExportedModel(NamedTuple):
 def export_to_onnx(
     archive: Archive, path: Path, tensors: Sequence[str], folder: Path
 ) -> ExportedModel:
-    """Export an archive to ONNX.
-
-    Args:
-        archive: The facts of the archive.
-        path: The archive.
-        tensors: Names of tensors; the ONNX model returns the inner ones after its outputs.
-        folder: An empty folder for it.
+    """Export an archive to ONNX, in an empty folder; inner tensors come after its outputs.
 
     Raises:
         ImportFailed: with what PyTorch says of it.

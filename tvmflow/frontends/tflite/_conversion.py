@@ -34,15 +34,7 @@ def convert(
     bound: Mapping[str, Array] = MappingProxyType({}),
     dimensions: Sequence[Dimension] = (),
 ) -> tuple[onnx.ModelProto, int]:
-    """Convert a model.
-
-    Args:
-        model: The model.
-        data: Its file.
-        inputs: All inputs with their shapes.
-        tensors: Names of tensors; the ONNX model returns the inner ones after its outputs.
-        bound: The constants that take the place of inputs.
-        dimensions: The dimensions that inputs have in their sizes.
+    """Convert a model, whose inner tensors come after its outputs.
 
     Returns:
         The ONNX model, and how many of its outputs, the last ones, are inner tensors.

@@ -77,11 +77,7 @@ NOTHING: Final = Value("", (), "float32")
 
 
 class Graph:
-    """An ONNX graph while it grows.
-
-    Args:
-        dimensions: The dimensions of its inputs.
-    """
+    """An ONNX graph while it grows."""
 
     def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
         self.ranges = SizeRanges(dimensions)
@@ -113,13 +109,7 @@ class Graph:
         return Value(spec.name, shape, spec.dtype)
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
-        """Return a constant, which becomes part of the graph when a node reads it.
-
-        Args:
-            array: Its elements.
-            dtype: Their dtype; by default that of `array`.
-            name: The name that it has where no other value has it.
-        """
+        """Return a constant, which becomes part of the graph when a node reads it; by that name where no other value has it."""
         if isinstance(array, np.ndarray) and array.dtype == object:
             if any(map(is_open, array.flat)):
                 return Value(self._new_name(name), array.shape, dtype, array)
@@ -420,13 +410,7 @@ def to_first(axis: int, rank: int) -> int:
 
 
 class Tensors:
-    """The values of all tensors that are computed so far.
-
-    Args:
-        graph: The graph that grows.
-        tensors: The tensors of the file.
-        data: The file.
-    """
+    """The values of all tensors that are computed so far."""
 
     def __init__(self, graph: Graph, tensors: Sequence[Tensor], data: Buffer) -> None:
         self.graph = graph
@@ -673,10 +657,7 @@ class Operation:
     def bias(self, position: int, data: int, weights: int) -> Value | None:
         """Return a bias as real numbers; None where it is left out.
 
-        Args:
-            position: That of the operand.
-            data: The position of the data.
-            weights: The position of the weights. The integers of a bias have the product of both scales.
+        Its integers have the product of the scales of the operands `data` and `weights`.
         """
         if not self.has(position):
             return None

@@ -32,14 +32,7 @@ def _window(operation: Operation, prefix: str, axes: str) -> list[int]:
 
 
 def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw") -> None:
-    """Add a convolution.
-
-    Args:
-        operation: The operator: data, weights, bias.
-        weights: As (results, channels of a group, sizes …).
-        groups: The number of groups.
-        axes: The last letters of the options of each axis.
-    """
+    """Add a convolution with weights (results, channels of a group, sizes …); `axes` are the last letters of its options."""
     number, around = _without_padding(operation)
     data = operation.tensors.real(number, first=True)
     sizes = operation.real(0, first=True).shape[2:]

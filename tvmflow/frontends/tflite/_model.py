@@ -46,13 +46,7 @@ class Budget:
 
 
 class Table:
-    """A table of a FlatBuffer.
-
-    Args:
-        data: The file.
-        position: Where the table begins.
-        budget: How much may be read of the file.
-    """
+    """A table of a FlatBuffer, from a position in the file on."""
 
     def __init__(self, data: Buffer, position: int, budget: Budget) -> None:
         budget.spend(_TABLE_BYTES)

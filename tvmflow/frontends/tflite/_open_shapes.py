@@ -27,11 +27,7 @@ class _Operand(Protocol):
 
 
 class _Call(NamedTuple):
-    """A node with its operands and attributes.
-
-    Attributes:
-        ranges: The dimensions.
-    """
+    """A node with its operands and attributes."""
 
     ranges: SizeRanges
     operands: Sequence[_Operand]
@@ -57,11 +53,6 @@ def infer_shapes(
     ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[_Operand]
 ) -> list[list[IrSize]]:
     """Return the shapes of the results of a node.
-
-    Args:
-        ranges: The dimensions.
-        node: The node.
-        operands: Its operands.
 
     Raises:
         OpenSizeProblem: when they do not follow from the dimensions.

@@ -84,12 +84,7 @@ class _Interpreter(LoadedReference):
 
 
 def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> bytes:
-    """Return a file in which these operands of operators are float32.
-
-    Args:
-        data: The file.
-        weights: Numbers of operators, and positions of their operands.
-    """
+    """Return a file in which these weights, by operators and positions of operands, are float32."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
