@@ -67,11 +67,9 @@ class ReferenceProcess:
         self._outputs = outputs
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs for one batch, by the names that the importer gives them."""
         return self._run(feed, as_timed=False)
 
     def run_as_timed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs for one batch, as the calls that `latency` times compute them."""
         return self._run(feed, as_timed=True)
 
     def _run(self, feed: Mapping[str, Array], *, as_timed: bool) -> dict[str, Array]:
@@ -85,7 +83,6 @@ class ReferenceProcess:
         return {spec.name: arrays[str(index)] for index, spec in enumerate(self._outputs)}
 
     def observe(self, feed: Mapping[str, Array]) -> list[ObservedNode]:
-        """Return the branches of operators that one batch takes."""
         answer, _ = self.request({"call": "observe"}, self._check_inputs(feed))
         return [ObservedNode(*entry) for entry in answer["nodes"]]
 
@@ -287,7 +284,6 @@ class LoadedReference(ABC):
 
 
 def send(stream: IO[bytes], message: Message, arrays: Mapping[str, Array] | None = None) -> None:
-    """Write one message."""
     arrays = arrays or {}
     _send_frame(stream, json.dumps({**message, "arrays": list(arrays)}).encode())
     for array in arrays.values():
@@ -355,7 +351,6 @@ def serve(load: Callable[[Message], LoadedReference]) -> NoReturn:
 def _answer(
     load: Callable[[Message], LoadedReference], incoming: IO[bytes], outgoing: IO[bytes]
 ) -> None:
-    """Answer the requests of a stream."""
     first = receive(incoming)
     if first is None:
         return

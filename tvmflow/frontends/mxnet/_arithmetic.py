@@ -47,7 +47,6 @@ def _unary(function: Callable[[Expr], Expr]) -> Converter:
 
 
 def _scaled(function: Callable[[Expr], Expr], factor: float) -> Converter:
-    """Return the converter of `factor · f(x)`."""
     return lambda op: function(op[0]) * op.scalar(factor)
 
 
@@ -194,7 +193,6 @@ def _multicast(op: Op) -> list[Expr]:
 
 
 def _binary_converters() -> dict[str, Converter]:
-    """Return the converters of all functions of two operands, by every name of their operators."""
     converters: dict[str, Converter] = {}
     for name in _BINARY:
         spelling = _SPELLINGS.get(name, name)

@@ -93,7 +93,6 @@ def read_shape(node: Node) -> tuple[int | str, ...] | None:
 
 
 def not_a_symbol(path: Path, reason: str) -> ImportFailed:
-    """Return the error for a file that is not a symbol."""
     return ImportFailed(
         f"{path.name} is not an MXNet symbol: {reason}",
         fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
@@ -198,8 +197,6 @@ _MAX_ELEMENTS: Final = 1 << 56
 
 
 class _Stored(NamedTuple):
-    """An array as it is in a file."""
-
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
@@ -231,26 +228,22 @@ class _Reader:
         return self.numbers(code, 1, what)[0]
 
     def numbers(self, code: str, count: int, what: str) -> tuple[int, ...]:
-        """Return the next numbers of one format."""
         code = f"<{count}{code}"
         return struct.unpack(code, self.take(struct.calcsize(code), what))
 
     def damaged(self, reason: str) -> ImportFailed:
-        """Return the error for a damaged file."""
         return ImportFailed(
             f"{self.path.name} is damaged: {reason}",
             fix="copy or export the checkpoint again, and compare its size with that of the original",
         )
 
     def unsupported(self, reason: str) -> ImportFailed:
-        """Return the error for a file of another kind."""
         return ImportFailed(
             f"{self.path.name} is not a .params file of MXNet 0.8 to 1.9: {reason}",
             fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
         )
 
     def is_at_end(self) -> bool:
-        """Return whether all bytes have been read."""
         return self._at == len(self._data)
 
 

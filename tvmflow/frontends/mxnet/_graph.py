@@ -252,7 +252,6 @@ def _output_name(node: Node, output: int) -> str:
 
 
 def _reads(node: Node, position: int) -> bool:
-    """Return whether inference reads this input of a node."""
     is_fixed_gamma = node.op in _BATCH_NORMS and _layers.gamma_is_fixed(node.attrs)
     return position != 1 or not (is_fixed_gamma or node.op in _LABELLED)
 

@@ -664,7 +664,6 @@ def _multibox_detection(op: Op) -> Expr:
 
 
 def _scores(op: Op) -> tuple[IrSize, int, IrSize]:
-    """Return the numbers of images, classes and anchors."""
     batch, _, anchors = op.sizes(0)
     return batch, op.size(1), anchors
 

@@ -71,11 +71,9 @@ class Op:
     # -- inputs ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of inputs."""
         return len(self._inputs)
 
     def __getitem__(self, index: int) -> Expr:
-        """Return an input."""
         if index >= len(self):
             self.refuse(f"it has {count_text(len(self), 'input')}, but input {index} is needed")
         value = self._inputs[index]
@@ -83,7 +81,6 @@ class Op:
         return value
 
     def reads(self, index: int) -> bool:
-        """Return whether inference reads this input."""
         return self._inputs[index] is not None
 
     def all_inputs(self) -> list[Expr]:
@@ -102,7 +99,6 @@ class Op:
         return self.fixed(self.sizes(index), index)
 
     def size(self, axis: int, index: int = 0) -> int:
-        """Return a size of an input, which must be fixed."""
         [size] = self.fixed([self.sizes(index)[axis]], index)
         return size
 
@@ -124,11 +120,9 @@ class Op:
         return names_text([shape_text(sizes) for sizes in shapes])
 
     def rank(self, index: int = 0) -> int:
-        """Return the number of dimensions of an input."""
         return len(self.sizes(index))
 
     def dtype(self, index: int = 0) -> str:
-        """Return the dtype of an input."""
         return str(self[index].ty.dtype)
 
     def axis(self, value: int, rank: int | None = None) -> int:
@@ -178,15 +172,12 @@ class Op:
             self.refuse(f"{key}={quoted(text)} is not {expected}")
 
     def has(self, key: str) -> bool:
-        """Return whether the attribute is set to a value other than None."""
         return self._raw(key) is not None
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return an attribute that is true or false."""
         return self._parsed(key, default, lambda text: _FLAGS[text.lower()], "true or false")
 
     def integer(self, key: str, default: int = _REQUIRED) -> int:
-        """Return an integer attribute."""
         return self._parsed(key, default, int, "an integer")
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
@@ -198,7 +189,6 @@ class Op:
         return self._parsed(key, default, int, "an integer")
 
     def number(self, key: str, default: float = _REQUIRED) -> float:
-        """Return a numeric attribute."""
         return self._parsed(key, default, _number, "a number")
 
     def choice(self, key: str, default: str, supported: Sequence[str]) -> str:
@@ -336,10 +326,8 @@ DTYPES: Final = ("float16", "float32", "float64", "int8", "uint8", "int32", "int
 
 
 def first_input(op: Op) -> Expr:
-    """Convert an operator that only copies its first input."""
     return op[0]
 
 
 def identity(value: Expr) -> Expr:
-    """Return the value itself."""
     return value

@@ -47,7 +47,6 @@ def count_outputs(symbol: Symbol, index: int) -> int:
 def describe_node(
     node: Node, operator: Operator, inputs: Sequence[Tensor | None], outputs: int, **private: Any
 ) -> OwnNode:
-    """Return a node as implementations and references of operators know it."""
     return OwnNode(
         operator=operator.name,
         domain=DOMAIN,
@@ -96,7 +95,6 @@ def convert(
 
 
 def _describe(value: Expr) -> Tensor:
-    """Return shape and dtype of an emitted tensor."""
     return Tensor(tuple(int(size) for size in value.ty.shape.values), str(value.ty.dtype))
 
 
@@ -147,14 +145,11 @@ def _register_one(
         return [np.asarray(result) for result in results[:count]]
 
     class Computed(mx.operator.CustomOp):  # type: ignore[misc]
-        """The numpy function."""
-
         def __init__(self, attributes: dict[str, str]) -> None:
             super().__init__()
             self._attributes = attributes
 
         def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-            """Compute the outputs."""
             del is_train, aux
             results = compute(self._attributes, [data.asnumpy() for data in in_data])
             for target, kind, result in zip(out_data, req, results, strict=True):
@@ -168,11 +163,9 @@ def _register_one(
             self._attributes = attributes
 
         def list_arguments(self) -> list[str]:
-            """Return a name for each input."""
             return [f"data{number}" for number in range(inputs)]
 
         def list_outputs(self) -> list[str]:
-            """Return a name for each output."""
             return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
 
         def infer_shape(self, in_shape: Any) -> tuple[Any, Any, Any]:
@@ -182,7 +175,6 @@ def _register_one(
             return in_shape, [list(result.shape) for result in results], []
 
         def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Computed:
-            """Return the operator."""
             del ctx, in_shapes, in_dtypes
             return Computed(self._attributes)
 

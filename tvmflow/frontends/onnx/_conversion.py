@@ -56,12 +56,10 @@ def read_interpolation(attributes: Mapping[str, Any]) -> Interpolation:
 
 
 def constant(value: float, like: Any) -> Any:
-    """Return a scalar of the dtype of a tensor."""
     return relax.const(value, dtype_of(like))
 
 
 def is_float(expr: Any) -> bool:
-    """Return whether a tensor has floats."""
     return "float" in dtype_of(expr)
 
 

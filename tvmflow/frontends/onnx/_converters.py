@@ -295,7 +295,6 @@ def _transform(
 
 
 def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
-    """Return the transform of the last two axes of data."""
     count, parts, frequencies, results = matrix.shape
     shape = list_sizes(x)[:-2]
     flat = node.emit(relax.op.reshape(x, [*shape, count * parts]))

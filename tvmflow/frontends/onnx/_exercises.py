@@ -48,7 +48,6 @@ class ObservedModel(NamedTuple):
 
     @property
     def outputs(self) -> list[str]:
-        """The names of the shares."""
         return [name for _, _, branches in self.nodes for name in branches.values()]
 
 
@@ -89,8 +88,6 @@ def _list_dependent(model: ModelProto) -> set[str]:
 
 
 class _Observer:
-    """Adds shares to a model."""
-
     def __init__(self, model: ModelProto, types: Mapping[str, int]) -> None:
         self._graph, self._types = model.graph, types
         self._numbers = itertools.count()

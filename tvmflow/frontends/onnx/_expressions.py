@@ -46,7 +46,6 @@ class Windows(NamedTuple):
 
     @classmethod
     def read(cls, attributes: Mapping[str, Any], sizes: Sequence[int]) -> Windows:
-        """Return windows of some sizes with the attributes of an operator."""
         rank = len(sizes)
         strides, dilations, pads = (
             [int(number) for number in attributes.get(name, default)]
@@ -309,20 +308,17 @@ class _Samples:
         return length / self._number(self._bins[axis])
 
     def count(self, box: Any, axis: int) -> Any:
-        """Return the number of samples of a bin along an axis."""
         if self._regions.samples > 0:
             return tirx.const(self._regions.samples, "int32")
         return te.ceil(self._step(box, axis)).astype("int32")
 
     def place(self, box: Any, axis: int, cell: Any, sample: Any) -> Any:
-        """Return the coordinate of a sample of a bin."""
         step = self._step(box, axis)
         part = (tirx.Cast(self.dtype, sample) + self._number(0.5)) * step
         within = part / tirx.Cast(self.dtype, self.count(box, axis))
         return self._side(box, 1 - axis) + step * tirx.Cast(self.dtype, cell) + within
 
     def is_outside(self, at: Any, axis: int) -> Any:
-        """Return whether a coordinate is beyond the image."""
         size = tirx.Cast(self.dtype, self._sizes[axis])
         return tirx.any(at < self._number(-1), at > size)
 

@@ -184,7 +184,6 @@ class _Inliner:
         return version != self._opset and _changes(function.node, version, self._opset)
 
     def _expand(self, call: NodeProto, function: FunctionProto) -> list[NodeProto]:
-        """Return the nodes that a call becomes."""
         _check_call(call, function)
         attributes = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in function.node]
@@ -287,7 +286,6 @@ def _prefix(call: NodeProto, function: FunctionProto) -> str:
 
 
 def _depth(nodes: Iterable[NodeProto]) -> int:
-    """Return how deep graphs are nested in nodes."""
     return max((1 + _depth(g.node) for node in nodes for g in subgraphs(node)), default=0)
 
 

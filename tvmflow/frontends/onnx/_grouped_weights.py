@@ -88,7 +88,6 @@ def convert_grouped_weights(model: ModelProto) -> ModelProto:
 
 
 def _list_constants(graph: GraphProto) -> dict[str, TensorProto]:
-    """Return the constants of a graph by name."""
     values = {
         node.output[0]: attribute.t
         for node in graph.node
@@ -166,8 +165,6 @@ class _Additions:
 
 
 class _Conversion:
-    """The conversion of one node."""
-
     def __init__(
         self, additions: _Additions, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
@@ -176,7 +173,6 @@ class _Conversion:
         self._new = Replacement(node)
 
     def convert(self) -> list[NodeProto] | None:
-        """Return the nodes that replace the node; None where it stays."""
         if self._node.op_type == "MatMulNBits":
             return self._convert_product()
         tensor = self._constants.get(self._name(0))
@@ -389,7 +385,6 @@ class _Conversion:
         return value
 
     def _size(self, name: str) -> int:
-        """Return an attribute that is a size."""
         value = self._integer(name, 0)
         if not 0 < value <= _MAX_SIZE:
             raise self._refuse(f"{name} is {value}, and must be from 1 to {_MAX_SIZE:,}")
@@ -404,7 +399,6 @@ class _Conversion:
     def _check(
         self, what: str, tensor: TensorProto, element_types: tuple[int, ...], elements: int
     ) -> None:
-        """Check the type of an operand, and how many elements it has."""
         if tensor.data_type not in element_types:
             names = " or ".join(map(name_of, element_types))
             raise self._refuse(f"{what} is {name_of(tensor.data_type)}, and must be {names}")

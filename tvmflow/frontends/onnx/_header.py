@@ -34,7 +34,6 @@ NARROW_TYPES: Final = frozenset(range(17, 27))
 
 
 def name_of(element_type: int) -> str:
-    """Return the name of an element type."""
     is_known = 0 < element_type < len(_TYPE_NAMES)
     return _TYPE_NAMES[element_type] if is_known else f"number {element_type} of ONNX"
 
@@ -210,13 +209,11 @@ class _Reader:
             _check_count(len(self._outputs), MAX_SIGNATURE, "outputs")
 
     def inputs(self) -> Iterator[ModelInput]:
-        """Give the inputs of the main graph."""
         for field in self._inputs:
             name = self._name(field, 1)
             yield model_input(name, *self._type(field), is_required=name not in self._weights)
 
     def outputs(self) -> Iterator[ModelOutput]:
-        """Give the outputs of the main graph."""
         for field in self._outputs:
             element_type, dims = self._type(field)
             yield ModelOutput(self._name(field, 1), _ELEMENT_TYPES.get(element_type or 0), dims)
@@ -242,7 +239,6 @@ class _Reader:
         return size
 
     def _last(self, message: Field | None, number: int) -> Field | None:
-        """Return the last field of this number in a message, or None."""
         matching = [f for f in self._fields(message) if f.number == number] if message else []
         return matching[-1] if matching else None
 

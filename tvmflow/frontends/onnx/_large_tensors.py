@@ -145,7 +145,6 @@ def can_stay(tensor: TensorProto, place: Place) -> bool:
 
 
 def leave_in_file(tensor: TensorProto, place: Place) -> None:
-    """Leave the data of a tensor in a file."""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
     for key, value in (
@@ -177,7 +176,6 @@ def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
 
 
 def with_data(tensor: TensorProto) -> TensorProto:
-    """Return a tensor that has its data."""
     return (
         tensor
         if place_of(tensor) is None

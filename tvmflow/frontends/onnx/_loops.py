@@ -84,7 +84,6 @@ class _Iterations(Replacement):
             self.weights[-1].name = f"{self._prefix}.{tensor.name}"
 
     def run_body(self, iteration: int, arguments: Sequence[str]) -> list[str]:
-        """Add the nodes of one iteration, and return the names of its results."""
         inputs = (value.name for value in self._body.input)
         names = dict(zip(inputs, arguments, strict=True))
         names |= {t.name: f"{self._prefix}.{t.name}" for t in self._body.initializer}
@@ -131,7 +130,6 @@ class _Iterations(Replacement):
         return f"{name}.reshaped"
 
     def stack(self, values: Sequence[str], axis: int, output: str) -> None:
-        """Add values of all iterations along a new axis."""
         if not output:
             return
         if self._opset >= _AXES_INPUT_OPSET:
@@ -220,7 +218,6 @@ def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
 
 
 def _can_unroll(body: GraphProto, count: int) -> bool:
-    """Return whether the iterations of a body are few enough."""
     return 0 < count * _count_nodes(body) <= MAX_UNROLLED_NODES
 
 

@@ -55,7 +55,6 @@ class UsedOperator(NamedTuple):
 def find_operator(
     node: NodeProto, operators: Operators, versions: Mapping[str, int]
 ) -> UsedOperator | None:
-    """Return the operator of a recipe that implements a node."""
     version = versions.get(standard_domain(node.domain), 1)
     operator = operators.find(node.domain, node.op_type, version)
     return UsedOperator(operator, version) if operator else None
@@ -342,8 +341,6 @@ def _record(
 
 
 class OwnPiece(NamedTuple):
-    """A node of an own operator."""
-
     node: NodeProto
     use: UsedOperator
 

@@ -123,7 +123,6 @@ def _open(
     is_optimized: bool = False,
     external: Mapping[str, Array] | None = None,
 ) -> Any:
-    """Return a session of ONNX Runtime for a file or the bytes of a model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -60,7 +60,6 @@ def rewrite_nodes(model: ModelProto) -> ModelProto:
 
 
 def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    """Return the nodes that replace one; None where it stays."""
     if is_standard(node) or node.domain == "com.microsoft":
         if node.op_type in QOPERATORS:
             return _rewrite_qoperator(node, context.known)
@@ -173,7 +172,6 @@ def _top_k(node: NodeProto, _: _Context) -> list[NodeProto] | None:
 
 
 def _eye_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    """Rewrite an identity matrix as a constant."""
     shape, attributes = context.known.shapes.get(node.input[0]), attributes_of(node)
     kind = attributes.get("dtype", context.types.get(node.input[0], TensorProto.FLOAT))
     if shape is None or len(shape) != 2 or shape[0] * shape[1] > _MAX_IDENTITY_ELEMENTS:
@@ -315,8 +313,6 @@ def _find_product(
 
 
 class _Converter:
-    """Makes the nodes for one Einstein sum."""
-
     def __init__(self, node: NodeProto, product: _Product, sizes: Mapping[str, int]) -> None:
         self._node, self._product, self._sizes = node, product, sizes
         self._new = Replacement(node, "/einsum")
@@ -378,17 +374,13 @@ class _Operands:
         self._known = known
 
     def name(self, position: int) -> str:
-        """Return the name of an operand; empty for one that is left out."""
         return self._node.input[position] if position < len(self._node.input) else ""
 
     def shape(self, position: int) -> tuple[int, ...] | None:
-        """Return the shape of an operand; None if it is unknown."""
         return self._known.shapes.get(self.name(position))
 
 
 class _Quantized(_Operands):
-    """A node of a QOperator, and the nodes that replace it."""
-
     def parameters(self, scale: int) -> list[str]:
         """Return the names of all scales and zero points, those of the result at `scale`."""
         last = len(self._node.input) if scale == 0 else scale
@@ -398,7 +390,6 @@ class _Quantized(_Operands):
         return [self.name(position) for position in (scale, scale + 1, *places)]
 
     def is_vector(self, position: int) -> bool:
-        """Return whether a scale has several elements."""
         return max(self._known.shapes[self.name(position)], default=1) > 1
 
     def real(self, position: int, axis: int = 1) -> str:
@@ -541,20 +532,16 @@ class _Fused(_Operands):
         self.element_type = next((types[name] for name in node.input if name in types), 0)
 
     def rank(self, position: int) -> int | None:
-        """Return the number of axes of an operand; None if it is unknown."""
         shape = self.shape(position)
         return None if shape is None else len(shape)
 
     def type_of(self, position: int) -> int:
-        """Return the element type of an operand; 0 if it is unknown."""
         return self._types.get(self.name(position), 0)
 
     def result(self, position: int = 0) -> str:
-        """Return the name of a result; empty for one that is left out."""
         return self._node.output[position] if position < len(self._node.output) else ""
 
     def scaled(self, value: str, factor: float) -> str:
-        """Return a value times a number."""
         return value if factor == 1 else self.new.add("Mul", value, self.number(factor))
 
     def cast(self, value: str, element_type: int, to: int) -> str:
@@ -572,14 +559,12 @@ class _Fused(_Operands):
             self.new.add("Cast", self.new.add(operator, *values), output=output, to=to)
 
     def number(self, value: float) -> str:
-        """Return the name of a constant of the type of the operands."""
         if self.element_type:
             dtype = helper.tensor_dtype_to_np_dtype(self.element_type)
             return self.new.constant(np.asarray(value, dtype))
         return self.new.add("CastLike", self.new.constant(np.float32(value)), self.name(0))
 
     def activated(self, value: str, parameters: Mapping[str, Any]) -> None:
-        """Apply the activation of a fused operator, which gives the result."""
         name = self.attributes.get("activation", "")
         if name == "Clip":
             limits = [self.number(limit) for limit in parameters.values()]
@@ -688,7 +673,6 @@ def _fused_convolution(node: _Fused) -> list[NodeProto]:
 
 
 def _quick_gelu(node: _Fused) -> list[NodeProto]:
-    """Rewrite x · sigmoid(α·x)."""
     x = node.name(0)
     gate = node.new.add("Sigmoid", node.scaled(x, node.attributes.get("alpha", 1.702)))
     node.new.add("Mul", x, gate, output=node.result())

@@ -29,7 +29,6 @@ _MASKED: Final = -10000.0
 
 
 def _operand(node: NodeToConvert, position: int) -> Any:
-    """Return an operand; None for one that is left out."""
     return node.inputs[position] if position < len(node.inputs) else None
 
 

@@ -295,7 +295,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         raise ImportFailed(text, fix=_binding_advice(self._model, name) or _FIX)
 
     def _explain(self, node: NodeProto, error: Exception) -> str:
-        """Return why a node cannot be converted."""
         types = [self._nodes[name].ty for name in node.input if name in self._nodes]
         operands = [
             f"{ty.dtype}{list(map(plain, ty.shape.values))}"
@@ -324,7 +323,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
 
     def _construct_own(self, node: NodeProto) -> None:
-        """Convert a node by the operator of the recipe."""
         inputs = [self._nodes[name] if name else None for name in node.input]
         results = self._own.convert(node, inputs, self.bb)
         self._nodes.update(zip(node.output, results, strict=True))

@@ -676,7 +676,6 @@ def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> N
 
 
 def _bind_inputs(model: ModelProto, bound: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Replace inputs by constants."""
     free = [value for value in model.graph.input if value.name not in bound]
     if bound:
         del model.graph.input[:]

@@ -129,7 +129,6 @@ class Sizes(SizeRanges):
                 self._nodes[name] = self._builder.emit(reshaped)
 
     def _unknown_text(self, node: NodeProto) -> str:
-        """Return why the result of a node has unknown sizes."""
         return f"{self.unknown_text()}{self._operands_text(node)}"
 
     def fixed_text(self, node: NodeProto) -> str:
@@ -373,14 +372,12 @@ class _Call(NamedTuple):
     sizes: SizeRanges
 
     def array(self, position: int) -> _Array:
-        """Return the elements of an operand that is there."""
         operand = self.operands[position] if position < len(self.operands) else None
         if operand is None:
             raise _Unknown
         return operand.values
 
     def dtype(self, position: int = 0) -> str:
-        """Return the dtype of an operand."""
         operand = self.operands[position]
         if operand is None:
             raise _Unknown

@@ -427,7 +427,6 @@ def copy_for_pytorch(path: Path, folder: Path) -> Path:
 
 
 def _read_graph(path: Path) -> tuple[str, Any]:
-    """Return the name and the JSON document of an archive's model."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [entry for entry in archive.infolist() if is_graph(entry.filename)]
@@ -458,7 +457,6 @@ def _read_graph(path: Path) -> tuple[str, Any]:
 def _check_sizes(
     entries: Sequence[zipfile.ZipInfo], graph: zipfile.ZipInfo, archive_bytes: int
 ) -> None:
-    """Check what an archive would be when it is unpacked."""
     if len(entries) > _MAX_ENTRIES or len({entry.filename for entry in entries}) < len(entries):
         raise NotAModel(f"it has {len(entries):,} files, or two of one name")
     if graph.file_size > _MAX_GRAPH_BYTES:

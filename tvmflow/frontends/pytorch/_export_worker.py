@@ -34,7 +34,6 @@ _REFUSES_NEGATIVE: Final = re.compile(
 
 
 def _export(request: dict[str, Any]) -> dict[str, str]:
-    """Write the ONNX model, and return the answer."""
     try:
         torch = import_torch()
         import onnxscript  # noqa: F401  (torch.onnx imports it late, and explains less)
@@ -301,7 +300,6 @@ def describe_error(error: BaseException) -> str:
 
 
 def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
-    """Write the archive, and return the answer."""
     try:
         import torch
         import torch.export
@@ -343,7 +341,6 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Answer the request on the command line."""
     request = json.loads(sys.argv[1])
     answer = _export_factory(request) if "factory" in request else _export(request)
     Path(request["answer"]).write_text(json.dumps(answer))

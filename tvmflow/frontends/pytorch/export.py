@@ -91,7 +91,6 @@ def _run(request: Json, folder: Path, output: int, errors: int | None = None) ->
 
 
 def _export_error(problem: str, reason: str, archive: Archive) -> Exception:
-    """Return the error for an answer of the worker."""
     if problem == "import":
         text = f"PyTorch and its exporter to ONNX cannot be imported: {reason}"
         return EnvironmentProblem(text, fix=INSTALL)
@@ -121,7 +120,6 @@ def _export_error(problem: str, reason: str, archive: Archive) -> Exception:
 
 
 def _load_error(reason: str, written_by: str) -> ImportFailed:
-    """Return the error for an archive that the installed PyTorch does not load."""
     installed = packages.find_package("torch").version
     text = f"PyTorch {installed} cannot load the archive"
     if _release(written_by) > _release(installed):
@@ -196,7 +194,6 @@ def export_factory(factory: str, path: Path) -> str:
 
 
 def _factory_error(factory: str, problem: str, reason: str) -> Exception:
-    """Return the error for an answer of the worker."""
     if problem == "import":
         return EnvironmentProblem(f"PyTorch cannot be imported: {reason}", fix=INSTALL)
     module, _, function = factory.partition(":")

@@ -58,7 +58,6 @@ class Value(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The number of axes."""
         return len(self.shape)
 
     @property
@@ -77,8 +76,6 @@ NOTHING: Final = Value("", (), "float32")
 
 
 class Graph:
-    """An ONNX graph while it grows."""
-
     def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
         self.ranges = SizeRanges(dimensions)
         self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
@@ -94,11 +91,9 @@ class Graph:
 
     @property
     def is_open(self) -> bool:
-        """True if its inputs have open sizes."""
         return bool(self._symbols)
 
     def input(self, spec: TensorSpec) -> Value:
-        """Add an input."""
         self._names.add(spec.name)
         sizes = spec.sizes or spec.shape
         self._inputs.append(_value_info(spec.name, spec.dtype, sizes))
@@ -118,7 +113,6 @@ class Graph:
         return Value(self._new_name(name), elements.shape, str(elements.dtype), elements)
 
     def add(self, operator: str, *operands: Value, **attributes: Any) -> Value:
-        """Add a node with one result."""
         [result] = self.add_several(operator, 1, *operands, **attributes)
         return result
 
@@ -291,7 +285,6 @@ class Graph:
         return self.constant(np.asarray(values, np.int64))
 
     def finish(self, outputs: Sequence[tuple[str, Value]]) -> onnx.ModelProto:
-        """Return the model with these outputs by name."""
         infos = []
         for name, value in outputs:
             source = value.name
@@ -305,7 +298,6 @@ class Graph:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
 
     def reserve(self, names: Sequence[str]) -> None:
-        """Keep names for outputs."""
         self._names.update(names)
 
     def _new_name(self, name: str = "") -> str:
@@ -423,16 +415,13 @@ class Tensors:
         """Images with zeros around others: the number of the other tensor, and the widths as ONNX has them."""
 
     def tensor(self, number: int) -> Tensor:
-        """Return a tensor of the file."""
         return self._tensors[number]
 
     def quantization(self, number: int) -> Quantization | None:
-        """Return what the integers of a tensor stand for; None for plain numbers."""
         tensor = self._tensors[number]
         return tensor.quantization if tensor.dtype in _QUANTIZED else None
 
     def is_constant(self, number: int) -> bool:
-        """Return whether the file has the values of a tensor."""
         return self._tensors[number].data is not None
 
     def is_first(self, number: int) -> bool:
@@ -440,14 +429,12 @@ class Tensors:
         return (number, True) in self._stored and (number, False) not in self._stored
 
     def rank(self, number: int) -> int:
-        """Return the number of axes of a tensor."""
         for first in (False, True):
             if (number, first) in self._stored:
                 return self._stored[number, first].rank
         return len(self._tensors[number].dims)
 
     def set_input(self, number: int, value: Value) -> None:
-        """Set an input of the model."""
         self._stored[number, False] = value
 
     def stored(self, number: int, *, first: bool = False) -> Value:
@@ -572,7 +559,6 @@ class Operation:
         return self.tensors.is_first(self.number(position))
 
     def rank(self, position: int = 0) -> int:
-        """Return the number of axes of an operand."""
         return self.tensors.rank(self.number(position))
 
     def constant(self, position: int) -> Array:
@@ -589,7 +575,6 @@ class Operation:
         return value.array
 
     def integers(self, position: int) -> list[int]:
-        """Return the values of a constant operand as a list."""
         return [int(value) for value in np.ravel(self.constant(position))]
 
     def sizes(self, position: int) -> list[IrSize]:
@@ -624,7 +609,6 @@ class Operation:
         return self.checked_axis(self.integers(position)[0], rank)
 
     def checked_axis(self, axis: int, rank: int) -> int:
-        """Return an axis counted from the start."""
         if not -rank <= axis < rank:
             raise self.refusal(f"with axis {axis} of {rank}")
         return axis % rank
@@ -639,7 +623,6 @@ class Operation:
         self.tensors.write(self.outputs[position], value, first=first)
 
     def output_dtype(self, position: int = 0) -> str:
-        """Return the dtype of a result."""
         return self.tensors.tensor(self.outputs[position]).dtype
 
     def weight(self, position: int, axes: Sequence[int]) -> Value:
@@ -698,7 +681,6 @@ def pads(
 
 
 def limit(graph: Graph, value: Value, low: float, high: float) -> Value:
-    """Add a limit to both sides."""
     bounds = (graph.constant(low, value.dtype), graph.constant(high, value.dtype))
     return graph.add("Clip", value, *bounds)
 

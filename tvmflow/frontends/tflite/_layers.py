@@ -387,7 +387,6 @@ _Formula = Callable[..., Value]
 
 
 def _elementwise(operation: Operation, formula: _Formula) -> None:
-    """Write what a formula gives for the operands."""
     values, first = aligned(operation, range(len(operation.inputs)))
     operation.write(formula(operation.graph, *values), first=first)
 

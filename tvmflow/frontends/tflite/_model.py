@@ -58,7 +58,6 @@ class Table:
 
     @classmethod
     def root(cls, data: Buffer, budget: Budget) -> Table:
-        """Return the table that a file begins with."""
         return cls(data, int(_read(data, 0, "I")), budget)
 
     def scalar(self, number: int, code: str, default: float) -> float:
@@ -97,7 +96,6 @@ class Table:
         return tuple(map(int, self.numbers(number, code, limit)))
 
     def text(self, number: int) -> str:
-        """Return a string; empty without one."""
         start, count = self.span(number, 1)
         if count > _MAX_TEXT:
             raise NotAModel(f"a name in it has {count:,} characters")
@@ -116,7 +114,6 @@ class Table:
         return start + 4, count
 
     def _place(self, number: int) -> int | None:
-        """Return where a field is, or None for one that has its default."""
         entry = 4 + 2 * number
         if entry + 2 > self._size:
             return None
@@ -412,7 +409,6 @@ def _check_numbers(numbers: Sequence[int], count: int, *, optional: bool = False
 
 
 def _buffer_span(table: Table, size: int) -> tuple[int, int] | None:
-    """Return where the data of a buffer are; None for one without data."""
     start, count = table.span(0, 1)
     if not count:
         # Large models have their data behind the tables.

@@ -27,25 +27,20 @@ class _Operand(Protocol):
 
 
 class _Call(NamedTuple):
-    """A node with its operands and attributes."""
-
     ranges: SizeRanges
     operands: Sequence[_Operand]
     attributes: Mapping[str, Any]
 
     def shape(self, position: int = 0) -> list[IrSize]:
-        """Return the shape of an operand."""
         return list(self.operands[position].shape)
 
     def numbers(self, position: int) -> list[IrSize]:
-        """Return the elements of an operand."""
         array = self.operands[position].array
         if array is None:
             raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
         return list(array.ravel().tolist())
 
     def axis(self, rank: int | None = None) -> int:
-        """Return the attribute `axis`, counted from the start."""
         return int(self.attributes.get("axis", -1)) % (len(self.shape()) if rank is None else rank)
 
 
