@@ -168,9 +168,6 @@ class SizeRanges:
         """Return the padding that completes ⌈size / stride⌉ windows of each axis: all before, then all after data.
 
         Of an odd number, one more is after the data, or before them if `is_lower`.
-
-        Raises:
-            OpenSizeProblem: when they differ between sizes.
         """
         totals = []
         for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
@@ -234,11 +231,7 @@ def shape_text(sizes: Sequence[Any]) -> str:
 def tensor_spec(
     name: str, kind: Any, largest: Mapping[str, int] = MappingProxyType({})
 ) -> TensorSpec:
-    """Return a tensor of a model with its shape, and its sizes where some are open.
-
-    Raises:
-        ImportFailed: when its sizes do not follow from the dimensions.
-    """
+    """Return a tensor of a model with its shape, and its sizes where some are open."""
     sizes = sizes_of(SimpleNamespace(ty=kind))
     try:
         texts = tuple(map(size_text, sizes)) if sizes is not None else None

@@ -457,11 +457,7 @@ class OneFileFrontend(Frontend):
 
 
 def _refuse_other_kind(start: str, path: Path, expected: FileKind) -> None:
-    """Check that a file is not certainly something else than its field says.
-
-    Raises:
-        RecipeError: when it is.
-    """
+    """Check that a file is not certainly something else than its field says."""
     kind = recognize(path)
     if kind not in (expected, ZIP, None):
         fix = f"name it with `{kind.field}:`" if kind.field else kind.fix_for(path)

@@ -184,11 +184,7 @@ class MxnetFrontend(Frontend):
         return symbol, params
 
     def _check_symbol(self, file: InputFile) -> None:
-        """Check that a file is a symbol.
-
-        Raises:
-            RecipeError: when it is not.
-        """
+        """Check that a file is a symbol."""
         start = f"{file.where}: model.mxnet.prefix"
         try:
             self.read_facts({SYMBOL: Path(file.path)})

@@ -270,11 +270,7 @@ def read_params(path: Path) -> dict[str, Array]:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Return the names of the arrays of a checkpoint, as `read_params` does.
-
-    Raises:
-        ImportFailed: for a file that is truncated, or of another kind.
-    """
+    """Return the names of the arrays of a checkpoint, as `read_params` does."""
     return tuple(_read_stored(path))
 
 

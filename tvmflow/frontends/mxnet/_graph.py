@@ -81,11 +81,7 @@ def build(
     operators: Operators = NO_OPERATORS,
     dimensions: Sequence[Dimension] = (),
 ) -> LoadedModel:
-    """Return the model of a symbol for these input shapes; inner `tensors` come after its outputs.
-
-    Raises:
-        ImportFailed: when an operator, an attribute, an input or a name is not supported.
-    """
+    """Return the model of a symbol for these input shapes; inner `tensors` come after its outputs."""
     output_count = len(symbol.heads)
     symbol = _with_heads(symbol, tensors)
     live = _live_nodes(symbol)

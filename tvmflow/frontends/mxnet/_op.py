@@ -255,11 +255,7 @@ class Op:
             )
 
     def refuse(self, reason: str, fix: str = "") -> NoReturn:
-        """Reject this node.
-
-        Raises:
-            ImportFailed: always.
-        """
+        """Reject this node."""
         read = [index for index in range(len(self)) if self.reads(index)]
         if not fix and any(is_open(size) for index in read for size in self.sizes(index)):
             fix = OPEN_FIX

@@ -70,12 +70,7 @@ def convert(
     operators: Operators,
     builder: relax.BlockBuilder,
 ) -> list[Expr]:
-    """Return the results of a node by its operator, each a variable.
-
-    Raises:
-        StageError: when the implementation raises, with file and line.
-        ImportFailed: when its results do not fit the model.
-    """
+    """Return the results of a node by its operator, each a variable."""
     operator = find_operator(node, operators)
     assert operator is not None
     exprs = [None if value is None else builder.emit(value) for value in inputs]
@@ -103,11 +98,7 @@ def _describe(value: Expr) -> Tensor:
 
 
 def register(mx: Any, symbol: Path, operators: Operators) -> list[str]:
-    """Let MXNet compute each `Custom` of a symbol by the reference of its operator, and return the names of these.
-
-    Raises:
-        StageError: when one has no reference, or nodes of one type differ in their operands.
-    """
+    """Let MXNet compute each `Custom` of a symbol by the reference of its operator, and return the names of these."""
     graph = read_symbol(symbol)
     arities: dict[Operator, tuple[int, int]] = {}
     for index, node in enumerate(graph.nodes):

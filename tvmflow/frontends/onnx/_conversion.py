@@ -69,11 +69,7 @@ def list_sizes(expr: Any) -> list[Any]:
 
 
 def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return the value of a constant operand.
-
-    Raises:
-        ValueError: when it is computed.
-    """
+    """Return the value of a constant operand."""
     if not isinstance(expr, tvm.ir.Constant):
         raise ValueError(f"{name} depends on the inputs, which is not supported")
     return np.asarray(expr.value.numpy())

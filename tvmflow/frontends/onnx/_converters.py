@@ -326,11 +326,7 @@ class _Axis(NamedTuple):
 
 
 def _resize(node: NodeToConvert) -> Any:
-    """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it.
-
-    Raises:
-        ValueError: for a mode that is not supported.
-    """
+    """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it."""
     attributes, axes = node.attributes, _find_axes(node.inputs, node.attributes)
     antialias = bool(attributes.get("antialias", 0))
     mode = read_interpolation(attributes)
@@ -546,11 +542,7 @@ def _differ(size: Any, other: Any) -> bool:
 
 
 def _windows(node: NodeToConvert) -> Windows:
-    """Return the windows of a pooling operator.
-
-    Raises:
-        ValueError: when numbers are missing or out of range, or a window may be padding alone.
-    """
+    """Return the windows of a pooling operator."""
     sizes = list(node.attributes["kernel_shape"])
     rank = len(list_sizes(node.inputs[0])) - 2
     for name, count, least in (

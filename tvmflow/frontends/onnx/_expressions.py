@@ -170,11 +170,7 @@ def limit_places(places: Any, count: Any) -> Any:
 
 
 def infer_unpooled_shape(shape: Sequence[int], windows: Windows) -> list[int]:
-    """Return the shape of data from that of the maxima of its windows.
-
-    Raises:
-        ValueError: when nothing is left between the padding.
-    """
+    """Return the shape of data from that of the maxima of its windows."""
     spatial = [
         (size - 1) * stride + edge - front - back
         for size, stride, edge, front, back in zip(

@@ -151,11 +151,7 @@ class _Inliner:
         graph.node.extend(copies)
 
     def _check_growth(self, call: NodeProto, function: FunctionProto, depth: int) -> None:
-        """Count what a call becomes, before it does.
-
-        Raises:
-            ImportFailed: when the model would be too large, or nested too deep.
-        """
+        """Count what a call becomes, before it does."""
         given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
         body = list(with_inner_nodes(function.node))
         used = [
@@ -351,9 +347,6 @@ def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
     """Return a model in a newer opset.
 
     Operators that came later than the model's own opset mean what they do in the newer one, as in ONNX Runtime.
-
-    Raises:
-        ImportFailed: when it cannot be converted.
     """
     version = opset_of(model)
     if not _changes(model.graph.node, version, opset):

@@ -126,12 +126,7 @@ class OwnNodes:
     def convert(
         self, node: NodeProto, inputs: Sequence[Any], builder: relax.BlockBuilder
     ) -> list[Any]:
-        """Return the results of a marked node, each a variable.
-
-        Raises:
-            StageError: when its implementation raises, with file and line.
-            ImportFailed: when its results do not fit the model.
-        """
+        """Return the results of a marked node, each a variable."""
         use = self._uses[node.op_type]
         exprs = [None if value is None else builder.emit(value) for value in inputs]
         described = replace(
@@ -166,11 +161,7 @@ NO_OPERATORS: Final = OwnNodes(Operators())
 def describe_node(
     node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None]
 ) -> Node:
-    """Return a node as implementations and references of operators know it.
-
-    Raises:
-        ImportFailed: when it has an attribute that is a graph.
-    """
+    """Return a node as implementations and references of operators know it."""
     attributes = {}
     for name, value in attributes_of(node).items():
         if isinstance(value, GraphProto):
@@ -202,11 +193,7 @@ def _tensor(expr: Any) -> Tensor:
 
 
 def _spec(expr: Any) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of an emitted tensor.
-
-    Raises:
-        OperatorError: when it is none, or its shape is not fixed.
-    """
+    """Return shape and dtype of an emitted tensor."""
     try:
         return tuple(int(extent) for extent in expr.ty.shape.values), str(expr.ty.dtype.dtype)
     except (AttributeError, TypeError):
@@ -231,11 +218,7 @@ Array = np.ndarray[Any, Any]
 
 
 def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
-    """Return the operators of the recipe that a model calls.
-
-    Raises:
-        StageError: when one has no reference.
-    """
+    """Return the operators of the recipe that a model calls."""
     model = read_without_large_tensors(Path(path))
     versions = versions_of(model.opset_import)
     used: dict[UsedOperator, NodeProto] = {}
@@ -261,11 +244,7 @@ class OwnReferences:
     def call(
         self, use: UsedOperator, node: NodeProto, arrays: Sequence[Array | None]
     ) -> tuple[Array, ...]:
-        """Return the outputs of a node.
-
-        Raises:
-            StageError: when its function raises, or returns too few.
-        """
+        """Return the outputs of a node."""
         operator = use.operator
         specs = [None if a is None else Tensor(a.shape, str(a.dtype)) for a in arrays]
         described = describe_node(node, operator, use.version, specs)

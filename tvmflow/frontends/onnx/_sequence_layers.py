@@ -33,11 +33,7 @@ def _operand(node: NodeToConvert, position: int) -> Any:
 
 
 def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
-    """Check that a node lacks attributes and operands that are not supported.
-
-    Raises:
-        ValueError: with the first that it has.
-    """
+    """Check that a node lacks attributes and operands that are not supported."""
     found = [name for name in names if node.attributes.get(name, 0)]
     found += [name for place, name in operands.items() if _operand(node, place) is not None]
     if found:
@@ -114,9 +110,6 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
 
     The mask says which keys count, for each sequence or each row of scores, or has the lengths of sequences, after which
     their starts may follow.
-
-    Raises:
-        ValueError: for a mask of another shape.
     """
     if mask is None:
         return None

@@ -127,11 +127,7 @@ def import_prepared(
 
 
 def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
-    """Check all operators.
-
-    Raises:
-        ImportFailed: with every operator that cannot be imported, and its first node.
-    """
+    """Check all operators."""
     known = known_values(model)
     refused: dict[str, list[NodeProto]] = {}
     for node in _all_nodes(model):
@@ -376,11 +372,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
 
 def _checked(result: relax.Expr) -> relax.Expr:
-    """Return a result.
-
-    Raises:
-        ValueError: when a size is negative: TVM subtracts windows from data that is smaller.
-    """
+    """Return a result of sizes that are not negative: TVM subtracts windows from data that is smaller."""
     shape = getattr(result.ty, "shape", None)
     sizes = list(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else []
     if any(isinstance(size, int) and size < 0 for size in sizes):
@@ -390,11 +382,7 @@ def _checked(result: relax.Expr) -> relax.Expr:
 
 
 def _check_results(node: NodeProto, bodies: Sequence[relax.SeqExpr], advice: str) -> None:
-    """Check that both branches of an If return tensors of the same shapes and dtypes: kernels need these.
-
-    Raises:
-        ImportFailed: with the first that differ.
-    """
+    """Check that both branches of an If return tensors of the same shapes and dtypes: kernels need these."""
     types = [getattr(body.body.ty, "fields", [body.body.ty]) for body in bodies]
     for one, other in zip(*types, strict=True):
         if not tvm_ffi.structural_equal(one, other):

@@ -95,11 +95,7 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
 
 
 def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
-    """Return where the data of a tensor is.
-
-    Raises:
-        ImportFailed: when the file is not one of the model's, or does not have the data.
-    """
+    """Return where the data of a tensor is."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     name, location = quoted(tensor.name), entries.get("location", "")
     path = files.get(f"{EXTERNAL}{location}") or files.get(f"{EXTERNAL}{PurePosixPath(location)}")
@@ -128,11 +124,7 @@ def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
 
 
 def _load(tensor: TensorProto, place: Place) -> None:
-    """Read the data of a tensor into it.
-
-    Raises:
-        ImportFailed: when the file cannot be read.
-    """
+    """Read the data of a tensor into it."""
     try:
         with Path(place.file).open("rb") as stream:
             stream.seek(place.offset)
@@ -203,11 +195,7 @@ def _invalid(reason: str) -> ImportFailed:
 
 
 def check_model(model: ModelProto) -> None:
-    """Check everything but the data of tensors, which may not be loaded yet.
-
-    Raises:
-        ImportFailed: with the first thing that is wrong.
-    """
+    """Check everything but the data of tensors, which may not be loaded yet."""
     if not model.HasField("graph"):
         raise NotAModel("it has no graph")
     nodes = list(all_nodes(model))
@@ -428,11 +416,7 @@ def _first_repeated(names: Sequence[str]) -> str:
 
 
 def check_tensors(model: ModelProto) -> None:
-    """Check that every tensor has the data that its type and shape need.
-
-    Raises:
-        ImportFailed: with the name of the first that has not.
-    """
+    """Check that every tensor has the data that its type and shape need."""
     for tensor in all_tensors(model):
         if problem := _tensor_problem(tensor):
             raise _invalid(f"the constant {quoted(str(tensor.name))} {problem}")

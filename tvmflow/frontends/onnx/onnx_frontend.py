@@ -193,11 +193,7 @@ def _list_external_files(
 
 
 def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where) -> None:
-    """Check that the model has the files that the recipe pins.
-
-    Raises:
-        RecipeError: when it does not name one of them.
-    """
+    """Check that the model has the files that the recipe pins."""
     valid = {_normal(name) for name in names}
     for name in source.files or ():
         if _normal(name) not in valid:
@@ -214,9 +210,6 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
     """Return an external data file, which must be in the model's folder.
 
     The model may come from somebody else, and must not make its user read or publish other files.
-
-    Raises:
-        RecipeError: when it is not, or does not exist.
     """
     inside, name = PurePosixPath(location), quoted(location)
     is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts

@@ -354,9 +354,6 @@ def _fits(
     """Return whether the results of a node are small enough to be evaluated, before anything makes them.
 
     The model may still hold `room` elements; shapes are evaluated also without room.
-
-    Raises:
-        ImportFailed: when TVM could not make them either.
     """
     counts = [math.prod(shape) for shape in _result_shapes(model, node, constants).values()]
     limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS
@@ -402,11 +399,7 @@ def _result_shapes(
 
 
 def refuse_large_tensors(model: ModelProto) -> None:
-    """Check that every tensor whose shape is known can exist.
-
-    Raises:
-        ImportFailed: with the node of the first that cannot.
-    """
+    """Check that every tensor whose shape is known can exist."""
     shapes = known_values(model).shapes
     _refuse_many_axes(model, shapes)
     for node in (node for graph in all_graphs(model.graph) for node in graph.node):
@@ -684,11 +677,7 @@ def _bind_inputs(model: ModelProto, bound: Mapping[str, np.ndarray[Any, Any]]) -
 
 
 def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None:
-    """Set the shapes of the graph's inputs, and remove all shapes that were inferred before.
-
-    Raises:
-        ImportFailed: with all inputs that are missing, unknown, or do not fit.
-    """
+    """Set the shapes of the graph's inputs, and remove all shapes that were inferred before."""
     model_inputs = [_model_input(value) for value in model.graph.input]
     check_inputs(model_inputs, list(map(request_of, inputs)))
     specs = {spec.name: spec for spec in inputs}

@@ -107,11 +107,7 @@ class Sizes(SizeRanges):
                 self._nodes[name] = self.tensor(self._known[name])
 
     def check_results(self, node: NodeProto) -> None:
-        """Check that the sizes of a node's results follow from the dimensions, and remember them.
-
-        Raises:
-            OpenSizeProblem: otherwise.
-        """
+        """Check that the sizes of a node's results follow from the dimensions, and remember them."""
         for name in node.output:
             kind = getattr(self._nodes.get(name), "ty", None)
             if not isinstance(kind, relax.TensorType):
@@ -154,11 +150,7 @@ class Sizes(SizeRanges):
             self.shape_of(self._nodes[name])
 
     def fix_padding(self, node: NodeProto) -> None:
-        """Replace a padding by the size of an image by one that is the same for all sizes.
-
-        Raises:
-            OpenSizeProblem: when there is none.
-        """
+        """Replace a padding by the size of an image by one that is the same for all sizes."""
         attributes = attributes_of(node)
         mode = attribute_text(attributes, "auto_pad", "NOTSET")
         if not mode.startswith("SAME") or node.op_type == "ConvTranspose":
@@ -175,11 +167,7 @@ class Sizes(SizeRanges):
         node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
 
     def shape_of(self, expr: Any) -> list[Any]:
-        """Return the sizes of a tensor.
-
-        Raises:
-            OpenSizeProblem: when they are not known.
-        """
+        """Return the sizes of a tensor."""
         shape = getattr(expr.ty, "shape", None)
         if not isinstance(shape, relax.ShapeExpr):
             raise OpenSizeProblem("the shape of its operand is known only when the model runs")
@@ -232,11 +220,7 @@ class Sizes(SizeRanges):
     # ------------------------------------------------------------ operators that take sizes
 
     def convert(self, node: NodeProto) -> Any:
-        """Return the result, or results, of an operator that takes sizes; None where the importer converts it.
-
-        Raises:
-            OpenSizeProblem: when its sizes do not follow from the dimensions.
-        """
+        """Return the result, or results, of an operator that takes sizes; None where the importer converts it."""
         self.fix_padding(node)
         if node.op_type in _PRODUCTS and node.domain in ("", "ai.onnx"):
             self._check_terms(node)
@@ -246,11 +230,7 @@ class Sizes(SizeRanges):
         return converter(self, node)
 
     def _check_terms(self, node: NodeProto) -> None:
-        """Check that the operands of a matrix product have the same number of terms.
-
-        Raises:
-            OpenSizeProblem: when they have not, at some sizes.
-        """
+        """Check that the operands of a matrix product have the same number of terms."""
         shapes = [self.shape_of(self.data(name)) for name in node.input[:2]]
         if min(map(len, shapes)) < _MATRIX_RANK:
             return
@@ -260,11 +240,7 @@ class Sizes(SizeRanges):
         self.check_equal(left, right, "the terms of its operands")
 
     def operand(self, node: NodeProto, position: int) -> list[Any] | None:
-        """Return the sizes that a node takes; None for an operand that is missing.
-
-        Raises:
-            OpenSizeProblem: when they do not follow from the dimensions.
-        """
+        """Return the sizes that a node takes; None for an operand that is missing."""
         name = node.input[position] if position < len(node.input) else ""
         if not name:
             return None

@@ -69,11 +69,7 @@ _FUNCTIONS: Final = frozenset(
 
 
 def check_graph(document: Mapping[str, Any]) -> None:
-    """Check that nothing in a graph is code to PyTorch.
-
-    Raises:
-        NotAModel: when something is, or may be.
-    """
+    """Check that nothing in a graph is code to PyTorch."""
     for key, text in _texts("", document):
         _RULES.get(key, _check_name)(text)
 

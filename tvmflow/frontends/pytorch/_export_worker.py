@@ -245,11 +245,7 @@ class Example(NamedTuple):
 
 
 def find_factory(name: str) -> Callable[[], Any]:
-    """Return the function `PACKAGE.MODULE:FUNCTION`.
-
-    Raises:
-        InvalidFactory: when it does not exist, or its module cannot be imported.
-    """
+    """Return the function `PACKAGE.MODULE:FUNCTION`."""
     module_name, _, function = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -269,11 +265,7 @@ def find_factory(name: str) -> Callable[[], Any]:
 
 
 def read_result(result: Any, module_type: type) -> Example:
-    """Return what a factory returned as a module with the arguments of a call.
-
-    Raises:
-        InvalidFactory: when it is something else.
-    """
+    """Return what a factory returned as a module with the arguments of a call."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         text = f"it did not return a module and its inputs, but: {type(result).__name__}{count}"

@@ -89,11 +89,7 @@ def _unsupported_text(model: Model) -> str:
 
 @read_once
 def _read_file(path: Path) -> Model:
-    """Return what a file holds.
-
-    Raises:
-        NotAModel: when it is not a TFLite model.
-    """
+    """Return what a file holds."""
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, map_file(stream) as data:

@@ -96,11 +96,7 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
 
 
 def _refuse_hybrid(operator: Operator, model: Model) -> None:
-    """Check that only operators that LiteRT has with float32 data and integer weights have them.
-
-    Raises:
-        ImportFailed: for another one.
-    """
+    """Check that only operators that LiteRT has with float32 data and integer weights have them."""
     if is_hybrid(model, operator) and operator.name not in _HYBRID:
         where = quoted(model.tensors[operator.outputs[0]].name)
         text = f"the TFLite operator {operator.name} has data in float32 and integers with a scale (tensor {where})"

@@ -151,11 +151,7 @@ class Graph:
     # ------------------------------------------------------------ open sizes
 
     def _add_open(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        """Add a node with operands of open sizes.
-
-        Raises:
-            OpenSizeProblem: when sizes of its results do not follow from the dimensions.
-        """
+        """Add a node with operands of open sizes."""
         largest = [self._at_largest(value) for value in operands]
         known = _infer(node, largest, self.prefix)
         shapes = infer_shapes(self.ranges, node, operands)
@@ -462,11 +458,7 @@ class Tensors:
         return self.graph.add("DequantizeLinear", value, *parameters, axis=axis)
 
     def write(self, number: int, value: Value, *, first: bool = False) -> None:
-        """Set a tensor to real numbers, which are quantized as the file says.
-
-        Raises:
-            ImportFailed: when the file has another dtype for it.
-        """
+        """Set a tensor to real numbers, which are quantized as the file says."""
         quantization, dtype = self.quantization(number), self._tensors[number].dtype
         if quantization is not None and value.dtype == "float32":
             parameters = self._parameters(quantization, dtype)
@@ -541,11 +533,7 @@ class Operation:
         return position < len(self.inputs) and self.inputs[position] >= 0
 
     def number(self, position: int) -> int:
-        """Return the number of the tensor of an operand.
-
-        Raises:
-            ImportFailed: when it is left out.
-        """
+        """Return the number of the tensor of an operand."""
         if not self.has(position):
             raise self.refusal(f"without operand {position}")
         return self.inputs[position]
@@ -562,11 +550,7 @@ class Operation:
         return self.tensors.rank(self.number(position))
 
     def constant(self, position: int) -> Array:
-        """Return the values of an operand that must be constant: a shape, axes.
-
-        Raises:
-            ImportFailed: when they are known only when the model runs.
-        """
+        """Return the values of an operand that must be constant: a shape, axes."""
         value = self.tensors.stored(self.number(position))
         if value.array is None:
             raise self.refusal(f"with operand {position} that is computed when the model runs")
@@ -586,11 +570,7 @@ class Operation:
         return list(self.integers(position))
 
     def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
-        """Return sizes that the operator needs as numbers.
-
-        Raises:
-            OpenSizeProblem: when one depends on dimensions.
-        """
+        """Return sizes that the operator needs as numbers."""
         if any(map(is_open, sizes)):
             names = {str(var.name) for size in sizes for var in list_symbols(size)}
             have = "has" if len(names) == 1 else "have"

@@ -32,11 +32,7 @@ class Budget:
         self._limit = self._left = max(_READ_SHARE * len(data), _SMALLEST_BUDGET)
 
     def spend(self, size: int) -> None:
-        """Count bytes that are read.
-
-        Raises:
-            NotAModel: when they are too many.
-        """
+        """Count bytes that are read."""
         self._left -= size
         if self._left < 0:
             raise NotAModel(
