@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import IO, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from tvmflow.core.generated_text import yaml_key
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
 from tvmflow.core.types import TensorSpec, shape_text
-
-if TYPE_CHECKING:
-    from tvmflow.frontends.base import ReferenceTraits
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +48,17 @@ class ReferenceProcess:
 
     def __init__(
         self,
-        traits: ReferenceTraits,
+        framework: str,
+        install: str,
         process: subprocess.Popen[bytes],
         log: Path,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
     ) -> None:
-        self.name = traits.name
+        self.name = framework
         self.note = ""
         self.can_observe = False
-        self._traits = traits
+        self._framework, self._install = framework, install
         self._process = process
         self._log = log
         self._inputs = inputs
@@ -77,7 +75,7 @@ class ReferenceProcess:
         _, arrays = self.request(call, self._check_inputs(feed))
         if len(arrays) != len(self._outputs):
             raise StageError(
-                f"{self._traits.name} returned {count_text(len(arrays), 'output')}, but the "
+                f"{self._framework} returned {count_text(len(arrays), 'output')}, but the "
                 f"imported model has {len(self._outputs)}"
             )
         return {spec.name: arrays[str(index)] for index, spec in enumerate(self._outputs)}
@@ -114,7 +112,7 @@ class ReferenceProcess:
             text = self._exit_text()
             range_fix = self._suggest_range() if signal.SIGFPE.name in text else ""
             raise StageError(
-                f"the process of {self._traits.name} {text}{self._last_log_line()}",
+                f"the process of {self._framework} {text}{self._last_log_line()}",
                 fix=range_fix
                 or f"see {self._log}, or disable the comparison with `verify: {{against: none}}`",
             )
@@ -150,13 +148,11 @@ class ReferenceProcess:
         return f": {lines[-1]}" if lines else ""
 
     def _error(self, message: Message) -> Exception:
-        name, reason = self._traits.name, message["reason"]
+        name, reason = self._framework, message["reason"]
         if message["problem"] == "stage":
             return StageError(reason, fix=message["fix"])
         if message["problem"] == "import":
-            return EnvironmentProblem(
-                f"{name} cannot be imported: {reason}", fix=self._traits.install
-            )
+            return EnvironmentProblem(f"{name} cannot be imported: {reason}", fix=self._install)
         if _WRONG_OPERAND.search(reason) and (fix := self._suggest_range()):
             return StageError(f"{name} cannot run the model on these inputs: {reason}", fix=fix)
         return StageError(
@@ -185,7 +181,8 @@ def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
 
 @contextlib.contextmanager
 def start(
-    traits: ReferenceTraits,
+    framework: str,
+    install: str,
     worker: str,
     first: Message,
     inputs: Sequence[TensorSpec],
@@ -195,7 +192,8 @@ def start(
 ) -> Iterator[ReferenceProcess]:
     """Run a reference process while the block runs; it also ends with this process.
 
-    The module `worker` calls `serve`, and loads the model from the first message. The log is in the folder `scratch`.
+    The module `worker` calls `serve`, and loads the model from the first message. The log is in the folder `scratch`, and
+    `install` is the command that installs the framework.
 
     Raises:
         StageError: when the framework rejects the model.
@@ -210,9 +208,9 @@ def start(
             stderr=stderr,
             env=worker_environment(environment),
         )
-    reference = ReferenceProcess(traits, process, log, inputs, outputs)
+    reference = ReferenceProcess(framework, install, process, log, inputs, outputs)
     try:
-        with explain_wait(f"starting {traits.name}: a few seconds, more the first time"):
+        with explain_wait(f"starting {framework}: a few seconds, more the first time"):
             answer, _ = reference.request(first)
         reference.name, reference.note = answer["name"], answer["note"]
         reference.can_observe = answer["can_observe"]

@@ -238,7 +238,8 @@ class Frontend(ABC):
             scratch=scratch,
         )
         return _reference_process.start(
-            self.REFERENCE,
+            self.REFERENCE.name,
+            self.REFERENCE.install,
             self.WORKER,
             self._first_message(call),
             inputs,

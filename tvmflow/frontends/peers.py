@@ -109,6 +109,6 @@ def open_peer(
         },
     }
     with _reference_process.start(
-        peer.traits, OnnxFrontend.WORKER, first, inputs, outputs, scratch
+        peer.traits.name, peer.traits.install, OnnxFrontend.WORKER, first, inputs, outputs, scratch
     ) as reference:
         yield reference
