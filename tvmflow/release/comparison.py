@@ -24,10 +24,11 @@ from tvmflow.engine.builds import Build, list_builds, read_kernel_times
 from tvmflow.engine.report import INCOMPLETE, RunReport, StageReport
 from tvmflow.engine.run_records import RunRecord, list_runs, may_name_run, read_run
 from tvmflow.engine.summary import verdict_text
+from tvmflow.pages.content import Change
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe.lock_file import LockFile
 from tvmflow.release.gates import LOCK, MEASUREMENTS, read_lock_with_measurements, read_measurements
-from tvmflow.release.lock import Change, diff_locks
+from tvmflow.release.lock import diff_locks
 from tvmflow.stages import verify
 from tvmflow.stages.base import find_facts
 from tvmflow.stages.verify.verdict import Verdict

@@ -25,8 +25,8 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import latency_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec, TensorSpec
-from tvmflow.engine.interim import select_stages
 from tvmflow.engine.report import RunReport
+from tvmflow.engine.session import select_stages
 from tvmflow.pages.content import Change
 from tvmflow.planning.checks import SEARCHES, locked_settings, reuse_searched
 from tvmflow.planning.decisions import PlanState, evaluate_plan
