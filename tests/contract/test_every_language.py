@@ -32,11 +32,11 @@ from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
+from tvmflow.pages.content import Change
 from tvmflow.planning.new_recipe import Choices, Model, write_recipe
 from tvmflow.provenance import write as written
 from tvmflow.recipe.yaml_files import parse_yaml
 from tvmflow.release.comparison import Comparison, Figure
-from tvmflow.release.lock import Change
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host

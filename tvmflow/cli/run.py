@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from tvmflow.engine.run_records import Recording
     from tvmflow.engine.stage_logs import WorkerLogs
     from tvmflow.executors import Event
+    from tvmflow.pages.content import Change
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import PreparedRun, RunRequest
-    from tvmflow.release.lock import Change, LockUpdate
+    from tvmflow.release.lock import LockUpdate
     from tvmflow.store.local import LocalStore
 
 

@@ -89,11 +89,6 @@ class FinishedStage(NamedTuple):
     preimage: Mapping[str, Json]
 
     @property
-    def label(self) -> str:
-        """The stage as a user names it: `STAGE[/TARGET]`."""
-        return self.spec.label
-
-    @property
     def settings(self) -> Mapping[str, Json]:
         """The settings in the pre-image."""
         settings: Mapping[str, Json] = self.preimage["settings"]
@@ -191,6 +186,11 @@ class Lineage(NamedTuple):
                 return verdict, stage.artifact.digests(())[name]
         return None, ""
 
+    @property
+    def version(self) -> str:
+        """The version in the recipe; empty where nothing was exported."""
+        return str(self.exports[0].settings.get("version", "")) if self.exports else ""
+
     def license(self) -> str:
         """Return the license that the recipe names for the model, or else the Hub; empty where none does."""
         named = str(self.exports[0].settings.get("license", "")) if self.exports else ""
@@ -257,9 +257,13 @@ def make_statement(
         "buildType": BUILD_TYPE,
         "externalParameters": {
             **_target_parameters(lineage, sources and sources._replace(locked=False)),
-            "settings": {stage.label: _public_settings(stage.locked_settings) for stage in stages},
+            "settings": {
+                stage.spec.label: _public_settings(stage.locked_settings) for stage in stages
+            },
         },
-        "internalParameters": {"stages": {stage.label: _stage_json(stage) for stage in stages}},
+        "internalParameters": {
+            "stages": {stage.spec.label: _stage_json(stage) for stage in stages}
+        },
         "resolvedDependencies": [
             *(_describe_sources(sources) if sources else ()),
             *_dependencies(lineage),
@@ -293,9 +297,11 @@ def make_measurement_statement(
         "buildType": MEASUREMENTS_TYPE,
         "externalParameters": {
             **_target_parameters(lineage, sources),
-            "settings": {stage.label: _public_settings(stage.settings) for stage in stages},
+            "settings": {stage.spec.label: _public_settings(stage.settings) for stage in stages},
         },
-        "internalParameters": {"stages": {stage.label: _stage_json(stage) for stage in stages}},
+        "internalParameters": {
+            "stages": {stage.spec.label: _stage_json(stage) for stage in stages}
+        },
         "resolvedDependencies": [
             _statement_resource(name, hashlib.sha256(statement).hexdigest()),
             *(_describe_pipeline(sources) if sources else ()),

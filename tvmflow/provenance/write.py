@@ -26,6 +26,7 @@ from tvmflow.core.generated_text import (
 )
 from tvmflow.core.types import STATEMENT_SUFFIX, Dimension, Json, shape_text
 from tvmflow.core.version import VERSION
+from tvmflow.exporters.base import UNVERSIONED
 from tvmflow.provenance import statement
 from tvmflow.provenance.delivered import (
     BOM_SUFFIX,
@@ -268,7 +269,7 @@ def _needs_tvm(lineage: Lineage) -> bool:
 
 
 def _model(lineage: Lineage) -> Json:
-    version = _model_version(lineage)
+    version = lineage.version
     settings = [stage.settings for stage in lineage.find_stages("build")]
     triples = dict.fromkeys(get_field(entry, "target", "mtriple", of=str) for entry in settings)
     return {
@@ -292,12 +293,6 @@ def _model(lineage: Lineage) -> Json:
             *({"name": "tvmflow:triple", "value": triple} for triple in triples if triple),
         ],
     }
-
-
-def _model_version(lineage: Lineage) -> str:
-    """Return the version in the recipe; an empty string where nothing was exported."""
-    exports = [*lineage.find_stages("join"), *lineage.find_stages("export")]
-    return str(exports[0].settings.get("version", "")) if exports else ""
 
 
 def _model_card(lineage: Lineage) -> Json:
@@ -348,13 +343,8 @@ def _source(source: Source) -> dict[str, Json]:
     }
 
 
-def _distribution(tool: Tool) -> dict[str, Json]:
-    """Return the digest of the wheel that a package was installed from, where it is known."""
-    digest = wheel_digest(tool)
-    return {"hashes": digest_fields(digest)} if digest else {}
-
-
 def _library(tool: Tool, scopes: Mapping[str, str]) -> dict[str, Json]:
+    wheel = wheel_digest(tool)
     return {
         "bom-ref": tool.purl,
         "type": "library",
@@ -363,7 +353,7 @@ def _library(tool: Tool, scopes: Mapping[str, str]) -> dict[str, Json]:
         "purl": tool.purl,
         "scope": scopes.get(tool.name, _MADE_WITH),
         **find_license(tool),
-        **_distribution(tool),
+        **({"hashes": digest_fields(wheel)} if wheel else {}),
         "properties": [{"name": "tvmflow:record", "value": tool.record}],
     }
 
@@ -404,8 +394,6 @@ _PURPOSES: Final = (
 
 # With more inputs than this, an example makes them in a loop.
 _FEW_INPUTS: Final = 3
-# That of a recipe without one.
-_NO_VERSION: Final = "0"
 
 
 def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
@@ -430,8 +418,7 @@ def describe_purpose(name: str) -> str:
 
 
 def _describe(lineage: Lineage) -> str:
-    number = lineage.exports[0].settings.get("version") if lineage.exports else None
-    version = f" {number}" if number and number != _NO_VERSION else ""
+    version = f" {lineage.version}" if lineage.version not in ("", UNVERSIONED) else ""
     verdict, _ = lineage.verdict()
     reference = (verdict or {}).get("reference", "")
     text = f"The model {markdown_code(lineage.recipe)}{version}, compiled by tvmflow"

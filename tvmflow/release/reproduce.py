@@ -16,12 +16,13 @@ import os
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EXIT_OK, StageError
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.processes import module_command
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, evaluate_plan
@@ -44,15 +45,6 @@ Location = tuple[str, ...]
 Finder = Callable[[bytes, bytes, int], Location | None]
 
 
-class Difference(NamedTuple):
-    """The first difference of two files."""
-
-    location: Location
-
-    def __str__(self) -> str:
-        return ", ".join(self.location)
-
-
 class _Member(NamedTuple):
     """A member of an archive: its name, the other fields of its header, and its content."""
 
@@ -61,8 +53,8 @@ class _Member(NamedTuple):
     content: bytes
 
 
-def find_difference(first: bytes, second: bytes, depth: int = 0) -> Difference | None:
-    """Return the first difference of two contents; None when they are equal.
+def find_difference(first: bytes, second: bytes, depth: int = 0) -> Location | None:
+    """Return where two contents first differ; None when they are equal.
 
     Archives (zip, tar, ar) are compared by member, ELF files by section and symbol, JSON by path,
     safetensors by tensor, text by line, and everything else by byte.
@@ -71,17 +63,17 @@ def find_difference(first: bytes, second: bytes, depth: int = 0) -> Difference |
     """
     if first == second:
         return None
-    for is_format, find in _FORMATS:
+    for name, (is_format, find) in _FORMATS.items():
         if depth < _MAX_DEPTH and is_format(first) and is_format(second):
             try:
                 location = find(first, second, depth)
             except Exception as error:
                 # What only looks like this format, or is damaged, is compared as another one.
-                _log.debug("compared as another format than %s: %s", is_format.__name__, error)
+                _log.debug("compared as another format than %s: %s", name, error)
                 continue
             if location is not None:
-                return Difference(location)
-    return Difference((_describe_offset(first, second),))
+                return location
+    return (_describe_offset(first, second),)
 
 
 def _describe_offset(first: bytes, second: bytes) -> str:
@@ -112,7 +104,7 @@ def _archive_difference(
     for member, other in zip(members, others, strict=True):
         inner = find_difference(member.content, other.content, depth + 1)
         if inner is not None:
-            return (member.name, *inner.location)
+            return (member.name, *inner)
         if member.header != other.header:
             return (member.name, f"{member.header} and {other.header}")
     return None
@@ -235,8 +227,7 @@ def _compare_json(first: object, second: object, path: str) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+    return excerpt(json.dumps(value), _SHOWN_CHARACTERS)
 
 
 def _tensor_difference(first: bytes, second: bytes, depth: int) -> Location | None:
@@ -267,44 +258,27 @@ def _text_difference(first: bytes, second: bytes, depth: int) -> Location | None
     return (f"line {number}",)
 
 
-def _is_elf(content: bytes) -> bool:
-    return content.startswith(b"\x7fELF")
-
-
-def _is_zip(content: bytes) -> bool:
-    return content.startswith(b"PK\x03\x04")
-
-
-def _is_ar(content: bytes) -> bool:
-    return content.startswith(_AR_MAGIC)
+def _is_safetensors(content: bytes) -> bool:
+    length = int.from_bytes(content[:8], "little")
+    return 2 <= length <= len(content) - 8 and content[8:9] == b"{"
 
 
 def _is_tar(content: bytes) -> bool:
     return content.startswith(b"\x1f\x8b") or content[257:262] == b"ustar"
 
 
-def _is_json(content: bytes) -> bool:
-    return content[:1] in (b"{", b"[")
-
-
-def _is_safetensors(content: bytes) -> bool:
-    length = int.from_bytes(content[:8], "little")
-    return 2 <= length <= len(content) - 8 and content[8:9] == b"{"
-
-
-def _is_text(content: bytes) -> bool:
-    return b"\0" not in content[:4096]
-
-
-_FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Finder], ...]] = (
-    (_is_elf, _elf_difference),
-    (_is_zip, partial(_archive_difference, _read_zip)),
-    (_is_ar, partial(_archive_difference, _read_ar)),
-    (_is_tar, partial(_archive_difference, _read_tar)),
-    (_is_json, _json_difference),
-    (_is_safetensors, _tensor_difference),
-    (_is_text, _text_difference),
-)
+_FORMATS: Final[Mapping[str, tuple[Callable[[bytes], bool], Finder]]] = {
+    "ELF": (lambda content: content.startswith(b"\x7fELF"), _elf_difference),
+    "zip": (
+        lambda content: content.startswith(b"PK\x03\x04"),
+        partial(_archive_difference, _read_zip),
+    ),
+    "ar": (lambda content: content.startswith(_AR_MAGIC), partial(_archive_difference, _read_ar)),
+    "tar": (_is_tar, partial(_archive_difference, _read_tar)),
+    "JSON": (lambda content: content[:1] in (b"{", b"["), _json_difference),
+    "safetensors": (_is_safetensors, _tensor_difference),
+    "text": (lambda content: b"\0" not in content[:4096], _text_difference),
+}
 
 
 _log = logging.getLogger(__name__)
@@ -357,12 +331,6 @@ class ReproducibilityReport(NamedTuple):
     difference: FirstDifference | None
 
 
-class _FailedStage(NamedTuple):
-    stage_id: str
-    message: str
-    fix: str
-
-
 def build_again(
     arguments: Sequence[str],
     lock: Path,
@@ -389,11 +357,11 @@ def build_again(
         duration, failures = _run_build(arguments, lock, store, built_store, folder, environment)
         seconds.append(duration)
         for failed in failures:
-            spec = specs.get(failed.stage_id)
+            spec = specs.get(failed["stage_id"])
             difference = spec and _find_difference(spec, plan_state, store, built_store, name)
             if difference is None:
                 raise StageError(
-                    f"{name} failed: {failed.stage_id}: {failed.message}", fix=failed.fix
+                    f"{name} failed: {failed['stage_id']}: {failed['message']}", fix=failed["fix"]
                 )
             return ReproducibilityReport(tuple(seconds), len(compared), 0, difference)
     files = sum(len(plan_state.artifacts[spec.id].files) for spec in compared)
@@ -407,7 +375,7 @@ def _run_build(
     built_store: LocalStore,
     folder: Path,
     environment: BuildEnvironment,
-) -> tuple[float, list[_FailedStage]]:
+) -> tuple[float, list[Json]]:
     """Return how many seconds a build took, and its stages that failed."""
     work = folder / environment.folder
     work.mkdir(parents=True)
@@ -426,9 +394,7 @@ def _run_build(
     return _read_build(work.name, process)
 
 
-def _read_build(
-    name: str, process: subprocess.CompletedProcess[str]
-) -> tuple[float, list[_FailedStage]]:
+def _read_build(name: str, process: subprocess.CompletedProcess[str]) -> tuple[float, list[Json]]:
     """Return how a build ended, from the last event of its process."""
     last_line = process.stdout.strip().rpartition("\n")[2]
     event: Json = json.loads(last_line) if last_line.startswith("{") else {}
@@ -441,9 +407,7 @@ def _read_build(
     if process.returncode != EXIT_OK and not any(stage["message"] for stage in event["stages"]):
         raise StageError(f"{name}: the build ended with exit code {process.returncode}: {errors}")
     return float(event["seconds"]), [
-        _FailedStage(stage["stage_id"], stage["message"], stage["fix"])
-        for stage in event["stages"]
-        if stage["outcome"] not in _NOT_FAILED
+        stage for stage in event["stages"] if stage["outcome"] not in _NOT_FAILED
     ]
 
 
@@ -464,5 +428,5 @@ def _find_difference(
                 Path(store.blobs.verified_path(file.digest)).read_bytes(),
                 Path(built_store.blobs.verified_path(digests[file.name])).read_bytes(),
             )
-            return FirstDifference(spec.id, file.name, str(difference), build)
+            return FirstDifference(spec.id, file.name, ", ".join(difference or ()), build)
     return None

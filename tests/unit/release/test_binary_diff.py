@@ -90,14 +90,16 @@ OTHER = BLOB[:700] + b"!" + BLOB[701:]
     ],
 )
 def test_the_first_difference_is_named(first: bytes, second: bytes, location: str) -> None:
-    assert str(find_difference(first, second)) == location
+    assert ", ".join(find_difference(first, second) or ()) == location
 
 
 def test_a_file_that_only_looks_like_an_archive_is_compared_by_bytes() -> None:
     first, second = b"PK\x03\x04" + BLOB, b"PK\x03\x04" + OTHER
-    assert str(find_difference(first, second)) == "byte 704: 0xbc and 0x21"
+    assert ", ".join(find_difference(first, second) or ()) == "byte 704: 0xbc and 0x21"
 
 
 def test_another_mode_is_a_difference() -> None:
-    difference = str(find_difference(tarred(("x", b"")), tarred(("x", b""), mode=0o600)))
+    difference = ", ".join(
+        find_difference(tarred(("x", b"")), tarred(("x", b""), mode=0o600)) or ()
+    )
     assert difference == "x, time 0, mode 644, owner 0:0 and time 0, mode 600, owner 0:0"

@@ -15,9 +15,9 @@ from tvmflow.core.errors import UsageError
 from tvmflow.engine.builds import Build
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import record_run
+from tvmflow.pages.content import Change
 from tvmflow.recipe.yaml_files import write_yaml
 from tvmflow.release.comparison import Side, compare_sides, load_side
-from tvmflow.release.lock import Change
 from tvmflow.store.local import LocalStore
 
 NET = Build("net", "host", verdict="verified", latency_s=1e-3, size_bytes=1000, error=1e-6)

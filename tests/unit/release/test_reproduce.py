@@ -15,7 +15,6 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.release.reproduce import (
     ENVIRONMENTS,
     FirstDifference,
-    _FailedStage,
     _find_difference,
     _read_build,
 )
@@ -75,7 +74,9 @@ def test_a_build_is_read_from_its_last_event() -> None:
 def test_failed_stages_are_read_and_skipped_ones_are_not() -> None:
     output = report(("net:build/host", "rejected", "other bytes"), ("net:export", "skipped", ""))
     _, failures = _read_build("one", finished(3, output))
-    assert failures == [_FailedStage("net:build/host", "other bytes", "")]
+    assert [(failed["stage_id"], failed["message"], failed["fix"]) for failed in failures] == [
+        ("net:build/host", "other bytes", "")
+    ]
 
 
 @pytest.mark.parametrize(
