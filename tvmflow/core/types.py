@@ -20,14 +20,9 @@ Size = int | str
 
 
 class Dimension(NamedTuple):
-    """A size that each call of a library chooses.
+    """A size that each call of a library chooses. Its name is an identifier.
 
-    Attributes:
-        name: Its name, an identifier.
-        min: Its smallest size.
-        max: Its largest size.
-        multiple_of: The number that divides all of its sizes; `min` and `max` are such multiples.
-        tune_at: The sizes that matter most: kernels are fast at the largest of them.
+    All sizes are multiples of `multiple_of`, `min` and `max` included. Kernels are fast at the largest size of `tune_at`.
     """
 
     name: str
@@ -155,12 +150,9 @@ class InputFile(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Output files of another stage that a stage reads. Nothing else of that stage enters the key.
+    """Output files of another stage that a stage reads, empty for all. Nothing else of it enters the key.
 
-    Attributes:
-        stage: The role of the other stage: its files are read as `<stage>/<file>`.
-        stage_id: The other stage.
-        files: The names of the files; empty for all.
+    `stage` is the role of the other stage: its files are read as `<stage>/<file>`.
     """
 
     stage: str
@@ -198,7 +190,6 @@ class StageSpec(NamedTuple):
 
     Attributes:
         id: `RECIPE:STAGE[/TARGET]`.
-        stage: The name of the stage.
         recipe: The name of the recipe, or of its variant.
         target: The name of the target; empty for a stage that runs once for all targets.
         version: The version of what the stage does.
@@ -238,12 +229,9 @@ class StageSpec(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Files of one stage that are delivered.
+    """Files of one stage that are delivered to `dist/RECIPE/TARGET`.
 
     Attributes:
-        recipe: The name of the recipe, which is a folder in `dist`.
-        target: The name of the target, which is a folder in that of the recipe.
-        stage_id: The stage that makes the files.
         files: `(name in the artifact, name in dist)` of each.
         verified_by: The stage that must have succeeded before; empty for none.
         known_digests: `(name in the artifact, sha256)` of files that a lock file gave, which are in
@@ -265,13 +253,8 @@ class Delivery(NamedTuple):
 class RecipeOrigin(NamedTuple):
     """The files that a planned recipe came from: a description for provenance, in no key.
 
-    Attributes:
-        recipe: The name under which it is planned: of the recipe, or of a variant.
-        path: Its file.
-        pipeline: The file of its pipeline.
-        variant: The name of the variant; empty for the recipe itself.
-        locked: Whether a lock file is enforced.
-        targets: The names of all targets of the recipe and of their parts, planned or not.
+    `recipe` is the name under which it is planned, of the recipe or of a variant; `variant` is empty for the recipe
+    itself. `locked` says whether a lock file is enforced. Its targets are all, and their parts, planned or not.
     """
 
     recipe: str

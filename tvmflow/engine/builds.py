@@ -119,7 +119,6 @@ class Build(NamedTuple):
     Attributes:
         recipe: The name under which it is planned: of the recipe, or of its variant.
         variant: The name of the variant; empty for the recipe itself.
-        target: The name of the target.
         verdict: Whether `verify` accepted the library; `not verified` when it compared it with nothing.
         reference: What the library was compared with: name and version.
         error: Largest absolute error of any output.
@@ -128,16 +127,13 @@ class Build(NamedTuple):
         latency_s: Median latency of one call of the library, in seconds.
         latency_std_s: Standard deviation of the repeats of that, in seconds.
         untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.
-        tuning_speedup: The speed of the library relative to the same model untuned.
         peers: The other runtimes, in the order of the recipe.
         size_bytes: Size of the library; of all its parts, for a partitioned target.
-        weight_bytes: Size of the model's weights.
         quantization: What quantizing the model cost and won; empty for one that was not.
         quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
             float model's output; `error` is that of the library relative to the quantized model.
         unexercised: A phrase for each branch of an operator that no input of `verify` reached.
         search: Why the search of this run ended before its budget, and what is left to gain; empty for others.
-        kernels: Number of kernels.
         tuned_kernels: Number of those whose schedule was found by a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
         sizes: The sizes at which `verify` ran a library with dimensions; empty for one of fixed sizes.
@@ -148,8 +144,6 @@ class Build(NamedTuple):
         reused: Every stage was up to date, or came from a remote cache.
         is_skipped: The run ended before one of its stages began.
         is_stopped: The user stopped the run before one of its stages had ended.
-        folder: The folder with what was delivered; empty when nothing was.
-        problems: The messages of its stages that did not succeed.
         warnings: The lines of its stages that a user must not miss.
     """
 

@@ -25,7 +25,7 @@ from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.core.version import VERSION
 from tvmflow.executors import PLACE, Event, OnEvent
-from tvmflow.executors.local import ProcessExecutor
+from tvmflow.executors.local import ProcessExecutor, read_end
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
 from tvmflow.stages import STAGES
@@ -431,15 +431,8 @@ def _with_user_paths(
     return result._replace(
         message=replace_paths(result.message),
         fix=replace_paths(result.fix),
-        log=replace_paths(_read_end(log)),
+        log=replace_paths(read_end(log, _MAX_LOG_BYTES)),
     )
-
-
-def _read_end(log: Path) -> str:
-    with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:
-        stream.seek(max(log.stat().st_size - _MAX_LOG_BYTES, 0))
-        return stream.read().decode(errors="replace")
-    return ""
 
 
 # ---------------------------------------------------------------- processes

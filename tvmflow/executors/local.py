@@ -178,12 +178,17 @@ def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) ->
     return outcome._replace(message=message, fix=fix)
 
 
-def _last_line(log: Path) -> str:
+def read_end(log: Path, max_bytes: int) -> str:
+    """Return the end of a log; nothing where there is none."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
-        stream.seek(max(log.stat().st_size - _LOG_END_BYTES, 0))
-        lines = stream.read().decode(errors="replace").strip().splitlines()
-        return excerpt(lines[-1].strip()) if lines else ""
+        stream.seek(max(log.stat().st_size - max_bytes, 0))
+        return stream.read().decode(errors="replace")
     return ""
+
+
+def _last_line(log: Path) -> str:
+    lines = read_end(log, _LOG_END_BYTES).strip().splitlines()
+    return excerpt(lines[-1].strip()) if lines else ""
 
 
 def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:

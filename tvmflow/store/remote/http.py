@@ -24,7 +24,6 @@ from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.store.addresses import InvalidAddress, parse_oci_reference
 from tvmflow.store.http_client import (
-    ACCESS_DENIED,
     BROKEN_ANSWER,
     NOT_TAKEN,
     RETRYABLE,
@@ -151,14 +150,17 @@ class HttpCache:
 
 
 def _check_status(answer: Answer, *expected: int) -> None:
-    if answer.status in expected:
-        return
-    reason = _answer_text(answer)
-    if answer.status in _ACCESS_DENIED:
-        raise Forbidden(reason)
-    if 400 <= answer.status < 500 and answer.status not in RETRYABLE:
-        raise Declined(reason)
-    raise Unreachable(reason, retryable=answer.status in RETRYABLE)
+    if answer.status not in expected:
+        raise _refusal(answer.status, _answer_text(answer))
+
+
+def _refusal(status: int, reason: str) -> RemoteCacheError:
+    """Return the error that a status means."""
+    if status in _ACCESS_DENIED:
+        return Forbidden(reason)
+    if 400 <= status < 500 and status not in RETRYABLE:
+        return Declined(reason)
+    return Unreachable(reason, retryable=status in RETRYABLE)
 
 
 def _answer_text(answer: Answer) -> str:
@@ -256,7 +258,7 @@ class RegistryCache(HttpCache):
             # no other blob would be taken, either; a manifest may name a blob that has disappeared
             if is_blob and error.status in NOT_TAKEN:
                 raise Forbidden(self._shorten(error)) from None
-            raise self._translate(error) from None
+            raise _refusal(error.status, self._shorten(error)) from None
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -270,17 +272,9 @@ class RegistryCache(HttpCache):
             url = f"{self._repository.url}/{place}"
             return self._repository.request(method, url, headers, body)
         except OciError as error:
-            raise self._translate(error) from None
+            raise _refusal(error.status, self._shorten(error)) from None
         except BROKEN_ANSWER as error:
             raise self._unreachable(error) from error
-
-    def _translate(self, error: OciError) -> RemoteCacheError:
-        reason = self._shorten(error)
-        if error.status in ACCESS_DENIED:
-            return Forbidden(reason)
-        if 400 <= error.status < 500 and error.status not in RETRYABLE:
-            return Declined(reason)
-        return Unreachable(reason, retryable=error.status in RETRYABLE)
 
     def _shorten(self, error: OciError) -> str:
         return error.message.removeprefix(f"{self.address}: ")
