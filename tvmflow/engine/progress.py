@@ -418,14 +418,11 @@ class Printer:
         self._print_line(f"{subject}: {event['message']}")
 
     def _show_waiting(self, event: Event) -> None:
-        stage = self._find_stage(event)
-        if stage is None:
+        if self._find_stage(event) is None:
             self._print_line(event["message"])
-            return
-        stage.note = event["message"]
-        # A stage may wait many times for the same lock.
-        if not self._region and self._is_due(event, at_once=True):
-            self._print_line(f"{self._stage_name(event)}: {event['message']}")
+        else:
+            # A stage may wait many times for the same lock.
+            self._show_note(event, event["message"], at_once=True)
 
     def _show_delivered(self, event: Event) -> None:
         self._print_line(f"delivered: {interim_text(event)}")
@@ -437,19 +434,19 @@ class Printer:
             self._print_line(f"{self._stage_name(event)}: {text}{'; ' if gain else ''}{gain}")
 
     def _show_download(self, event: Event) -> None:
-        text = download_text(event["done"], event.get("total", 0), event["url"])
-        stage = self._find_stage(event)
-        if stage is not None:
-            stage.note = text
-        if not self._region and self._is_due(event):
-            self._print_line(f"{self._stage_name(event)}: {text}")
+        self._show_note(event, download_text(event["done"], event.get("total", 0), event["url"]))
 
     def _show_step(self, event: Event) -> None:
-        stage = self._find_stage(event)
-        if stage is not None:
-            stage.note = event["message"]
-        if not self._region and (event["is_long"] or self._is_due(event)):
-            self._print_line(f"{self._stage_name(event)}: {event['message']}")
+        self._show_note(event, event["message"], always=event["is_long"])
+
+    def _show_note(
+        self, event: Event, text: str, *, at_once: bool = False, always: bool = False
+    ) -> None:
+        """Show what a stage does besides its progress; without a live display, only when a line is due."""
+        if stage := self._find_stage(event):
+            stage.note = text
+        if not self._region and (always or self._is_due(event, at_once=at_once)):
+            self._print_line(f"{self._stage_name(event)}: {text}")
 
     def _find_stage(self, event: Event) -> StageProgress | None:
         return self._progress.stages.get(event.get("stage_id", ""))

@@ -277,8 +277,7 @@ class Spool:
 
     def add(self, item: str, text: str) -> None:
         """Note an item, as far as the disk allows it."""
-        with contextlib.suppress(StoreError):
-            self._notes.write(text, *self._folder, item)
+        self._notes.keep(text, *self._folder, item)
 
     def read(self, item: str) -> str | None:
         """Return the text of an item; None when it does not wait."""
