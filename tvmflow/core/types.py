@@ -150,9 +150,9 @@ class InputFile(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Output files of another stage that a stage reads, empty for all. Nothing else of it enters the key.
+    """Output files of another stage that a stage reads. Nothing else of that stage enters the key.
 
-    `stage` is the role of the other stage: its files are read as `<stage>/<file>`.
+    `stage` is its role: its files are read as `<stage>/<file>`. Without names of files, all are read.
     """
 
     stage: str
@@ -342,8 +342,8 @@ class StageResult(NamedTuple):
     """The end of a stage. `message` and `fix` are empty when `outcome` is `ok`."""
 
     outcome: Literal["ok", "failed", "blocked", "rejected", "crashed", "timeout", "cancelled"]
-    message: str
-    fix: str
-    facts: dict[str, Json]
-    seconds: float
-    log: str
+    message: str = ""
+    fix: str = ""
+    facts: Mapping[str, Json] = MappingProxyType({})
+    seconds: float = 0.0
+    log: str = ""

@@ -60,7 +60,7 @@ def deliver(
 
     Raises:
         StoreError: when `dist` cannot be written.
-        Damaged: when a stored file does not have its digest.
+        DamagedBlob: when a stored file does not have its digest.
     """
     files = _list_files(plan, artifacts, store, dist)
     changed = [file for file in files if not file.is_delivered]

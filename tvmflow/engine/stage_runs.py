@@ -155,11 +155,11 @@ class StageExecution:
             outcome=outcome,
             reason=self.reason,
             seconds=result.seconds,
-            facts=result.facts,
+            facts=dict(result.facts),
             key=key,
         )
         if outcome == "ran":
-            artifact = store.publish(claim, self.key, result.facts, result.seconds, spec.id)
+            artifact = store.publish(claim, self.key, report.facts, result.seconds, spec.id)
             return ExecutedStage(report, artifact)
         written = existing_log(result.log) if result.message else ""
         report = report._replace(message=result.message, fix=result.fix, log=written)
@@ -190,10 +190,7 @@ class StageExecution:
             self._check_named_files(files)
         except TimeoutError:
             text = f"its download took longer than {limit_s:g} s and was stopped; what has arrived is kept"
-            seconds = time.monotonic() - started
-            return StageResult(
-                outcome="timeout", message=text, fix="", facts={}, seconds=seconds, log=""
-            )
+            return StageResult("timeout", text, seconds=time.monotonic() - started)
         stamps = {path: stamp(path) for path in files.values()}
         # Each file of another stage is read once to check its digest.
         artifact_files = {

@@ -279,14 +279,8 @@ def _describe_problem(problem: Exception, seconds: float, worker: str) -> StageR
         fix = "`tvmflow worker` must be able to reach the remote cache and to write to it"
         problem = EnvironmentProblem(str(problem), fix=fix)
     outcome: Any = outcome_for(type(problem))
-    return StageResult(
-        outcome=outcome,
-        message=f"worker {worker}: {problem.message}",
-        fix=problem.fix,
-        facts={},
-        seconds=seconds,
-        log="",
-    )
+    message = f"worker {worker}: {problem.message}"
+    return StageResult(outcome, message, problem.fix, seconds=seconds)
 
 
 # ---------------------------------------------------------------- one stage

@@ -106,14 +106,7 @@ class DaskExecutor:
             finally:
                 del self._running[request.token]
             if response is None:
-                return StageResult(
-                    outcome="cancelled",
-                    message="the run was cancelled",
-                    fix="",
-                    facts={},
-                    seconds=0.0,
-                    log=str(log),
-                )
+                return StageResult("cancelled", "the run was cancelled", log=str(log))
             with spans.span(f"download from {response.worker}"):
                 self._files.download_outputs(Path(call.out), response.files)
         log.write_text(f"ran on worker {response.worker}\n{response.result.log}")
