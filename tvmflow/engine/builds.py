@@ -40,7 +40,7 @@ _SHORTEST_CAPITALS: Final = 3
 
 
 class Speedup(NamedTuple):
-    """How many times as fast a library is as something else: median, limits, and interleaved pairs."""
+    """The speed of a library relative to something else: median, limits, and interleaved pairs."""
 
     median: float
     low: float
