@@ -10,7 +10,7 @@ ends where the row ends if that changes nothing, else its numbers are computed o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -21,16 +21,14 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.cpu_model import list_masked_types
 from tvmflow.compiler.ir import (
-    IF_THEN_ELSE,
     find_nodes,
-    is_size,
     kernel_pass,
-    operator_name,
     replace_variables,
     rewrite_indices,
     rewrite_nodes,
     simplify_indices,
 )
+from tvmflow.compiler.last_vectors import LAST_LANES, as_int, list_terms, may_mask
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
@@ -50,13 +48,9 @@ _MOST: Final = 1 << 31
 _LOCAL_LENGTH: Final = 1 << 12
 # More than any index is.
 _MAX_PLACE: Final = 1 << 30
-# The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
-STAYS_ON_STACK: Final = "disable_lower_builtin"
-_SIZE_TYPES: Final = ("int32", "int64")
-LAST_LANES: Final = "tvmflow.last_lanes"
-"""The annotation of a loop over the numbers of a last vector: how many lanes that has."""
+SIZE_TYPES: Final = ("int32", "int64")
+"""The types of sizes and indices."""
 _LANES: Final = (4, 8, 16)
-_DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 class _Condition(NamedTuple):
@@ -145,12 +139,7 @@ def _contains(body: Any, node: Any) -> bool:
 def _start_where_empty(
     realize: SBlockRealize, around: Sequence[tirx.For]
 ) -> tuple[tirx.For, Any] | None:
-    """Return the outermost loop of a reduction, and what sets the first values if a loop runs zero times.
-
-    Args:
-        realize: The block of the reduction.
-        around: The loops around it, the outermost first.
-    """
+    """Return the outermost loop of a reduction, and what sets the first values if a loop runs zero times."""
     used: dict[int, set[Any]] = {tirx.IterVar.DataPar: set(), tirx.IterVar.CommReduce: set()}
     for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         used.setdefault(axis.iter_type, set()).update(find_nodes(value, tirx.Var))
@@ -229,7 +218,7 @@ def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _reduce_by_halves(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize | None:
     """Return the block that adds up lanes, or compares them, without a loop; None for other loops."""
-    block, lanes = realize.block, _as_int(loop.extent) or 0
+    block, lanes = realize.block, as_int(loop.extent) or 0
     store = block.body
     reduced = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
     if (
@@ -366,13 +355,6 @@ def name_open_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
     )
 
 
-def list_terms(condition: Any) -> list[Any]:
-    """Return the conditions that a condition is the conjunction of."""
-    if isinstance(condition, tirx.And):
-        return [*list_terms(condition.a), *list_terms(condition.b)]
-    return [condition]
-
-
 def _is_open(term: Any, loop_vars: set[Any]) -> bool:
     """Return whether a condition compares with a size that each call chooses."""
     if not isinstance(term, tirx.LT):
@@ -481,7 +463,7 @@ def _simplify_places(body: Any, buffers: set[Any]) -> Any:
     loops, binds = find_nodes(body, tirx.For), find_nodes(body, tirx.Bind)
     variables = {*(loop.loop_var for loop in loops), *(bind.var for bind in binds)}
     for var in variables:
-        if str(var.ty.dtype) in _SIZE_TYPES:
+        if str(var.ty.dtype) in SIZE_TYPES:
             analyzer.bind(var, tvm.ir.Range(0, tirx.IntImm(var.ty.dtype, _MAX_PLACE)))
 
     def simplify(buffer: Any, indices: Sequence[Any]) -> list[Any]:
@@ -500,7 +482,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
     bound: list[tirx.Bind] = []
     moving = set(loop_vars)
     for bind in stmts:
-        if not isinstance(bind, tirx.Bind) or str(bind.var.ty.dtype) not in _SIZE_TYPES:
+        if not isinstance(bind, tirx.Bind) or str(bind.var.ty.dtype) not in SIZE_TYPES:
             continue
         if not moving.isdisjoint(find_nodes(bind.value, tirx.Var)):
             bound.append(bind)
@@ -661,7 +643,7 @@ class _Splitter:
             if condition is None:
                 return lane
             body = simplify_indices(_without(lane.body, [condition.term]))
-            is_masked = _may_mask(body, lane.loop_var, self._masked_types)
+            is_masked = may_mask(body, lane.loop_var, self._masked_types)
             numbers = tirx.For(
                 lane.loop_var,
                 lane.min,
@@ -955,7 +937,6 @@ def _all(terms: Sequence[Any]) -> Any:
 
 
 def _copy(body: Any) -> Any:
-    """Return a copy of a statement with buffers of its own."""
     buffers = [buffer for block in find_nodes(body, SBlock) for buffer in block.alloc_buffers]
     own = {
         buffer: tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name, scope=buffer.scope())
@@ -997,146 +978,3 @@ def _with_body(loop: tirx.For, body: Any, extent: Any = None) -> tirx.For:
         body,
         annotations=loop.annotations,
     )
-
-
-@kernel_pass
-def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compute the numbers of a last vector at once, under a mask."""
-    loops = find_nodes(function.body, tirx.For)
-    if not any(LAST_LANES in loop.annotations for loop in loops):
-        return function
-    types = list_masked_types(function.attrs["target"])
-
-    def mask(loop: tirx.For) -> Any:
-        is_last = LAST_LANES in loop.annotations
-        return _mask(loop) if is_last and _may_mask(loop.body, loop.loop_var, types) else loop
-
-    return rewrite_nodes(function, tirx.For, mask)
-
-
-def _may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
-    """Return whether it does no harm to compute what is beyond the end of a vector, under a mask."""
-    store = body.block.body if isinstance(body, SBlockRealize) else body
-    if not isinstance(store, tirx.BufferStore):
-        return False
-    loads = [
-        (load.source, load.indices)
-        for load in find_nodes(store.value, tvm.ir.TensorLoad)
-        if lane in find_nodes(list(load.indices), tirx.Var)
-    ]
-    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, _take_one))
-    # a divisor may be 0 there, and a condition keeps from reading what does not exist
-    is_harmless = all(
-        "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
-    ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
-    return is_harmless and all(
-        str(buffer.dtype) in types and _find_first_place(indices, lane) is not None
-        for buffer, indices in [(store.buffer, store.indices), *loads]
-    )
-
-
-def _take_one(load: Any) -> Any:
-    return tirx.const(1, str(load.source.dtype))
-
-
-def _mask(loop: tirx.For) -> Any:
-    """Return a loop over the last numbers of a row as one vector."""
-    store, lane = loop.body, loop.loop_var
-    lanes = int(loop.annotations[LAST_LANES])
-    ramp = tirx.Ramp(loop.min, tirx.IntImm(lane.ty.dtype, 1), lanes)
-    mask = tirx.LT(ramp, tirx.Broadcast(loop.extent, lanes))
-    stmts: list[Any] = []
-
-    def make_registers(buffer: Any) -> Any:
-        # StorageRewrite takes booleans in registers for bytes (apache-tvm 0.27)
-        held = "int8" if str(buffer.dtype) == "bool" else buffer.dtype
-        own = tirx.decl_buffer((lanes,), held, f"{buffer.name}_last", scope="local")
-        stmts.append(tirx.AllocBuffer(own))
-        return own
-
-    def load_vector(load: Any) -> Any:
-        first = _find_first_place(load.indices, lane)
-        is_row = lane in find_nodes(list(load.indices), tirx.Var)
-        if not is_row or _has_lanes(load.source, first, lanes):
-            return load
-        own, dtype = make_registers(load.source), str(load.source.dtype)
-        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
-        value = tirx.op.masked_load(f"{dtype}x{lanes}", load.source, places, mask)
-        stmts.append(tirx.BufferStore(own, value.astype(f"{own.dtype}x{lanes}"), [ramp]))
-        return tirx.BufferLoad(own, [lane]).astype(dtype)
-
-    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, load_vector))
-    first = _find_first_place(store.indices, lane)
-    result, dtype = store.buffer, str(store.buffer.dtype)
-    has_lanes = _has_lanes(result, first, lanes) and dtype != "bool"
-    if has_lanes:
-        value = tirx.Select(tirx.LT(lane, loop.extent), value, tirx.BufferLoad(result, [lane]))
-    else:
-        result = make_registers(result)
-    body = tirx.BufferStore(result, value.astype(str(result.dtype)), [lane])
-    count = tirx.IntImm(lane.ty.dtype, lanes)
-    stmts.append(tirx.For(lane, loop.min, count, tirx.ForKind.VECTORIZED, body))
-    if not has_lanes:
-        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
-        computed = tirx.BufferLoad(result, [ramp]).astype(f"{dtype}x{lanes}")
-        stmts.append(tirx.Evaluate(tirx.op.masked_store(store.buffer, computed, places, mask)))
-    return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
-
-
-def _find_first_place(indices: Sequence[Any], lane: Any) -> Any:
-    """Return the last index of a vector's first number; None if its numbers do not follow each other."""
-    *outer, index = indices
-    simplify = tvm.sym.Analyzer().simplify
-    step = simplify(replace_variables(index, {lane: lane + 1}) - index)
-    if _as_int(step) != 1 or lane in find_nodes(outer, tirx.Var):
-        return None
-    return simplify(replace_variables(index, {lane: tirx.IntImm(lane.ty.dtype, 0)}))
-
-
-def _has_lanes(buffer: Any, place: Any, lanes: int) -> bool:
-    """Return whether a buffer holds one vector, which begins at a place."""
-    return _as_int(place) == 0 and [_as_int(size) for size in buffer.shape] == [lanes]
-
-
-def _as_int(expr: Any) -> int | None:
-    return int(expr) if isinstance(expr, tirx.IntImm) else None
-
-
-@kernel_pass
-def keep_open_places_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Store products and quotients of open sizes in buffers.
-
-    Code generation simplifies each index with the values of all variables in their places, but does not look into
-    buffers (apache-tvm 0.27), and LLVM makes registers of them.
-    """
-    if not any(map(is_size, function.params)):
-        return function
-    return rewrite_nodes(function, tirx.Bind, _store_places)
-
-
-def _store_places(bind: tirx.Bind) -> Any:
-    """Return a binding of a variable, after stores of what is no sum of variables in its value."""
-    stores: list[Any] = []
-
-    def store(value: Any) -> Any:
-        buffer = tirx.decl_buffer((1,), value.ty.dtype, bind.var.name, scope="local")
-        on_stack = {STAYS_ON_STACK: tirx.const(True, "bool")}
-        stores.extend(
-            [tirx.AllocBuffer(buffer, annotations=on_stack), tirx.BufferStore(buffer, value, [0])]
-        )
-        return tirx.BufferLoad(buffer, [0])
-
-    def take_out(value: Any) -> Any:
-        is_product = isinstance(value, tirx.Mul)
-        if isinstance(value, tirx.Add | tirx.Sub) or (
-            is_product and isinstance(value.b, tirx.IntImm)
-        ):
-            return type(value)(take_out(value.a), take_out(value.b))
-        if is_product or isinstance(value, tirx.FloorDiv | tirx.FloorMod | tvm.ir.Call):
-            return store(value)
-        return value
-
-    if str(bind.var.ty.dtype) not in _SIZE_TYPES:
-        return bind
-    value = take_out(bind.value)
-    return tirx.SeqStmt([*stores, tirx.Bind(bind.var, value)]) if stores else bind

@@ -9,8 +9,9 @@ import tvm.script
 from tvm import tirx
 
 from tests.support.kernels import LEVELS_HERE, level
-from tvmflow.compiler.code_generation import build_kernels, shuffle_strided_loads
+from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.ir import find_nodes, replace_variables
+from tvmflow.compiler.vector_code import shuffle_strided_loads
 
 SOURCE = """
 @T.prim_func(s_tir=True)

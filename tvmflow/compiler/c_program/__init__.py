@@ -23,6 +23,13 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.c_program.c_code import (
+    KernelTraits,
+    estimate_open_work,
+    estimate_parallel_work,
+    generate_code,
+    place_constants,
+)
 from tvmflow.compiler.c_program.c_kernels import (
     compile_kernels,
     list_size_parameters,
@@ -37,14 +44,10 @@ from tvmflow.compiler.c_program.device_program import (
     place_on_device,
     write_device_program,
 )
-from tvmflow.compiler.c_program.parallel_work import estimate_open_work, estimate_parallel_work
 from tvmflow.compiler.c_program.program import (
-    KernelTraits,
     Program,
     UnsupportedProgram,
-    generate_code,
     list_kernel_calls,
-    place_constants,
     plan_memory,
     read_program,
 )
@@ -129,7 +132,6 @@ def compile_program(
 
 
 def _list_functions(mod: tvm.IRModule, names: Collection[str]) -> dict[str, tirx.PrimFunc]:
-    """Return the kernels of these names."""
     return {
         var.name_hint: function
         for var, function in mod.functions_items()
@@ -354,15 +356,9 @@ class KernelLibrary(NamedTuple):
 def link_kernel(
     kernel: tirx.PrimFunc, arguments: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> KernelLibrary:
-    """Compile a scheduled kernel for this machine, as a library without inputs.
+    """Compile a scheduled kernel of fixed sizes for this machine, as a library without inputs.
 
     What the kernel reads are weights of the library, so that a call copies none of it to a device.
-
-    Args:
-        kernel: The kernel; its sizes are fixed.
-        arguments: An array for each of its parameters.
-        target: The target.
-        folder: An empty folder to write into.
 
     Raises:
         UnsupportedKernel: The kernel cannot become launches on a device.
@@ -401,11 +397,6 @@ def load_c_library(
     model: ScheduledModel, signature: Mapping[str, Json], threads: int
 ) -> NativeProgram:
     """Compile a model for this machine, and load it.
-
-    Args:
-        model: The model.
-        signature: Its inputs and outputs.
-        threads: The threads of a call.
 
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.

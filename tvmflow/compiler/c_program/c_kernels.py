@@ -22,13 +22,13 @@ from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, read_shared
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import (
     CPU_PASSES,
+    keep_open_places_on_stack,
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
 )
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.ir import is_size, node_pass, replace_variables
 from tvmflow.compiler.open_sizes import list_symbols, size_text
-from tvmflow.compiler.open_tiles import keep_open_places_on_stack
 from tvmflow.core.types import Size
 from tvmflow.targets.linking import ALIGNMENT
 
@@ -180,13 +180,7 @@ _DATA: Final = frozenset(
 
 
 def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_c: bool) -> str:
-    """Compile a scheduled kernel as `build` does, and return its code as text.
-
-    Args:
-        kernel: The kernel; its `global_symbol` is its name in the text.
-        target: The target.
-        is_plain_c: It is a plain C function, not one for TVM's runtime.
-    """
+    """Compile a scheduled kernel as `build` does, and return its code as text."""
     symbol = str(kernel.attrs["global_symbol"])
     functions = {tvm.ir.GlobalVar(symbol): kernel}
     if is_plain_c:
@@ -226,7 +220,6 @@ def strip_assembly(text: str, symbol: str) -> str:
 
 
 def _find_used(lines: list[str]) -> set[str]:
-    """Return the names in instructions and data."""
     words = set(_WORD.findall("\n".join(line for line in lines if not _LABEL.match(line))))
     # relocations append to a name: `.Lconstant@PAGEOFF`
     return words | {word.partition("@")[0] for word in words}

@@ -17,15 +17,14 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.c_program.c_code import KernelTraits, Writer
 from tvmflow.compiler.c_program.program import (
     Branch,
     Copy,
     KernelCall,
-    KernelTraits,
     Program,
     Step,
     Storage,
-    Writer,
     plan_arena,
 )
 from tvmflow.compiler.open_sizes import is_open
@@ -95,10 +94,6 @@ def lower_device_kernels(
     kernels: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
 ) -> DeviceProgram:
     """Lower scheduled kernels to device functions and launches.
-
-    Args:
-        kernels: The kernels by name; their sizes are fixed.
-        target: The target of the device, with its host.
 
     Raises:
         UnsupportedKernel: A kernel does something on the host besides launching, or has open sizes.
@@ -253,7 +248,6 @@ class _Evaluation:
         self.kernel = DeviceKernel(name, tuple(self._launches), tuple(self._scratch))
 
     def _run(self, statement: Any) -> None:
-        """Evaluate a statement."""
         if isinstance(statement, tirx.SeqStmt):
             for part in statement.seq:
                 self._run(part)
@@ -519,14 +513,7 @@ class DeviceCode(NamedTuple):
 def write_device_program(
     program: Program, kernels: Mapping[str, KernelTraits], prefix: str, device: DeviceCode
 ) -> str:
-    """Return the C code of a program on a device.
-
-    Args:
-        program: The program, with places on host and device, and planned memory.
-        kernels: The traits of the kernels of the host, by name.
-        prefix: The prefix of the library's symbols.
-        device: The code of the device.
-    """
+    """Return the C code of a program on a device."""
     return _DeviceWriter(program, kernels, prefix, device).write()
 
 
@@ -610,7 +597,6 @@ class _DeviceWriter(Writer):
         return lines
 
     def _write_launches(self, kernel: str) -> list[str]:
-        """Return the tables of the launches of a kernel."""
         number = self._numbers[kernel]
         lists: dict[str, str] = {}
         rows = []
@@ -709,7 +695,6 @@ class _DeviceWriter(Writer):
         return f"TF_LAUNCH({number}, tf_launches{number}, {places});"
 
     def _number(self, storage: Storage) -> int:
-        """Return the number of a tensor on the device."""
         storage = storage.resolve()
         size = max(1, storage.bytes)
         if storage.place == "constant":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -12,10 +11,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.c_program import open_memory
 from tvmflow.compiler.c_program.c_kernels import list_size_parameters
-from tvmflow.compiler.c_program.open_memory import Values, multiply
-from tvmflow.compiler.c_program.parallel_work import OpenWork, ParallelWork, count_useful_tasks
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.compiler.open_sizes import (
     NoSize,
@@ -25,16 +21,12 @@ from tvmflow.compiler.open_sizes import (
     size_text,
 )
 from tvmflow.core.dimensions import (
-    WrongSize,
     choose_representative,
     evaluate,
-    list_names,
     substitute,
 )
 from tvmflow.core.errors import StageError
-from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Dimension, Size
-from tvmflow.targets.c_runtime.levels import constant_place
 from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]
@@ -149,10 +141,6 @@ Value = Any  # a Storage, or a tuple of values
 
 def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
     """Return `main` of a lowered model as steps.
-
-    Args:
-        mod: The lowered module with scheduled kernels.
-        weights: The weights that `main` takes after its inputs.
 
     Raises:
         UnsupportedProgram: It needs TVM's runtime.
@@ -459,7 +447,6 @@ def list_kernel_calls(steps: Sequence[Step]) -> list[str]:
 
 
 def _written_by(steps: Sequence[Step]) -> set[Storage]:
-    """Return the storages in the arena that steps write."""
     written: set[Storage] = set()
     for step in steps:
         if isinstance(step, KernelCall):
@@ -490,6 +477,25 @@ def _like(storage: Storage, place: Place, index: int = 0) -> Storage:
     return Storage(place, storage.bytes, index, open_bytes=storage.open_bytes)
 
 
+def multiply(*sizes: Size) -> Size:
+    """Return the product of sizes, with one number at most.
+
+    >>> multiply(4, "seq", 3, "h + 1"), multiply(4, 3)
+    ('12 * seq * (h + 1)', 12)
+    """
+    number = 1
+    factors: list[Size] = []
+    for size in sizes:
+        if isinstance(size, int):
+            number *= size
+        else:
+            factors.append(f"({size})")
+    if not factors or number == 0:
+        return number
+    named = {f"f{index}": str(factor) for index, factor in enumerate(factors)}
+    return substitute(" * ".join([*([str(number)] if number != 1 else []), *named]), named)
+
+
 def _sizes_of_type(ty: Any) -> list[Any] | None:
     """Return the sizes of a tensor; None where the type does not say them."""
     shape = getattr(ty, "shape", None)
@@ -497,7 +503,6 @@ def _sizes_of_type(ty: Any) -> list[Any] | None:
 
 
 def _flatten_type(ty: Any) -> list[Any]:
-    """Return the types of the tensors in a tuple, or of one tensor."""
     if not isinstance(ty, relax.TupleType):
         return [ty]
     return [tensor for part in ty.fields for tensor in _flatten_type(part)]
@@ -511,7 +516,6 @@ def _match(sizes: Any, actual: Any, bound: dict[Any, Any]) -> None:
 
 
 def _itemsize(dtype: str) -> int:
-    """Return the bytes of one element."""
     return 1 if dtype == "bool" else (np.dtype(dtype).itemsize if dtype != "bfloat16" else 2)
 
 
@@ -519,363 +523,6 @@ def _describe(call: Any, name: str) -> str:
     if "packed" in name and call.args and hasattr(call.args[0], "global_symbol"):
         return f"the function {call.args[0].global_symbol} of TVM's runtime"
     return f"the operator {name.removeprefix('relax.')}"
-
-
-# ---------------------------------------------------------------- c code
-# The C code of a program: its steps as direct calls of kernels.
-
-
-class KernelTraits(NamedTuple):
-    """The needs of a call of a kernel.
-
-    Attributes:
-        symbol: Its name in C.
-        work: Its work in parallel loops.
-        scratch: The bytes of memory that it allocates; an expression of the names below where sizes are open.
-        sizes: The names of its sizes in expressions, in the order in which it takes them.
-        open_work: Its work in parallel loops, where it has sizes.
-        failure: What it reports where an operand has a wrong value; empty for others.
-    """
-
-    symbol: str
-    work: ParallelWork
-    scratch: Size
-    sizes: tuple[str, ...] = ()
-    open_work: tuple[OpenWork, ...] = ()
-    failure: str = ""
-
-
-def place_constants(program: Program) -> list[int]:
-    """Return the offset of each constant in the file of constants, and that file's size as the last one."""
-    return [0, *accumulate(padded(array.nbytes) for array in program.constants)]
-
-
-def generate_code(
-    program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int = 64
-) -> str:
-    """Return the C code of a program.
-
-    Args:
-        program: The program, with planned memory.
-        kernels: The traits of the kernels that it calls, by name.
-        prefix: The prefix of the library's symbols.
-        address_bits: The bits of an address where it runs.
-
-    Raises:
-        StageError: The largest sizes are more than it can compute with.
-    """
-    if not program.dimensions:
-        return Writer(program, kernels, prefix).write()
-    try:
-        return _OpenWriter(program, kernels, prefix, address_bits).write()
-    except WrongSize as error:
-        raise StageError(
-            f"this model has a size that a library cannot compute: {error}",
-            fix="choose a smaller `max` in `dimensions`",
-        ) from error
-
-
-def _define_sizes(direction: str, sizes: Sequence[int]) -> list[str]:
-    return [f"#define TF_{direction}_BYTES{index} {size}u" for index, size in enumerate(sizes)]
-
-
-class Writer:
-    """Writes the C code of a program of fixed sizes."""
-
-    def __init__(self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> None:
-        self._program = program
-        self._kernels = kernels
-        self._prefix = prefix
-        self._offsets = place_constants(program)
-        self._numbers: dict[str, int] = {}
-        self._arities: dict[str, int] = {}
-        self._failures: dict[str, int] = {}
-        self._tasks = count_useful_tasks(
-            {name: kernel.work for name, kernel in kernels.items()},
-            [name for name in list_kernel_calls(program.steps) if name in kernels],
-        )
-
-    def write(self) -> str:
-        """Return the code."""
-        program, kernels = self._program, self._kernels
-        steps = self._write_steps(program.steps, "  ")
-        declarations = [
-            f"int32_t {kernels[name].symbol}({self._list_parameters(name, arity)});"
-            for name, arity in self._arities.items()
-        ]
-        names = [f'    "{name}",' for name in self._numbers]
-        weights = f"{self._prefix}weights"
-        has_symbol = program.has_placed_constants
-        return "\n".join(
-            (
-                *([f"#define TF_WEIGHTS {weights}"] if has_symbol else []),
-                *self._write_memory(),
-                *_define_sizes("INPUTS", list(map(self._largest_size, program.inputs))),
-                *_define_sizes("OUTPUTS", list(map(self._largest_size, program.outputs))),
-                *self._write_counts(),
-                *self._write_plan(),
-                *self._write_failures(),
-                "",
-                f"extern const unsigned char {weights if has_symbol else 'TF_WEIGHTS'}[];",
-                *declarations,
-                "",
-                "static const char *const tf_kernel_names[TF_KERNELS + 1] = {",
-                *names,
-                "    NULL,",
-                "};",
-                "",
-                "static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *weights,",
-                "                    unsigned char *const *in, unsigned char *const *out) {",
-                "  TF_BEGIN(tf, arena, weights, in, out);",
-                *self._write_start(),
-                *steps,
-                "  return 0;",
-                "}",
-                "",
-            )
-        )
-
-    def _list_parameters(self, kernel: str, arity: int) -> str:
-        """Return the types of a kernel's parameters."""
-        sizes = len(self._kernels[kernel].sizes)
-        return ", ".join([*["void *"] * arity, *["int64_t"] * sizes]) or "void"
-
-    def _write_memory(self) -> list[str]:
-        """Return the code with the sizes of a context's memory, and how many kernels and tasks there are."""
-        program, kernels = self._program, self._kernels
-        staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
-        scratch = max((int(kernel.scratch) for kernel in kernels.values()), default=0)
-        return [
-            f"#define TF_ARENA {program.arena}u",
-            f"#define TF_STAGING {staging}u",
-            f"#define TF_SCRATCH {scratch}u",
-            f"#define TF_KERNELS {len(self._numbers)}u",
-            f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
-        ]
-
-    def _largest_size(self, storage: Storage) -> int:
-        return storage.bytes
-
-    def _write_plan(self) -> list[str]:
-        """Return the code that computes sizes and offsets, where these are open."""
-        return []
-
-    def _write_start(self) -> list[str]:
-        """Return what the steps begin with."""
-        return []
-
-    def _write_counts(self) -> list[str]:
-        """Return the code that says which outputs have a count; the counts are the last outputs."""
-        entries = {entry.output: entry for entry in self._program.counts}
-        described = self._program.count_described()
-        rows = [
-            f"{{{entries[index].axis}, {entries[index].place}}}" if index in entries else "{-1, 0}"
-            for index in range(described)
-        ]
-        return [
-            f"#define TF_COUNTS {len(self._program.outputs) - described}u",
-            f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
-        ]
-
-    def _write_failures(self) -> list[str]:
-        """Return the code with the messages of operands that have wrong values; none where nothing is checked."""
-        if not self._failures:
-            return []
-        messages = ", ".join(map(c_string, self._failures))
-        return [f"#define TF_FAILURES {messages}"]
-
-    def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
-        lines: list[str] = []
-        for step in steps:
-            lines += self._write_step(step, indent)
-        return lines
-
-    def _write_step(self, step: Step, indent: str) -> list[str]:
-        if isinstance(step, Copy):
-            target, source = self._address(step.target), self._address(step.source)
-            return [f"{indent}memcpy({target}, {source}, {self._size(step.source)});"]
-        if isinstance(step, Branch):
-            condition = f"*(const unsigned char *)({self._address(step.condition)})"
-            return [
-                f"{indent}if ({condition}) {{",
-                *self._write_steps(step.if_true, f"{indent}  "),
-                f"{indent}}} else {{",
-                *self._write_steps(step.if_false, f"{indent}  "),
-                f"{indent}}}",
-            ]
-        return [f"{indent}{self._write_call(step)}"]
-
-    def _write_call(self, call: KernelCall) -> str:
-        kernel = self._kernels[call.kernel]
-        number = self._numbers.setdefault(call.kernel, len(self._numbers))
-        self._arities[call.kernel] = len(call.tensors)
-        arguments = [f"(void *)({self._address(tensor)})" for tensor in call.tensors]
-        arguments += self._list_sizes(call)
-        text = f"TF_CALL({number}, {self._count_tasks(call)}, {kernel.symbol}({', '.join(arguments)}));"
-        if not kernel.failure:
-            return text
-        failure = self._failures.setdefault(kernel.failure, len(self._failures))
-        return f"{text} TF_CHECK({failure}, {self._address(call.tensors[-1])});"
-
-    def _list_sizes(self, _call: KernelCall) -> list[str]:
-        """Return the code of the sizes that a call gives to its kernel."""
-        return []
-
-    def _count_tasks(self, call: KernelCall) -> str:
-        """Return the code of the number of tasks that the loops of a call are worth."""
-        return str(self._tasks[call.kernel])
-
-    def _size(self, storage: Storage) -> str:
-        return f"{storage.bytes}u"
-
-    def _address(self, storage: Storage) -> str:
-        storage = storage.resolve()
-        if storage.place == "input":
-            return f"in[{storage.index}]"
-        if storage.place == "output":
-            return f"out[{storage.index}]"
-        if storage.place == "constant":
-            if not self._program.has_placed_constants:
-                return f"weights + {constant_place(storage.index)}"
-            return f"weights + {self._offsets[storage.index]}u"
-        return self._place_in_arena(storage)
-
-    def _place_in_arena(self, storage: Storage) -> str:
-        return f"arena + {storage.offset}u"
-
-
-class _OpenWriter(Writer):
-    """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
-
-    def __init__(
-        self,
-        program: Program,
-        kernels: Mapping[str, KernelTraits],
-        prefix: str,
-        address_bits: int,
-    ) -> None:
-        self._program = program
-        self._kernels = kernels
-        self._prefix = prefix
-        self._address_bits = address_bits
-        self._offsets = place_constants(program)
-        self._numbers = {}
-        self._arities = {}
-        self._failures = {}
-        self._values = Values(program.dimensions)
-        self._calls: list[str] = []
-        self._most_tasks = 1
-        self._scratch: dict[Size, None] = {}
-        tensors = list(program.above)
-        places = {storage: index for index, storage in enumerate(tensors)}
-        order = [[places[other] for other in program.above[storage]] for storage in tensors]
-        offsets, self._arena, self._largest_arena = open_memory.place_tensors(
-            [storage.size for storage in tensors],
-            open_memory.reduce_order(order),
-            self._values,
-        )
-        self._places = dict(zip(tensors, offsets, strict=True))
-
-    def _largest_size(self, storage: Storage) -> int:
-        return self._values.find_largest(storage.size)
-
-    def _write_memory(self) -> list[str]:
-        return [f"#define TF_KERNELS {len(self._kernels)}u"]
-
-    def _write_plan(self) -> list[str]:
-        program, values = self._program, self._values
-        outer = [*program.inputs, *program.outputs]
-        staging = " + ".join(open_memory.padded_code(values, storage.size) for storage in outer)
-        largest_staging = sum(padded(values.find_largest(storage.size)) for storage in outer)
-        scratch = open_memory.largest(map(values.code, self._scratch))
-        largest_scratch = max(map(values.find_largest, self._scratch), default=0)
-        open_memory.check_memory(
-            self._largest_arena + largest_staging + largest_scratch,
-            self._address_bits,
-            self._find_causes(),
-        )
-        negative = [
-            f"{values.code(size)} < 0"
-            for size in sorted(program.axes)
-            if values.may_be_negative(size)
-        ]
-        sizes = [
-            f"  memory->{name}[{index}] = (size_t){values.code(storage.size)};"
-            for name, storages in (("inputs", program.inputs), ("outputs", program.outputs))
-            for index, storage in enumerate(storages[: self._count_described(name)])
-        ]
-        shapes = [
-            *open_memory.write_shapes("tf_input_shape", program.input_shapes, values),
-            *open_memory.write_shapes("tf_output_shape", program.output_shapes, values),
-        ]
-        return [
-            f"#define TF_VALUES {values.count}u",
-            f"#define TF_CALLS {len(self._calls)}u",
-            f"#define TF_MOST_TASKS {self._most_tasks}u",
-            f"#define TF_LARGEST_TENSORS {self._largest_arena + largest_staging}u",
-            f"#define TF_LARGEST_SCRATCH {largest_scratch}u",
-            f"#define TF_MAX_RANK {max(1, *map(len, program.output_shapes))}u",
-            f'_Static_assert(TF_DIMENSIONS == {len(program.dimensions)}, "the signature has others");',
-            *open_memory.task_constants(),
-            "",
-            *open_memory.write_dimensions(program.dimensions),
-            *open_memory.write_axes(program.input_shapes, program.dimensions),
-            "",
-            "/* Computes all values from the first ones, the dimensions. False where a tensor would have less than nothing. */",
-            "static bool tf_plan(int64_t *v, uint32_t *tasks, tf_memory *memory) {",
-            "  int64_t work = 0;",
-            *(f"  {line}" for line in values.lines),
-            f"  if ({' || '.join(negative) or 'false'}) return false;",
-            f"  memory->arena = (uint64_t)({self._arena});",
-            f"  memory->staging = (uint64_t)({staging or '0'});",
-            f"  memory->scratch = (uint64_t)({scratch});",
-            *sizes,
-            *(f"  {line}" for line in self._calls),
-            "  tf_choose_tasks(tasks, TF_CALLS, work);",
-            "  return true;",
-            "}",
-            "",
-            *shapes,
-        ]
-
-    def _count_described(self, direction: str) -> int:
-        """Return how many inputs or outputs a program has, without the counts of outputs."""
-        if direction == "inputs":
-            return len(self._program.inputs)
-        return self._program.count_described()
-
-    def _find_causes(self) -> list[str]:
-        """Return the names of the dimensions that the largest tensor depends on."""
-        sizes = [storage.size for storage in (*self._program.above, *self._program.outputs)]
-        sizes += [storage.size for storage in self._program.inputs]
-        return list_names(max(sizes, key=self._values.find_largest))
-
-    def _write_start(self) -> list[str]:
-        return ["  const int64_t *v = tf->values;", "  (void)v;"]
-
-    def _list_sizes(self, call: KernelCall) -> list[str]:
-        return [
-            f"INT64_C({size})" if isinstance(size, int) else self._values.code(size)
-            for size in call.sizes
-        ]
-
-    def _count_tasks(self, call: KernelCall) -> str:
-        kernel = self._kernels[call.kernel]
-        sizes = dict(zip(kernel.sizes, call.sizes, strict=True))
-        place = len(self._calls)
-        line, most = open_memory.write_tasks(
-            place, kernel.work, kernel.open_work, sizes, self._values
-        )
-        self._calls.append(line)
-        self._most_tasks = max(self._most_tasks, most)
-        self._scratch[substitute(kernel.scratch, sizes)] = None
-        return f"tf->useful[{place}]"
-
-    def _size(self, storage: Storage) -> str:
-        return f"(size_t){self._values.code(storage.size)}"
-
-    def _place_in_arena(self, storage: Storage) -> str:
-        return f"arena + {self._places[storage]}"
 
 
 # ---------------------------------------------------------------- memory plan

@@ -104,10 +104,6 @@ def share_weights(
 ) -> tuple[list[Array], dict[str, dict[int, SharedLayout]]]:
     """Return the weights of a lowered model in layouts that other levels have, too.
 
-    Args:
-        mod: The lowered module with scheduled kernels.
-        weights: The weights that `main` takes after its inputs.
-
     Returns:
         The weights, and the layouts in which kernels must read them.
     """
@@ -194,11 +190,7 @@ def _list_readable(kernel: tirx.PrimFunc) -> set[int]:
 
 
 def read_shared(layouts: KernelLayouts) -> tvm.transform.Pass:
-    """Return a pass that lets kernels read weights in shared layouts, once they have loops and no blocks.
-
-    Args:
-        layouts: The layouts by the kernels' `global_symbol`.
-    """
+    """Return a pass that lets kernels read weights in shared layouts, once they have loops and no blocks."""
 
     def transform(kernel: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         known = layouts.get(str((kernel.attrs or {}).get("global_symbol", "")))

@@ -85,12 +85,6 @@ def compile_web_program(
 ) -> None:
     """Write the steps of a model as JSON, its kernels as WGSL, and its weights.
 
-    Args:
-        mod: The lowered module with scheduled kernels.
-        weights: The weights that `main` takes after its inputs.
-        target: The target of WebGPU, with its host.
-        folder: The folder to write into.
-
     Raises:
         StageError: It needs something that WebGPU does not have.
     """
@@ -160,7 +154,6 @@ class _Function(NamedTuple):
 
 
 def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> dict[str, _Function]:
-    """Return the functions by name."""
     functions = {}
     for var, function in program.functions.functions_items():
         name = str(var.name_hint)

@@ -12,10 +12,10 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.cpu_model import MIN_LANES
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.open_sizes import OPEN_SIZES, list_size_variables
+from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.core.dimensions import is_prime
 
 _SPATIAL: Final = 0

@@ -17,7 +17,6 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.cpu_model import (
     MAX_TILE_POINTS,
     MAX_TILE_VECTORS,
@@ -56,6 +55,7 @@ from tvmflow.compiler.tir_kernels.dot_products import (
     PAIRS,
     TAPS,
 )
+from tvmflow.compiler.vector_code import MAX_STRIDE
 
 _MAX_UNROLLED: Final = 160
 # Taps whose factors are lanes, if registers hold what is loaded early.

@@ -24,8 +24,8 @@ from tvmflow.compiler.cpu_model import (
     CpuModel,
     estimate_weight_time,
 )
+from tvmflow.compiler.last_vectors import LAST_LANES
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
-from tvmflow.compiler.open_tiles import LAST_LANES
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""

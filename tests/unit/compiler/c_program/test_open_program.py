@@ -27,12 +27,10 @@ from tests.support.open_programs import (
     draw_network,
 )
 from tests.support.seeds import seeds
-from tvmflow.compiler.c_program.parallel_work import ParallelWork
+from tvmflow.compiler.c_program.c_code import KernelTraits, ParallelWork, generate_code
 from tvmflow.compiler.c_program.program import (
-    KernelTraits,
     UnsupportedProgram,
     find_runtime,
-    generate_code,
     list_kernel_calls,
     plan_memory,
     read_program,

@@ -6,7 +6,7 @@ import pytest
 import tvm
 from tvm import te
 
-from tvmflow.compiler.c_program.parallel_work import ParallelWork, estimate_parallel_work
+from tvmflow.compiler.c_program.c_code import ParallelWork, estimate_parallel_work
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.gpu_model import Device
-from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores, windows
+from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import (
     NO_RULE,
@@ -28,7 +28,7 @@ GpuRule = Callable[[Schedule, Device], Schedule | None]
 GPU_RULES: Final[Mapping[str, GpuRule]] = {
     "tensor_cores": tensor_cores.apply,
     "tiled_products": products.apply,
-    "windows": windows.apply,
+    "windows": reductions.apply_windows,
     "block_reductions": reductions.apply,
     "transposes": maps.transpose,
     "elementwise": maps.elementwise,
@@ -50,11 +50,6 @@ def schedule_for_gpu(
     rules: Mapping[str, GpuRule] = GPU_RULES,
 ) -> ScheduledModule:
     """Give each kernel without a schedule the one of a rule; without threads it cannot run on a GPU.
-
-    Args:
-        lowered: A lowered module.
-        target: The GPU.
-        rules: The rules that are tried before those of DLight.
 
     Returns:
         The module, and the rule of each kernel that had no schedule.

@@ -1,0 +1,798 @@
+"""The C code of a program: its steps as direct calls of kernels, and the memory of those with open sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.prim.expr import BinaryOpExpr
+
+from tvmflow.compiler.c_program.c_kernels import named_size_text
+from tvmflow.compiler.c_program.program import (
+    Branch,
+    Copy,
+    KernelCall,
+    Program,
+    Step,
+    Storage,
+    list_kernel_calls,
+    multiply,
+)
+from tvmflow.compiler.ir import operator_name
+from tvmflow.compiler.open_sizes import NoSize, list_symbols
+from tvmflow.core.dimensions import (
+    Language,
+    WrongSize,
+    find_bounds,
+    list_names,
+    substitute,
+    write_code,
+)
+from tvmflow.core.errors import StageError
+from tvmflow.core.generated_text import c_string
+from tvmflow.core.types import Dimension, Size
+from tvmflow.targets.c_runtime.levels import constant_place
+from tvmflow.targets.linking import padded
+
+
+class KernelTraits(NamedTuple):
+    """The needs of a call of a kernel.
+
+    Attributes:
+        symbol: Its name in C.
+        work: Its work in parallel loops.
+        scratch: The bytes of memory that it allocates; an expression of the names below where sizes are open.
+        sizes: The names of its sizes in expressions, in the order in which it takes them.
+        open_work: Its work in parallel loops, where it has sizes.
+        failure: What it reports where an operand has a wrong value; empty for others.
+    """
+
+    symbol: str
+    work: ParallelWork
+    scratch: Size
+    sizes: tuple[str, ...] = ()
+    open_work: tuple[OpenWork, ...] = ()
+    failure: str = ""
+
+
+def place_constants(program: Program) -> list[int]:
+    """Return the offset of each constant in the file of constants, and that file's size as the last one."""
+    return [0, *accumulate(padded(array.nbytes) for array in program.constants)]
+
+
+def generate_code(
+    program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int = 64
+) -> str:
+    """Return the C code of a program.
+
+    Raises:
+        StageError: The largest sizes are more than it can compute with.
+    """
+    if not program.dimensions:
+        return Writer(program, kernels, prefix).write()
+    try:
+        return _OpenWriter(program, kernels, prefix, address_bits).write()
+    except WrongSize as error:
+        raise StageError(
+            f"this model has a size that a library cannot compute: {error}",
+            fix="choose a smaller `max` in `dimensions`",
+        ) from error
+
+
+def _define_sizes(direction: str, sizes: Sequence[int]) -> list[str]:
+    return [f"#define TF_{direction}_BYTES{index} {size}u" for index, size in enumerate(sizes)]
+
+
+class Writer:
+    """Writes the C code of a program of fixed sizes."""
+
+    def __init__(self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._prefix = prefix
+        self._offsets = place_constants(program)
+        self._numbers: dict[str, int] = {}
+        self._arities: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        self._tasks = count_useful_tasks(
+            {name: kernel.work for name, kernel in kernels.items()},
+            [name for name in list_kernel_calls(program.steps) if name in kernels],
+        )
+
+    def write(self) -> str:
+        """Return the code."""
+        program, kernels = self._program, self._kernels
+        steps = self._write_steps(program.steps, "  ")
+        declarations = [
+            f"int32_t {kernels[name].symbol}({self._list_parameters(name, arity)});"
+            for name, arity in self._arities.items()
+        ]
+        names = [f'    "{name}",' for name in self._numbers]
+        weights = f"{self._prefix}weights"
+        has_symbol = program.has_placed_constants
+        return "\n".join(
+            (
+                *([f"#define TF_WEIGHTS {weights}"] if has_symbol else []),
+                *self._write_memory(),
+                *_define_sizes("INPUTS", list(map(self._largest_size, program.inputs))),
+                *_define_sizes("OUTPUTS", list(map(self._largest_size, program.outputs))),
+                *self._write_counts(),
+                *self._write_plan(),
+                *self._write_failures(),
+                "",
+                f"extern const unsigned char {weights if has_symbol else 'TF_WEIGHTS'}[];",
+                *declarations,
+                "",
+                "static const char *const tf_kernel_names[TF_KERNELS + 1] = {",
+                *names,
+                "    NULL,",
+                "};",
+                "",
+                "static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *weights,",
+                "                    unsigned char *const *in, unsigned char *const *out) {",
+                "  TF_BEGIN(tf, arena, weights, in, out);",
+                *self._write_start(),
+                *steps,
+                "  return 0;",
+                "}",
+                "",
+            )
+        )
+
+    def _list_parameters(self, kernel: str, arity: int) -> str:
+        sizes = len(self._kernels[kernel].sizes)
+        return ", ".join([*["void *"] * arity, *["int64_t"] * sizes]) or "void"
+
+    def _write_memory(self) -> list[str]:
+        """Return the code with the sizes of a context's memory, and how many kernels and tasks there are."""
+        program, kernels = self._program, self._kernels
+        staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
+        scratch = max((int(kernel.scratch) for kernel in kernels.values()), default=0)
+        return [
+            f"#define TF_ARENA {program.arena}u",
+            f"#define TF_STAGING {staging}u",
+            f"#define TF_SCRATCH {scratch}u",
+            f"#define TF_KERNELS {len(self._numbers)}u",
+            f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
+        ]
+
+    def _largest_size(self, storage: Storage) -> int:
+        return storage.bytes
+
+    def _write_plan(self) -> list[str]:
+        """Return the code that computes sizes and offsets, where these are open."""
+        return []
+
+    def _write_start(self) -> list[str]:
+        return []
+
+    def _write_counts(self) -> list[str]:
+        """Return the code that says which outputs have a count; the counts are the last outputs."""
+        entries = {entry.output: entry for entry in self._program.counts}
+        described = self._program.count_described()
+        rows = [
+            f"{{{entries[index].axis}, {entries[index].place}}}" if index in entries else "{-1, 0}"
+            for index in range(described)
+        ]
+        return [
+            f"#define TF_COUNTS {len(self._program.outputs) - described}u",
+            f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
+        ]
+
+    def _write_failures(self) -> list[str]:
+        """Return the code with the messages of operands that have wrong values; none where nothing is checked."""
+        if not self._failures:
+            return []
+        messages = ", ".join(map(c_string, self._failures))
+        return [f"#define TF_FAILURES {messages}"]
+
+    def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
+        lines: list[str] = []
+        for step in steps:
+            lines += self._write_step(step, indent)
+        return lines
+
+    def _write_step(self, step: Step, indent: str) -> list[str]:
+        if isinstance(step, Copy):
+            target, source = self._address(step.target), self._address(step.source)
+            return [f"{indent}memcpy({target}, {source}, {self._size(step.source)});"]
+        if isinstance(step, Branch):
+            condition = f"*(const unsigned char *)({self._address(step.condition)})"
+            return [
+                f"{indent}if ({condition}) {{",
+                *self._write_steps(step.if_true, f"{indent}  "),
+                f"{indent}}} else {{",
+                *self._write_steps(step.if_false, f"{indent}  "),
+                f"{indent}}}",
+            ]
+        return [f"{indent}{self._write_call(step)}"]
+
+    def _write_call(self, call: KernelCall) -> str:
+        kernel = self._kernels[call.kernel]
+        number = self._numbers.setdefault(call.kernel, len(self._numbers))
+        self._arities[call.kernel] = len(call.tensors)
+        arguments = [f"(void *)({self._address(tensor)})" for tensor in call.tensors]
+        arguments += self._list_sizes(call)
+        text = f"TF_CALL({number}, {self._count_tasks(call)}, {kernel.symbol}({', '.join(arguments)}));"
+        if not kernel.failure:
+            return text
+        failure = self._failures.setdefault(kernel.failure, len(self._failures))
+        return f"{text} TF_CHECK({failure}, {self._address(call.tensors[-1])});"
+
+    def _list_sizes(self, _call: KernelCall) -> list[str]:
+        """Return the code of the sizes that a call gives to its kernel."""
+        return []
+
+    def _count_tasks(self, call: KernelCall) -> str:
+        """Return the code of the number of tasks that the loops of a call are worth."""
+        return str(self._tasks[call.kernel])
+
+    def _size(self, storage: Storage) -> str:
+        return f"{storage.bytes}u"
+
+    def _address(self, storage: Storage) -> str:
+        storage = storage.resolve()
+        if storage.place == "input":
+            return f"in[{storage.index}]"
+        if storage.place == "output":
+            return f"out[{storage.index}]"
+        if storage.place == "constant":
+            if not self._program.has_placed_constants:
+                return f"weights + {constant_place(storage.index)}"
+            return f"weights + {self._offsets[storage.index]}u"
+        return self._place_in_arena(storage)
+
+    def _place_in_arena(self, storage: Storage) -> str:
+        return f"arena + {storage.offset}u"
+
+
+class _OpenWriter(Writer):
+    """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, KernelTraits],
+        prefix: str,
+        address_bits: int,
+    ) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._prefix = prefix
+        self._address_bits = address_bits
+        self._offsets = place_constants(program)
+        self._numbers = {}
+        self._arities = {}
+        self._failures = {}
+        self._values = Values(program.dimensions)
+        self._calls: list[str] = []
+        self._most_tasks = 1
+        self._scratch: dict[Size, None] = {}
+        tensors = list(program.above)
+        places = {storage: index for index, storage in enumerate(tensors)}
+        order = [[places[other] for other in program.above[storage]] for storage in tensors]
+        offsets, self._arena, self._largest_arena = place_tensors(
+            [storage.size for storage in tensors],
+            reduce_order(order),
+            self._values,
+        )
+        self._places = dict(zip(tensors, offsets, strict=True))
+
+    def _largest_size(self, storage: Storage) -> int:
+        return self._values.find_largest(storage.size)
+
+    def _write_memory(self) -> list[str]:
+        return [f"#define TF_KERNELS {len(self._kernels)}u"]
+
+    def _write_plan(self) -> list[str]:
+        program, values = self._program, self._values
+        outer = [*program.inputs, *program.outputs]
+        staging = " + ".join(padded_code(values, storage.size) for storage in outer)
+        largest_staging = sum(padded(values.find_largest(storage.size)) for storage in outer)
+        scratch = largest(map(values.code, self._scratch))
+        largest_scratch = max(map(values.find_largest, self._scratch), default=0)
+        check_memory(
+            self._largest_arena + largest_staging + largest_scratch,
+            self._address_bits,
+            self._find_causes(),
+        )
+        negative = [
+            f"{values.code(size)} < 0"
+            for size in sorted(program.axes)
+            if values.may_be_negative(size)
+        ]
+        sizes = [
+            f"  memory->{name}[{index}] = (size_t){values.code(storage.size)};"
+            for name, storages in (("inputs", program.inputs), ("outputs", program.outputs))
+            for index, storage in enumerate(storages[: self._count_described(name)])
+        ]
+        shapes = [
+            *write_shapes("tf_input_shape", program.input_shapes, values),
+            *write_shapes("tf_output_shape", program.output_shapes, values),
+        ]
+        return [
+            f"#define TF_VALUES {values.count}u",
+            f"#define TF_CALLS {len(self._calls)}u",
+            f"#define TF_MOST_TASKS {self._most_tasks}u",
+            f"#define TF_LARGEST_TENSORS {self._largest_arena + largest_staging}u",
+            f"#define TF_LARGEST_SCRATCH {largest_scratch}u",
+            f"#define TF_MAX_RANK {max(1, *map(len, program.output_shapes))}u",
+            f'_Static_assert(TF_DIMENSIONS == {len(program.dimensions)}, "the signature has others");',
+            *task_constants(),
+            "",
+            *write_dimensions(program.dimensions),
+            *write_axes(program.input_shapes, program.dimensions),
+            "",
+            "/* Computes all values from the first ones, the dimensions. False where a tensor would have less than nothing. */",
+            "static bool tf_plan(int64_t *v, uint32_t *tasks, tf_memory *memory) {",
+            "  int64_t work = 0;",
+            *(f"  {line}" for line in values.lines),
+            f"  if ({' || '.join(negative) or 'false'}) return false;",
+            f"  memory->arena = (uint64_t)({self._arena});",
+            f"  memory->staging = (uint64_t)({staging or '0'});",
+            f"  memory->scratch = (uint64_t)({scratch});",
+            *sizes,
+            *(f"  {line}" for line in self._calls),
+            "  tf_choose_tasks(tasks, TF_CALLS, work);",
+            "  return true;",
+            "}",
+            "",
+            *shapes,
+        ]
+
+    def _count_described(self, direction: str) -> int:
+        """Return how many inputs or outputs a program has, without the counts of outputs."""
+        if direction == "inputs":
+            return len(self._program.inputs)
+        return self._program.count_described()
+
+    def _find_causes(self) -> list[str]:
+        """Return the names of the dimensions that the largest tensor depends on."""
+        sizes = [storage.size for storage in (*self._program.above, *self._program.outputs)]
+        sizes += [storage.size for storage in self._program.inputs]
+        return list_names(max(sizes, key=self._values.find_largest))
+
+    def _write_start(self) -> list[str]:
+        return ["  const int64_t *v = tf->values;", "  (void)v;"]
+
+    def _list_sizes(self, call: KernelCall) -> list[str]:
+        return [
+            f"INT64_C({size})" if isinstance(size, int) else self._values.code(size)
+            for size in call.sizes
+        ]
+
+    def _count_tasks(self, call: KernelCall) -> str:
+        kernel = self._kernels[call.kernel]
+        sizes = dict(zip(kernel.sizes, call.sizes, strict=True))
+        place = len(self._calls)
+        line, most = write_tasks(place, kernel.work, kernel.open_work, sizes, self._values)
+        self._calls.append(line)
+        self._most_tasks = max(self._most_tasks, most)
+        self._scratch[substitute(kernel.scratch, sizes)] = None
+        return f"tf->useful[{place}]"
+
+    def _size(self, storage: Storage) -> str:
+        return f"(size_t){self._values.code(storage.size)}"
+
+    def _place_in_arena(self, storage: Storage) -> str:
+        return f"arena + {self._places[storage]}"
+
+
+# ---------------------------------------------------------------- memory of open sizes
+# C code that computes sizes and offsets, and runs when a dimension changes. A plan for one size of each
+# dimension says which tensor lies below which. With other sizes, a tensor begins where all of those end: so
+# none that live at the same time overlap, and the order fits all sizes about as well.
+
+# More operations than this take minutes: their number says no more about threads.
+_MAX_OPERATIONS: Final = 1 << 50
+
+
+class Values:
+    """The numbers that a context computes when a dimension changes: `v[0]`, `v[1]`, … in C.
+
+    The first ones are the dimensions.
+
+    Args:
+        dimensions: The dimensions.
+
+    Attributes:
+        lines: The C code that computes the others.
+    """
+
+    def __init__(self, dimensions: Sequence[Dimension]) -> None:
+        self._bounds = {entry.name: (entry.min, entry.max) for entry in dimensions}
+        places = {entry.name: f"v[{index}]" for index, entry in enumerate(dimensions)}
+        self._codes: dict[Size, str] = dict(places.items())
+        self._language = Language(
+            name=lambda name: places[name],
+            divide="tf_divide({a}, {b})",
+            remainder="tf_remainder({a}, {b})",
+            least="tf_least({a}, {b})",
+            largest="tf_largest({a}, {b})",
+        )
+        self.count = len(places)
+        self.lines: list[str] = []
+
+    def find_largest(self, size: Size) -> int:
+        """Return a number that a size is never above.
+
+        Raises:
+            WrongSize: when it does not fit 64 bits.
+        """
+        return max(find_bounds(size, self._bounds)[1], 0)
+
+    def may_be_negative(self, size: Size) -> bool:
+        """Return whether a size is not known to be at least 0; errors are those of `find_largest`."""
+        return find_bounds(size, self._bounds)[0] < 0
+
+    def code(self, size: Size) -> str:
+        """Return the C code of a size where the values are known."""
+        if isinstance(size, int):
+            return str(size)
+        if size not in self._codes:
+            self.find_largest(size)
+            self._codes[size] = self.add(write_code(size, self._language))
+        return self._codes[size]
+
+    def add(self, code: str) -> str:
+        """Return the C code of another value, of which this is the code that computes it."""
+        place = f"v[{self.count}]"
+        self.lines.append(f"{place} = {code};")
+        self.count += 1
+        return place
+
+
+def largest(codes: Iterable[str]) -> str:
+    """Return the C code of the largest of some values; 0 for none."""
+    result = ""
+    for code in codes:
+        result = f"tf_largest({result}, {code})" if result else code
+    return result or "0"
+
+
+def padded_code(values: Values, size: Size) -> str:
+    """Return the C code of the bytes that a tensor takes with what lies before the next one."""
+    return str(padded(size)) if isinstance(size, int) else f"tf_pad({values.code(size)})"
+
+
+def place_tensors(
+    sizes: Sequence[Size], below: Sequence[Sequence[int]], values: Values
+) -> tuple[list[str], str, int]:
+    """Return the C code of the offset of each tensor, of the size of the arena, and the largest one.
+
+    Args:
+        sizes: The size of each tensor in bytes.
+        below: The tensors that each one lies above; all of them come before it.
+        values: Takes the code.
+    """
+    offsets: list[str] = []
+    ends: list[str] = []
+    limits: list[int] = []
+    for size, others in zip(sizes, below, strict=True):
+        code = largest(ends[other] for other in others)
+        offsets.append(code if code.isdigit() else values.add(code))
+        end = padded_code(values, size)
+        ends.append(_sum(offsets[-1], end))
+        start = max((limits[other] for other in others), default=0)
+        limits.append(start + padded(values.find_largest(size)))
+    covered = {other for others in below for other in others}
+    tops = [end for index, end in enumerate(ends) if index not in covered]
+    return offsets, largest(tops), max(limits, default=0)
+
+
+def _sum(left: str, right: str) -> str:
+    if left.isdigit() and right.isdigit():
+        return str(int(left) + int(right))
+    return right if left == "0" else f"{left} + {right}"
+
+
+def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return which tensors each one lies above, without those that lie below another one of them.
+
+    >>> reduce_order([[], [0], [0, 1]])
+    [[], [0], [1]]
+    """
+    reached: list[int] = []
+    reduced = []
+    for others in order:
+        kept: list[int] = []
+        covered = 0
+        for other in sorted(others, reverse=True):
+            if not covered >> other & 1:
+                kept.append(other)
+                covered |= 1 << other | reached[other]
+        reached.append(covered)
+        reduced.append(sorted(kept))
+    return reduced
+
+
+def write_tasks(
+    place: int,
+    work: ParallelWork,
+    open_work: Sequence[OpenWork],
+    sizes: Mapping[str, Size],
+    values: Values,
+) -> tuple[str, int]:
+    """Return the C code that computes the useful tasks of a call, and the most of them.
+
+    Args:
+        place: The number of the call.
+        work: The work of its kernel, if all of that is of fixed sizes.
+        open_work: The work of its kernel otherwise.
+        sizes: The sizes that the call gives to its kernel.
+        values: Knows the sizes.
+    """
+    if not open_work:
+        most = work.useful_tasks
+        operations, loops = str(min(work.operations, _MAX_OPERATIONS)), str(int(work.loops))
+    else:
+        terms = list(_list_terms(open_work, sizes, values))
+        operations = " + ".join(term[0] for term in terms if term[0]) or "0"
+        loops = " + ".join(term[1] for term in terms if term[1]) or "0"
+        limit = sum(term[2] for term in terms)
+        if limit > _MAX_OPERATIONS:
+            operations, limit = str(_MAX_OPERATIONS), _MAX_OPERATIONS
+        most = min(max(limit // _TASK_OPERATIONS, 1), _MAX_TASKS)
+    return f"tasks[{place}] = tf_count_tasks({operations}, {loops}, &work);", most
+
+
+def _list_terms(
+    open_work: Sequence[OpenWork], sizes: Mapping[str, Size], values: Values
+) -> Iterator[tuple[str, str, int]]:
+    """Yield the code of operations, of loops, and the most operations of each part of the work of a call."""
+    for part in open_work:
+        extents = multiply(*(substitute(extent, sizes) for extent in part.extents))
+        count = values.code(extents)
+        limit = values.find_largest(multiply(part.operations, extents))
+        yield (
+            f"{part.operations} * (int64_t){count}" if part.operations else "",
+            f"{part.loops} * (int64_t){count}" if part.loops else "",
+            limit,
+        )
+
+
+def write_dimensions(dimensions: Sequence[Dimension]) -> list[str]:
+    """Return the C code of the ranges of dimensions."""
+    rows = [
+        f"    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
+        for entry in dimensions
+    ]
+    return [
+        "static const tf_dimension tf_dimensions[] = {",
+        *rows,
+        "    {NULL, 0, 0, 0},",
+        "};",
+    ]
+
+
+def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) -> list[str]:
+    """Return a C function that writes the shape of a tensor."""
+    lines = [
+        f"static void {name}(const int64_t *v, size_t tensor, int64_t *shape) {{",
+        "  (void)v;",
+    ]
+    lines.append("  switch (tensor) {")
+    for index, shape in enumerate(shapes):
+        lines.append(f"    case {index}:")
+        lines += [f"      shape[{axis}] = {values.code(size)};" for axis, size in enumerate(shape)]
+        lines.append("      break;")
+    return [*lines, "    default:", "      (void)shape;", "  }", "}"]
+
+
+def write_axes(shapes: Sequence[Sequence[Size]], dimensions: Sequence[Dimension]) -> list[str]:
+    """Return the C code that says which dimension, if any, each axis of each input has."""
+    places = {entry.name: index for index, entry in enumerate(dimensions)}
+    lines = [
+        f"static const int tf_axes{index}[] = {{{', '.join(str(places.get(str(size), -1)) for size in shape) or '-1'}}};"
+        for index, shape in enumerate(shapes)
+    ]
+    names = ", ".join([*(f"tf_axes{index}" for index in range(len(shapes))), "NULL"])
+    return [*lines, f"static const int *const tf_input_axes[] = {{{names}}};"]
+
+
+def check_memory(bytes_: int, address_bits: int, causes: Iterable[Any]) -> None:
+    """Check that programs can address the memory of a model with the largest sizes.
+
+    Raises:
+        StageError: when they cannot; it names the dimensions.
+    """
+    if bytes_ <= 1 << (address_bits - 2):
+        return
+    names = " and ".join(dict.fromkeys(map(str, causes)))
+    raise StageError(
+        f"with the largest sizes, the model takes {bytes_:,} bytes of memory, more than programs of {address_bits} bits "
+        f"can use for it, because of {names}",
+        fix=f"choose a smaller `max` of {names} in `dimensions`",
+    )
+
+
+def task_constants() -> list[str]:
+    """Return the C code of the limits by which a loop is divided into tasks."""
+    return [
+        f"#define TF_TASK_OPERATIONS {_TASK_OPERATIONS}",
+        f"#define TF_PROGRAM_OPERATIONS {_PROGRAM_OPERATIONS}",
+        f"#define TF_MAX_TASKS {_MAX_TASKS}",
+    ]
+
+
+# ---------------------------------------------------------------- work in parallel loops
+# How many threads a call of a kernel is worth. Handing a part of a loop to a thread that is awake takes some
+# tenths of a microsecond, waking one some tens of them. So a short loop stays on the caller's thread, and so
+# does a whole program of short loops.
+
+# Operations on vectors, and loads of them, that a fast core does in a nanosecond: measured are 30 in matrix
+# products and convolutions from the caches, 5 to 10 where kernels wait for memory.
+_OPERATIONS_PER_NS: Final = 16
+# A function such as erf, in operations.
+_CALL_OPERATIONS: Final = 16
+_LANES: Final = 16
+_UNKNOWN_EXTENT: Final = 8
+# A function of a user's: its author asked for threads.
+_EXTERN_OPERATIONS: Final = 1 << 17
+
+# What is left to one thread, and what a program must have in all for others to be woken.
+_LEAST_TASK_NS: Final = 2_500
+_LEAST_PROGRAM_NS: Final = 100_000
+_MAX_TASKS: Final = 1024
+_TASK_OPERATIONS: Final = _LEAST_TASK_NS * _OPERATIONS_PER_NS
+_PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
+
+
+class ParallelWork(NamedTuple):
+    """The work of a kernel in parallel loops.
+
+    Attributes:
+        ns: About how many nanoseconds one core needs for all of them.
+        loops: How often a call begins one; those inside a loop over time steps begin in each step.
+    """
+
+    ns: float
+    loops: float
+
+    @property
+    def operations(self) -> int:
+        """The operations in all of them."""
+        return int(self.ns * _OPERATIONS_PER_NS)
+
+    @property
+    def useful_tasks(self) -> int:
+        """Into how many tasks a loop is worth dividing; 1 if it is not."""
+        return min(max(int(self.ns / max(self.loops, 1) / _LEAST_TASK_NS), 1), _MAX_TASKS)
+
+
+class OpenWork(NamedTuple):
+    """A part of the work of a kernel whose loops have open sizes: both numbers times all extents.
+
+    Attributes:
+        extents: The extents that are open, as expressions of `core.dimensions`.
+        operations: The operations in parallel loops.
+        loops: How often a call begins one.
+    """
+
+    extents: tuple[str, ...]
+    operations: int
+    loops: int
+
+
+def estimate_parallel_work(function: tirx.PrimFunc) -> ParallelWork:
+    """Return the work of a scheduled kernel in parallel loops."""
+    work = _count_operations(function.body, _Repeats(1.0), {}, is_parallel=False)
+    operations, loops = work.get((), (0.0, 0.0))
+    return ParallelWork(operations / _OPERATIONS_PER_NS, loops)
+
+
+def estimate_open_work(function: tirx.PrimFunc, names: Mapping[Any, str]) -> tuple[OpenWork, ...]:
+    """Return the work of a scheduled kernel with open sizes in parallel loops."""
+    work = _count_operations(function.body, _Repeats(1.0), names, is_parallel=False)
+    return tuple(OpenWork(key, int(total), int(loops)) for key, (total, loops) in work.items())
+
+
+def count_useful_tasks(works: Mapping[str, ParallelWork], calls: Iterable[str]) -> dict[str, int]:
+    """Return for each kernel into how many tasks its parallel loops are worth dividing: 1 if they are not.
+
+    >>> works = {"dense": ParallelWork(120_000, 1), "gru": ParallelWork(60_000, 50)}
+    >>> count_useful_tasks(works, ["dense", "gru"])
+    {'dense': 48, 'gru': 1}
+    >>> count_useful_tasks({"dense": ParallelWork(20_000, 1)}, ["dense", "dense"])
+    {'dense': 1}
+    """
+    tasks = {name: work.useful_tasks for name, work in works.items()}
+    program_ns = sum(works[name].ns for name in calls if tasks[name] > 1)
+    return tasks if program_ns >= _LEAST_PROGRAM_NS else dict.fromkeys(tasks, 1)
+
+
+class _Repeats(NamedTuple):
+    """The number of runs of a statement: a number times all extents that are open."""
+
+    times: float
+    extents: tuple[str, ...] = ()
+
+    def inside(self, extent: float | Size) -> _Repeats:
+        if isinstance(extent, str):
+            return _Repeats(self.times, tuple(sorted((*self.extents, extent))))
+        return _Repeats(self.times * extent, self.extents)
+
+
+# Open extents -> operations in parallel loops, and how often one of the loops begins.
+_Work = dict[tuple[str, ...], tuple[float, float]]
+
+
+def _count_operations(
+    body: Any, repeats: _Repeats, names: Mapping[Any, str], *, is_parallel: bool
+) -> _Work:
+    """Return the operations in parallel loops of a statement that runs so often, and their beginnings."""
+    work: _Work = {}
+
+    def add(extents: tuple[str, ...], operations: float, loops: float) -> None:
+        before = work.get(extents, (0.0, 0.0))
+        work[extents] = (before[0] + operations, before[1] + loops)
+
+    def visit_loop(loop: tirx.For) -> Any:
+        extent = _read_extent(loop.extent, names)
+        if loop.kind == tirx.ForKind.VECTORIZED and not isinstance(extent, str):
+            extent = -(-extent // _LANES)
+        is_first = loop.kind == tirx.ForKind.PARALLEL and not is_parallel
+        inner = _count_operations(
+            loop.body, repeats.inside(extent), names, is_parallel=is_parallel or is_first
+        )
+        for extents, (operations, loops) in inner.items():
+            add(extents, operations, 0 if is_first else loops)
+        if is_first:
+            add(repeats.extents, 0, repeats.times)
+        return tvm_ffi.WalkResult.SKIP
+
+    def visit_store(store: tirx.BufferStore) -> Any:
+        if is_parallel:
+            add(repeats.extents, repeats.times * _cost_of(store.value), 0)
+        return tvm_ffi.WalkResult.SKIP
+
+    def visit_call(call: tvm.ir.Call) -> None:
+        if is_parallel and operator_name(call) == "tirx.call_extern":
+            add(repeats.extents, repeats.times * _EXTERN_OPERATIONS, 0)
+
+    callbacks = (
+        (tirx.For, visit_loop),
+        (tirx.BufferStore, visit_store),
+        (tvm.ir.Call, visit_call),
+    )
+    tvm_ffi.structural_walk(body, callbacks, order="pre")
+    return work
+
+
+def _read_extent(extent: Any, names: Mapping[Any, str]) -> float | Size:
+    """Return the extent of a loop: a number, or an expression of names."""
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    if not set(list_symbols(extent)) <= names.keys():
+        # it depends on the position in another loop
+        return _UNKNOWN_EXTENT
+    try:
+        return named_size_text(extent, names)
+    except NoSize:
+        return _UNKNOWN_EXTENT
+
+
+def _cost_of(value: Any) -> int:
+    """Return the operations that compute and store a value, without those of its indices."""
+    cost = 1
+
+    def visit_load(_: Any) -> Any:
+        nonlocal cost
+        cost += 1
+        return tvm_ffi.WalkResult.SKIP
+
+    def visit_call(_: Any) -> None:
+        nonlocal cost
+        cost += _CALL_OPERATIONS
+
+    def visit(node: Any) -> None:
+        nonlocal cost
+        cost += isinstance(node, BinaryOpExpr)
+
+    callbacks = ((tvm.ir.TensorLoad, visit_load), (tvm.ir.Call, visit_call), (object, visit))
+    tvm_ffi.structural_walk(value, callbacks, order="pre")
+    return cost

@@ -1,0 +1,295 @@
+"""Last vectors of rows that no vector divides: they overlap the one before, or are computed under a mask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock, SBlockRealize
+
+from tvmflow.compiler.cpu_model import (
+    list_masked_types,
+)
+from tvmflow.compiler.ir import (
+    IF_THEN_ELSE,
+    find_nodes,
+    kernel_pass,
+    operator_name,
+    replace_variables,
+    rewrite_nodes,
+    simplify_indices,
+)
+
+LAST_LANES: Final = "tvmflow.last_lanes"
+"""The annotation of a loop over the numbers of a last vector: how many lanes that has."""
+_DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+def list_terms(condition: Any) -> list[Any]:
+    """Return the conditions that a condition is the conjunction of."""
+    if isinstance(condition, tirx.And):
+        return [*list_terms(condition.a), *list_terms(condition.b)]
+    return [condition]
+
+
+# ---------------------------------------------------------------- overlapping vectors
+# Moves the last vector of a row that no vector divides back, so that it ends where the row ends.
+#
+# A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors,
+# and a condition in the last one leaves out what is beyond the end: TVM computes a vector with
+# such a condition number by number. Here the last vector begins at 81 instead: it computes 15
+# numbers a second time, and has no condition. So does that of a search for the greatest or least
+# number, which may meet a number twice.
+
+
+# The statements of a reduction.
+_START_AND_STEP: Final = 2
+
+
+class _End(NamedTuple):
+    """The condition that keeps a vector within its row: `start + lane < extent`."""
+
+    start: Any
+    extent: int
+
+
+@kernel_pass
+def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Move the last vector of a row back, if computing numbers twice changes nothing."""
+    loops = find_nodes(function.body, tirx.For)
+    if not any(map(_is_conditional, loops)):
+        return function
+    scopes = _list_inner_loops(function)
+
+    def overlap(loop: tirx.For) -> tirx.For:
+        return _overlap(loop, loops, scopes) if _is_conditional(loop) else loop
+
+    return rewrite_nodes(function, tirx.For, overlap)
+
+
+def _is_conditional(loop: tirx.For) -> bool:
+    """Return whether a loop is a vector that is stored under a condition."""
+    return (
+        int(loop.kind) == tirx.ForKind.VECTORIZED
+        and isinstance(loop.body, SBlockRealize)
+        and (
+            isinstance(loop.body.block.body, tirx.BufferStore)
+            or _find_searched(loop.body.block.body) is not None
+        )
+        and not isinstance(loop.body.predicate, tirx.IntImm)
+    )
+
+
+def _find_searched(body: Any) -> Any:
+    """Return the numbers among which a reduction finds the greatest or least ones; None for another body."""
+    if not (
+        isinstance(body, tirx.SeqStmt)
+        and len(body) == _START_AND_STEP
+        and isinstance(body[0], tirx.IfThenElse)
+        and isinstance(body[1], tirx.BufferStore)
+        and isinstance(body[1].value, tirx.Max | tirx.Min)
+    ):
+        return None
+    store, kept, searched = body[1], body[1].value.a, body[1].value.b
+    is_kept = (
+        isinstance(kept, tvm.ir.TensorLoad)
+        and kept.source.same_as(store.buffer)
+        and all(map(tvm_ffi.structural_equal, kept.indices, store.indices))
+    )
+    loads = find_nodes(searched, tvm.ir.TensorLoad)
+    reads_itself = any(load.source.same_as(store.buffer) for load in loads)
+    return searched if is_kept and not reads_itself else None
+
+
+def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
+    """Return, for each buffer but parameters, the loop variables within the block that allocates it."""
+    scopes: dict[Any, set[Any]] = {}
+    for block in find_nodes(function.body, SBlock):
+        if block.alloc_buffers:
+            inner = {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
+            scopes.update(dict.fromkeys(block.alloc_buffers, inner))
+    return scopes
+
+
+def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
+    """Return a vector without the condition that it ends within its row.
+
+    It is the same loop where that is not safe.
+    """
+    lane, lanes = loop.loop_var, int(loop.extent)
+    realize = loop.body
+    conditions = list_terms(realize.predicate)
+    ends = [end for condition in conditions if (end := _find_end(condition, lane)) is not None]
+    others = [condition for condition in conditions if _find_end(condition, lane) is None]
+    if len(ends) != 1 or ends[0].extent < lanes or any(_uses(other, lane) for other in others):
+        return loop
+    start, extent = ends[0]
+    around = set(find_nodes(start, tirx.Var))
+    nest = [other for other in loops if other.loop_var in around]
+    # in a loop that is unrolled, vectors are registers, which have no computed index
+    is_unrolled = any(int(other.kind) == tirx.ForKind.UNROLLED for other in nest)
+    back = {lane: lane + tirx.min(start, tirx.IntImm(start.ty.dtype, extent - lanes)) - start}
+    searched = _find_searched(realize.block.body)
+    if searched is not None:
+        first, step = realize.block.body
+        if is_unrolled or any(
+            _uses(index, other.loop_var) for index in step.indices for other in nest
+        ):
+            return loop
+        value = type(step.value)(step.value.a, replace_variables(searched, back))
+        step = tirx.BufferStore(step.buffer, value, step.indices)
+        own, body = realize.block, tirx.SeqStmt([first, step])
+        reads = [replace_variables(region, back) for region in own.reads]
+        block = simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
+    elif is_unrolled or not _may_repeat(realize.block.body, lane, nest, scopes):
+        return loop
+    else:
+        block = simplify_indices(replace_variables(realize.block, back))
+    predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
+    body = SBlockRealize([], predicate, block)
+    return tirx.For(lane, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+
+
+def _find_end(condition: Any, lane: Any) -> _End | None:
+    """Return the end of a row that a condition on a lane of a vector is about; None for other conditions."""
+    if not (isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)):
+        return None
+    start = tvm.sym.Analyzer().simplify(condition.a - lane)
+    return None if _uses(start, lane) else _End(start, int(condition.b))
+
+
+def _may_repeat(
+    store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]
+) -> bool:
+    """Return whether numbers of a row may be computed a second time, after its other vectors."""
+    target = store.buffer
+    if target in scopes and scopes[target].isdisjoint(loop.loop_var for loop in nest):
+        # each vector has a buffer of its own, where nothing is stored for another
+        return True
+    loads = find_nodes(store.value, tvm.ir.TensorLoad)
+    sources = [load.source for load in loads]
+    vectors = [load.source for load in loads if any(_uses(index, lane) for index in load.indices)]
+    others = [
+        other
+        for loop in nest
+        for other in find_nodes(loop.body, tirx.BufferStore)
+        if other.buffer.same_as(target) and not other.same_as(store)
+    ]
+    # buffers that are no parameters may share their memory, if the vectors of one are read but once
+    is_kept = target not in scopes or not any(source in scopes for source in vectors)
+    return is_kept and not others and not any(source.same_as(target) for source in sources)
+
+
+def _uses(expr: Any, variable: Any) -> bool:
+    return any(var.same_as(variable) for var in find_nodes(expr, tirx.Var))
+
+
+# ---------------------------------------------------------------- masked vectors
+
+
+@kernel_pass
+def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Compute the numbers of a last vector at once, under a mask."""
+    loops = find_nodes(function.body, tirx.For)
+    if not any(LAST_LANES in loop.annotations for loop in loops):
+        return function
+    types = list_masked_types(function.attrs["target"])
+
+    def mask(loop: tirx.For) -> Any:
+        is_last = LAST_LANES in loop.annotations
+        return _mask(loop) if is_last and may_mask(loop.body, loop.loop_var, types) else loop
+
+    return rewrite_nodes(function, tirx.For, mask)
+
+
+def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
+    """Return whether it does no harm to compute what is beyond the end of a vector, under a mask."""
+    store = body.block.body if isinstance(body, SBlockRealize) else body
+    if not isinstance(store, tirx.BufferStore):
+        return False
+    loads = [
+        (load.source, load.indices)
+        for load in find_nodes(store.value, tvm.ir.TensorLoad)
+        if lane in find_nodes(list(load.indices), tirx.Var)
+    ]
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, _take_one))
+    # a divisor may be 0 there, and a condition keeps from reading what does not exist
+    is_harmless = all(
+        "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
+    ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
+    return is_harmless and all(
+        str(buffer.dtype) in types and _find_first_place(indices, lane) is not None
+        for buffer, indices in [(store.buffer, store.indices), *loads]
+    )
+
+
+def _take_one(load: Any) -> Any:
+    return tirx.const(1, str(load.source.dtype))
+
+
+def _mask(loop: tirx.For) -> Any:
+    """Return a loop over the last numbers of a row as one vector."""
+    store, lane = loop.body, loop.loop_var
+    lanes = int(loop.annotations[LAST_LANES])
+    ramp = tirx.Ramp(loop.min, tirx.IntImm(lane.ty.dtype, 1), lanes)
+    mask = tirx.LT(ramp, tirx.Broadcast(loop.extent, lanes))
+    stmts: list[Any] = []
+
+    def make_registers(buffer: Any) -> Any:
+        # StorageRewrite takes booleans in registers for bytes (apache-tvm 0.27)
+        held = "int8" if str(buffer.dtype) == "bool" else buffer.dtype
+        own = tirx.decl_buffer((lanes,), held, f"{buffer.name}_last", scope="local")
+        stmts.append(tirx.AllocBuffer(own))
+        return own
+
+    def load_vector(load: Any) -> Any:
+        first = _find_first_place(load.indices, lane)
+        is_row = lane in find_nodes(list(load.indices), tirx.Var)
+        if not is_row or _has_lanes(load.source, first, lanes):
+            return load
+        own, dtype = make_registers(load.source), str(load.source.dtype)
+        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
+        value = tirx.op.masked_load(f"{dtype}x{lanes}", load.source, places, mask)
+        stmts.append(tirx.BufferStore(own, value.astype(f"{own.dtype}x{lanes}"), [ramp]))
+        return tirx.BufferLoad(own, [lane]).astype(dtype)
+
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, load_vector))
+    first = _find_first_place(store.indices, lane)
+    result, dtype = store.buffer, str(store.buffer.dtype)
+    has_lanes = _has_lanes(result, first, lanes) and dtype != "bool"
+    if has_lanes:
+        value = tirx.Select(tirx.LT(lane, loop.extent), value, tirx.BufferLoad(result, [lane]))
+    else:
+        result = make_registers(result)
+    body = tirx.BufferStore(result, value.astype(str(result.dtype)), [lane])
+    count = tirx.IntImm(lane.ty.dtype, lanes)
+    stmts.append(tirx.For(lane, loop.min, count, tirx.ForKind.VECTORIZED, body))
+    if not has_lanes:
+        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
+        computed = tirx.BufferLoad(result, [ramp]).astype(f"{dtype}x{lanes}")
+        stmts.append(tirx.Evaluate(tirx.op.masked_store(store.buffer, computed, places, mask)))
+    return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
+
+
+def _find_first_place(indices: Sequence[Any], lane: Any) -> Any:
+    """Return the last index of a vector's first number; None if its numbers do not follow each other."""
+    *outer, index = indices
+    simplify = tvm.sym.Analyzer().simplify
+    step = simplify(replace_variables(index, {lane: lane + 1}) - index)
+    if as_int(step) != 1 or lane in find_nodes(outer, tirx.Var):
+        return None
+    return simplify(replace_variables(index, {lane: tirx.IntImm(lane.ty.dtype, 0)}))
+
+
+def _has_lanes(buffer: Any, place: Any, lanes: int) -> bool:
+    """Return whether a buffer holds one vector, which begins at a place."""
+    return as_int(place) == 0 and [as_int(size) for size in buffer.shape] == [lanes]
+
+
+def as_int(expr: Any) -> int | None:
+    """Return a constant; None for other expressions."""
+    return int(expr) if isinstance(expr, tirx.IntImm) else None
