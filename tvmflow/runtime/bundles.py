@@ -36,10 +36,6 @@ C_RUNTIME: Final = "c"
 VM: Final = "vm"
 """TVM's virtual machine as the runtime of a library."""
 
-# Formats of earlier versions, which are read as before -> the format that has taken their place.
-# Their manifests cover the library alone.
-_EARLIER_FORMATS: Final[Mapping[int, int]] = {1: LIBRARY_FORMAT, 2: PARTITIONED_FORMAT}
-
 _CHUNK: Final = 1 << 20
 _MAX_JSON_BYTES: Final = 16 << 20
 
@@ -222,8 +218,7 @@ def _read(
         names = check_entries(archive.infolist(), size)
         contents = {name: _read_document(archive, names, name) for name in (MANIFEST, SIGNATURE)}
         manifest, signature = (_parse_object(name, text) for name, text in contents.items())
-        number = manifest.get("bundle")
-        bundle_format = _check_format(number, is_part=is_part)
+        bundle_format = _check_format(manifest.get("bundle"), is_part=is_part)
         is_library = bundle_format == LIBRARY_FORMAT
         bundle = Bundle(manifest, signature, b"", {})
         library = bundle.library_name
@@ -232,7 +227,7 @@ def _read(
         if is_library and with_libraries and library in names:
             contents[library] = archive.read(library)
         copies = {library: libraries / library} if libraries and library in names else {}
-        described = _described_files(bundle, names, covers_all=number == bundle_format)
+        described = get_field(manifest, "files", of=dict)
         if is_library and library not in names | described.keys():
             raise Unreadable(f"it has no {quote(library)}")
         problems = list(_find_wrong_files(archive, names, described, contents, copies))
@@ -262,15 +257,14 @@ def _check_stored(archive: zipfile.ZipFile) -> None:
 
 
 def _check_format(number: Json, *, is_part: bool) -> int:
-    """Return which of the two formats a bundle has, also for the number of an earlier version."""
-    if isinstance(number, int) and not isinstance(number, bool):
-        bundle_format = _EARLIER_FORMATS.get(number, number)
-        if bundle_format == LIBRARY_FORMAT or (bundle_format == PARTITIONED_FORMAT and not is_part):
-            return bundle_format
+    """Return which of the two formats a bundle has."""
+    if type(number) is int and (
+        number == LIBRARY_FORMAT or (number == PARTITIONED_FORMAT and not is_part)
+    ):
+        return number
     raise Unreadable(
-        f"it has bundle format {quote(number)}, and this tvmflow reads "
-        f"{', '.join(map(str, _EARLIER_FORMATS))}, {LIBRARY_FORMAT} and {PARTITIONED_FORMAT}; "
-        "load it with the tvmflow that made it"
+        f"it has bundle format {quote(number)}, and this tvmflow reads {LIBRARY_FORMAT} and "
+        f"{PARTITIONED_FORMAT}; load it with the tvmflow that made it"
     )
 
 
@@ -316,37 +310,10 @@ def _parse_object(name: str, text: bytes) -> dict[str, Json]:
     return value
 
 
-class _Described(NamedTuple):
-    """A file as a manifest describes it; None where it does not say."""
-
-    size: int | None
-    sha256: str | None
-
-
-def _described_files(bundle: Bundle, names: set[str], *, covers_all: bool) -> dict[str, _Described]:
-    """Return the files in a bundle, as its manifest describes them."""
-    if covers_all:
-        files = get_field(bundle.manifest, "files", of=dict)
-        return {
-            name: _Described(get_field(entry, "bytes", of=int), get_field(entry, "sha256", of=str))
-            for name, entry in files.items()
-        }
-    parts = get_field(bundle.manifest, "parts", of=list)
-    described = {get_field(entry, "file", of=str): _Described(None, None) for entry in parts}
-    described[SIGNATURE] = _Described(None, None)
-    # there are also the digests of the objects that the library was linked from
-    for name in get_field(bundle.manifest, "sha256", of=dict).keys() & names:
-        digest = get_field(bundle.manifest, "sha256", name, of=str)
-        described[name] = _Described(None, digest)
-    if not parts:
-        described.setdefault(bundle.library_name, _Described(None, ""))
-    return described
-
-
 def _find_wrong_files(
     archive: zipfile.ZipFile,
     names: set[str],
-    described: Mapping[str, _Described],
+    described: Mapping[str, Json],
     contents: Mapping[str, bytes],
     copies: Mapping[str, Path],
 ) -> Iterator[str]:
@@ -357,12 +324,13 @@ def _find_wrong_files(
     for name in sorted(described.keys() - names):
         yield f"it has no {quote(name)}, which its manifest names"
     for name in sorted(names - {MANIFEST}):
-        file = described.get(name)
-        if file is None:
+        if name not in described:
             yield f"its manifest does not name its {quote(name)}"
-        elif file.size not in (None, archive.getinfo(name).file_size) or file.sha256 not in (
-            None,
-            _digest(archive, name, contents, copies.get(name)),
+            continue
+        size = get_field(described[name], "bytes", of=int)
+        digest = get_field(described[name], "sha256", of=str)
+        if size != archive.getinfo(name).file_size or digest != _digest(
+            archive, name, contents, copies.get(name)
         ):
             yield f"its {quote(name)} is not the one that its manifest describes"
 
@@ -448,10 +416,6 @@ def check_zip_end(stream: IO[bytes]) -> None:
 
 def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[str]:
     """Return the names of the entries of a zip.
-
-    Args:
-        entries: The entries.
-        max_bytes: How much they may hold together.
 
     Raises:
         Unreadable: There is an entry that no delivered file has.

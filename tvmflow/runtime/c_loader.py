@@ -139,12 +139,17 @@ _Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 # Function -> its result, and its arguments.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "bounded_axis": (ctypes.c_int, (ctypes.c_size_t,)),
     "create": (ctypes.c_int, (ctypes.POINTER(Options), ctypes.POINTER(ctypes.c_void_p))),
     "destroy": (ctypes.c_int, (ctypes.c_void_p,)),
     "inputs": (ctypes.POINTER(Tensor), ()),
     "kernel_name": (ctypes.c_char_p, (ctypes.c_size_t,)),
     "message": (ctypes.c_char_p, (ctypes.c_int,)),
     "missing_feature": (ctypes.c_char_p, ()),
+    "output_shape": (
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)),
+    ),
     "outputs": (ctypes.POINTER(Tensor), ()),
     "profile": (ctypes.c_int, (ctypes.c_void_p, _Hook, ctypes.c_void_p)),
     "run": (
@@ -156,33 +161,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     ),
 }
 
-# Those that libraries lack whose outputs all have a fixed shape, if an older tvmflow made them.
-_COUNT_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "bounded_axis": (ctypes.c_int, (ctypes.c_size_t,)),
-    "output_shape": (
-        ctypes.c_int,
-        (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)),
-    ),
-}
-
-# Those of libraries with dimensions.
-_DIMENSION_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+# Those of libraries with dimensions, with code for several levels of CPUs, and with kernels on a device.
+_OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "dimensions": (ctypes.POINTER(_Dimension), ()),
     "set_dimension": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)),
-}
-# That of libraries with code for several levels of CPUs.
-_LEVEL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "level": (ctypes.c_char_p, (ctypes.c_void_p,)),
-}
-# That of libraries whose kernels run on a device.
-_DEVICE_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "device_error": (ctypes.c_char_p, ()),
-}
-_OPTIONAL_SIGNATURES: Final = {
-    **_COUNT_SIGNATURES,
-    **_DIMENSION_SIGNATURES,
-    **_LEVEL_SIGNATURES,
-    **_DEVICE_SIGNATURES,
 }
 
 # The contexts of a process have no threads in a child that it forks.
@@ -321,8 +305,7 @@ class NativeProgram:
 
     @cached_property
     def _described_outputs(self) -> tuple[TensorSpec, ...]:
-        bounded_axis = self.loaded.functions.get("bounded_axis", lambda index: -1)
-        return self._describe("outputs", bounded_axis)
+        return self._describe("outputs", self.loaded.functions["bounded_axis"])
 
     def _describe(
         self, direction: str, bounded_axis: Callable[[int], int]
@@ -539,7 +522,6 @@ class _Context:
         self.again()
 
     def _choose(self, tensors: CallTensors) -> None:
-        """Choose the sizes of the next calls."""
         if tensors is self._tensors:
             return
         self._tensors = None
