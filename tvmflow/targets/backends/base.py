@@ -117,12 +117,7 @@ class Backend(ABC):
         return target
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return the code of device functions as the driver takes it; empty for a CPU.
-
-        Args:
-            mod: TVM's module of lowered device functions.
-            target: TVM's target.
-        """
+        """Return the code of device functions as the driver takes it; empty for a CPU."""
         import tvm
 
         build = tvm.get_global_func(f"target.build.{self.KIND}")
@@ -170,43 +165,3 @@ def find_host_problem(tvm: TvmTarget) -> str:
     return (
         "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
     )
-
-
-def probe_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:
-    """Return what a script says of a driver, in a process with nothing but the standard library.
-
-    A process in which a driver was started must not be forked.
-
-    Args:
-        library: The driver's library.
-        script: The script, which writes a JSON array.
-        timeout_s: The seconds after which it is killed.
-
-    Returns:
-        The array; None where the library is not installed.
-
-    Raises:
-        OSError: The script fails, writes something else, or does not end in time.
-    """
-    # planning for a machine without a device does without these
-    import ctypes
-    import json
-    import subprocess
-    import sys
-
-    try:
-        # loaded, not started
-        ctypes.CDLL(library)
-    except OSError:
-        return None
-    command = [sys.executable, "-I", "-S", script]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=timeout_s
-        )
-        answer = json.loads(done.stdout)
-    except (ValueError, subprocess.SubprocessError) as error:
-        raise OSError(str(error)) from error
-    if not isinstance(answer, list):
-        raise OSError(f"it says {answer}")
-    return answer

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tvmflow.core.types import Json
-from tvmflow.targets.backends import _opencl_probe
-from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
-from tvmflow.targets.backends.base import Backend, find_host_problem, probe_driver
+from tvmflow.targets.backends._driver_probes import probe_in_process, probe_opencl
+from tvmflow.targets.backends.base import Backend, find_host_problem
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget
 
@@ -123,7 +122,7 @@ _PROBE_TIMEOUT_S: Final = 60.0
 def detect_device() -> Detection:
     """Return this machine's first device, as another process learns it from the driver."""
     try:
-        answer = probe_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
+        answer = probe_in_process(OpenclBackend.KIND, _PROBE_TIMEOUT_S)
         return _NO_LIBRARY if answer is None else _parse(*answer)
     except (OSError, TypeError) as error:
         return Detection(reason=f"OpenCL's driver does not answer: {error}")
@@ -133,7 +132,7 @@ def detect_device() -> Detection:
 def _start_device() -> Detection:
     """Return this machine's first device for a process that is about to use it."""
     try:
-        return _parse(*probe())
+        return _parse(*probe_opencl())
     except OSError:
         return _NO_LIBRARY
 

@@ -40,11 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def call(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call a function in a new process that can build for CUDA.
-
-    Args:
-        function: A function at the top level of its module.
-        arguments: JSON, as is what the function returns.
+    """Call a function in a new process that can build for CUDA; see `Backend.call_builder`.
 
     Raises:
         TvmflowError: what the function raises.

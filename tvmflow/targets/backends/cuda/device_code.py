@@ -94,10 +94,6 @@ def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> 
 
     It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`).
 
-    Args:
-        functions: Device functions that were lowered for `lowering_target`.
-        target: The target.
-
     Raises:
         EnvironmentProblem: when a compiler is not installed.
         StageError: when a kernel cannot be compiled.
@@ -182,7 +178,6 @@ def _annotate(llvm_ir: str, arch: str, threads: Mapping[str, int]) -> str:
 
 
 def _count_threads(function: tirx.PrimFunc) -> int:
-    """Return the threads of a block of a function."""
     extents: dict[str, int] = {}
 
     def read(statement: tirx.AttrStmt) -> None:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.targets.backends.base import probe_driver
-from tvmflow.targets.backends.cuda import _driver_probe
-from tvmflow.targets.backends.cuda._driver_probe import DRIVER, NO_DEVICE, probe
+from tvmflow.targets.backends._driver_probes import NO_DEVICE, probe_cuda, probe_in_process
 
 INSTALL: Final = "pip install 'tvmflow[cuda]'"
 
@@ -68,7 +66,7 @@ _NO_DRIVER: Final = GpuDetection(None, "this machine has no driver for NVIDIA GP
 def detect_gpu() -> GpuDetection:
     """Return this machine's GPU, as another process learns it from the driver."""
     try:
-        answer = probe_driver(DRIVER, _driver_probe.__file__, _PROBE_TIMEOUT_S)
+        answer = probe_in_process("cuda", _PROBE_TIMEOUT_S)
         return _NO_DRIVER if answer is None else _parse_probe(*answer)
     except (OSError, TypeError) as error:
         return GpuDetection(None, f"NVIDIA's driver does not answer: {error}")
@@ -78,7 +76,7 @@ def detect_gpu() -> GpuDetection:
 def start_gpu() -> GpuDetection:
     """Return this machine's GPU for a process that is about to use it: the driver is started in it."""
     try:
-        return _parse_probe(*probe())
+        return _parse_probe(*probe_cuda())
     except OSError:
         return _NO_DRIVER
 

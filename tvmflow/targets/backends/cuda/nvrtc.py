@@ -84,11 +84,6 @@ def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
 
     Compiles without `--use_fast_math`, which TVM sets when it calls nvcc: it changes results.
 
-    Args:
-        source: Kernels as TVM prints them.
-        arch: One architecture, such as `sm_90`.
-        toolkit: The compiler.
-
     Raises:
         StageError: when the compiler rejects the source; the message holds its log.
     """
