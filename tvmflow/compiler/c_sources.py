@@ -74,10 +74,6 @@ def list_c_kernels(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, KernelSour
 def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Return a module whose kernels carry LLVM's IR in place of C.
 
-    Args:
-        mod: A module, in which hardly any kernel carries C.
-        target: The target.
-
     Raises:
         StageError: the compiler rejects the source, it lacks the function, or the target has no use for C.
     """

@@ -94,7 +94,6 @@ def export(built: BuiltModel, folder: Path) -> None:
 
 
 def _describe(part: _Slice, names: LibraryFiles) -> dict[str, Json]:
-    """Return what Xcode reads of a library."""
     return {
         "HeadersPath": "Headers",
         "LibraryIdentifier": part.folder,

@@ -143,11 +143,6 @@ def match_inputs(
 
     They share its memory where that is dense.
 
-    Args:
-        specs: The inputs.
-        feed: A tensor for each of them by name.
-        takes: The model, for messages.
-
     Raises:
         BundleError: a ValueError that names every input that does not fit.
     """

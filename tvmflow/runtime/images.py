@@ -80,10 +80,6 @@ class Preprocessing(NamedTuple):
     def of(cls, fields: Mapping[str, Json], spec: TensorSpec) -> Preprocessing:
         """Return the preprocessing for an input.
 
-        Args:
-            fields: The settings by the names of a recipe's `image`; those that are missing have defaults.
-            spec: The input.
-
         Raises:
             ImageMismatch: when they do not fit.
         """
@@ -271,7 +267,6 @@ def _find_colour(colour: Json, channels: int) -> str:
 def _read_scaling(
     fields: Mapping[str, Json], spec: TensorSpec, channels: int
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """Return scale, mean and std."""
     is_float = spec.dtype.startswith("float")
     default = 1 / (LEVELS - 1) if is_float else 1.0
     (scale,) = _read_numbers(fields, "scale", default, 1)
@@ -291,7 +286,6 @@ def _read_scaling(
 def _read_numbers(
     fields: Mapping[str, Json], name: str, default: float, channels: int
 ) -> tuple[float, ...]:
-    """Return a number for each channel."""
     value = fields.get(name, default)
     values = list(value) if isinstance(value, list | tuple) else [value] * channels
     numbers = [number for number in values if type(number) in (int, float)]
@@ -472,7 +466,6 @@ def resize(image: Array, height: int, width: int, interpolation: str) -> Array:
 
 
 def _resize_rows(image: Array, width: int, interpolation: str) -> Array:
-    """Return an image with rows of another width."""
     import numpy as np
 
     height, old_width, channels = image.shape

@@ -110,7 +110,6 @@ def _check_files(files: Sequence[InputFile]) -> None:
 
 
 def _image_input(file: InputFile, images: Mapping[str, Preprocessing]) -> str:
-    """Return the input that an image is for."""
     if file.name in images:
         return file.name
     if file.name or not images:
@@ -126,7 +125,6 @@ def _image_input(file: InputFile, images: Mapping[str, Preprocessing]) -> str:
 
 
 def _add_arrays(arrays: dict[str, Array], file: InputFile, inputs: Sequence[TensorSpec]) -> None:
-    """Add the arrays of a file that is not an image."""
     content = _read(file)
     if content.startswith(_NPZ_MAGIC):
         added = _read_npz(content, file)

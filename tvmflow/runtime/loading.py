@@ -228,14 +228,7 @@ def _damaged_documents(path: str | Path) -> Iterator[None]:
 def _load_program(
     path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
 ) -> PartProgram:
-    """Load the library of a bundle, which is in a file.
-
-    Args:
-        path: The bundle, for messages.
-        bundle: Its content.
-        weights: The weights that `main` takes after the inputs.
-        pool: The threads of a call.
-    """
+    """Load the library of a bundle, which is in a file."""
     library = bundle.library_file
     assert library is not None
     try:
@@ -289,7 +282,6 @@ def _unloadable_error(path: str | Path, error: Exception) -> BundleError:
 
 
 def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
-    """Raise BundleError for a library that this machine's CPU or system cannot run."""
     host = read_host()
     platform = parse_triple(cpu_triple(tvm) or host.arch)
     if platform.arch != host.arch:

@@ -45,12 +45,7 @@ class SharedFile:
         weakref.finalize(self, file.close)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from a place of the file; fewer where it ends.
-
-        Args:
-            offset: The place.
-            size: How many bytes.
-        """
+        """Return bytes from a place of the file; fewer where it ends."""
         if not hasattr(os, "pread"):
             # as on Windows
             with self._lock:
@@ -118,9 +113,6 @@ class StoredArray:
 
 def store_rows(give: Callable[[Callable[[Array], None]], Any]) -> StoredArray:
     """Return rows of one shape and dtype as an array in a temporary file.
-
-    Args:
-        give: A function that gives the rows to the function that it is called with.
 
     Raises:
         EnvironmentProblem: when there is no space for them.

@@ -92,15 +92,7 @@ def random_samples(
 def draw_integers(
     rng: np.random.Generator, spec: TensorSpec, low: float, high: float, *, nonzero: bool
 ) -> Array:
-    """Return random integers of a range, as far as the dtype has it.
-
-    Args:
-        rng: What draws them.
-        spec: The input.
-        low: The least integer.
-        high: The largest one.
-        nonzero: Whether it has 1 in place of 0.
-    """
+    """Return random integers of a range, as far as the dtype has it."""
     import numpy as np
 
     if (kind := np.dtype(spec.dtype).kind) in "iu":

@@ -268,13 +268,7 @@ def find_statements(path: Path) -> list[Path]:
 
 
 def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement]) -> Finding:
-    """Compare the digest of a file with statements.
-
-    Args:
-        path: The file.
-        digest: Its sha256 (hex).
-        statements: The statements that may be about it.
-    """
+    """Compare the digest of a file with statements."""
     if not statements:
         return Finding(path, False, NO_STATEMENT)
     believed = sorted((signed for signed in statements if not signed.problem), key=_is_measured)

@@ -84,12 +84,6 @@ def run_package(
 ) -> BrowserRun:
     """Run the package of a model on batches of inputs.
 
-    Args:
-        package: Its folder.
-        module: The name of its module.
-        backend: What it runs by, as `load` takes it.
-        batches: The inputs of each batch, in order.
-
     Raises:
         EnvironmentProblem: when Chromium is not installed.
         StageError: when the package fails, or Chromium ends or gives no answer.

@@ -88,12 +88,6 @@ def build_program(
 ) -> None:
     """Compile the emulation program of a model.
 
-    Args:
-        model: The model; its triple is an `EmulatedArch.zig_target`.
-        compiled: What `compiler.c_library` wrote, by file name.
-        libc: What `build_libc` wrote, by file name.
-        output: The program.
-
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
     """

@@ -106,17 +106,7 @@ def resolve(
     remote: Json = None,
     toolchain: Json = None,
 ) -> ResolvedTarget:
-    """Return a resolved target.
-
-    Args:
-        name: The target's name.
-        tvm: What the recipe says of it; None for `host`.
-        threads: How many threads the recipe asks for, if it does.
-        host: This machine.
-        facts: What LLVM says of it.
-        remote: How to reach its devices.
-        toolchain: The identity of its linker.
-    """
+    """Return a resolved target; None as `tvm` is `host`."""
     resolved, features = _complete(capped_target(host) if tvm is None else tvm, host, facts)
     backend = backend_for(resolved)
     resolved, own_threads = split_threads(backend.complete_target(resolved))
@@ -167,14 +157,7 @@ def _cpu_arch(tvm: TvmTarget, host: Host, facts: TargetFacts) -> str:
 
 
 def _unrunnable_reason(tvm: TvmTarget, arch: str, required: tuple[str, ...], host: Host) -> str:
-    """Return why code for a target cannot run on this machine, or an empty string.
-
-    Args:
-        tvm: The target.
-        arch: The architecture of its CPU.
-        required: The features of the CPU that its code may use, by the kernel's names.
-        host: This machine.
-    """
+    """Return why code for a target cannot run on this machine, or an empty string."""
     backend = backend_for(tvm)
     if not is_supported(target_kind(tvm)):
         return backend.unrunnable_reason(tvm, in_this_process=False)

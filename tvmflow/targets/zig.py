@@ -61,13 +61,7 @@ _CHECK: Final = (
 def find_program_errors(
     programs: Mapping[str, str], includes: Sequence[Path], triple: str
 ) -> list[str]:
-    """Return the compiler's messages about each program that does not compile without a warning.
-
-    Args:
-        programs: C and C++ by the name of its file.
-        includes: The folders of headers and of what programs include.
-        triple: The LLVM triple that they are for.
-    """
+    """Return the compiler's messages about each program that does not compile without a warning."""
     folders = [f"-I{folder.resolve()}" for folder in includes]
 
     def check(name: str) -> str:

@@ -149,7 +149,6 @@ _Fetched = Mapping[str, FetchedFile]
 
 
 def _render(template: str, values: Mapping[str, str]) -> str:
-    """Return a template with values in place of their names, such as `@TITLE@`."""
     return fill_template((_FOLDER / template).read_text(encoding="utf-8"), values)
 
 

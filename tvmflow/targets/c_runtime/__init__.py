@@ -323,11 +323,6 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
     """Write the C code of a library.
 
     Compiling `SOURCE` there compiles all of it but kernels, constants and `compile_levels`.
-
-    Args:
-        model: The model.
-        compiled: As of `link`.
-        folder: The folder to write into.
     """
     levels_source = [_LEVELS] if model.levels else []
     for file in (*_COPIED, *levels_source, *_list_device_sources(model.executor)):
@@ -362,12 +357,7 @@ def list_statuses(has_dimensions: bool, has_device: bool = False) -> dict[str, s
 
 
 def write_header(model: DescribedModel, program: str = "") -> str:
-    """Return the public header.
-
-    Args:
-        model: The model.
-        program: The C code that calls its kernels, which a header for a system does not depend on.
-    """
+    """Return the public header."""
     values = {
         "name": model.prefix,
         "NAME": model.prefix.upper(),
@@ -400,12 +390,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
 
 
 def write_loader(model: DescribedModel, file: str = "") -> str:
-    """Return the module of JavaScript that loads the library for WebAssembly.
-
-    Args:
-        model: The model.
-        file: The name of the module, if it is not the usual one.
-    """
+    """Return the module of JavaScript that loads the library for WebAssembly."""
     files = LibraryFiles.of(model.name, model.triple)
     values = {
         "name": model.prefix,
@@ -529,12 +514,7 @@ def write_tensor_comment(signature: Mapping[str, Json]) -> str:
 def describe_tensors(
     signature: Mapping[str, Json], write_name: Callable[[str], str] = str
 ) -> list[str]:
-    """Return a line for each input, output and dimension: `takes data: float32 [1, 3]`.
-
-    Args:
-        signature: The inputs and outputs.
-        write_name: Returns a name as the language of the lines has it.
-    """
+    """Return a line for each input, output and dimension: `takes data: float32 [1, 3]`."""
     tensors = [
         f"{verb} {write_name(tensor['name'])}: {tensor['dtype']} {shape_text(tensor)}"
         for verb, direction in (("takes", "inputs"), ("gives", "outputs"))

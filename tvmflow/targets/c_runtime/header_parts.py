@@ -160,12 +160,7 @@ def list_dimensions(signature: Mapping[str, Json]) -> list[Dimension]:
 
 
 def write_places(name: str, dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the macros with the number of dimensions, and with their places.
-
-    Args:
-        name: The prefix of macros.
-        dimensions: The dimensions; none for a model of fixed sizes.
-    """
+    """Return the macros with the number of dimensions, and with their places."""
     if not dimensions:
         return []
     words = [identifier(f"_{dimension.name}").upper() for dimension in dimensions]

@@ -53,12 +53,6 @@ def join_constants(
 ) -> dict[str, Path]:
     """Write the constants of all levels, each content once, and where each level finds its own.
 
-    Args:
-        files: What was compiled for each level, by file name.
-        program: The name of the C code that calls kernels.
-        constants: The name of the object with constants.
-        folder: The folder to write into.
-
     Returns:
         All files of the library. The names of those of one level begin with that of the level.
     """
@@ -130,12 +124,7 @@ def variable(prefix: str) -> str:
 
 
 def write_features(features: Iterable[str], triple: str) -> list[str]:
-    """Return lines of C: the features that kernels need, and those of each ISA level.
-
-    Args:
-        features: The features that the kernels need.
-        triple: The LLVM triple that they are compiled for.
-    """
+    """Return lines of C: the features that kernels need, and those of each ISA level."""
     lines = [f"#define TF_FEATURES {''.join(f'{c_string(name)}, ' for name in features)}"]
     platform = parse_triple(triple)
     known = [name for name, level in LEVELS.items() if level.arch == platform.arch]
@@ -152,14 +141,7 @@ def _between_spaces(words: Iterable[str]) -> str:
 
 
 def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int, triple: str) -> str:
-    """Return the C code of a library that chooses among its levels.
-
-    Args:
-        prefix: The prefix of its names.
-        levels: The levels.
-        dimensions: How many sizes each call chooses.
-        triple: The LLVM triple that it is compiled for.
-    """
+    """Return the C code of a library that chooses among its levels."""
     names = names_text([level.name for level in levels])
     message = (
         f"{variable(prefix)} in the environment names no level that this library and this CPU have; "

@@ -56,10 +56,6 @@ _CREATE: Final = " *   int status = %(name)s_create(%(options)s, &context);"
 def write_weights(constants: Path, output: Path) -> bytes:
     """Write the file of the weights from the object file that a library with weights is linked from.
 
-    Args:
-        constants: The object file.
-        output: The file to write.
-
     Returns:
         Its head, by which a library knows it.
     """

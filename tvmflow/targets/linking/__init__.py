@@ -86,12 +86,6 @@ def link_shared(
 ) -> None:
     """Link a shared library.
 
-    Args:
-        objects: The object files.
-        output: The library.
-        triple: The LLVM triple that it is for.
-        toolchain_identity: The linker that the recipe names, if it names one.
-
     Raises:
         StageError: when there is no linker or it fails; the message holds the linker's error.
     """
@@ -119,13 +113,6 @@ def link_c_library(
 ) -> None:
     """Link a shared library of which programs see some functions alone.
 
-    Args:
-        objects: The object files.
-        output: The library.
-        triple: The LLVM triple that it is for.
-        interface: What programs know of it.
-        import_library: For Windows: the library to write that programs are linked with.
-
     Raises:
         StageError: when the linker fails; the message holds its error.
     """
@@ -140,12 +127,6 @@ def link_c_library(
 def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
     """Compile a file of C11, without warnings and without what depends on this machine.
 
-    Args:
-        folder: The folder of the source and of what it includes.
-        source: The source.
-        output: The object file.
-        triple: The LLVM triple.
-
     Raises:
         StageError: when the compiler fails; the message holds its error.
     """
@@ -155,11 +136,6 @@ def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
 
 def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
     """Return LLVM's IR of a user's file of C11, as text and before any optimization.
-
-    Args:
-        folder: The folder of the source and of what it includes.
-        source: The source.
-        triple: The LLVM triple.
 
     Raises:
         StageError: when the compiler fails; the message holds its errors, with file and line.
@@ -176,7 +152,6 @@ def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
 
 
 def _c_compiler(triple: str) -> list[str]:
-    """Return the command of the C compiler for a triple."""
     platform = parse_triple(triple)
     flags = [*_C_FLAGS, *_SYSTEM_C_FLAGS.get(platform.system, ())]
     if platform.system == "none":
@@ -189,11 +164,6 @@ def _c_compiler(triple: str) -> list[str]:
 
 def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
     """Link an executable for a Linux that needs nothing of it but the kernel.
-
-    Args:
-        files: The object files and archives, a C library among them, by the names to link them under.
-        output: The executable.
-        triple: The LLVM triple that it is for.
 
     Raises:
         StageError: when the linker fails; the message holds its error.

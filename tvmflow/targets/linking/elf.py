@@ -131,16 +131,7 @@ def _loading_libraries(platform: Platform) -> tuple[str, ...]:
 def link_stub(
     folder: Path, name: str, soname: str, arch: str, symbols: Sequence[str], *, address: int = 0
 ) -> str:
-    """Link an empty library in a folder, which makes a loader bring the real one, and return its name.
-
-    Args:
-        folder: Where it is linked.
-        name: Its file name.
-        soname: The name of the real library.
-        arch: The architecture.
-        symbols: The symbols that it defines.
-        address: The address of all symbols.
-    """
+    """Link an empty library in a folder, which makes a loader bring the real one, and return its name."""
     (folder / "empty").touch()
     definitions = [f"--defsym={symbol}={address}" for symbol in symbols]
     _run_lld(folder, arch, name, ["-soname", soname, *definitions, "--format=binary", "empty"])
@@ -232,14 +223,7 @@ class _Machine(NamedTuple):
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data.
-
-    Args:
-        output: The object file.
-        code: An object file for the same machine.
-        symbol: The global symbol of the data.
-        pieces: The data, in order.
-    """
+    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
     machine = _Machine.read(code)
     # Code reaches a large section by 64-bit addresses alone, so that it may be larger than 2 GiB.
     is_large = machine.number == _X86_64

@@ -98,5 +98,4 @@ def _block(kind: int, content: bytes) -> bytes:
 
 
 def _vector(entry: bytes) -> bytes:
-    """Return a vector of one entry."""
     return _number(1) + entry
