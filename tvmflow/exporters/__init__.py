@@ -10,17 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.exporters import (
-    android,
-    archives,
-    bundle,
-    c_library,
-    cpp,
-    tvm_libraries,
-    web,
-    wheel,
-    xcframework,
-)
+from tvmflow.exporters import android, archives, bundle, c_library, cpp, tvm_libraries, web, wheel
 from tvmflow.exporters.base import Exporter, PartitionedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
@@ -32,7 +22,7 @@ EXPORTERS: Final[dict[str, Exporter]] = {
     **tvm_libraries.EXPORTERS,
     web.NAME: web,
     "wheel": wheel,
-    "xcframework": xcframework,
+    "xcframework": c_library.XCFRAMEWORK,
     # holds the files of all others, so it comes last
     "archive": archives,
 }

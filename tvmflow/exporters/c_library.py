@@ -3,18 +3,20 @@
 `c-library-weights` is such a library without its weights, and these in a file that it maps or that a
 program has in memory.
 A model of images has a second header, with their preprocessing and the names of the classes; C++ projects
-have it, too.
+have it, too. `xcframework` is the static library for iPhones and for the simulator.
 """
 
 from __future__ import annotations
 
 import math
+import plistlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tvmflow.compiler import form_names
-from tvmflow.core.generated_text import c_string
+from tvmflow.core.generated_text import c_string, class_name
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters.base import (
     BuiltModel,
@@ -31,6 +33,7 @@ from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
 from tvmflow.targets.c_runtime.header_parts import describe_shape
 from tvmflow.targets.c_runtime.weights import write_weights
+from tvmflow.targets.linking import macho
 
 _IMAGE_SOURCES: Final = (Path(__file__).with_name("images.h"),)
 # The types of C for values whose type is not NumPy's with `_t`. Values of float16 are their bits.
@@ -223,3 +226,102 @@ WITH_WEIGHTS: Final[Exporter] = Form(
     SOURCES=SOURCES,
 )
 """The exporter `c-library-weights`."""
+
+
+# ---------------------------------------------------------------- frameworks for iOS
+# The model as a static library for iPhones and for the simulator, as Xcode takes it.
+
+_MODULE_MAP: Final = "module.modulemap"
+# The first simulator on Macs with this CPU.
+_SIMULATOR_TRIPLE: Final = "arm64-apple-ios14.0-simulator"
+
+
+class _Slice(NamedTuple):
+    """A library in the framework.
+
+    Attributes:
+        folder: Its folder.
+        triple: Its triple, where that is not the target's.
+        variant: Xcode's name of what it is for, besides phones.
+    """
+
+    folder: str
+    triple: str
+    variant: str
+
+
+_SLICES: Final = (
+    _Slice("ios-arm64", "", ""),
+    _Slice("ios-arm64-simulator", _SIMULATOR_TRIPLE, "simulator"),
+)
+
+
+def _no_framework_reason(request: ExportRequest) -> str:
+    """Return why there is no framework for a target: it is not for iOS."""
+    reason = unsupported_reason(request)
+    if not reason and request.platform.system != "ios":
+        return f"{request.triple} is not iOS: name the preset ios"
+    return reason
+
+
+def _framework_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the files of the framework, in a folder `<name>.xcframework`."""
+    names = LibraryFiles.of(request.name, request.triple)
+    headers = f"Headers/{request.name}"
+    in_slice = (names.static, f"{headers}/{names.header}", f"{headers}/{_MODULE_MAP}")
+    paths = [f"{part.folder}/{file}" for part in _SLICES for file in in_slice]
+    return tuple(f"{request.name}.xcframework/{path}" for path in ("Info.plist", *paths))
+
+
+def _export_framework(built: BuiltModel, folder: Path) -> None:
+    """Write the framework: the same kernels for both, and C code that is compiled for each.
+
+    Raises:
+        StageError: when the compiler fails; the message holds its error.
+    """
+    framework = folder / f"{built.name}.xcframework"
+    names = LibraryFiles.of(built.name, built.request.triple)
+    for part in _SLICES:
+        headers = framework / part.folder / "Headers" / built.name
+        headers.mkdir(parents=True)
+        static, header = framework / part.folder / names.static, headers / names.header
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            compiled = {}
+            for name, path in built.forms[FORM].items():
+                compiled[name] = path
+                if part.triple and name.endswith(".o"):
+                    compiled[name] = Path(scratch, name)
+                    macho.write_for_simulator(path, compiled[name])
+            model = built.c_model
+            model = model._replace(triple=part.triple or model.triple)
+            c_runtime.link(model, compiled, None, static, header)
+        text = f'module {class_name(built.name)} {{\n  header "{names.header}"\n  _export_framework *\n}}\n'
+        (headers / _MODULE_MAP).write_text(text, encoding="utf-8")
+    libraries = [_describe_slice(part, names) for part in _SLICES]
+    content = {
+        "AvailableLibraries": libraries,
+        "CFBundlePackageType": "XFWK",
+        "XCFrameworkFormatVersion": "1.0",
+    }
+    (framework / "Info.plist").write_bytes(plistlib.dumps(content))
+
+
+def _describe_slice(part: _Slice, names: LibraryFiles) -> dict[str, Json]:
+    return {
+        "HeadersPath": "Headers",
+        "LibraryIdentifier": part.folder,
+        "LibraryPath": names.static,
+        "SupportedArchitectures": ["arm64"],
+        "SupportedPlatform": "ios",
+        **({"SupportedPlatformVariant": part.variant} if part.variant else {}),
+    }
+
+
+XCFRAMEWORK: Final[Exporter] = Form(
+    FORM=FORM,
+    unsupported_reason=_no_framework_reason,
+    files=_framework_files,
+    export=_export_framework,
+    SOURCES=SOURCES,
+)
+"""The exporter `xcframework`."""

@@ -67,7 +67,6 @@ _COPIED: Final = (
     "runtime/programs.py",
     "runtime/samples.py",
     "runtime/statements.py",
-    "runtime/threads.py",
     "runtime/weights.py",
     "targets/__init__.py",
     "targets/features.py",

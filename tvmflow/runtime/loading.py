@@ -34,9 +34,8 @@ from tvmflow.runtime.c_loader import LOWER_LEVEL, NativeProgram
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.module import Module
-from tvmflow.runtime.programs import Call, Main, PartProgram, Record
+from tvmflow.runtime.programs import Call, Main, PartProgram, Record, ThreadPool
 from tvmflow.runtime.statements import TrustedKeys, open_trusted_file
-from tvmflow.runtime.threads import ThreadPool
 from tvmflow.runtime.weights import read_weights_for, weights_included_error
 from tvmflow.targets.host import find_system_mismatch, read_host
 from tvmflow.targets.platforms import parse_triple

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import align, allocate_aligned
-from tvmflow.runtime.programs import Call, Observe, Record, wrong_value_error
-from tvmflow.runtime.threads import ThreadPool
+from tvmflow.runtime.programs import Call, Observe, Record, ThreadPool, wrong_value_error
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.backends.cpu import CpuBackend
 

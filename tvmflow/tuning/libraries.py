@@ -319,7 +319,7 @@ class Libraries:
         from tvmflow.compiler.c_program import load_c_library
         from tvmflow.compiler.code_generation import compile_model
         from tvmflow.compiler.lowering import ScheduledModel
-        from tvmflow.runtime.threads import ThreadPool
+        from tvmflow.runtime.programs import ThreadPool
         from tvmflow.runtime.virtual_machine import VirtualMachine
 
         threads = self._request.threads
