@@ -1,4 +1,4 @@
-"""Read-only access to a ledger: its target folders, their workloads and trials.
+"""Access to a whole ledger: its target folders, their workloads and trials.
 
 Reading takes no lock and writes nothing, so it also works on another store's ledger, on one
 that is in use and on one that may not be written.
@@ -146,7 +146,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 # ---------------------------------------------------------------- ledger check
-# Checks a whole ledger: reads every line and quarantines what cannot be used.
 
 
 class LedgerCheck(NamedTuple):

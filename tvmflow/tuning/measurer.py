@@ -310,7 +310,6 @@ class DriftMonitor:
 
 
 # ---------------------------------------------------------------- trial process
-# One trial in a child process of this machine: the request, the function that runs, the result.
 
 
 DEVICE_PHASE: Final = "device"

@@ -282,10 +282,8 @@ def _blob_ref(path: Path) -> BlobRef:
 
 
 # ---------------------------------------------------------------- remote index
-# The index of trial packs in a remote cache, and who made each pack.
-#
 # For each TVM build and class of device the remote cache has an index: an action that lists packs
-# of trials (see `pack`) by digest, each with a statement of who made it. A writer adds its own
+# of trials (see `packs`) by digest, each with a statement of who made it. A writer adds its own
 # pack: it reads the index, writes it with one more, and reads it again to see whether the pack
 # stayed, so of two that write at once the one that was overwritten adds its pack again.
 

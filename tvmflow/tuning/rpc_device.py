@@ -414,7 +414,6 @@ def run_finalists(payload: Json, emit: Emit) -> Json:
 
 
 # ---------------------------------------------------------------- remote measurer
-# Measures on remote devices: kernels are built and linked on this machine, and run there.
 
 
 _MAX_JOBS: Final = 64

@@ -117,9 +117,6 @@ class TuningResult(NamedTuple):
 
 
 # ---------------------------------------------------------------- work clock
-# The clock of a tuning: it stands while the tuning waits for another run, and while its process is
-# stopped.
-
 
 # A process that has not looked at the ticking clock for long, and that used less than this share of a
 # CPU meanwhile, did not run; one that computes may have had no time to look.
@@ -195,15 +192,9 @@ class WorkClock:
         return now_s - waited_s
 
 
-# ---------------------------------------------------------------- phases
-# Phases of the work in a child process: the child reports each, and its parent learns which one
-# failed.
-
+# ---------------------------------------------------------------- phases of a child
 
 _MAX_MESSAGE: Final = 500
-
-
-# ---------------------------------------------------------------- in the child
 
 
 class PhaseReporter:
