@@ -49,7 +49,6 @@ class Recipe:
     """A recipe in a file."""
 
     def __init__(self, loaded: LoadedRecipe) -> None:
-        self._loaded = loaded
         self.path: Path = loaded.path
         self.fields: RecipeFields = loaded.recipe
 

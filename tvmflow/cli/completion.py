@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from tvmflow.cli import commands as table
 from tvmflow.cli.arguments import EXECUTOR_NAMES
 from tvmflow.cli.options import Options, argument
 from tvmflow.core.errors import EXIT_OK, UsageError
@@ -89,7 +90,6 @@ def _list_values() -> dict[str, Sequence[str]]:
 
 def _list_options() -> dict[str, list[str]]:
     """Return the options of each command; of a command with subcommands, their names."""
-    from tvmflow.cli import commands as table
     from tvmflow.cli.parser import CommandParser
 
     words: dict[str, list[str]] = {}
@@ -103,7 +103,6 @@ def _list_options() -> dict[str, list[str]]:
 
 
 def _bash_script() -> str:
-    from tvmflow.cli import commands as table
     from tvmflow.stages import STAGES
 
     words = _list_options()
@@ -125,8 +124,6 @@ def _fish_script() -> str:
 
 
 def _list_fish_lines() -> Iterator[str]:
-    from tvmflow.cli import commands as table
-
     first = "complete -c tvmflow -n __fish_use_subcommand -f"
     for name, summary in table.COMMANDS.items():
         yield f"{first} -a {name} -d '{summary}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, latency_text, names_text, quoted
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.statistics import PairedTimes, judge_ratio
+from tvmflow.core.statistics import judge_ratio
 from tvmflow.core.text import columns, did_you_mean
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.engine.builds import list_kernel_calls
@@ -329,20 +330,12 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
         output: _compare_output(array, expected[output], runtime.tolerance)
         for output, array in actual.items()
     }
-    return _describe(name, str(runtime.files[_MODEL]), "; ".join(notes), outputs, times)
-
-
-def _describe(
-    name: str, model: str, note: str, outputs: Mapping[str, ComparedOutput], times: PairedTimes
-) -> ComparedRun:
-    from statistics import median
-
     low, high = times.limits
-    library_s = median(times.first)
+    library_s = statistics.median(times.first)
     return ComparedRun(
         runtime=name,
-        model=model,
-        note=note,
+        model=str(runtime.files[_MODEL]),
+        note="; ".join(notes),
         outputs=outputs,
         library_s=library_s,
         runtime_s=library_s / times.ratio,

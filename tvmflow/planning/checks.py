@@ -306,15 +306,10 @@ def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     recipe = planned.recipe_for(target)
     if verify.NAME not in planned.stages or run_location(recipe) != LOCAL:
         return
-    is_override = recipe.verify.compare != planned.recipe.verify.compare
     for index, name in enumerate(recipe.verify.compare):
         if name == COMPARE_AUTO:
             continue
-        loc = planned.setting_loc("verify", "compare")
-        if is_override:
-            where = planned.where(target, *loc[-2:], index)
-        else:
-            where = planned.loaded.where(*loc, index)
+        where = planned.setting_position(target, "verify", "compare", index)
         if name == FIXED:
             if not recipe.list_dimensions():
                 yield f"{where}: verify.compare.{index}: {_COMPARE_FIXED}"
@@ -340,9 +335,7 @@ def _check_gates(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     for gate, reason in reasons.items():
         if not getattr(checks, gate):
             continue
-        is_override = getattr(checks, gate) != getattr(planned.recipe.verify, gate)
-        loc = planned.setting_loc("verify", gate)
-        where = planned.where(target, *loc[-2:]) if is_override else planned.loaded.where(*loc)
+        where = planned.setting_position(target, "verify", gate)
         if reason:
             yield (
                 f"{where}: verify.{gate}: it cannot be measured for the target '{target.name}': {reason}; "
@@ -403,9 +396,7 @@ def _check_run_location(
         )
     else:
         return
-    is_override = location != run_location(planned.recipe)
-    loc = planned.setting_loc("verify", "run_on")
-    where = planned.where(target, *loc[-2:]) if is_override else planned.loaded.where(*loc)
+    where = planned.setting_position(target, "verify", "run_on")
     yield f"{where}: verify.run_on: {problem}"
 
 

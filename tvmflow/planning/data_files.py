@@ -161,7 +161,7 @@ def _list_data(planned: PlannedRecipe, target: Target) -> Iterator[tuple[str, st
     recipe = planned.recipe_for(target)
     is_read = recipe.quantize is not None or verify.NAME in planned.stages
     if recipe.verify.data is not None and is_read:
-        yield _VERIFIED, recipe.verify.data, planned.data_position(target)
+        yield _VERIFIED, recipe.verify.data, planned.setting_position(target, "verify", "data")
     if recipe.quantize is not None and recipe.quantize.data is not None:
         where = planned.loaded.where(*planned.setting_loc("quantize", "data"))
         yield "quantize.data", recipe.quantize.data, where

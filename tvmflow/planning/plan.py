@@ -258,7 +258,7 @@ def _input_files(
         path, where = planned.loaded.path.parent / recipe.labels, planned.loaded.where("labels")
         yield InputFile(LABELS, str(path.absolute()), where, keyed=LABELS in traits.reads)
     if DATA in traits.reads and recipe.verify.data is not None:
-        where = planned.data_position(target)
+        where = planned.setting_position(target, "verify", "data")
         yield from _data_files(planned, DATA, recipe.verify.data, where)
     if CALIBRATION in traits.reads and recipe.quantize and recipe.quantize.data is not None:
         where = planned.loaded.where(*planned.setting_loc("quantize", "data"))

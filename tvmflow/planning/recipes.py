@@ -387,11 +387,16 @@ class PlannedRecipe(_Fields):
         """Return `file:line:column` of a target in the recipe, of a part of one, or of a field in it."""
         return self.loaded.where("targets", *self._positions.get(target.name, ()), *loc)
 
-    def data_position(self, target: Target | None) -> str:
-        """Return `file:line:column` of the `verify.data` that a target has."""
-        if target and self.recipe_for(target).verify.data != self.recipe.verify.data:
-            return self.where(target, "verify", "data")
-        return self.loaded.where(*self.setting_loc("verify", "data"))
+    def setting_position(
+        self, target: Target | None, section: str, field: str, *loc: str | int
+    ) -> str:
+        """Return `file:line:column` of a setting that a target has: its own, or that of the recipe or variant."""
+        if target is not None:
+            forms = (self.recipe_for(target), self.recipe)
+            own, general = (getattr(getattr(form, section), field) for form in forms)
+            if own != general:
+                return self.where(target, section, field, *loc)
+        return self.loaded.where(*self.setting_loc(section, field), *loc)
 
     @cached_property
     def _positions(self) -> dict[str, tuple[str | int, ...]]:
