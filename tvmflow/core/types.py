@@ -6,10 +6,19 @@ They are named tuples: most of them cross a process boundary or a file as JSON l
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Json = Any
 """A value that `json.dumps` takes: None, bool, int, float, str, list or dict of those."""
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+"""An array of any shape and dtype. Annotations have it without an import of NumPy."""
+
+Feed: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
+"""A batch of inputs by name."""
 
 STATEMENT_SUFFIX = ".intoto.jsonl"
 """The end of the name of a statement of provenance, which is beside the files that it is about."""

@@ -7,22 +7,17 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.image_files import SUFFIXES
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import PROBABILITIES, Labels, parse_labels
 from tvmflow.stages.base import Settings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 LABELS: Final = "labels"
 """The role of the file of labels."""

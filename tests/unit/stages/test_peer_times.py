@@ -23,11 +23,11 @@ from tvmflow.stages import verify
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import latency, peer_times
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
-from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.imported_model import ImportedModel, read_imported_model
 from tvmflow.stages.verify.inputs import ReferenceOutputs
 from tvmflow.stages.verify.latency import make_latency
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
-from tvmflow.stages.verify.reference_run import ReferenceRun
+from tvmflow.stages.verify.reference_run import Case, ReferenceRun
 from tvmflow.stages.verify.verdict import ComparedRuntime, Verdict
 
 HERE = "/recipes/net.yaml"
@@ -149,7 +149,8 @@ def test_where_the_library_runs_elsewhere_nothing_is_timed(
     made = recipe(verify={"compare": ["openvino"], "run_on": place})
     settings = verify.settings(made, target())
     verdict: Verdict = {"passed": True, "against": "reference"}
-    add_compared(verdict, Untimed(), DATA, None, {}, settings, None)  # type: ignore[arg-type]
+    case = Case(settings, cast(Any, None), ImportedModel({}, (), (), (), {}), DATA, None)
+    add_compared(verdict, cast(Any, Untimed()), case)
     [runtime] = verdict["compared"].values()
     assert runtime["name"] == "OpenVINO"
     assert runtime["not_timed"].startswith(text)
@@ -210,7 +211,8 @@ def compare_with(
     }
     verdict: Verdict = {"passed": True, "against": "reference"}
     settings = verify.settings(requests(["openvino"]), target())
-    add_compared(verdict, Timed(), DATA, reference, signature, settings, context)  # type: ignore[arg-type]
+    model = read_imported_model(signature, files)
+    add_compared(verdict, cast(Any, Timed()), Case(settings, context, model, DATA, reference))
     return verdict["compared"]["openvino"]
 
 
@@ -232,8 +234,8 @@ def test_a_runtime_is_compared_with_the_reference_as_the_library_is(
     """On all samples, with the same tolerance; one that differs is still timed."""
     outputs: list[Any] = [{"y": feed["x"]} for feed in DATA.batches]
     tolerance = tolerance_for(FLOAT32, rtol=None, atol=None)
-    results, model = ReferenceOutputs(DATA, outputs, {}), ImportedModel({}, (), (), (), {})
-    reference = ReferenceRun("Ref 1", "", results, tolerance, None, model, None)
+    results = ReferenceOutputs(DATA, outputs, {})
+    reference = ReferenceRun("Ref 1", "", results, tolerance, None, None)
     right = compare_with(Peer(), tmp_path, monkeypatch, reference)
     assert (right["outputs"]["y"]["passed"], right["outputs"]["y"]["elements"]) == (True, 4)
     wrong = compare_with(Peer(0.5), tmp_path, monkeypatch, reference)
@@ -284,7 +286,7 @@ def test_the_reference_is_measured_in_turns_with_the_library(
         tolerance_for(FLOAT32, rtol=None, atol=None),
         ImportedModel({}, (), (), (), {}),
     )
-    reference = ReferenceRun("Ref 1.0", "", results, tolerance, timed, model, None)
+    reference = ReferenceRun("Ref 1.0", "", results, tolerance, timed, None)
     verdict: Verdict = {
         "passed": True,
         "against": "reference",
@@ -292,10 +294,9 @@ def test_the_reference_is_measured_in_turns_with_the_library(
     }
     context = StageContext({}, tmp_path, tmp_path, tmp_path, tmp_path, lambda event: None)
     settings = verify.settings(requests(compare) if compare else recipe(), target())
-    about = (DATA, reference, settings, context)
-    add_reference_time(verdict, cast(Any, library), library, *about)
-    signature = {"inputs": [TensorSpec("x", (2,), "float32").to_json()]}
-    add_compared(verdict, cast(Any, library), DATA, reference, signature, settings, context)
+    case = Case(settings, context, model, DATA, reference)
+    add_reference_time(verdict, cast(Any, library), case)
+    add_compared(verdict, cast(Any, library), case)
     assert "".join(calls) == ("lrrl" * 4 if compare else "lrrl" * 2 + "lr")
     found = (
         verdict["compared"]["onnxruntime"]["speedup"] if compare else verdict["reference_speedup"]

@@ -205,7 +205,6 @@ def compare_with(double: Callable[[Any], Any], *sizes: Sizes) -> list[SizeVerdic
         results=cast(ReferenceOutputs, None),
         tolerance=TOLERANCE,
         timed=None,
-        model=cast(Any, None),
         indices=None,
         sized=tuple(runs),
     )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.generated_text import identifier
-from tvmflow.core.types import Dimension, Json, RunTraits
+from tvmflow.core.types import Array, Json, RunTraits
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
@@ -39,7 +39,13 @@ from tvmflow.stages.verify.index_inputs import (
     count_values,
     find_index_inputs,
 )
-from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
+from tvmflow.stages.verify.inputs import (
+    list_operator_mismatches,
+    load_images,
+    load_samples,
+    with_images,
+)
+from tvmflow.stages.verify.latency import add_latencies
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import (
@@ -51,6 +57,7 @@ from tvmflow.stages.verify.libraries import (
     open_library,
 )
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
+from tvmflow.stages.verify.reference_run import Case, ReferenceRun, run_reference
 from tvmflow.stages.verify.size_check import compare_sizes, sweep, time_sizes
 from tvmflow.stages.verify.sizes import (
     Sizes,
@@ -85,12 +92,8 @@ from tvmflow.targets.emulation import UNEMULATED_FEATURES
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
-    import numpy as np
     import tvm
 
-    from tvmflow.stages.verify.reference_run import ReferenceRun
-
-    Array = np.ndarray[Any, Any]
     Outputs = dict[str, OutputComparison]
 
 NAME: Final = "verify"
@@ -273,15 +276,13 @@ def _verify(
     once. The stack ends the process of one that is.
     """
     from tvmflow.compiler import lowering
-    from tvmflow.stages.verify.inputs import list_operator_mismatches
-    from tvmflow.stages.verify.reference_run import run_reference
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     dimensions = read_dimensions(signature, settings)
     mod = lowering.load_ir(context.inputs["import/model.json"])
-    operands = find_operands(mod)
-    candidates = load_samples(signature, settings, context.inputs.get(DATA), operands)
+    model = read_imported_model(signature, context.inputs)._replace(operands=find_operands(mod))
+    candidates = load_samples(signature, settings, context.inputs.get(DATA), model.operands)
     verdict: Verdict = {"passed": True, "against": checks.against}
     coverage: Sequence[str] = ()
     if any(spec.image for spec in settings.inputs.values()):
@@ -293,11 +294,13 @@ def _verify(
         reference = None
     else:
         tolerance = _add_tolerance(verdict, mod, settings)
-        model = read_imported_model(signature, context.inputs)._replace(operands=operands)
         indices = find_index_inputs(mod, model, settings, context.inputs)
         swept, combinations = SweptSizes((), ()), tuple[Sizes, ...]()
         if dimensions:
-            combinations = _choose_combinations(verdict, dimensions, mod, settings)
+            chosen = choose_sizes(dimensions, make_element_count(mod), checks.seed)
+            combinations = chosen.combinations
+            if chosen.left_out:
+                verdict["sizes_left_out"] = [*chosen.left_out]
             if _can_sweep(verdict, model, indices, settings):
                 swept = sweep_sizes(dimensions, make_element_count(mod))
                 coverage = swept.coverage
@@ -319,21 +322,23 @@ def _verify(
     verdict["samples"] = data.total
     if dimensions:
         verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
+    case = Case(settings, context, model, data, reference)
     with open_library(settings, context) as library:
-        _add_results(verdict, library, data, reference, settings, context)
-        if library.timed is not None and reference is not None:
-            add_reference_time(verdict, library, library.timed, data, reference, settings, context)
-        add_compared(verdict, library, data, reference, signature, settings, context)
+        _add_results(verdict, library, case)
+        add_reference_time(verdict, library, case)
+        add_compared(verdict, library, case)
         if settings.deliveries:
             tolerance_of_files = reference.tolerance if reference else None
             verdict["deliveries"] = check_deliveries(
                 library, data.batches[0], tolerance_of_files, settings, context
             )
         if settings.levels:
-            verify_levels(verdict, library, data, reference, settings, context)
-        _add_threads(verdict, library, data, reference, settings, context)
+            verify_levels(verdict, library, case)
+        _add_threads(verdict, library, case)
         if reference is not None and reference.sized:
-            _add_sizes(verdict, library, reference, coverage, settings, context)
+            if reference.swept:
+                verdict["swept"] = sweep(library, reference, coverage, case)
+            time_sizes(verdict["sizes"], library, reference, case)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
         if gates := check_gates(verdict, library, tensors, settings, context):
             verdict["gates"] = gates
@@ -353,48 +358,15 @@ def _verify(
     return verdict
 
 
-def _choose_combinations(
-    verdict: Verdict,
-    dimensions: Sequence[Dimension],
-    mod: tvm.IRModule,
-    settings: VerifySettings,
-) -> tuple[Sizes, ...]:
-    chosen = choose_sizes(dimensions, make_element_count(mod), settings.verify.seed)
-    if chosen.left_out:
-        verdict["sizes_left_out"] = list(chosen.left_out)
-    return chosen.combinations
-
-
-def _add_threads(
-    verdict: Verdict,
-    library: Library,
-    data: Samples,
-    reference: ReferenceRun | None,
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
+def _add_threads(verdict: Verdict, library: Library, case: Case) -> None:
     """Compare a library with other numbers of threads, and at the sizes that were chosen."""
-    others = load_with_other_threads(context.inputs["export/module.tvmflow"], settings)
-    if reference is not None and reference.sized:
+    others = load_with_other_threads(case.context.inputs["export/module.tvmflow"], case.settings)
+    if case.reference is not None and case.reference.sized:
         loaded = [*others]
-        verdict["sizes"] = compare_sizes(library, reference, [other for _, other in loaded])
+        verdict["sizes"] = compare_sizes(library, case.reference, [other for _, other in loaded])
         others = iter(loaded)
-    if compared := compare_threads(library, others, data.batches[0]):
+    if compared := compare_threads(library, others, case.data.batches[0]):
         verdict["threads"] = compared
-
-
-def _add_sizes(
-    verdict: Verdict,
-    library: Library,
-    reference: ReferenceRun,
-    coverage: Sequence[str],
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
-    """Compare a library with dimensions at many more sizes, and time it at those that were chosen."""
-    if reference.swept:
-        verdict["swept"] = sweep(library, reference, coverage, settings)
-    time_sizes(verdict["sizes"], library, reference, settings, context)
 
 
 def _can_sweep(
@@ -413,17 +385,9 @@ def _can_sweep(
     )
 
 
-def _add_results(
-    verdict: Verdict,
-    library: Library,
-    data: Samples,
-    reference: ReferenceRun | None,
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
+def _add_results(verdict: Verdict, library: Library, case: Case) -> None:
     """Run the library, compare it with the reference, and measure it."""
-    from tvmflow.stages.verify.latency import add_latencies
-
+    settings, context, _, data, reference = case
     actual = library.run_all(data.batches)
     if settings.run_on != LOCAL:
         verdict["ran_on"] = library.ran_on
@@ -433,7 +397,7 @@ def _add_results(
         verdict["reference"] = reference.name
         if reference.note:
             verdict["reference_note"] = reference.note
-        _add_comparisons(verdict, library, actual, reference, settings, context)
+        _add_comparisons(verdict, library, actual, reference, case)
     if data.labels is not None:
         first = library.outputs[0].name
         verdict["accuracy"] = _find_accuracy(actual, first, data)
@@ -474,22 +438,14 @@ def _add_comparisons(
     library: Library,
     actual: Sequence[Mapping[str, Array]],
     reference: ReferenceRun,
-    settings: VerifySettings,
-    context: StageContext,
+    case: Case,
 ) -> None:
-    """Compare the library, and each part by itself, with the reference.
+    """Compare the library's outputs for each batch, and each part by itself, with the reference.
 
     A part is run on the tensors of the reference, so that an error is found in the part that makes it.
-
-    Args:
-        verdict: Gets the comparisons.
-        library: The library.
-        actual: The library's outputs for each batch.
-        reference: The reference's outputs and inner tensors, and how closely outputs must agree.
-        settings: Those of `verify`.
-        context: That of the stage.
     """
-    data, expected = reference.results.samples, reference.results.outputs
+    settings, context, _, data, _ = case
+    expected = reference.results.outputs
     tolerance = reference.tolerance
     check = _add_index_inputs(verdict, library, reference, settings, context)
 
@@ -531,23 +487,14 @@ def _add_comparisons(
         if reference.sized:
             verdict["vm"]["sizes"] = compare_sizes(machine, reference)
     if settings.run_on == CHROMIUM:
-        _add_fallback(verdict, library, compare, data)
-    add_layers(verdict, verdict["tolerance"]["for"], library, reference, settings, context)
+        from tvmflow.stages.verify.remote_backends import BrowserLibrary
 
-
-def _add_fallback(
-    verdict: Verdict,
-    library: Library,
-    compare: Callable[[Library, Sequence[Mapping[str, Array]]], Outputs],
-    data: Samples,
-) -> None:
-    """Compare what browsers without WebGPU run, where the package has code for both."""
-    from tvmflow.stages.verify.remote_backends import BrowserLibrary
-
-    assert isinstance(library, BrowserLibrary)
-    if fallback := library.fallback:
-        outputs = compare(fallback, fallback.run_all(data.batches))
-        verdict["fallback"] = {"ran_on": fallback.ran_on, "outputs": outputs}
+        # what browsers without WebGPU run, where the package has code for both
+        assert isinstance(library, BrowserLibrary)
+        if fallback := library.fallback:
+            outputs = compare(fallback, fallback.run_all(data.batches))
+            verdict["fallback"] = {"ran_on": fallback.ran_on, "outputs": outputs}
+    add_layers(verdict, verdict["tolerance"]["for"], library, case)
 
 
 def _add_index_inputs(

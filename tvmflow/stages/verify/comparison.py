@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tvmflow.compiler.options import Precision
+from tvmflow.core.types import Array
 from tvmflow.runtime.samples import Samples, join_outputs
 from tvmflow.stages.verify.verdict import OutputComparison, ScaledSlice
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    Array = np.ndarray[Any, Any]
 
 FLOAT32: Final = "float32"
 FLOAT16: Final = "float16"

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.processes import code_command
-from tvmflow.core.types import Json
+from tvmflow.core.types import Array, Json
 from tvmflow.exporters import wheel
 from tvmflow.exporters.base import link_or_copy
 from tvmflow.stages.base import StageContext
@@ -36,11 +36,8 @@ from tvmflow.targets.threads import VARIABLE
 from tvmflow.targets.tvm_target import cpu_triple
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.runtime.module import Module
 
-    Array = np.ndarray[Any, Any]
     Arrays = Mapping[str, Array]
 
 _TIMEOUT_S: Final = 600.0

@@ -6,10 +6,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.errors import BundleError, StageError
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Array, Feed, TensorSpec
 from tvmflow.runtime.samples import draw_integers, random_samples
 from tvmflow.stages.verify.comparison import SMALLEST_NORMAL, Tolerance, compare, find_scaled_slice
 from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
@@ -22,12 +22,8 @@ from tvmflow.stages.verify.verdict import (
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.stages.verify.libraries import Library
 
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
     Run = Callable[[Feed], dict[str, Array]]
     Observe = Callable[[Feed], list[Exercise]]
 

@@ -22,7 +22,7 @@ from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, names_text, size_text
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Feed, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import (
@@ -47,8 +47,6 @@ from tvmflow.tuning.workloads import normalize, workload_key
 if TYPE_CHECKING:
     from tvmflow.frontends.base import LoadedModel
 
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 # ---------------------------------------------------------------- wrong kernels
 # Kernels that compute wrong numbers: each call of a scheduled kernel, against the same kernel

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text, size_text
 from tvmflow.core.statistics import MIN_PAIRS, is_decided, median_limits
+from tvmflow.core.types import Array, Feed
 from tvmflow.recipe.sections import QUANTITIES
 from tvmflow.runtime import bundles
 from tvmflow.stages.base import StageContext
@@ -22,12 +23,6 @@ from tvmflow.stages.verify.latency import (
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, LocalLibrary, Timed
 from tvmflow.stages.verify.verdict import ComparedRuntime, GateResult, Verdict
 from tvmflow.stages.verify_settings import VerifySettings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 LATENCY: Final = "max_latency"
 MEMORY: Final = "max_memory"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.errors import StageError
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.verify.comparison import ZEROS, Tolerance, compare_inner_batches
 from tvmflow.stages.verify.imported_model import ImportedModel
@@ -17,13 +17,11 @@ from tvmflow.stages.verify.verdict import OutputComparison
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
-    import numpy as np
     import tvm
 
     from tvmflow.frontends.base import LoadedModel
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
-    Array = np.ndarray[Any, Any]
 
 # Rounding of a score that a kernel computes together with the index.
 _ROUNDING: Final = 2.0**-21

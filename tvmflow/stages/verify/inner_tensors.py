@@ -23,7 +23,7 @@ from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.core.errors import StageError
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.module import Module
@@ -35,8 +35,6 @@ from tvmflow.stages.verify_settings import VerifySettings
 from tvmflow.tuning.workloads import normalize, workload_key
 
 _log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 
 def load_with_inner(

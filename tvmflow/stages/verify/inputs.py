@@ -8,11 +8,11 @@ import logging
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.dimensions import specs_at
 from tvmflow.core.errors import BundleError, StageError
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Feed, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.operators.loading import calls_folder
 from tvmflow.runtime import samples
@@ -30,12 +30,6 @@ from tvmflow.stages.verify.imported_model import Operand, limit_draws
 from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions
 from tvmflow.stages.verify.verdict import ImageComparison
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, VerifySettings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 # Both sides of zero, and networks whose biases outweigh that.
 DEVIATIONS: Final = (1.0, 10.0)

@@ -7,9 +7,10 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns, summarize
+from tvmflow.core.types import Array, Feed
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.choose import read_choices
@@ -20,12 +21,8 @@ from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.devices import CPU, exclusive
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 # Linux counts the seconds of a process in hundredths, of which a thread that spins takes at least one in this time.
 _POLL_S: Final = 0.02

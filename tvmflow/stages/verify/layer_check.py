@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
+from tvmflow.core.types import Array
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
@@ -14,7 +15,7 @@ from tvmflow.stages.verify.comparison import compare_inner_batches, tolerance_fo
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
-from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference, with_inner
+from tvmflow.stages.verify.reference_run import Case, open_reference, with_inner
 from tvmflow.stages.verify.verdict import (
     LayersComparison,
     LevelVerdict,
@@ -26,10 +27,8 @@ from tvmflow.stages.verify.verdict import (
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
-    import numpy as np
     import tvm
 
-    Array = np.ndarray[Any, Any]
 
 # A step of 128, and of few elements: more than some roundings that went the other way, and less than what one wrong
 # weight does to the outputs of a small network.
@@ -60,53 +59,47 @@ def add_layers(
     verdict: Verdict | LevelVerdict,
     arithmetic: str,
     library: Library,
-    reference: ReferenceRun,
-    settings: VerifySettings,
-    context: StageContext,
+    case: Case,
 ) -> None:
     """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
     compared = list_compared(verdict)
     is_passed = all(output["passed"] for output in compared)
     if (
         arithmetic == comparison.QUANTIZED
-        and settings.verify.has_default_tolerance
+        and case.settings.verify.has_default_tolerance
         and is_passed
         and not is_close(compared)
     ):
-        verdict["layers"] = compare_layers(library, reference, settings, context)
+        verdict["layers"] = compare_layers(library, case)
 
 
-def compare_layers(
-    library: Library, reference: ReferenceRun, settings: VerifySettings, context: StageContext
-) -> LayersComparison:
-    """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it.
-
-    Args:
-        library: The delivered library.
-        reference: What the reference has computed.
-        settings: Those of `verify`.
-        context: That of the stage.
-    """
+def compare_layers(library: Library, case: Case) -> LayersComparison:
+    """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it."""
     from tvmflow.compiler import lowering
     from tvmflow.compiler.index_inputs import find_quantized
     from tvmflow.compiler.open_sizes import read_dimensions
     from tvmflow.stages.verify.inner_tensors import cut_at_inner
 
+    settings, context, model, data, _ = case
     if reason := no_inner_reason(settings):
         return {"passed": True, "not_compared": reason}
     mod = lowering.load_ir(context.inputs["import/model.json"])
     if read_dimensions(mod["main"]):
         # the tensors of the reference would be inputs whose sizes are expressions
         return {"passed": True, "not_compared": "its sizes are open"}
-    model, batches = reference.model, reference.results.samples.batches
     loaded = _load_rounded(mod, find_quantized(mod["main"]), model, settings, context.inputs)
     cut = cut_at_inner(loaded) if loaded else None
     if loaded is None or cut is None:
         return {"passed": True, "not_compared": "not all of its rounded tensors have a name"}
     layers = _compare(
-        cut, with_inner(settings, model, loaded), library, batches[:_MAX_BATCHES], settings, context
+        cut,
+        with_inner(settings, model, loaded),
+        library,
+        data.batches[:_MAX_BATCHES],
+        settings,
+        context,
     )
-    layers["is_reproduced"] = _is_reproduced(mod, library, batches[0], settings, context)
+    layers["is_reproduced"] = _is_reproduced(mod, library, data.batches[0], settings, context)
     layers["passed"] &= layers["is_reproduced"]
     return layers
 

@@ -19,6 +19,7 @@ from tvmflow.stages.verify.index_inputs import IndexCheck, no_inner_reason
 from tvmflow.stages.verify.latency import exclusive_devices, measure
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
+from tvmflow.stages.verify.reference_run import Case
 from tvmflow.stages.verify.size_check import list_wrong_sizes
 from tvmflow.stages.verify.verdict import LevelVerdict, Verdict
 from tvmflow.stages.verify_settings import LOCAL, LevelSettings, VerifySettings
@@ -27,8 +28,6 @@ from tvmflow.targets.c_runtime.levels import variable
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.verify.reference_run import ReferenceRun
 
 _ONLY_INDEX: Final = "it returns an index alone, and what goes into it is not compared: {}"
 _SELECTS: Final = "it returns what an index selects, which another CPU may choose among equals"
@@ -37,33 +36,22 @@ _SELECTS: Final = "it returns what an index selects, which another CPU may choos
 def verify_levels(
     verdict: Verdict,
     library: Library,
-    data: Samples,
-    reference: ReferenceRun | None,
-    settings: VerifySettings,
-    context: StageContext,
+    case: Case,
 ) -> None:
     """Verify each level, and add its verdict.
-
-    Args:
-        verdict: The verdict on the library as it runs by itself.
-        library: The library.
-        data: The inputs.
-        reference: The reference's outputs; None where nothing is compared.
-        settings: Those of `verify`.
-        context: That of the stage.
 
     Raises:
         StageError: when a library runs another level than it should.
     """
     chosen = _find_level(library)
-    expected = _find_measured(settings)
+    expected = _find_measured(case.settings)
     if chosen and chosen != expected:
         raise StageError(
             f"the library runs the level {chosen} where this machine has {expected}",
             fix="report it as a bug of tvmflow, with the output of `tvmflow doctor`",
         )
     levels = verdict["levels"] = dict[str, LevelVerdict]()
-    for name, level in settings.levels.items():
+    for name, level in case.settings.levels.items():
         if level.not_verified:
             levels[name] = {"not_verified": level.not_verified}
         elif name == chosen:
@@ -73,7 +61,7 @@ def verify_levels(
             if "latency" in verdict:
                 levels[name]["latency"] = verdict["latency"]["library"]
         else:
-            levels[name] = _verify(name, level, verdict, data, reference, settings, context)
+            levels[name] = _verify(name, level, verdict, case)
 
 
 def _find_measured(settings: VerifySettings) -> str:
@@ -94,16 +82,9 @@ def _find_level(library: Library) -> str:
     return program.level if isinstance(program, NativeProgram) else ""
 
 
-def _verify(
-    name: str,
-    level: LevelSettings,
-    verdict: Verdict,
-    data: Samples,
-    reference: ReferenceRun | None,
-    settings: VerifySettings,
-    context: StageContext,
-) -> LevelVerdict:
+def _verify(name: str, level: LevelSettings, verdict: Verdict, case: Case) -> LevelVerdict:
     """Return the verdict on one level that a library does not choose by itself."""
+    settings, context, _, data, reference = case
     indices = reference.indices if reference else None
     if indices is not None and indices.selects:
         return {"not_verified": _SELECTS}
@@ -136,8 +117,8 @@ def _verify(
                 names, actual, reference.results.outputs, data, reference.tolerance
             )
             if level.run_on == LOCAL and reference.sized and not indices:
-                found["sizes"] = list_wrong_sizes(library, reference, settings)
-            add_layers(found, verdict["tolerance"]["for"], library, reference, own, context)
+                found["sizes"] = list_wrong_sizes(library, reference, case)
+            add_layers(found, verdict["tolerance"]["for"], library, case._replace(settings=own))
         if library.timed is not None:
             feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
             with exclusive_devices(settings, context):

@@ -7,16 +7,14 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from tvmflow.core.dimensions import specs_at
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Array, Dimension, Feed, TensorSpec
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC, VerifySettings
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.compiler.lowering import ScheduledModel
     from tvmflow.runtime.bundles import Bundle
     from tvmflow.runtime.module import Module
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from tvmflow.runtime.virtual_machine import VirtualMachine
     from tvmflow.stages.verify.remote_backends import Signature
 
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 UNTIMED_REASONS: Final[Mapping[str, str]] = {
     QEMU: "an emulated CPU says nothing of the speed of a real one",

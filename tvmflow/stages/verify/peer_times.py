@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.core.types import Json
 from tvmflow.frontends.peers import PEERS, open_peer
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.sections import AUTO, FIXED
-from tvmflow.runtime.samples import Samples
-from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
-from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.latency import (
     exclusive_devices,
     make_latency,
@@ -22,16 +17,13 @@ from tvmflow.stages.verify.latency import (
     measure_peer,
 )
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, Timed
-from tvmflow.stages.verify.verdict import ComparedRuntime, OutputComparison, Verdict
-from tvmflow.stages.verify_settings import LOCAL, CompareSettings, VerifySettings
+from tvmflow.stages.verify.reference_run import Case
+from tvmflow.stages.verify.verdict import ComparedRuntime, Verdict
+from tvmflow.stages.verify_settings import LOCAL, CompareSettings
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from tvmflow.stages.verify.reference_run import ReferenceRun
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 
 def compare_settings(
@@ -60,68 +52,35 @@ def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
     return "cpu" if isinstance(target, PartitionedTarget) else str(target.device["kind"])
 
 
-def add_reference_time(
-    verdict: Verdict,
-    library: Library,
-    timed: Timed,
-    data: Samples,
-    reference: ReferenceRun,
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
-    """Time the reference in turns with the library, unless it is one of the requested runtimes.
-
-    Args:
-        verdict: Gets the latency and the speedup.
-        library: The library.
-        timed: The library as one that can be timed.
-        data: The samples; the first batch is timed.
-        reference: The reference.
-        settings: Those of `verify`.
-        context: That of the stage.
-    """
-    requested = settings.compare.runtimes if settings.compare else ()
-    if reference.timed is None or any(PEERS[name].is_reference for name in requested):
+def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
+    """Time the reference in turns with the library, unless it is one of the requested runtimes."""
+    requested = case.settings.compare.runtimes if case.settings.compare else ()
+    reference = case.reference.timed if case.reference else None
+    if library.timed is None or reference is None:
         return
-    feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
-    with exclusive_devices(settings, context):
-        peer_feed = {**feed, **reference.model.bound}
-        times = measure_peer(timed, feed, reference.timed, peer_feed, is_requested=False)
+    if any(PEERS[name].is_reference for name in requested):
+        return
+    feed = {spec.name: case.data.batches[0][spec.name] for spec in library.inputs}
+    with exclusive_devices(case.settings, case.context):
+        peer_feed = {**feed, **case.model.bound}
+        times = measure_peer(library.timed, feed, reference, peer_feed, is_requested=False)
     verdict["latency"]["reference"] = make_latency(times.second)
     verdict["reference_speedup"] = make_speedup(times)
 
 
-def add_compared(
-    verdict: Verdict,
-    library: Library,
-    data: Samples,
-    reference: ReferenceRun | None,
-    signature: Mapping[str, Json],
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
-    """Compare the requested runtimes with the reference, and time them beside the library.
-
-    Args:
-        verdict: Gets comparisons and latencies, or the reasons why there are none.
-        library: The library.
-        data: The samples; the first batch is timed.
-        reference: What the reference computed of them; None where nothing is compared.
-        signature: The signature of the imported model.
-        settings: Those of `verify`.
-        context: That of the stage.
-    """
-    compare = settings.compare
+def add_compared(verdict: Verdict, library: Library, case: Case) -> None:
+    """Compare the requested runtimes with the reference, and time them beside the library."""
+    compare, run_on = case.settings.compare, case.settings.run_on
     if compare is None or not (compare.runtimes or compare.missing):
         return
     compared: dict[str, ComparedRuntime] = {}
     for name in compare.runtimes:
         if library.timed is None:
-            compared[name] = _not_timed(name, UNTIMED_REASONS[settings.run_on])
-        elif settings.run_on != LOCAL:
+            compared[name] = _not_timed(name, UNTIMED_REASONS[run_on])
+        elif run_on != LOCAL:
             compared[name] = _not_timed(name, "it would run on another machine than the library")
         else:
-            compared[name] = _run(name, library, data, reference, signature, settings, context)
+            compared[name] = _run(name, library.timed, library, case)
     for name in compare.missing:
         traits = PEERS[name].traits
         compared[name] = _not_timed(name, f"it is not installed ({traits.install})")
@@ -132,22 +91,12 @@ def _not_timed(name: str, reason: str) -> ComparedRuntime:
     return {"name": PEERS[name].traits.name, "not_timed": reason}
 
 
-def _run(
-    name: str,
-    library: Library,
-    data: Samples,
-    reference: ReferenceRun | None,
-    signature: Mapping[str, Json],
-    settings: VerifySettings,
-    context: StageContext,
-) -> ComparedRuntime:
+def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRuntime:
     """Compare a runtime with the reference, and time it and the library in turns.
 
     A model that it rejects is no failure of the library.
     """
-    assert library.timed is not None
-    timed = library.timed
-    model = read_imported_model(signature, context.inputs)
+    settings, context, model, data, reference = case
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)
     own_feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
@@ -172,7 +121,9 @@ def _run(
             runtime: ComparedRuntime = {"name": peer.name}
             if reference is not None:
                 outputs = [peer.run_as_timed({**feed, **model.bound}) for feed in data.batches]
-                runtime["outputs"] = _compare_outputs(outputs, data, reference)
+                runtime["outputs"] = comparison.compare_batches(
+                    outputs[0], outputs, reference.results.outputs, data, reference.tolerance
+                )
             limit = settings.verify.max_vs.get(name)
             times = measure_peer(timed, own_feed, peer, {**own_feed, **model.bound}, limit)
             return {
@@ -183,11 +134,3 @@ def _run(
             }
     except (StageError, EnvironmentProblem) as error:
         return _not_timed(name, str(error))
-
-
-def _compare_outputs(
-    outputs: Sequence[Mapping[str, Array]], data: Samples, reference: ReferenceRun
-) -> dict[str, OutputComparison]:
-    """Compare the outputs of a runtime, for each batch, as those of the library are compared."""
-    expected, tolerance = reference.results.outputs, reference.tolerance
-    return comparison.compare_batches(outputs[0], outputs, expected, data, tolerance)

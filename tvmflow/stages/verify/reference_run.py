@@ -6,10 +6,11 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tvmflow.core.dimensions import sizes_text, specs_at
 from tvmflow.core.errors import StageError
+from tvmflow.core.types import Array, Feed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
@@ -35,13 +36,8 @@ from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.frontends.base import LoadedModel
     from tvmflow.runtime.module import Module
-
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 
 class ReferenceRun(NamedTuple):
@@ -54,7 +50,6 @@ class ReferenceRun(NamedTuple):
         tolerance: How closely outputs must agree with its own.
         timed: The reference, which still runs, to be timed in turns with the library; None where that
             runs on another machine.
-        model: The imported model.
         indices: The tensors that go into an index; None for a model without an index.
         more: Random inputs beside the samples, and the branches that all of them reach.
         sized: What it computed at each combination of sizes; empty for a model of fixed sizes.
@@ -67,12 +62,29 @@ class ReferenceRun(NamedTuple):
     results: ReferenceOutputs
     tolerance: Tolerance
     timed: Reference | None
-    model: ImportedModel
     indices: IndexInputs | None
     more: MoreDraws = MoreDraws()
     sized: tuple[SizeOutputs, ...] = ()
     swept: tuple[SizeOutputs, ...] = ()
     floats: Sequence[Mapping[str, Array]] = ()
+
+
+class Case(NamedTuple):
+    """What a library is verified with.
+
+    Attributes:
+        settings: The settings of `verify`.
+        context: The context of the stage.
+        model: The imported model.
+        data: The samples.
+        reference: What the reference computed of them; None where nothing is compared.
+    """
+
+    settings: VerifySettings
+    context: StageContext
+    model: ImportedModel
+    data: Samples
+    reference: ReferenceRun | None
 
 
 def run_reference(
@@ -154,7 +166,6 @@ def run_reference(
         results=results,
         tolerance=tolerance,
         timed=timed,
-        model=model,
         indices=indices,
         sized=sized,
         more=more_draws,

@@ -20,7 +20,7 @@ from tvmflow.compiler.lowering import ScheduledModel, compile_with_weights
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.targets import browser
 from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.emulation import (
@@ -39,7 +39,6 @@ from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 if TYPE_CHECKING:
     from tvmflow.stages.verify_settings import MachineSettings
 
-Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 
 # A session also sends the library, and starts: as much patience as for two batches more.

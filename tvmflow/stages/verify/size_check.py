@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from tvmflow.core.errors import BundleError, StageError
-from tvmflow.stages.base import StageContext
+from tvmflow.core.types import Array
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.latency import (
@@ -17,16 +17,10 @@ from tvmflow.stages.verify.latency import (
     measure_variant,
     schedule_each,
 )
-from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed, has_same_bits
-from tvmflow.stages.verify.reference_run import ReferenceRun, run_at
+from tvmflow.stages.verify.libraries import Library, LocalLibrary, has_same_bits
+from tvmflow.stages.verify.reference_run import Case, ReferenceRun, run_at
 from tvmflow.stages.verify.sizes import SizeOutputs
 from tvmflow.stages.verify.verdict import SizeVerdict, SweepVerdict
-from tvmflow.stages.verify_settings import VerifySettings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 _SECONDS_BESIDE_FIXED: Final = 5.0
 
@@ -37,41 +31,30 @@ _MORE_DRAWS: Final = 2
 
 
 def sweep(
-    library: Library,
-    reference: ReferenceRun,
-    coverage: Sequence[str],
-    settings: VerifySettings,
+    library: Library, reference: ReferenceRun, coverage: Sequence[str], case: Case
 ) -> SweepVerdict:
     """Run a library at many sizes, and compare its outputs with the reference's.
 
     A size fails if the library is wrong for other random inputs of it, too.
-
-    Args:
-        library: The library.
-        reference: What the reference has computed.
-        coverage: Which sizes these are.
-        settings: Those of `verify`.
     """
     failed = []
     for sized in reference.swept:
         verdict, _ = _compare_at(library, sized, _SWEPT_TOLERANCE)
-        if not verdict["passed"] and _fails_again(library, sized, reference, settings):
+        if not verdict["passed"] and _fails_again(library, sized, reference, case):
             failed.append(verdict)
     return {"coverage": [*coverage], "failed": failed}
 
 
-def _fails_again(
-    library: Library, sized: SizeOutputs, reference: ReferenceRun, settings: VerifySettings
-) -> bool:
+def _fails_again(library: Library, sized: SizeOutputs, reference: ReferenceRun, case: Case) -> bool:
     if reference.timed is None:
         return True
-    run = reference.timed.run
+    run, settings = reference.timed.run, case.settings
     for number in range(1, _MORE_DRAWS + 1):
         checks = settings.verify.model_copy(update={"seed": settings.verify.seed + number})
         again = run_at(
-            lambda feed: run({**feed, **reference.model.bound}),
+            lambda feed: run({**feed, **case.model.bound}),
             sized.sizes,
-            reference.model,
+            case.model,
             settings.model_copy(update={"verify": checks}),
             reference.tolerance,
         )
@@ -107,13 +90,11 @@ def compare_sizes(
     return verdicts
 
 
-def list_wrong_sizes(
-    library: Library, reference: ReferenceRun, settings: VerifySettings
-) -> list[SizeVerdict]:
+def list_wrong_sizes(library: Library, reference: ReferenceRun, case: Case) -> list[SizeVerdict]:
     """Return the verdicts of the sizes, of all at which the reference ran, that a library fails at."""
     verdicts = [
         *compare_sizes(library, reference),
-        *sweep(library, reference, (), settings)["failed"],
+        *sweep(library, reference, (), case)["failed"],
     ]
     return [verdict for verdict in verdicts if not verdict["passed"]]
 
@@ -122,20 +103,13 @@ def time_sizes(
     verdicts: Sequence[SizeVerdict],
     library: Library,
     reference: ReferenceRun,
-    settings: VerifySettings,
-    context: StageContext,
+    case: Case,
 ) -> None:
     """Time a library and the reference at all sizes, where they can be timed.
 
     With `compare: [fixed]`, a library of each size alone is built, untuned, and timed in turns with it.
-
-    Args:
-        verdicts: The verdict at each size, which gets the latencies.
-        library: The library.
-        reference: What the reference has computed.
-        settings: Those of `verify`.
-        context: That of the stage.
     """
+    settings, context = case.settings, case.context
     if library.timed is None:
         return
     called = [
@@ -145,7 +119,10 @@ def time_sizes(
     ]
     with exclusive_devices(settings, context):
         for verdict, sized in called:
-            _time_at(verdict, library.timed, sized, reference)
+            feed = {**sized.feed, **case.model.bound}
+            verdict["latency_s"] = measure_briefly(library.timed, sized.feed)
+            if reference.timed is not None:
+                verdict["reference_latency_s"] = measure_briefly(reference.timed, feed)
     if settings.compare is None or not settings.compare.fixed:
         return
     if not isinstance(library, LocalLibrary):
@@ -172,13 +149,3 @@ def _compare_at(
     }
     is_passed = all(output["passed"] for output in compared.values())
     return {"sizes": sized.sizes, "passed": is_passed, "outputs": compared}, outputs
-
-
-def _time_at(
-    verdict: SizeVerdict, library: Timed, sized: SizeOutputs, reference: ReferenceRun
-) -> None:
-    """Measure the library and the reference at some sizes: fewer repeats than at those of the verdict."""
-    verdict["latency_s"] = measure_briefly(library, sized.feed)
-    if reference.timed is not None:
-        feed = {**sized.feed, **reference.model.bound}
-        verdict["reference_latency_s"] = measure_briefly(reference.timed, feed)

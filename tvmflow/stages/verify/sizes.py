@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.dimensions import (
     WrongSize,
@@ -17,14 +17,12 @@ from tvmflow.core.dimensions import (
     list_sizes_to_tune_at,
     sizes_text,
 )
-from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.core.types import Array, Dimension, Json, Size, TensorSpec
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
-    import numpy as np
     import tvm
 
-    Array = np.ndarray[Any, Any]
 
 Sizes = dict[str, int]
 """The size of each dimension by name."""
