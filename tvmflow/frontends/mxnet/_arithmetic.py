@@ -50,16 +50,6 @@ def _scaled(function: Callable[[Expr], Expr], factor: float) -> Converter:
     return lambda op: function(op[0]) * op.scalar(factor)
 
 
-def _rint(op: Op) -> Expr:
-    """`rint`: rounds halves down, as MXNet does."""
-    return R.ceil(op[0] - op.scalar(0.5))
-
-
-def _round(op: Op) -> Expr:
-    """`round`: rounds halves away from zero."""
-    return R.sign(op[0]) * R.floor(R.abs(op[0]) + op.scalar(0.5))
-
-
 def _cube_root(op: Op) -> Expr:
     return R.sign(op[0]) * R.power(R.abs(op[0]), op.scalar(1 / 3))
 
@@ -163,10 +153,6 @@ def _with_scalar(name: str, *, swapped: bool = False) -> Converter:
     return convert
 
 
-def _add_n(op: Op) -> Expr:
-    return functools.reduce(R.add, op.all_inputs())
-
-
 def _where(op: Op) -> Expr:
     """`where`: a vector as the condition chooses rows."""
     condition = R.not_equal(op[0], _zero(op[0]))
@@ -217,11 +203,6 @@ _WITH_INVERSES: Final = "cos cosh sin sinh tan tanh".split()
 
 
 # ---------------------------------------------------------------- activations and losses
-
-
-def _activation(op: Op) -> Expr:
-    kind = op.choice("act_type", "", tuple(_ACTIVATIONS))
-    return _ACTIVATIONS[kind](op)
 
 
 _ACTIVATIONS: Final[dict[str, Converter]] = {
@@ -464,7 +445,9 @@ CONVERTERS: Final[dict[str, Converter]] = {
     **_binary_converters(),
     **{f"elemwise_{name}": _binary(name) for name in ("add", "sub", "mul", "div")},
     **dict.fromkeys(("Cast", "amp_cast", "cast"), _cast),
-    **dict.fromkeys(("ElementWiseSum", "add_n"), _add_n),
+    **dict.fromkeys(
+        ("ElementWiseSum", "add_n"), lambda op: functools.reduce(R.add, op.all_inputs())
+    ),
     "_grad_add": _binary("add"),
     "amp_multicast": _multicast,
     "cbrt": _cube_root,
@@ -482,15 +465,15 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "rcbrt": lambda op: op.scalar(1.0) / _cube_root(op),
     "reciprocal": lambda op: op.scalar(1.0) / op[0],
     "relu": _unary(R.nn.relu),
-    "rint": _rint,
-    "round": _round,
+    "rint": lambda op: R.ceil(op[0] - op.scalar(0.5)),
+    "round": lambda op: R.sign(op[0]) * R.floor(R.abs(op[0]) + op.scalar(0.5)),
     "rsqrt": lambda op: op.scalar(1.0) / R.sqrt(op[0]),
     "sinh": lambda op: make_sinh(op[0], op.scalar, op.emit),
     "smooth_l1": _smooth_l1,
     "softsign": lambda op: op[0] / (R.abs(op[0]) + op.scalar(1.0)),
     "where": _where,
     **dict.fromkeys(_IDENTITIES, _pass_through(identity)),
-    "Activation": _activation,
+    "Activation": lambda op: _ACTIVATIONS[op.choice("act_type", "", tuple(_ACTIVATIONS))](op),
     "Dropout": _pass_through(identity, "p", "mode", "axes"),
     "IdentityAttachKLSparseReg": _pass_through(identity, "sparseness_target", "penalty"),
     "LeakyReLU": _leaky_relu,

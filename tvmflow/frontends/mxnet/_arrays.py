@@ -53,11 +53,6 @@ R = relax.op
 # ---------------------------------------------------------------- shapes
 
 
-def _flatten(op: Op) -> Expr:
-    shape = op.sizes()
-    return R.reshape(op[0], (shape[0], math.prod(shape[1:])))
-
-
 def _reshape(op: Op) -> Expr:
     shape, codes, reverse = op.sizes(), op.integers("shape", ()), op.flag("reverse", False)
     # In MXNet 0.x target_shape had 0 for the size to infer.
@@ -186,14 +181,6 @@ def _nchw_shape(op: Op) -> tuple[IrSize, int, IrSize, IrSize]:
     return batch, op.size(1), height, width
 
 
-def _concat(op: Op) -> Expr:
-    return R.concat(op.all_inputs(), axis=op.axis(op.integer("dim", 1)))
-
-
-def _stack(op: Op) -> Expr:
-    return R.stack(op.all_inputs(), axis=op.axis(op.integer("axis", 0), op.rank() + 1))
-
-
 def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Expr]:
     """Return the data split along `axis` at `starts`, the first of which is 0."""
     squeeze = op.flag("squeeze_axis", False)
@@ -213,10 +200,6 @@ def _split_evenly(op: Op, axis: int, key: str) -> list[Expr]:
     if size % count:
         op.refuse(f"axis {axis} of size {size} cannot be split into {key}={count}")
     return _split_at(op, axis, range(0, size, size // count))
-
-
-def _slice_channel(op: Op) -> list[Expr]:
-    return _split_evenly(op, op.axis(op.integer("axis", 1)), "num_outputs")
 
 
 def _split_v2(op: Op) -> list[Expr]:
@@ -520,11 +503,20 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "sort": _sort,
     "topk": _top_k,
     **dict.fromkeys(_COPIES, first_input),
-    **dict.fromkeys(("Concat", "concat", "_rnn_param_concat"), _concat),
-    **dict.fromkeys(("Flatten", "flatten"), _flatten),
+    **dict.fromkeys(
+        ("Concat", "concat", "_rnn_param_concat"),
+        lambda op: R.concat(op.all_inputs(), axis=op.axis(op.integer("dim", 1))),
+    ),
+    **dict.fromkeys(
+        ("Flatten", "flatten"),
+        lambda op: R.reshape(op[0], (op.sizes()[0], math.prod(op.sizes()[1:]))),
+    ),
     **dict.fromkeys(("Pad", "pad"), _pad),
     **dict.fromkeys(("Reshape", "reshape"), _reshape),
-    **dict.fromkeys(("SliceChannel", "split"), _slice_channel),
+    **dict.fromkeys(
+        ("SliceChannel", "split"),
+        lambda op: _split_evenly(op, op.axis(op.integer("axis", 1)), "num_outputs"),
+    ),
     **dict.fromkeys(("SwapAxis", "swapaxes"), _swap_axis),
     **dict.fromkeys(("broadcast_axes", "broadcast_axis"), _broadcast_axis),
     **dict.fromkeys(("flip", "reverse"), _reverse),
@@ -537,7 +529,9 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "reshape_like": _reshape_like,
     "space_to_depth": _space_to_depth,
     "squeeze": _squeeze,
-    "stack": _stack,
+    "stack": lambda op: R.stack(
+        op.all_inputs(), axis=op.axis(op.integer("axis", 0), op.rank() + 1)
+    ),
     "tile": lambda op: R.tile(op[0], list(op.integers("reps"))),
     "transpose": _transpose,
     "Crop": _crop,

@@ -134,11 +134,6 @@ _MAX_POOL: Final = {1: R.nn.max_pool1d, 2: R.nn.max_pool2d, 3: R.nn.max_pool3d}
 _AVG_POOL: Final = {1: R.nn.avg_pool1d, 2: R.nn.avg_pool2d, 3: R.nn.avg_pool3d}
 
 
-def _pooling(op: Op) -> Expr:
-    """`Pooling`: max, average, sum or p-norm over windows in 1 to 3 dimensions."""
-    return _pool(op, _POOLS)
-
-
 def _pooling_v1(op: Op) -> Expr:
     """`Pooling_v1`: divides every average by the size of the full window, also at the border."""
     return _pool(op, {**_POOLS, "avg": lambda op, windows: windows.mean(op[0])})
@@ -325,12 +320,6 @@ def _scale_and_shift(op: Op, normal: Expr, axis: int) -> Expr:
     return normal * gamma + beta
 
 
-def _instance_norm(op: Op) -> Expr:
-    """`InstanceNorm`: standardizes each channel of each instance."""
-    normal = _standardize(op, op[0], range(2, op.rank()), op.number("eps", 1e-3))
-    return _scale_and_shift(op, normal, 1)
-
-
 def _layer_norm(op: Op) -> Expr:
     """`LayerNorm`: standardizes along one axis."""
     axis = op.axis(op.integer("axis", -1))
@@ -476,11 +465,6 @@ def _bilinear_resize(op: Op) -> Expr:
     )
 
 
-def _bilinear_sampler(op: Op) -> Expr:
-    """`BilinearSampler`: positions are −1 to 1 between the centers of the corner pixels; zeros outside."""
-    return _sample(op, op[1])
-
-
 def _sample(op: Op, grid: Expr) -> Expr:
     return R.image.grid_sample(
         op[0], grid, method="bilinear", layout="NCHW", padding_mode="zeros", align_corners=True
@@ -496,17 +480,6 @@ def _spatial_transformer(op: Op) -> Expr:
         size = op.fixed(op.sizes()[2:])
     matrix = R.reshape(op[1], (op.sizes()[0], 2, 3))
     return _sample(op, R.image.affine_grid(matrix, size, align_corners=True))
-
-
-def _roi_pooling(op: Op) -> Expr:
-    """`ROIPooling`: the maximum of each cell of a region (image, left, top, right, bottom)."""
-    return R.vision.roi_pool(
-        op[0],
-        op[1],
-        pooled_size=op.integers("pooled_size"),
-        spatial_scale=op.number("spatial_scale"),
-        layout="NCHW",
-    )
 
 
 def _roi_align(op: Op) -> Expr:
@@ -747,19 +720,27 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "Convolution_v1": _convolution,
     "Deconvolution": _deconvolution,
     "FullyConnected": _fully_connected,
-    "Pooling": _pooling,
+    "Pooling": lambda op: _pool(op, _POOLS),
     "Pooling_v1": _pooling_v1,
     "_contrib_AdaptiveAvgPooling2D": _adaptive_avg_pooling,
     **dict.fromkeys(("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"), _batch_norm),
     "GroupNorm": _group_norm,
-    "InstanceNorm": _instance_norm,
+    "InstanceNorm": lambda op: _scale_and_shift(
+        op, _standardize(op, op[0], range(2, op.rank()), op.number("eps", 1e-3)), 1
+    ),
     "L2Normalization": _l2_normalization,
     "LRN": _lrn,
     "LayerNorm": _layer_norm,
     "_contrib_BatchNormWithReLU": lambda op: R.nn.relu(_batch_norm(op)),
     "_contrib_SyncBatchNorm": _batch_norm,
-    "BilinearSampler": _bilinear_sampler,
-    "ROIPooling": _roi_pooling,
+    "BilinearSampler": lambda op: _sample(op, op[1]),
+    "ROIPooling": lambda op: R.vision.roi_pool(
+        op[0],
+        op[1],
+        pooled_size=op.integers("pooled_size"),
+        spatial_scale=op.number("spatial_scale"),
+        layout="NCHW",
+    ),
     "SpatialTransformer": _spatial_transformer,
     "UpSampling": _up_sampling,
     "_contrib_BilinearResize2D": _bilinear_resize,

@@ -194,10 +194,6 @@ def _shape(operation: Operation) -> None:
     operation.write(operation.graph.cast(shape, operation.output_dtype()))
 
 
-def _rank(operation: Operation) -> None:
-    _write_constant(operation, len(_shape_of(operation)))
-
-
 def _zeros_like(operation: Operation) -> None:
     shape = _shape_of(operation)
     if any(map(is_open, shape)):
@@ -385,7 +381,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "PAD": _pad,
     "PADV2": _pad,
     "RANGE": _range,
-    "RANK": _rank,
+    "RANK": lambda operation: _write_constant(operation, len(_shape_of(operation))),
     "RESHAPE": _reshape,
     "SHAPE": _shape,
     "SPLIT": _split_evenly,

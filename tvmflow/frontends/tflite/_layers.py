@@ -168,10 +168,6 @@ def _softmax(operation: Operation) -> None:
     operation.write(operation.graph.add("Softmax", value, axis=-1))
 
 
-def _log_softmax(operation: Operation) -> None:
-    operation.write(operation.graph.add("LogSoftmax", operation.real(), axis=-1))
-
-
 def _l2_normalization(operation: Operation) -> None:
     graph, first = operation.graph, operation.is_first()
     value = operation.real(first=first)
@@ -210,12 +206,8 @@ def _pool(operation: Operation, name: str, data: Value) -> Value:
     )
 
 
-def _average(operation: Operation) -> None:
-    operation.write(_pool(operation, "AveragePool", operation.real(first=True)), first=True)
-
-
-def _max(operation: Operation) -> None:
-    operation.write(_pool(operation, "MaxPool", operation.real(first=True)), first=True)
+def _plain_pool(operation: Operation, name: str) -> None:
+    operation.write(_pool(operation, name, operation.real(first=True)), first=True)
 
 
 def _root_mean_square(operation: Operation) -> None:
@@ -240,10 +232,6 @@ def _resize(operation: Operation, mode: str, **attributes: str) -> None:
         **attributes,
     )
     operation.write(result, first=True)
-
-
-def _linear(operation: Operation) -> None:
-    _resize(operation, "linear")
 
 
 def _nearest(operation: Operation) -> None:
@@ -419,10 +407,6 @@ def _floor_divide(graph: Graph, x: Value, y: Value) -> Value:
     return graph.add("Floor", graph.add("Div", x, y))
 
 
-def _leaky_relu(operation: Operation) -> None:
-    _elementwise(operation, _node("LeakyRelu", alpha=operation.options["alpha"]))
-
-
 def _gelu(operation: Operation) -> None:
     approximation = "tanh" if operation.options["approximate"] else "none"
     _elementwise(operation, _node("Gelu", approximate=approximation))
@@ -496,12 +480,14 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "FULLY_CONNECTED": _fully_connected,
     "L2_NORMALIZATION": _l2_normalization,
     "LOCAL_RESPONSE_NORMALIZATION": _local_response_normalization,
-    "LOG_SOFTMAX": _log_softmax,
+    "LOG_SOFTMAX": lambda operation: operation.write(
+        operation.graph.add("LogSoftmax", operation.real(), axis=-1)
+    ),
     "SOFTMAX": _softmax,
-    "AVERAGE_POOL_2D": _average,
+    "AVERAGE_POOL_2D": functools.partial(_plain_pool, name="AveragePool"),
     "L2_POOL_2D": _root_mean_square,
-    "MAX_POOL_2D": _max,
-    "RESIZE_BILINEAR": _linear,
+    "MAX_POOL_2D": functools.partial(_plain_pool, name="MaxPool"),
+    "RESIZE_BILINEAR": functools.partial(_resize, mode="linear"),
     "RESIZE_NEAREST_NEIGHBOR": _nearest,
     "BATCH_TO_SPACE_ND": _batch_to_space,
     "DEPTH_TO_SPACE": functools.partial(_move_pixels, operator="DepthToSpace"),
@@ -512,7 +498,9 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "CAST": _cast,
     "DEQUANTIZE": _dequantize,
     "GELU": _gelu,
-    "LEAKY_RELU": _leaky_relu,
+    "LEAKY_RELU": lambda operation: _elementwise(
+        operation, _node("LeakyRelu", alpha=operation.options["alpha"])
+    ),
     "SELECT": _select,
     "SELECT_V2": _select,
 }

@@ -40,8 +40,12 @@ class _Call(NamedTuple):
             raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
         return list(array.ravel().tolist())
 
-    def axis(self, rank: int | None = None) -> int:
-        return int(self.attributes.get("axis", -1)) % (len(self.shape()) if rank is None else rank)
+    def axis(self) -> int:
+        return int(self.attributes.get("axis", -1)) % len(self.shape())
+
+    def around(self, axis: int, *sizes: IrSize) -> list[IrSize]:
+        """Return the shape of the first operand with other sizes in place of an axis."""
+        return [*self.shape()[:axis], *sizes, *self.shape()[axis + 1 :]]
 
 
 def infer_shapes(
@@ -98,18 +102,9 @@ def _concat(call: _Call) -> _Shape:
     return first
 
 
-def _split(call: _Call) -> list[list[IrSize]]:
-    axis = call.axis()
-    return [[*call.shape()[:axis], length, *call.shape()[axis + 1 :]] for length in call.numbers(1)]
-
-
 def _pad(call: _Call) -> _Shape:
     before, after = np.reshape(np.array(call.numbers(1), object), (2, -1)).tolist()
     return [b + n + a for b, n, a in zip(before, call.shape(), after, strict=True)]
-
-
-def _tile(call: _Call) -> _Shape:
-    return [n * times for n, times in zip(call.shape(), call.numbers(1), strict=True)]
 
 
 def _slice(call: _Call) -> _Shape:
@@ -127,16 +122,6 @@ def _slice(call: _Call) -> _Shape:
         length = call.ranges.at_least(call.ranges.clamp(end, shape[axis]), begin) - begin
         shape[axis] = call.ranges.divide_up(length, step)
     return shape
-
-
-def _gather(call: _Call) -> _Shape:
-    axis = int(call.attributes.get("axis", 0))
-    return [*call.shape()[:axis], *call.shape(1), *call.shape()[axis + 1 :]]
-
-
-def _gather_nd(call: _Call) -> _Shape:
-    *rows, columns = call.shape(1)
-    return [*rows, *call.shape()[int(columns) :]]
 
 
 def _matmul(call: _Call) -> _Shape:
@@ -180,16 +165,6 @@ def _reduce(call: _Call) -> _Shape:
     return [size for axis, size in enumerate(shape) if axis not in axes]
 
 
-def _arg(call: _Call) -> _Shape:
-    axis = call.axis()
-    return [*call.shape()[:axis], *call.shape()[axis + 1 :]]
-
-
-def _top_k(call: _Call) -> list[list[IrSize]]:
-    axis = call.axis()
-    return [[*call.shape()[:axis], *call.numbers(1), *call.shape()[axis + 1 :]]] * 2
-
-
 def _depth_to_space(call: _Call) -> _Shape:
     block = int(call.attributes["blocksize"])
     batch, channels, *sizes = call.shape()
@@ -222,14 +197,14 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _reduce),
     **dict.fromkeys(("ReduceSum", "ReduceSumSquare"), _reduce),
     **dict.fromkeys(("AveragePool", "MaxPool"), lambda call: [*call.shape()[:2], *_windows(call)]),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
+    **dict.fromkeys(("ArgMax", "ArgMin"), lambda call: call.around(call.axis())),
     "Concat": _concat,
     "Conv": lambda call: [call.shape()[0], call.shape(1)[0], *_windows(call)],
     "ConvTranspose": _transposed_convolution,
     "DepthToSpace": _depth_to_space,
     "Expand": lambda call: broadcast(call.ranges, [call.shape(), call.numbers(1)]),
-    "Gather": _gather,
-    "GatherND": _gather_nd,
+    "Gather": lambda call: call.around(int(call.attributes.get("axis", 0)), *call.shape(1)),
+    "GatherND": lambda call: [*call.shape(1)[:-1], *call.shape()[int(call.shape(1)[-1]) :]],
     "MatMul": _matmul,
     "Pad": _pad,
     "Range": _range,
@@ -237,9 +212,11 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Resize": lambda call: call.numbers(3),
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
-    "Split": _split,
-    "Tile": _tile,
-    "TopK": _top_k,
+    "Split": lambda call: [call.around(call.axis(), length) for length in call.numbers(1)],
+    "Tile": lambda call: [
+        n * times for n, times in zip(call.shape(), call.numbers(1), strict=True)
+    ],
+    "TopK": lambda call: [call.around(call.axis(), *call.numbers(1))] * 2,
     "Transpose": lambda call: [call.shape()[axis] for axis in call.attributes["perm"]],
 }
 """Operator -> the shapes of its results; others are broadcast."""
