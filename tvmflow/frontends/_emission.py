@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import tvm
 from tvm import relax
 
 from tvmflow.compiler.marks import mark_new, take_marks
-from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import last_line
-from tvmflow.operators.definition import ADVICE, Node, Operator
+from tvmflow.core.errors import ImportFailed, StageError
+from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.version import page_url
+from tvmflow.operators.definition import ADVICE, Node, Operator, OperatorError, Tensor
 from tvmflow.operators.loading import Operators
 
 
@@ -55,14 +57,23 @@ def explain_failure(error: Exception, operands: str) -> str:
 
 
 def call_operator(
-    operators: Operators, operator: Operator, node: Node, name: str, operands: Sequence[Any]
+    operators: Operators,
+    operator: Operator,
+    node: Node,
+    name: str,
+    inputs: Sequence[Any],
+    outputs: Sequence[str],
+    builder: relax.BlockBuilder,
 ) -> list[Any]:
-    """Return the results of an operator for a node.
+    """Return the results of an operator for a node, whose inputs are not described yet, each a variable.
 
     Raises:
         StageError: when the implementation raises, with file and line.
-        ImportFailed: when it returns too few results.
+        ImportFailed: when it returns too few results, or something else than tensors.
     """
+    operands = [None if value is None else builder.emit(value) for value in inputs]
+    tensors = tuple(None if operand is None else tensor_of(operand) for operand in operands)
+    node = replace(node, inputs=tensors, _builder=builder, _sources=operators.sources)
     results = operators.call(operator, operator.implement, node, *operands)
     if isinstance(results, relax.Tuple):
         results = list(results.fields)
@@ -70,7 +81,45 @@ def call_operator(
     if len(results) < node.outputs:
         text = f"returns {len(results)} results for {node.outputs} outputs"
         raise operator_error(operator, name, text)
-    return results
+    emitted = []
+    for output, result in zip(outputs, results, strict=False):
+        try:
+            emitted.append(builder.emit(result))
+            tensor_of(emitted[-1])
+        except Exception as error:
+            what = f" for {quoted(output)}" if output else ""
+            text = f"returns no tensor{what}: {excerpt(str(error))}"
+            raise operator_error(operator, name, text) from error
+    return emitted
+
+
+def tensor_of(expr: Any) -> Tensor:
+    """Return shape and dtype of an emitted tensor.
+
+    Raises:
+        OperatorError: when it is none, or its shape is not fixed.
+    """
+    try:
+        return Tensor(tuple(int(n) for n in expr.ty.shape.values), str(expr.ty.dtype.dtype))
+    except (AttributeError, TypeError):
+        raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
+
+
+def check_reference(operator: Operator, name: str, runtime: str) -> None:
+    """Raise StageError where an operator that a runtime lacks has no reference."""
+    if operator.reference is None:
+        raise StageError(
+            f"{operator.where}: the operator {operator} (node {name}) has no reference, and {runtime} lacks it",
+            fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
+        )
+
+
+def implementation_advice(name: str, domain: str) -> str:
+    """Return how a recipe implements an operator."""
+    return f"""name a file under `operators` in the recipe ({page_url("operators")}), with
+       from tvmflow.operators import operator
+       @operator({name}, domain={domain})
+       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 
 
 def operator_error(operator: Operator, name: str, text: str) -> ImportFailed:

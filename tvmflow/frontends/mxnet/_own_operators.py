@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,13 +10,13 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.frontends._emission import call_operator, operator_error
+from tvmflow.core.formatting import quoted
+from tvmflow.frontends._emission import call_operator, check_reference
 from tvmflow.frontends._reference_process import Array
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol, read_symbol
 from tvmflow.frontends.mxnet._op import Expr
-from tvmflow.operators.definition import ADVICE, Operator, Tensor
 from tvmflow.operators.definition import Node as OwnNode
+from tvmflow.operators.definition import Operator, Tensor
 from tvmflow.operators.loading import Operators
 
 DOMAIN: Final = "mxnet"
@@ -45,22 +45,17 @@ def count_outputs(symbol: Symbol, index: int) -> int:
 
 
 def describe_node(
-    node: Node, operator: Operator, inputs: Sequence[Tensor | None], outputs: int, **private: Any
+    node: Node, operator: Operator, outputs: int, inputs: Sequence[Tensor | None] = ()
 ) -> OwnNode:
     return OwnNode(
         operator=operator.name,
         domain=DOMAIN,
         version=1,
-        attributes=attributes_of(node.attrs),
+        # MXNet stores the arguments as strings
+        attributes={k: v for k, v in node.attrs.items() if k != _TYPE and not k.startswith("__")},
         inputs=tuple(inputs),
         outputs=outputs,
-        **private,
     )
-
-
-def attributes_of(attrs: Mapping[str, str]) -> dict[str, str]:
-    """Return the arguments of a `Custom`, which MXNet stores as strings."""
-    return {key: value for key, value in attrs.items() if key != _TYPE and not key.startswith("__")}
 
 
 def convert(
@@ -73,24 +68,9 @@ def convert(
     """Return the results of a node by its operator, each a variable."""
     operator = find_operator(node, operators)
     assert operator is not None
-    exprs = [None if value is None else builder.emit(value) for value in inputs]
-    specs = [None if expr is None else _describe(expr) for expr in exprs]
-    described = describe_node(
-        node, operator, specs, outputs, _builder=builder, _sources=operators.sources
-    )
-    name = quoted(node.name)
-    results = call_operator(operators, operator, described, name, exprs)
-    try:
-        emitted = [builder.emit(result) for result in results]
-        for result in emitted:
-            _describe(result)
-    except Exception as error:
-        raise operator_error(operator, name, f"returns no tensor: {excerpt(str(error))}") from error
-    return emitted
-
-
-def _describe(value: Expr) -> Tensor:
-    return Tensor(tuple(int(size) for size in value.ty.shape.values), str(value.ty.dtype))
+    described = describe_node(node, operator, outputs)
+    names = [""] * outputs
+    return call_operator(operators, operator, described, quoted(node.name), inputs, names, builder)
 
 
 # ---------------------------------------------------------------- references
@@ -105,11 +85,7 @@ def register(mx: Any, symbol: Path, operators: Operators) -> list[str]:
         operator = find_operator(node, operators)
         if operator is None:
             continue
-        if operator.reference is None:
-            raise StageError(
-                f"{operator.where}: the operator {operator} (node '{node.name}') has no reference, and MXNet lacks it",
-                fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
-            )
+        check_reference(operator, quoted(node.name), "MXNet")
         outputs = max(count_outputs(graph, index), arities.get(operator, (0, 0))[1])
         count = len(node.inputs)
         if arities.get(operator, (count, 0))[0] != count:
@@ -129,7 +105,7 @@ def _register_one(
     def compute(attributes: dict[str, str], arrays: Sequence[Array]) -> list[Array]:
         specs = [Tensor(array.shape, str(array.dtype)) for array in arrays]
         node = Node(CUSTOM, operator.name, attributes, ())
-        described = describe_node(node, operator, specs, count)
+        described = describe_node(node, operator, count, specs)
         assert operator.reference is not None
         results = operators.call(operator, operator.reference, described, *arrays)
         results = results if isinstance(results, list | tuple) else [results]

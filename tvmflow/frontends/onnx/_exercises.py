@@ -19,9 +19,9 @@ from tvmflow.frontends._reference_process import ObservedNode
 from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx.graph import (
     attributes_of,
-    captured_names,
     element_types,
     is_standard,
+    names_read,
 )
 
 _NEGATIVE, _POSITIVE = "negative inputs", "positive inputs"
@@ -82,7 +82,7 @@ def _list_dependent(model: ModelProto) -> set[str]:
     for node in model.graph.node:
         if node.op_type in _SHAPES_ALONE and is_standard(node):
             continue
-        if not dependent.isdisjoint({*node.input} | captured_names(node)):
+        if not dependent.isdisjoint(names_read(node)):
             dependent.update(filter(None, node.output))
     return dependent
 

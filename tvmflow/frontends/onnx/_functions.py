@@ -27,6 +27,7 @@ from tvmflow.frontends.onnx.graph import (
     is_standard,
     node_name,
     opset_of,
+    replace_nodes,
     subgraphs,
     versions_of,
     with_inner_nodes,
@@ -146,9 +147,7 @@ class _Inliner:
             else:
                 self._check_growth(node, function, depth)
                 nodes += self._expand(node, function)
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_nodes(graph, nodes)
 
     def _check_growth(self, call: NodeProto, function: FunctionProto, depth: int) -> None:
         """Count what a call becomes, before it does."""

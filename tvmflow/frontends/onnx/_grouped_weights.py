@@ -22,6 +22,7 @@ from tvmflow.frontends.onnx.graph import (
     all_graphs,
     attributes_of,
     node_name,
+    replace_nodes,
 )
 
 OPERATOR: Final = "GroupedWeights"
@@ -77,10 +78,8 @@ def convert_grouped_weights(model: ModelProto) -> ModelProto:
             converted = _Conversion(additions, node, constants).convert() if is_candidate else None
             has_converted |= converted is not None
             nodes += [node] if converted is None else converted
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         if has_converted:
-            del graph.node[:]
-            graph.node.extend(copies)
+            replace_nodes(graph, nodes)
     if has_converted:
         _drop_unread(model)
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))

@@ -5,7 +5,6 @@ An iteration that a computed condition may end becomes an If.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,13 +15,14 @@ from tvmflow.frontends.onnx._large_tensors import array_of
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     Replacement,
-    all_graphs,
     attributes_of,
-    captured_names,
+    branch_nodes,
     is_if,
     is_standard,
     known_values,
     list_branches,
+    make_evaluator,
+    names_read,
     opset_of,
     rename_captured,
     replace_nodes,
@@ -56,7 +56,7 @@ def unroll_loops(model: ModelProto) -> ModelProto:
         iterations = unroll(node, known, opset) if unroll else None
         nodes += [node] if iterations is None else iterations.nodes
         model.graph.initializer.extend(iterations.weights if iterations else [])
-    replace_nodes(model, nodes)
+    replace_nodes(model.graph, nodes)
     # branches in a body are the same graphs in every iteration
     return name_branch_values(model) if any(list_branches(model.graph)) else model
 
@@ -65,7 +65,7 @@ def _drop_unused_outputs(model: ModelProto) -> None:
     """Remove the names of those outputs of loops that nothing reads."""
     used = {value.name for value in model.graph.output}
     for node in model.graph.node:
-        used.update(node.input, captured_names(node))
+        used |= names_read(node)
     for node in model.graph.node:
         if node.op_type in _UNROLLERS and is_standard(node):
             node.output[:] = [name if name in used else "" for name in node.output]
@@ -361,21 +361,8 @@ class _Counters:
             ),
             opset_imports=[helper.make_opsetid("", opset)],
         )
-        return _make_evaluator(model, leaves)
-
-
-def _make_evaluator(model: ModelProto, inputs: Sequence[str]) -> _Evaluator:
-    from onnx.reference import ReferenceEvaluator
-
-    evaluator: Any = ReferenceEvaluator(model)
-
-    def evaluate(values: _Arrays) -> list[np.ndarray[Any, Any]]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results = evaluator.run(None, {name: values[name] for name in inputs})
-        return [np.asarray(result) for result in results]
-
-    return evaluate
+        run = make_evaluator(model)
+        return lambda known: list(map(np.asarray, run({name: known[name] for name in leaves})))
 
 
 # ---------------------------------------------------------------- branches
@@ -441,7 +428,7 @@ def inline_known_branches(model: ModelProto) -> ModelProto:
         for inner, outer in zip(branch.output, node.output, strict=True):
             if outer:
                 kept.append(helper.make_node("Identity", [inner.name], [outer]))
-    replace_nodes(model, kept)
+    replace_nodes(model.graph, kept)
     return model
 
 
@@ -472,11 +459,11 @@ def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
 
 def list_inputs_of(model: ModelProto, condition: str) -> list[str]:
     """Return the inputs of a model on which a condition depends."""
-    makers = {name: n for graph in all_graphs(model.graph) for n in graph.node for name in n.output}
+    makers = {name: node for node in branch_nodes(model) for name in node.output}
     pending, seen = [condition], {condition}
     while pending:
         node = makers.get(pending.pop())
-        read = {*node.input, *captured_names(node)} if node else set()
+        read = names_read(node) if node else set()
         pending += read - seen
         seen |= read
     return [value.name for value in model.graph.input if value.name in seen]

@@ -8,7 +8,6 @@ the implementation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,18 +17,18 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from tvm import relax
 
 from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.frontends._emission import call_operator, operator_error
+from tvmflow.core.formatting import quoted
+from tvmflow.frontends._emission import call_operator, check_reference, operator_error, tensor_of
 from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_nodes,
     attributes_of,
-    captured_names,
     dtype_of,
     element_types,
     known_values,
+    names_read,
     node_name,
     subgraphs,
     versions_of,
@@ -38,7 +37,6 @@ from tvmflow.operators.definition import (
     ADVICE,
     Node,
     Operator,
-    OperatorError,
     Tensor,
     standard_domain,
 )
@@ -117,7 +115,7 @@ class OwnNodes:
                 results = self.convert(node, inputs, builder)
                 builder.emit_func_output(results[0])
             for name, result in zip(node.output, results, strict=False):
-                shape, dtype = _spec(result)
+                shape, dtype = tensor_of(result)
                 shapes[name], dtypes[name] = shape, dtype
                 element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
                 _set_type(model, helper.make_tensor_value_info(name, element, shape))
@@ -128,30 +126,17 @@ class OwnNodes:
     ) -> list[Any]:
         """Return the results of a marked node, each a variable."""
         use = self._uses[node.op_type]
-        exprs = [None if value is None else builder.emit(value) for value in inputs]
-        described = replace(
-            describe_node(
-                node, use.operator, use.version, [None if e is None else _tensor(e) for e in exprs]
-            ),
-            _builder=builder,
-            _sources=self._operators.sources,
+        name, described = node_name(node), describe_node(node, use.operator, use.version)
+        results = call_operator(
+            self._operators, use.operator, described, name, inputs, node.output, builder
         )
-        name = node_name(node)
-        results = call_operator(self._operators, use.operator, described, name, exprs)
-        emitted = []
-        for output, result in zip(node.output, results, strict=False):
-            try:
-                variable = builder.emit(result)
-                dtype = _spec(variable)[1]
-            except Exception as error:
-                text = f"returns no tensor for {quoted(output)}: {excerpt(str(error))}"
-                raise operator_error(use.operator, name, text) from error
+        for output, result in zip(node.output, results, strict=True):
+            dtype = tensor_of(result).dtype
             if self._dtypes.get(output, dtype) != dtype:
                 declared = self._dtypes[output]
                 text = f"returns {dtype} for {quoted(output)}, which is {declared} in the model"
                 raise operator_error(use.operator, name, text)
-            emitted.append(variable)
-        return emitted
+        return results
 
 
 NO_OPERATORS: Final = OwnNodes(Operators())
@@ -159,7 +144,7 @@ NO_OPERATORS: Final = OwnNodes(Operators())
 
 
 def describe_node(
-    node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None]
+    node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None] = ()
 ) -> Node:
     """Return a node as implementations and references of operators know it."""
     attributes = {}
@@ -188,18 +173,6 @@ def _attribute(value: Any) -> Any:
     return numpy_helper.to_array(value) if hasattr(value, "data_type") else value
 
 
-def _tensor(expr: Any) -> Tensor:
-    return Tensor(*_spec(expr))
-
-
-def _spec(expr: Any) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of an emitted tensor."""
-    try:
-        return tuple(int(extent) for extent in expr.ty.shape.values), str(expr.ty.dtype.dtype)
-    except (AttributeError, TypeError):
-        raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
-
-
 def _set_type(model: ModelProto, typed: Any) -> None:
     """Set the type of a value in the main graph, which may be an output."""
     for value in (*model.graph.output, *model.graph.value_info):
@@ -226,11 +199,7 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
         if use := find_operator(node, operators, versions):
             used.setdefault(use, node)
     for use, node in used.items():
-        if use.operator.reference is None:
-            raise StageError(
-                f"{use.operator.where}: the operator {use.operator} (node {node_name(node)}) has no reference, and ONNX Runtime lacks it",
-                fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
-            )
+        check_reference(use.operator, node_name(node), "ONNX Runtime")
     return list(used)
 
 
@@ -341,7 +310,7 @@ class StandardPiece(NamedTuple):
             for name, array in feed.items()
         ]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
-        read = {name for node in self.nodes for name in _list_read(node)}
+        read = {name for node in self.nodes for name in names_read(node)}
         weights = [tensor for tensor in self.model.graph.initializer if tensor.name in read]
         graph = helper.make_graph(self.nodes, "piece", inputs, outputs, weights)
         made = helper.make_model(
@@ -377,15 +346,15 @@ def split_model(path: str, operators: Operators) -> SplitModel | None:
         later: list[tuple[NodeProto, UsedOperator | None]] = []
         open_names: set[str] = set()
         for node, use in left:
-            if use or not open_names.isdisjoint(_list_read(node)):
+            if use or not open_names.isdisjoint(names_read(node)):
                 later.append((node, use))
                 open_names.update(node.output)
             else:
                 nodes.append(node)
         if nodes:
             made = {name for node in nodes for name in node.output if name}
-            read = {name for node in nodes for name in _list_read(node)}
-            needed = {name for node, _ in later for name in _list_read(node)} | set(outputs)
+            read = {name for node in nodes for name in names_read(node)}
+            needed = {name for node, _ in later for name in names_read(node)} | set(outputs)
             inputs = sorted(name for name in (read & known) - made - weights.keys() if name)
             pieces.append(StandardPiece(model, nodes, inputs, sorted(made & needed)))
         if later:
@@ -401,11 +370,6 @@ def split_model(path: str, operators: Operators) -> SplitModel | None:
         if name in read_by_own or name in outputs
     }
     return SplitModel(pieces, constants, outputs)
-
-
-def _list_read(node: NodeProto) -> set[str]:
-    """Return the names of all values that a node reads, also inner ones of its branches."""
-    return {*node.input} | captured_names(node)
 
 
 def _has_inner(node: NodeProto, operators: Operators, versions: Mapping[str, int]) -> bool:

@@ -55,7 +55,7 @@ def rewrite_nodes(model: ModelProto) -> ModelProto:
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         nodes += _rewrite(node, context) or [node]
-    replace_nodes(model, nodes)
+    replace_nodes(model.graph, nodes)
     return model
 
 
@@ -250,7 +250,7 @@ def convert_einsums(model: ModelProto) -> ModelProto:
     for node in model.graph.node:
         product = _find_product(node, shapes)
         nodes += [node] if product is None else _Converter(node, *product).convert()
-    replace_nodes(model, nodes)
+    replace_nodes(model.graph, nodes)
     return model
 
 

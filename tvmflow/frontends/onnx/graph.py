@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -93,6 +94,12 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
         yield from all_graphs(branch)
 
 
+def branch_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Give the nodes of the main graph and of all branches in it."""
+    for graph in all_graphs(model.graph):
+        yield from graph.node
+
+
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """Give the graphs in the attributes of a node, without those inside them."""
     return graphs_in(node.attribute)
@@ -165,12 +172,7 @@ def node_name(node: NodeProto) -> str:
 
 def node_labels(model: ModelProto) -> dict[str, str]:
     """Return the label of the node that computes each tensor of a model, for people."""
-    return {
-        output: _node_label(node)
-        for graph in all_graphs(model.graph)
-        for node in graph.node
-        for output in node.output
-    }
+    return {output: _node_label(node) for node in branch_nodes(model) for output in node.output}
 
 
 def _node_label(node: NodeProto) -> str:
@@ -181,11 +183,16 @@ def _node_label(node: NodeProto) -> str:
     return f"{label} ({modules[-1]})" if modules else label
 
 
-def replace_nodes(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
-    """Set the nodes of the main graph, which may be some of its present ones."""
+def replace_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
+    """Set the nodes of a graph, which may be some of its present ones."""
     copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def names_read(node: NodeProto) -> set[str]:
+    """Return the names of all values that a node reads, also inner ones of its subgraphs."""
+    return {*node.input} | captured_names(node)
 
 
 def captured_names(node: NodeProto) -> set[str]:
@@ -207,6 +214,22 @@ def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         for inner in subgraphs(node):
             rename_captured(inner, names)
+
+
+def make_evaluator(model: ModelProto) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """Return a function that computes the outputs of a model by ONNX's reference evaluator."""
+    from onnx.reference import ReferenceEvaluator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evaluator: Any = ReferenceEvaluator(model)
+
+    def evaluate(values: Mapping[str, Any]) -> list[Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return list(evaluator.run(None, dict(values)))
+
+    return evaluate
 
 
 # ---------------------------------------------------------------- replacement

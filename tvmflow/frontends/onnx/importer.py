@@ -23,9 +23,8 @@ from tvmflow.compiler.open_sizes import plain
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
-from tvmflow.frontends._emission import NodeNames, explain_failure
+from tvmflow.frontends._emission import NodeNames, explain_failure, implementation_advice
 from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import OPEN_FIX, LoadedModel
 from tvmflow.frontends.onnx._conversion import NodeToConvert
@@ -39,6 +38,7 @@ from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_graphs,
     attributes_of,
+    branch_nodes,
     captured_names,
     dtype_of,
     is_if,
@@ -55,11 +55,6 @@ _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
 # The operand that is the shape of the result.
 _SHAPE_OPERANDS: Final = {"ConstantOfShape": 0, "Expand": 1}
-_OWN_FIX: Final = """\
-implement it: name a file under `operators` in the recipe ({page}), with
-       from tvmflow.operators import operator
-       @operator({name}, domain={domain})
-       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 _QUANTIZED_FIX: Final = (
     "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
 )
@@ -130,7 +125,7 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
     """Check all operators."""
     known = known_values(model)
     refused: dict[str, list[NodeProto]] = {}
-    for node in _all_nodes(model):
+    for node in branch_nodes(model):
         if reason := unsupported_reason(node, known):
             refused.setdefault(reason, []).append(node)
     if not refused:
@@ -139,7 +134,7 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
     for reason, nodes in sorted(refused.items()):
         rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         lines.append(f"{reason} (node {node_name(nodes[0])}{rest})")
-    if any(node.op_type in QOPERATORS for node in _all_nodes(model)):
+    if any(node.op_type in QOPERATORS for node in branch_nodes(model)):
         raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX)
     first = next(nodes[0] for _, nodes in sorted(refused.items()))
     if any(attribute.HasField("g") for attribute in first.attribute):
@@ -147,9 +142,8 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
         advice = "; or ".join(filter(None, [advice, OPEN_FIX if is_open else ""]))
         raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, [advice, _FIX])))
-    name, domain = quoted(first.op_type), quoted(first.domain)
-    fix = _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))
-    raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or {fix}")
+    advice = implementation_advice(quoted(first.op_type), quoted(first.domain))
+    raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or implement it: {advice}")
 
 
 def _binding_advice(model: ModelProto, name: str) -> str:
@@ -157,10 +151,6 @@ def _binding_advice(model: ModelProto, name: str) -> str:
     inputs = list_inputs_of(model, name)
     names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
     return f"bind what decides on it to a constant with {names}" if names else ""
-
-
-def _all_nodes(model: ModelProto) -> list[NodeProto]:
-    return [node for graph in all_graphs(model.graph) for node in graph.node]
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
@@ -185,9 +175,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self.nodes = NodeNames(self.bb)
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: dtype_of(t) for n, t in inputs.items()}
-        self._parameters = {n for node in _all_nodes(model) for n in parameter_operands(node)}
+        self._parameters = {n for node in branch_nodes(model) for n in parameter_operands(node)}
         self._quantized = {
-            node.input[0] for node in _all_nodes(model) if node.op_type == "DequantizeLinear"
+            node.input[0] for node in branch_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
         self._sizes: Sizes | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -57,9 +56,11 @@ from tvmflow.frontends.onnx.graph import (
     all_graphs,
     all_nodes,
     attributes_of,
-    captured_names,
+    branch_nodes,
     is_standard,
     known_values,
+    make_evaluator,
+    names_read,
     node_name,
     opset_of,
     rename_captured,
@@ -156,7 +157,7 @@ def convert_constants_to_initializers(model: ModelProto) -> ModelProto:
             kept.append(node)
         else:
             model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
-    replace_nodes(model, kept)
+    replace_nodes(model.graph, kept)
     return model
 
 
@@ -303,7 +304,7 @@ def fold_shapes(model: ModelProto) -> ModelProto:
         else:
             value = np.asarray(np.prod(shape, dtype=np.int64), np.int64)
         model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-    replace_nodes(model, kept)
+    replace_nodes(model.graph, kept)
     return model
 
 
@@ -329,7 +330,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
             tensor = numpy_helper.from_array(array, name)
             constants[name] = tensor
             model.graph.initializer.append(tensor)
-    replace_nodes(model, kept)
+    replace_nodes(model.graph, kept)
     return model
 
 
@@ -402,7 +403,7 @@ def refuse_large_tensors(model: ModelProto) -> None:
     """Check that every tensor whose shape is known can exist."""
     shapes = known_values(model).shapes
     _refuse_many_axes(model, shapes)
-    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
+    for node in branch_nodes(model):
         for name in node.output:
             elements = math.prod(shapes.get(name, ()))
             if elements > MAX_ELEMENTS:
@@ -411,7 +412,7 @@ def refuse_large_tensors(model: ModelProto) -> None:
 
 def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
     """Check operands that list axes, by the shapes that are known."""
-    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
+    for node in branch_nodes(model):
         place = _LISTS_OF_AXES.get(node.op_type, len(node.input))
         axes = math.prod(shapes.get(node.input[place], ())) if place < len(node.input) else 0
         if axes > _MAX_AXES:
@@ -435,7 +436,12 @@ def _evaluate(
         [helper.make_empty_tensor_value_info(name) for name in outputs],
         [with_data(constants[name]) for name in dict.fromkeys(node.input) if name],
     )
-    arrays = _run(helper.make_model(graph, opset_imports=list(model.opset_import)))
+    single = helper.make_model(graph, opset_imports=list(model.opset_import))
+    try:
+        arrays = make_evaluator(single)({})
+    except Exception:
+        # The evaluator raises many kinds of errors for operators that it lacks.
+        return None
     if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return None
     if not arrays or any(np.asarray(array).size > _MAX_FOLDED_ELEMENTS for array in arrays):
@@ -492,19 +498,6 @@ def _dequantize_scalar(
     return np.asarray(difference.astype(wide) * scale.astype(wide)).reshape(()).astype(dtype)
 
 
-def _run(model: ModelProto) -> list[Any]:
-    """Return the outputs of a model without inputs, or nothing when an operator is not supported."""
-    from onnx.reference import ReferenceEvaluator
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return list(ReferenceEvaluator(model).run(None, {}))
-    except Exception:
-        # The evaluator raises many kinds of errors for operators that it lacks.
-        return []
-
-
 def bypass_copies(model: ModelProto) -> ModelProto:
     """Remove nodes that only copy a tensor, except where they give a graph output its name."""
     outputs = {value.name for value in model.graph.output}
@@ -520,7 +513,7 @@ def bypass_copies(model: ModelProto) -> ModelProto:
             sources[node.output[0]] = node.input[0]
         else:
             kept.append(node)
-    replace_nodes(model, kept)
+    replace_nodes(model.graph, kept)
     return model
 
 
@@ -537,8 +530,7 @@ def drop_unused_outputs(model: ModelProto) -> ModelProto:
     """
     used = {value.name for value in model.graph.output}
     for node in model.graph.node:
-        used.update(node.input)
-        used |= captured_names(node)
+        used |= names_read(node)
     for node in model.graph.node:
         while (
             len(node.output) > 1
@@ -568,9 +560,8 @@ def drop_dead_nodes(model: ModelProto) -> ModelProto:
         if needed.isdisjoint(node.output):
             continue
         kept.append(node)
-        needed.update(node.input)
-        needed |= captured_names(node)
-    replace_nodes(model, list(reversed(kept)))
+        needed |= names_read(node)
+    replace_nodes(model.graph, list(reversed(kept)))
     weights = {t.name: t for t in model.graph.initializer if t.name in needed}
     del model.graph.initializer[:]
     model.graph.initializer.extend(weights.values())

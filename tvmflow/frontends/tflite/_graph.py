@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +19,7 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX
-from tvmflow.frontends.onnx.graph import FROM_START, attributes_of, dtype_of
+from tvmflow.frontends.onnx.graph import FROM_START, attributes_of, dtype_of, make_evaluator
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
 from tvmflow.frontends.tflite._model import (
     FIX,
@@ -368,12 +367,8 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[
 
 
 def _evaluate(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Array]:
-    from onnx.reference import ReferenceEvaluator
-
     single = _single(node, operands, [helper.make_empty_tensor_value_info(n) for n in node.output])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [np.asarray(array) for array in ReferenceEvaluator(single).run(None, {})]
+    return list(map(np.asarray, make_evaluator(single)({})))
 
 
 # ---------------------------------------------------------------- tensors of the file
