@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import onnx
 
+from tvmflow.compiler.open_sizes import is_open
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends._emission import explain_failure
-from tvmflow.frontends._open_sizes import OpenSizeProblem
+from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
 from tvmflow.frontends.base import OPEN_FIX
-from tvmflow.frontends.tflite import _arrays, _layers
-from tvmflow.frontends.tflite._graph import Array, Converter, Graph, Operation, Tensors
+from tvmflow.frontends.tflite import _arrays
+from tvmflow.frontends.tflite._graph import (
+    NOTHING,
+    Array,
+    Converter,
+    Graph,
+    Operation,
+    Tensors,
+    Value,
+    aligned,
+    axis_in,
+    first_axes,
+    limit,
+    pads,
+)
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 
-CONVERTERS: Final[Mapping[str, Converter]] = {**_arrays.CONVERTERS, **_layers.CONVERTERS}
 _HYBRID: Final = frozenset(
     "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
 )
@@ -101,3 +117,486 @@ def _refuse_hybrid(operator: Operator, model: Model) -> None:
         where = quoted(model.tensors[operator.outputs[0]].name)
         text = f"the TFLite operator {operator.name} has data in float32 and integers with a scale (tensor {where})"
         raise ImportFailed(text, fix=_HYBRID_FIX)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+def _window(operation: Operation, prefix: str, axes: str) -> list[int]:
+    return [int(operation.options[f"{prefix}_{axis}"]) for axis in axes]
+
+
+def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw") -> None:
+    """Add a convolution with weights (results, channels of a group, sizes …); `axes` are the last letters of its options."""
+    number, around = _without_padding(operation)
+    data = operation.tensors.real(number, first=True)
+    sizes = operation.real(0, first=True).shape[2:]
+    kernel = weights.shape[2:]
+    strides, dilations = (_window(operation, name, axes) for name in ("stride", "dilation"))
+    bias = operation.bias(2, 0, 1)
+    result = operation.graph.add(
+        "Conv",
+        *(data, weights, *((bias,) if bias else ())),
+        group=groups,
+        kernel_shape=kernel,
+        strides=strides,
+        dilations=dilations,
+        pads=[
+            width + more
+            for width, more in zip(
+                pads(operation, sizes, kernel, strides, dilations), around, strict=True
+            )
+        ],
+    )
+    operation.write(result, first=True)
+
+
+def _without_padding(operation: Operation) -> tuple[int, list[int]]:
+    """Return the tensor that a convolution reads, and the widths of zeros around it.
+
+    Models that come from other frameworks have padding as an operator of its own, whose result then
+    is not computed.
+    """
+    number = operation.number(0)
+    none = [0] * (2 * (operation.rank(0) - 2))
+    return operation.tensors.padded.get(number, (number, none))
+
+
+def _convolution(operation: Operation) -> None:
+    # (results, height, width, channels of a group)
+    weights = operation.weight(1, (0, 3, 1, 2))
+    channels = operation.real(0, first=True).shape[1]
+    if channels % weights.shape[1]:
+        raise operation.refusal(f"of {channels} channels with weights for {weights.shape[1]}")
+    _convolve(operation, weights, channels // weights.shape[1])
+
+
+def _depthwise(operation: Operation) -> None:
+    # (1, height, width, channels · results of each)
+    weights = operation.weight(1, (3, 0, 1, 2))
+    _convolve(operation, weights, operation.real(0, first=True).shape[1])
+
+
+def _volume(operation: Operation) -> None:
+    # (depth, height, width, channels of a group, results)
+    weights = operation.weight(1, (4, 3, 0, 1, 2))
+    channels = operation.real(0, first=True).shape[1]
+    _convolve(operation, weights, channels // weights.shape[1], "dhw")
+
+
+def _transposed_convolution(operation: Operation) -> None:
+    # (results, height, width, channels); the operands are shape, weights, data, bias
+    weights = operation.weight(1, (3, 0, 1, 2))
+    data = operation.real(2, first=True)
+    sizes = operation.sizes(0)[1:3]
+    strides, kernel = _window(operation, "stride", "hw"), weights.shape[2:]
+    # How far the windows reach beyond the result: that is cut off, one pixel more at the end.
+    simplify = operation.graph.ranges.simplify_multiple
+    beyond = [
+        simplify((source - 1) * stride + taps - size)
+        for source, stride, taps, size in zip(data.shape[2:], strides, kernel, sizes, strict=True)
+    ]
+    if any(map(is_open, beyond)):
+        text = f"its result of {shape_text(sizes)} is not larger by the same at all sizes"
+        raise OpenSizeProblem(f"{text} than its operands {operation.shapes_text()}")
+    bias = operation.bias(3, 2, 1)
+    result = operation.graph.add(
+        "ConvTranspose",
+        *(data, weights, *((bias,) if bias else ())),
+        kernel_shape=kernel,
+        strides=strides,
+        pads=[max(n, 0) // 2 for n in beyond] + [max(n, 0) - max(n, 0) // 2 for n in beyond],
+        output_padding=[max(-n, 0) for n in beyond],
+    )
+    operation.write(result, first=True)
+
+
+# ---------------------------------------------------------------- products of matrices, softmax, normalization
+
+
+_SHUFFLED_WEIGHTS: Final = 1
+# From LiteRT's kernel of L2_NORMALIZATION.
+_EPSILON: Final = 1e-6
+
+
+def _fully_connected(operation: Operation) -> None:
+    if operation.options["weights_format"] == _SHUFFLED_WEIGHTS:
+        raise operation.refusal("with shuffled weights")
+    data, graph = operation.real(), operation.graph
+    # (results, features)
+    weights = operation.weight(1, (1, 0))
+    features, results = weights.shape
+    rows = graph.ranges.simplify(math.prod(data.shape) // features)
+    if not graph.ranges.is_equal(rows * features, math.prod(data.shape)):
+        raise operation.refusal(
+            f"of shape {shape_text(data.shape)} with weights for {features} features"
+        )
+    if not operation.options["keep_num_dims"]:
+        data = graph.reshape(data, [rows, features])
+    value = graph.add("MatMul", data, weights)
+    if bias := operation.bias(2, 0, 1):
+        value = graph.add("Add", value, graph.reshape(bias, [results]))
+    operation.write(value)
+
+
+def _batch_matmul(operation: Operation) -> None:
+    operands = [
+        _transposed(operation, position, bool(operation.options[option]))
+        for position, option in enumerate(("adj_x", "adj_y"))
+    ]
+    operation.write(operation.graph.add("MatMul", *operands))
+
+
+def _transposed(operation: Operation, position: int, is_transposed: bool) -> Value:
+    """Return an operand, of which the last two axes change places if `is_transposed`."""
+    value = operation.real(position)
+    axes = list(range(value.rank))
+    if is_transposed:
+        axes[-2:] = axes[:-3:-1]
+    return operation.graph.transpose(value, axes)
+
+
+def _softmax(operation: Operation) -> None:
+    value, beta = operation.real(), operation.options["beta"]
+    if beta != 1.0:
+        value = operation.graph.add("Mul", value, operation.graph.constant(beta, value.dtype))
+    operation.write(operation.graph.add("Softmax", value, axis=-1))
+
+
+def _l2_normalization(operation: Operation) -> None:
+    graph, first = operation.graph, operation.is_first()
+    value = operation.real(first=first)
+    axis = graph.integers([1 if first else value.rank - 1])
+    length = graph.add("Sqrt", graph.add("ReduceSumSquare", value, axis, keepdims=1))
+    length = graph.add("Max", length, graph.constant(_EPSILON, value.dtype))
+    operation.write(graph.add("Div", value, length), first=first)
+
+
+def _local_response_normalization(operation: Operation) -> None:
+    size = 2 * operation.options["radius"] + 1
+    value = operation.graph.add(
+        "LRN",
+        operation.real(first=True),
+        size=size,
+        # ONNX divides by the size
+        alpha=operation.options["alpha"] * size,
+        beta=operation.options["beta"],
+        bias=operation.options["bias"],
+    )
+    operation.write(value, first=True)
+
+
+# ---------------------------------------------------------------- pooling and resizing
+
+
+def _pool(operation: Operation, name: str, data: Value) -> Value:
+    kernel = [operation.options["filter_h"], operation.options["filter_w"]]
+    strides = [operation.options["stride_h"], operation.options["stride_w"]]
+    return operation.graph.add(
+        name,
+        data,
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads(operation, data.shape[2:], kernel, strides, (1, 1)),
+    )
+
+
+def _plain_pool(operation: Operation, name: str) -> None:
+    operation.write(_pool(operation, name, operation.real(first=True)), first=True)
+
+
+def _root_mean_square(operation: Operation) -> None:
+    data = operation.real(first=True)
+    squares = _pool(operation, "AveragePool", operation.graph.add("Mul", data, data))
+    operation.write(operation.graph.add("Sqrt", squares), first=True)
+
+
+def _resize(operation: Operation, mode: str, **attributes: str) -> None:
+    data = operation.real(first=True)
+    sizes = operation.graph.integers([*data.shape[:2], *operation.sizes(1)])
+    coordinates = "asymmetric"
+    if operation.options["align_corners"]:
+        coordinates = "align_corners"
+    elif operation.options["half_pixel_centers"]:
+        coordinates = "half_pixel"
+    result = operation.graph.add(
+        "Resize",
+        *(data, NOTHING, NOTHING, sizes),
+        mode=mode,
+        coordinate_transformation_mode=coordinates,
+        **attributes,
+    )
+    operation.write(result, first=True)
+
+
+def _nearest(operation: Operation) -> None:
+    # TFLite rounds half up between corners, and takes the pixel at ⌊(x + ½) · scale⌋ for centers.
+    is_plain = not (operation.options["align_corners"] or operation.options["half_pixel_centers"])
+    _resize(operation, "nearest", nearest_mode="floor" if is_plain else "round_prefer_ceil")
+
+
+# ---------------------------------------------------------------- pixels and channels
+
+
+def _move_pixels(operation: Operation, operator: str) -> None:
+    block = operation.options["block_size"]
+    value = operation.graph.add(operator, operation.real(first=True), blocksize=block)
+    operation.write(value, first=True)
+
+
+def _space_to_batch(operation: Operation) -> None:
+    """Convert SPACE_TO_BATCH_ND by its definition: padded, cut in blocks, whose pixels become batches."""
+    graph, value = operation.graph, operation.real()
+    blocks, widths = operation.integers(1), operation.constant(2)
+    count = len(blocks)
+    amounts = np.zeros((value.rank, 2), np.int64)
+    amounts[1 : 1 + count] = widths
+    if amounts.any():
+        value = graph.add("Pad", value, graph.integers(amounts.T.ravel().tolist()))
+    batch, *sizes = value.shape
+    for size, block in zip(sizes, blocks, strict=False):
+        if not graph.ranges.is_equal(size // block * block, size):
+            operation.fixed([size])
+    cut = [n for size, block in zip(sizes, blocks, strict=False) for n in (size // block, block)]
+    rest = sizes[count:]
+    value = graph.reshape(value, [batch, *cut, *rest])
+    inner, outer = range(2, 2 * count + 1, 2), range(1, 2 * count, 2)
+    last = range(2 * count + 1, 2 * count + 1 + len(rest))
+    value = graph.transpose(value, [*inner, 0, *outer, *last])
+    shape = [batch * math.prod(blocks), *cut[::2], *rest]
+    operation.write(graph.reshape(value, shape))
+
+
+def _batch_to_space(operation: Operation) -> None:
+    """Convert BATCH_TO_SPACE_ND: batches become pixels of blocks, and the edges are cut off."""
+    graph, value = operation.graph, operation.real()
+    blocks, crops = operation.integers(1), operation.constant(2)
+    count, batch = len(blocks), value.shape[0] // math.prod(blocks)
+    sizes, rest = value.shape[1 : 1 + count], value.shape[1 + count :]
+    value = graph.reshape(value, [*blocks, batch, *sizes, *rest])
+    pairs = [axis for i in range(count) for axis in (count + 1 + i, i)]
+    last = range(2 * count + 1, 2 * count + 1 + len(rest))
+    value = graph.transpose(value, [count, *pairs, *last])
+    full = [size * block for size, block in zip(sizes, blocks, strict=True)]
+    value = graph.reshape(value, [batch, *full, *rest])
+    if crops.any():
+        starts = crops[:, 0].tolist()
+        ends = [size - int(end) for size, end in zip(full, crops[:, 1], strict=True)]
+        bounds = (starts, ends, list(range(1, count + 1)))
+        value = graph.add("Slice", value, *map(graph.integers, bounds))
+    operation.write(value)
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _reduce(operation: Operation, name: str) -> None:
+    first = operation.is_first()
+    operation_value = operation.real(first=first)
+    value, axes = _reduced(operation, name, operation_value, first)
+    _write(operation, value, operation_value.rank, axes, first)
+
+
+def _reduced(
+    operation: Operation, name: str, value: Value, first: bool
+) -> tuple[Value, frozenset[int]]:
+    """Return a reduced value, and the axes over which it is, as the file counts them."""
+    axes = frozenset(operation.checked_axis(axis, value.rank) for axis in operation.integers(1))
+    moved = operation.graph.integers(sorted(axis_in(axis, value.rank, first) for axis in axes))
+    keep = int(operation.options["keep_dims"])
+    if not axes:
+        return value, axes
+    return operation.graph.add(name, value, moved, keepdims=keep), axes
+
+
+def _write(
+    operation: Operation, value: Value, rank: int, axes: frozenset[int], first: bool
+) -> None:
+    """Write a reduced value; where axes are gone, those that are left come in the file's order."""
+    if first and axes and not operation.options["keep_dims"]:
+        left = [axis for axis in first_axes(rank) if axis not in axes]
+        value = operation.graph.transpose(value, [left.index(axis) for axis in sorted(left)])
+        first = False
+    operation.write(value, first=first)
+
+
+def _reduce_bool(operation: Operation, name: str) -> None:
+    value, axes = _reduced(operation, name, operation.graph.cast(operation.real(), "int32"), False)
+    _write(operation, operation.graph.cast(value, "bool"), operation.rank(), axes, False)
+
+
+def _arg(operation: Operation, name: str) -> None:
+    value = operation.real()
+    axis = operation.axis(1, value.rank)
+    result = operation.graph.add(name, value, axis=axis, keepdims=0)
+    operation.write(operation.graph.cast(result, operation.output_dtype()))
+
+
+def _top_k(operation: Operation) -> None:
+    count = operation.graph.integers(operation.integers(1))
+    values, places = operation.graph.add_several("TopK", 2, operation.real(), count, axis=-1)
+    operation.write(values)
+    operation.write(operation.graph.cast(places, operation.output_dtype(1)), 1)
+
+
+def _cumsum(operation: Operation) -> None:
+    value = operation.real()
+    axis = operation.graph.constant(np.int64(operation.axis(1, value.rank)))
+    exclusive, reverse = (int(operation.options[name]) for name in ("exclusive", "reverse"))
+    result = operation.graph.add("CumSum", value, axis, exclusive=exclusive, reverse=reverse)
+    operation.write(result)
+
+
+_NODES: Final[Mapping[str, str]] = {
+    "MEAN": "ReduceMean",
+    "REDUCE_MAX": "ReduceMax",
+    "REDUCE_MIN": "ReduceMin",
+    "REDUCE_PROD": "ReduceProd",
+    "SUM": "ReduceSum",
+}
+
+_REDUCTIONS: Final[Mapping[str, Converter]] = {
+    **{name: functools.partial(_reduce, name=node) for name, node in _NODES.items()},
+    "ARG_MAX": functools.partial(_arg, name="ArgMax"),
+    "ARG_MIN": functools.partial(_arg, name="ArgMin"),
+    "CUMSUM": _cumsum,
+    "REDUCE_ALL": functools.partial(_reduce_bool, name="ReduceMin"),
+    "REDUCE_ANY": functools.partial(_reduce_bool, name="ReduceMax"),
+    "TOPK_V2": _top_k,
+}
+
+
+_Formula = Callable[..., Value]
+
+
+def _elementwise(operation: Operation, formula: _Formula) -> None:
+    values, first = aligned(operation, range(len(operation.inputs)))
+    operation.write(formula(operation.graph, *values), first=first)
+
+
+def _node(name: str, **attributes: Any) -> _Formula:
+    def formula(graph: Graph, *values: Value) -> Value:
+        return graph.add(name, *values, **attributes)
+
+    return formula
+
+
+def _number(graph: Graph, number: float, like: Value) -> Value:
+    return graph.constant(number, like.dtype)
+
+
+def _square(graph: Graph, x: Value) -> Value:
+    return graph.add("Mul", x, x)
+
+
+def _floor_mod(graph: Graph, x: Value, y: Value) -> Value:
+    if np.dtype(x.dtype).kind in "iu":
+        return graph.add("Mod", x, y)
+    return graph.add("Sub", x, graph.add("Mul", _floor_divide(graph, x, y), y))
+
+
+def _floor_divide(graph: Graph, x: Value, y: Value) -> Value:
+    if np.dtype(x.dtype).kind in "iu":
+        # What is left divides without a remainder, so that rounding to zero changes nothing.
+        return graph.add("Div", graph.add("Sub", x, graph.add("Mod", x, y)), y)
+    return graph.add("Floor", graph.add("Div", x, y))
+
+
+def _gelu(operation: Operation) -> None:
+    approximation = "tanh" if operation.options["approximate"] else "none"
+    _elementwise(operation, _node("Gelu", approximate=approximation))
+
+
+def _hard_swish(graph: Graph, x: Value) -> Value:
+    gate = limit(graph, graph.add("Add", x, _number(graph, 3.0, x)), 0.0, 6.0)
+    return graph.add("Mul", x, graph.add("Mul", gate, _number(graph, 1 / 6, x)))
+
+
+def _cast(operation: Operation) -> None:
+    first = operation.is_first()
+    value = operation.tensors.stored(operation.number(0), first=first)
+    dtype = operation.output_dtype()
+    if dtype not in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool"):
+        raise operation.refusal(f"to dtype {dtype}")
+    operation.write(operation.graph.cast(value, dtype), first=first)
+
+
+def _dequantize(operation: Operation) -> None:
+    first = operation.is_first()
+    value = operation.real(first=first)
+    operation.write(operation.graph.cast(value, "float32"), first=first)
+
+
+def _select(operation: Operation) -> None:
+    """Convert SELECT, whose condition may stand for whole entries of the first axis."""
+    condition, x = operation.tensors.stored(operation.number(0)), operation.real(1)
+    if condition.rank == 1 and x.rank > 1 and operation.name == "SELECT":
+        rows = [*condition.shape, *[1] * (x.rank - 1)]
+        condition = operation.graph.reshape(condition, rows)
+        operation.write(operation.graph.add("Where", condition, x, operation.real(2)))
+    else:
+        _elementwise(operation, _node("Where"))
+
+
+_SAME_NAMES: Final = (
+    "Abs Add Ceil Cos Div Elu Equal Exp Floor Greater Less Log Mul Neg Pow PRelu Relu Round Sign Sin "
+    "Sqrt Sub Tanh"
+).split()
+_FORMULAS: Final[Mapping[str, _Formula]] = {
+    **{name.upper(): _node(name) for name in _SAME_NAMES},
+    "ADD_N": _node("Sum"),
+    "FLOOR_DIV": _floor_divide,
+    "FLOOR_MOD": _floor_mod,
+    "GREATER_EQUAL": _node("GreaterOrEqual"),
+    "HARD_SWISH": _hard_swish,
+    "LESS_EQUAL": _node("LessOrEqual"),
+    "LOGICAL_AND": _node("And"),
+    "LOGICAL_NOT": _node("Not"),
+    "LOGICAL_OR": _node("Or"),
+    "LOGISTIC": _node("Sigmoid"),
+    "MAXIMUM": _node("Max"),
+    "MINIMUM": _node("Min"),
+    "NOT_EQUAL": lambda graph, x, y: graph.add("Not", graph.add("Equal", x, y)),
+    "QUANTIZE": lambda graph, x: x,
+    "RELU6": lambda graph, x: limit(graph, x, 0.0, 6.0),
+    "RELU_0_TO_1": lambda graph, x: limit(graph, x, 0.0, 1.0),
+    "RELU_N1_TO_1": lambda graph, x: limit(graph, x, -1.0, 1.0),
+    "RSQRT": lambda graph, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
+    "SQUARE": _square,
+    "SQUARED_DIFFERENCE": lambda graph, x, y: _square(graph, graph.add("Sub", x, y)),
+}
+
+CONVERTERS: Final[Mapping[str, Converter]] = {
+    **_arrays.CONVERTERS,
+    "CONV_2D": _convolution,
+    "CONV_3D": _volume,
+    "DEPTHWISE_CONV_2D": _depthwise,
+    "TRANSPOSE_CONV": _transposed_convolution,
+    "BATCH_MATMUL": _batch_matmul,
+    "FULLY_CONNECTED": _fully_connected,
+    "L2_NORMALIZATION": _l2_normalization,
+    "LOCAL_RESPONSE_NORMALIZATION": _local_response_normalization,
+    "LOG_SOFTMAX": lambda operation: operation.write(
+        operation.graph.add("LogSoftmax", operation.real(), axis=-1)
+    ),
+    "SOFTMAX": _softmax,
+    "AVERAGE_POOL_2D": functools.partial(_plain_pool, name="AveragePool"),
+    "L2_POOL_2D": _root_mean_square,
+    "MAX_POOL_2D": functools.partial(_plain_pool, name="MaxPool"),
+    "RESIZE_BILINEAR": functools.partial(_resize, mode="linear"),
+    "RESIZE_NEAREST_NEIGHBOR": _nearest,
+    "BATCH_TO_SPACE_ND": _batch_to_space,
+    "DEPTH_TO_SPACE": functools.partial(_move_pixels, operator="DepthToSpace"),
+    "SPACE_TO_BATCH_ND": _space_to_batch,
+    "SPACE_TO_DEPTH": functools.partial(_move_pixels, operator="SpaceToDepth"),
+    **_REDUCTIONS,
+    **{name: functools.partial(_elementwise, formula=f) for name, f in _FORMULAS.items()},
+    "CAST": _cast,
+    "DEQUANTIZE": _dequantize,
+    "GELU": _gelu,
+    "LEAKY_RELU": lambda operation: _elementwise(
+        operation, _node("LeakyRelu", alpha=operation.options["alpha"])
+    ),
+    "SELECT": _select,
+    "SELECT_V2": _select,
+}
