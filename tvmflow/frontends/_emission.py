@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler.marks import mark_new, take_marks
-from tvmflow.core.errors import ImportFailed, StageError
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.version import page_url
 from tvmflow.operators.definition import ADVICE, Node, Operator, OperatorError, Tensor
@@ -103,15 +103,6 @@ def tensor_of(expr: Any) -> Tensor:
         return Tensor(tuple(int(n) for n in expr.ty.shape.values), str(expr.ty.dtype.dtype))
     except (AttributeError, TypeError):
         raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
-
-
-def check_reference(operator: Operator, name: str, runtime: str) -> None:
-    """Raise StageError where an operator that a runtime lacks has no reference."""
-    if operator.reference is None:
-        raise StageError(
-            f"{operator.where}: the operator {operator} (node {name}) has no reference, and {runtime} lacks it",
-            fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
-        )
 
 
 def implementation_advice(name: str, domain: str) -> str:

@@ -32,6 +32,7 @@ from tvmflow.core.generated_text import yaml_key
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
 from tvmflow.core.types import TensorSpec, shape_text
+from tvmflow.operators.definition import ADVICE, Operator
 
 _log = logging.getLogger(__name__)
 
@@ -344,6 +345,15 @@ def serve(load: Callable[[Message], LoadedReference]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
+
+
+def check_reference(operator: Operator, name: str, runtime: str) -> None:
+    """Raise StageError where an operator that a runtime lacks has no reference."""
+    if operator.reference is None:
+        raise StageError(
+            f"{operator.where}: the operator {operator} (node {name}) has no reference, and {runtime} lacks it",
+            fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
+        )
 
 
 def _answer(

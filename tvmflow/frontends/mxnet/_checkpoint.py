@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.operators.definition import Node as OwnNode
+from tvmflow.operators.definition import Operator, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tvmflow.operators.loading import Operators
 
     Array = np.ndarray[Any, Any]
 
@@ -156,6 +160,49 @@ def _check_order(nodes: Sequence[Node], heads: Sequence[tuple[int, int]], path: 
             )
     if any(not 0 <= index < len(nodes) or output < 0 for index, output in heads):
         raise ImportFailed(f"{path.name} is damaged: an output is not a node of the graph")
+
+
+# ---------------------------------------------------------------- operators of a recipe
+# They implement nodes of the type `Custom`.
+
+
+DOMAIN: Final = "mxnet"
+CUSTOM: Final = "Custom"
+_TYPE: Final = "op_type"
+
+
+def find_operator(node: Node, operators: Operators) -> Operator | None:
+    """Return the operator of a recipe that implements a node; None for all but `Custom`."""
+    if node.op != CUSTOM:
+        return None
+    return operators.find(DOMAIN, node.attrs.get(_TYPE, ""), 1)
+
+
+def label(node: Node) -> str:
+    """Return the operator of a node as messages name it, with the type of a `Custom`."""
+    return f"{CUSTOM} ({node.attrs.get(_TYPE, '')})" if node.op == CUSTOM else node.op
+
+
+def count_outputs(symbol: Symbol, index: int) -> int:
+    """Return how many outputs of a node a symbol reads: it does not say how many there are."""
+    read = [entry for node in symbol.nodes for entry in node.inputs]
+    return 1 + max(
+        (output for source, output in (*read, *symbol.heads) if source == index), default=0
+    )
+
+
+def describe_node(
+    node: Node, operator: Operator, outputs: int, inputs: Sequence[Tensor | None] = ()
+) -> OwnNode:
+    return OwnNode(
+        operator=operator.name,
+        domain=DOMAIN,
+        version=1,
+        # MXNet stores the arguments as strings
+        attributes={k: v for k, v in node.attrs.items() if k != _TYPE and not k.startswith("__")},
+        inputs=tuple(inputs),
+        outputs=outputs,
+    )
 
 
 # ---------------------------------------------------------------- the parameters

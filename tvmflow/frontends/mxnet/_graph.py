@@ -16,15 +16,26 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, TensorSpec
-from tvmflow.frontends._emission import NodeNames, explain_failure, implementation_advice
+from tvmflow.frontends._emission import (
+    NodeNames,
+    call_operator,
+    explain_failure,
+    implementation_advice,
+)
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends._reference_process import Array
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
-from tvmflow.frontends.mxnet._checkpoint import Node, Symbol
+from tvmflow.frontends.mxnet._checkpoint import (
+    CUSTOM,
+    Node,
+    Symbol,
+    count_outputs,
+    describe_node,
+    find_operator,
+    label,
+)
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
-from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label
-from tvmflow.frontends.mxnet._own_operators import convert as convert_own
 from tvmflow.operators.loading import Operators
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
@@ -163,12 +174,15 @@ class _Graph(NamedTuple):
             op = Op(
                 node, inputs, [symbol.nodes[n].name for n, _ in node.inputs], builder, self.ranges
             )
-            if find_operator(node, self.operators):
+            if operator := find_operator(node, self.operators):
                 for position in range(len(inputs)):
                     if op.reads(position):
                         op.shape(position)
-                count = count_outputs(symbol, index)
-                values[index] = convert_own(node, inputs, count, self.operators, builder)
+                described = describe_node(node, operator, count_outputs(symbol, index))
+                name, names = quoted(node.name), [""] * described.outputs
+                values[index] = call_operator(
+                    self.operators, operator, described, name, inputs, names, builder
+                )
             else:
                 values[index] = _convert(node, op)
             nodes.mark(node.name, values[index])

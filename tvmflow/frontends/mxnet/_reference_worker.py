@@ -7,13 +7,33 @@ and may crash, so it does not run in the process that compares.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow.frontends._reference_process import Array, LoadedReference, Message, serve
+from tvmflow.core.errors import StageError
+from tvmflow.core.formatting import quoted
+from tvmflow.frontends._reference_process import (
+    Array,
+    LoadedReference,
+    Message,
+    check_reference,
+    serve,
+)
+from tvmflow.frontends.mxnet._checkpoint import (
+    CUSTOM,
+    Node,
+    count_outputs,
+    describe_node,
+    find_operator,
+    read_symbol,
+)
+from tvmflow.operators.definition import Operator, Tensor
+
+if TYPE_CHECKING:
+    from tvmflow.operators.loading import Operators
 
 
 def import_mxnet() -> Any:
@@ -70,11 +90,10 @@ class _Model(LoadedReference):
 
     def _register_operators(self, mx: Any, first: Message) -> None:
         """Let MXNet compute the recipe's operators by their references."""
-        from tvmflow.frontends.mxnet._own_operators import register
         from tvmflow.operators.loading import load_operators
 
         files = {role: Path(path) for role, path in first["operators"].items()}
-        if names := register(mx, Path(first["symbol"]), load_operators(files)):
+        if names := _register(mx, Path(first["symbol"]), load_operators(files)):
             self.note = f"the reference of {', '.join(names)} is the numpy function of the recipe"
 
     def run(self, arrays: Mapping[str, Array]) -> list[Array]:
@@ -97,6 +116,81 @@ class _Model(LoadedReference):
             # MXNet computes asynchronously.
             output.wait_to_read()
         return outputs
+
+
+# ---------------------------------------------------------------- operators of a recipe
+# Their numpy functions as custom operators of MXNet.
+
+
+def _register(mx: Any, symbol: Path, operators: Operators) -> list[str]:
+    """Let MXNet compute each `Custom` of a symbol by the reference of its operator, and return the names of these."""
+    graph = read_symbol(symbol)
+    arities: dict[Operator, tuple[int, int]] = {}
+    for index, node in enumerate(graph.nodes):
+        operator = find_operator(node, operators)
+        if operator is None:
+            continue
+        check_reference(operator, quoted(node.name), "MXNet")
+        outputs = max(count_outputs(graph, index), arities.get(operator, (0, 0))[1])
+        count = len(node.inputs)
+        if arities.get(operator, (count, 0))[0] != count:
+            raise StageError(
+                f"nodes of the type {operator.name} have different numbers of inputs, which the reference cannot have",
+                fix="disable the comparison with `verify: {against: none}`",
+            )
+        arities[operator] = count, outputs
+    for operator, (inputs, outputs) in arities.items():
+        _register_one(mx, operator, operators, inputs, outputs)
+    return [str(operator) for operator in arities]
+
+
+def _register_one(
+    mx: Any, operator: Operator, operators: Operators, inputs: int, count: int
+) -> None:
+    def compute(attributes: dict[str, str], arrays: Sequence[Array]) -> list[Array]:
+        specs = [Tensor(array.shape, str(array.dtype)) for array in arrays]
+        node = Node(CUSTOM, operator.name, attributes, ())
+        described = describe_node(node, operator, count, specs)
+        assert operator.reference is not None
+        results = operators.call(operator, operator.reference, described, *arrays)
+        results = results if isinstance(results, list | tuple) else [results]
+        return [np.asarray(result) for result in results[:count]]
+
+    class Computed(mx.operator.CustomOp):  # type: ignore[misc]
+        def __init__(self, attributes: dict[str, str]) -> None:
+            super().__init__()
+            self._attributes = attributes
+
+        def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            del is_train, aux
+            results = compute(self._attributes, [data.asnumpy() for data in in_data])
+            for target, kind, result in zip(out_data, req, results, strict=True):
+                self.assign(target, kind, mx.nd.array(result, dtype=target.dtype))
+
+    class Properties(mx.operator.CustomOpProp):  # type: ignore[misc]
+        """Names, shapes and dtypes of inputs and outputs."""
+
+        def __init__(self, **attributes: str) -> None:
+            super().__init__(need_top_grad=False)
+            self._attributes = attributes
+
+        def list_arguments(self) -> list[str]:
+            return [f"data{number}" for number in range(inputs)]
+
+        def list_outputs(self) -> list[str]:
+            return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
+
+        def infer_shape(self, in_shape: Any) -> tuple[Any, Any, Any]:
+            """Return the shapes of inputs, outputs and states: those of the results for zeros."""
+            zeros = [np.zeros(shape, np.float32) for shape in in_shape]
+            results = compute(self._attributes, zeros)
+            return in_shape, [list(result.shape) for result in results], []
+
+        def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Computed:
+            del ctx, in_shapes, in_dtypes
+            return Computed(self._attributes)
+
+    mx.operator.register(operator.name)(Properties)
 
 
 if __name__ == "__main__":

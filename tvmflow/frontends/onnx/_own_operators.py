@@ -18,7 +18,8 @@ from tvm import relax
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import quoted
-from tvmflow.frontends._emission import call_operator, check_reference, operator_error, tensor_of
+from tvmflow.frontends._emission import call_operator, operator_error, tensor_of
+from tvmflow.frontends._reference_process import check_reference
 from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 from tvmflow.frontends.onnx.graph import (
