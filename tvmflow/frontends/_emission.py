@@ -10,6 +10,7 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
+from tvmflow.compiler.ir import dtype_of
 from tvmflow.compiler.marks import mark_new, take_marks
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
@@ -128,18 +129,19 @@ def operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
 _TERMS: Final = 8
 
 
-def make_cosh(x: Any, constant: Callable[[float], Any]) -> Any:
+def make_cosh(x: Any) -> Any:
     """Return `(eˣ + e⁻ˣ)/2`."""
-    half = constant(0.5)
+    half = relax.const(0.5, dtype_of(x))
     return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
 
 
-def make_sinh(x: Any, constant: Callable[[float], Any], emit: Callable[[Any], Any]) -> Any:
+def make_sinh(x: Any, emit: Callable[[Any], Any]) -> Any:
     """Return `(eˣ − e⁻ˣ)/2`; below 1, the Taylor series, as the difference would lose most bits."""
-    half, one = constant(0.5), constant(1.0)
+    dtype = dtype_of(x)
+    half, one = relax.const(0.5, dtype), relax.const(1.0, dtype)
     large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
     square, series = emit(x * x), one
     for n in range(_TERMS, 0, -1):
-        factor = constant(1 / (2 * n * (2 * n + 1)))
+        factor = relax.const(1 / (2 * n * (2 * n + 1)), dtype)
         series = emit(one + square * factor * series)
     return relax.op.where(relax.op.less(square, one), x * series, large)

@@ -373,8 +373,9 @@ class OneFileFrontend(Frontend):
     FOREIGN_FIX: ClassVar[str] = ""
     UNSUPPORTED_FIX: ClassVar[str] = ""
 
+    @staticmethod
     @abstractmethod
-    def describe(self, path: Path) -> ModelFacts:
+    def describe(path: Path, /) -> ModelFacts:
         """Return what planning needs of a file.
 
         Raises:

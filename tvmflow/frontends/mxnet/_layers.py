@@ -148,11 +148,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
         op.ignore("kernel", "stride", "pad", "pooling_convention")
         kernel, stride, before, out = size, (1,) * dims, (0,) * dims, (1,) * dims
     else:
-        if not op.has("kernel"):
-            op.refuse("the attribute kernel is missing")
-        kernel = per_axis(op, "kernel", dims, 1)
-        stride, before = per_axis(op, "stride", dims, 1), per_axis(op, "pad", dims, 0)
-        convention = op.choice("pooling_convention", "valid", tuple(_OUTPUT_SIZES))
+        kernel, stride, before, convention = _read_windows(op, dims)
         out = tuple(map(_OUTPUT_SIZES[convention], size, kernel, stride, before))
     # Zeros after the data complete the last window, so that no rounding mode is needed.
     after = tuple(
@@ -178,11 +174,7 @@ def _pool_open(op: Op, pools: Mapping[str, _Pool]) -> Expr:
         if kind not in _GLOBAL_POOLS:
             op.fixed(size)
         return _GLOBAL_POOLS[kind](op[0], list(range(2, op.rank())), keepdims=True)
-    if not op.has("kernel"):
-        op.refuse("the attribute kernel is missing")
-    kernel = per_axis(op, "kernel", dims, 1)
-    stride, before = per_axis(op, "stride", dims, 1), per_axis(op, "pad", dims, 0)
-    convention = op.choice("pooling_convention", "valid", tuple(_OUTPUT_SIZES))
+    kernel, stride, before, convention = _read_windows(op, dims)
     rests = [n + 2 * b - k for n, b, k in zip(size, before, kernel, strict=True)]
     is_whole = all(
         op.ranges.is_equal(rest // s * s, rest) for rest, s in zip(rests, stride, strict=True)
@@ -202,6 +194,17 @@ def _pool_open(op: Op, pools: Mapping[str, _Pool]) -> Expr:
         includes = op.flag("count_include_pad", True)
         return windows.pool(_AVG_POOL, op[0], count_include_pad=includes)
     return pools[kind](op, windows)
+
+
+def _read_windows(
+    op: Op, dims: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]:
+    """Return kernel, stride and padding of each dimension, and how their number is rounded."""
+    if not op.has("kernel"):
+        op.refuse("the attribute kernel is missing")
+    kernel = per_axis(op, "kernel", dims, 1)
+    stride, before = per_axis(op, "stride", dims, 1), per_axis(op, "pad", dims, 0)
+    return kernel, stride, before, op.choice("pooling_convention", "valid", tuple(_OUTPUT_SIZES))
 
 
 class _Windows(NamedTuple):

@@ -198,16 +198,6 @@ def _mod(node: NodeToConvert) -> Any:
     return relax.op.where(moves, relax.op.add(rest, right), rest)
 
 
-def _cosh(node: NodeToConvert) -> Any:
-    [x] = node.inputs
-    return make_cosh(x, lambda value: constant(value, x))
-
-
-def _sinh(node: NodeToConvert) -> Any:
-    [x] = node.inputs
-    return make_sinh(x, lambda value: constant(value, x), node.emit)
-
-
 def _is_inf(node: NodeToConvert) -> Any:
     """Return which values are infinite, or only those of one sign."""
     [x] = node.inputs
@@ -254,7 +244,7 @@ ARITHMETIC_CONVERTERS: Final[Mapping[str, Converter]] = {
     "BitShift": _bit_shift,
     "Celu": _celu,
     "Clip": _clip,
-    "Cosh": _cosh,
+    "Cosh": lambda node: make_cosh(node.inputs[0]),
     "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "Elu": _elu,
     "Equal": _equal,
@@ -269,7 +259,7 @@ ARITHMETIC_CONVERTERS: Final[Mapping[str, Converter]] = {
     "Selu": _selu,
     "Shrink": _shrink,
     "Sign": _sign,
-    "Sinh": _sinh,
+    "Sinh": lambda node: make_sinh(node.inputs[0], node.emit),
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
     "Swish": _swish,
     "ThresholdedRelu": _thresholded_relu,

@@ -128,7 +128,7 @@ class _Additions:
         self.made: dict[Any, str] = {}
 
     @cached_property
-    def _multiplied(self) -> set[str]:
+    def multiplied(self) -> set[str]:
         """The values that a product adds up along their first axis."""
         return {
             name
@@ -137,10 +137,6 @@ class _Additions:
             if node.op_type == "MatMul"
             or (node.op_type == "Gemm" and not attributes_of(node).get("transB", 0))
         }
-
-    def is_multiplied(self, name: str) -> bool:
-        """Return whether a product adds up along the first axis of a value."""
-        return name in self._multiplied
 
     def add_weight(self, wanted: str, array: _Array, *, is_shared: bool) -> str:
         """Add a constant, or find the shared one that was added by this name; return the name that it has."""
@@ -187,7 +183,7 @@ class _Conversion:
             raise self._refuse(f"blocks of {name_of(tensor.data_type)} are not supported")
         result = self._node.output[0]
         fields = (self._attributes.get(name) for name in ("axis", "block_size", "output_dtype"))
-        key = (*self._node.input, *fields, self._additions.is_multiplied(result))
+        key = (*self._node.input, *fields, result in self._additions.multiplied)
         # as large as the file only where each constant becomes one
         if made := self._additions.made.get(key):
             self._new.add("Identity", made, output=result)
@@ -276,7 +272,11 @@ class _Conversion:
             self._check("x_zero_point", zero_point, (tensor.data_type,), scales.size)
             zeros = array_of(zero_point).astype(np.int16).reshape(scales.shape) + shift
         axis = self._find_axis(integers.shape, scales, is_blocked=is_blocked)
-        along = self._choose_axis() if axis is None else axis if is_blocked else 1 - axis
+        if axis is None:
+            # along which the readers of a matrix with one scale add up products
+            along = 0 if self._node.output[0] in self._additions.multiplied else 1
+        else:
+            along = axis if is_blocked else 1 - axis
         group = 0
         if integers.ndim == _MATRIX_RANK:
             # a block may be longer than the row that it holds
@@ -315,10 +315,6 @@ class _Conversion:
                 f"a tensor {list(shape)} needs scales {expected} here, and it has {list(scales.shape)}"
             )
         return axis
-
-    def _choose_axis(self) -> int:
-        """Return the axis of a matrix with one scale along which its readers add up products."""
-        return 0 if self._additions.is_multiplied(self._node.output[0]) else 1
 
     def _add_groups(
         self, integers: _Array, scales: _Array, zeros: _Array, bits: int, group: int

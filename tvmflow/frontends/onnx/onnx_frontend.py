@@ -20,7 +20,7 @@ from tvmflow.core.packages import install_command
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile
 from tvmflow.frontends._reading import read_in_worker
-from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits, SourceFields, Where
+from tvmflow.frontends.base import LoadedModel, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends.frontend import (
     MODEL,
     Files,
@@ -36,8 +36,6 @@ from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx._header import read_header
 from tvmflow.store.addresses import HUB, OCI, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
-
-_read_header = read_in_worker(read_header)
 
 _INLINED_NOTE: Final = (
     "ONNX Runtime takes the opset of the model for its functions, too: the reference has them inlined, "
@@ -75,10 +73,7 @@ class OnnxFrontend(OneFileFrontend):
     NOUN = "an ONNX model"
     FOREIGN = "is not an ONNX model"
     FOREIGN_FIX = "export or download it again"
-
-    def describe(self, path: Path) -> ModelFacts:
-        """Return what the header of a file tells."""
-        return _read_header(path)
+    describe = staticmethod(read_in_worker(read_header))
 
     def files(
         self, source: SourceFields, base: Path, where: Where, sources: SourceFiles

@@ -41,12 +41,8 @@ class PytorchSource(OneFile):
 
 
 @read_in_worker
-def describe(path: Path) -> ModelFacts:
-    """Return what planning needs of an archive.
-
-    Raises:
-        NotAModel: when it is none that can be imported.
-    """
+def _describe(path: Path) -> ModelFacts:
+    """Return what planning needs of an archive."""
     archive = read_archive(path)
     outputs = zip(archive.outputs, archive.output_types, strict=True)
     return ModelFacts(archive.inputs, outputs=tuple(ModelOutput(n, *t) for n, t in outputs))
@@ -72,10 +68,7 @@ class PytorchFrontend(OneFileFrontend):
     NOUN = "a PyTorch archive"
     FOREIGN = "cannot be imported"
     FILE_NAME = "the PyTorch archive"
-
-    def describe(self, path: Path) -> ModelFacts:
-        """Return what the graph in an archive tells."""
-        return describe(path)
+    describe = staticmethod(_describe)
 
     def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.frontends.pytorch.export import export_to_onnx
@@ -83,15 +76,17 @@ class PytorchFrontend(OneFileFrontend):
         with self.explained():
             archive = read_archive(call.files[MODEL])
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-            exported = export_to_onnx(archive, call.files[MODEL], call.tensors, Path(folder))
+            files, inner_outputs = export_to_onnx(
+                archive, call.files[MODEL], call.tensors, Path(folder)
+            )
             loaded = OnnxFrontend().load(
-                exported.files,
+                files,
                 call.inputs,
                 bound=call.bound,
                 dimensions=call.dimensions,
                 counts_rows=call.counts_rows,
             )
-        count = len(loaded.outputs) - exported.inner_outputs
+        count = len(loaded.outputs) - inner_outputs
         outputs, inner = loaded.outputs[:count], loaded.outputs[count:]
         return loaded._replace(outputs=outputs, tensors=inner)
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, UsageError
@@ -31,17 +31,13 @@ _WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
 _ONNX: Final = "model.onnx"
 
 
-class ExportedModel(NamedTuple):
-    """An archive as ONNX: its files by their roles, and how many outputs, the last ones, are inner tensors."""
-
-    files: Mapping[str, Path]
-    inner_outputs: int
-
-
 def export_to_onnx(
     archive: Archive, path: Path, tensors: Sequence[str], folder: Path
-) -> ExportedModel:
+) -> tuple[Mapping[str, Path], int]:
     """Export an archive to ONNX, in an empty folder; inner tensors come after its outputs.
+
+    Returns:
+        The ONNX file and its external data by their roles, and the number of inner tensors.
 
     Raises:
         ImportFailed: with what PyTorch says of it.
@@ -70,7 +66,7 @@ def export_to_onnx(
         raise _export_error(answer["problem"], answer["reason"], archive)
     data = [file for file in folder.iterdir() if file.name.startswith(f"{_ONNX}.")]
     external = {f"{EXTERNAL}{file.name}": file for file in data}
-    return ExportedModel({MODEL: folder / _ONNX, **external}, len(inner))
+    return {MODEL: folder / _ONNX, **external}, len(inner)
 
 
 def _run(request: Json, folder: Path, output: int, errors: int | None = None) -> tuple[int, Json]:

@@ -55,12 +55,8 @@ class TfliteSource(OneFile):
 
 
 @read_in_worker
-def describe(path: Path) -> ModelFacts:
-    """Return what planning needs of a file.
-
-    Raises:
-        NotAModel: when it is not a TFLite model.
-    """
+def _describe(path: Path) -> ModelFacts:
+    """Return what planning needs of a file."""
     model = _read_file(path)
     return ModelFacts(
         tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
@@ -118,10 +114,7 @@ class TfliteFrontend(OneFileFrontend):
     FOREIGN = "is not a TFLite model"
     FOREIGN_FIX = "convert or download it again"
     UNSUPPORTED_FIX = FIX
-
-    def describe(self, path: Path) -> ModelFacts:
-        """Return what the tables of a file tell."""
-        return describe(path)
+    describe = staticmethod(_describe)
 
     def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.frontends.onnx.importer import import_prepared

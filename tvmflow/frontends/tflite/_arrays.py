@@ -229,12 +229,10 @@ def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> 
     lists: list[list[IrSize]] = [[], [], [], []]
     for axis, part in sorted(parts.items()):
         start, stop, step = _bounds(operation, part, value.shape[axis])
-        if is_open(value.shape[axis]) or is_open(start) or is_open(stop):
-            for numbers, number in zip(lists, (start, stop, axis, step), strict=True):
-                numbers.append(number)
-            continue
-        # In ONNX, a negative end counts from the end: before the first entry is far below it.
-        stop = stop if stop >= 0 else -value.shape[axis] - 1
+        is_fixed = not any(map(is_open, (value.shape[axis], start, stop)))
+        if is_fixed and stop < 0:
+            # In ONNX, a negative end counts from the end: before the first entry is far below it.
+            stop = -value.shape[axis] - 1
         for numbers, number in zip(lists, (start, stop, axis, step), strict=True):
             numbers.append(number)
     return operation.graph.add("Slice", value, *map(operation.graph.integers, lists))

@@ -387,11 +387,6 @@ def last_axes(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
-def to_first(axis: int, rank: int) -> int:
-    """Return where an axis of an image with channels last is when they are first."""
-    return first_axes(rank).index(axis)
-
-
 class Tensors:
     """The values of all tensors that are computed so far."""
 
@@ -441,9 +436,8 @@ class Tensors:
             return self.stored(number, first=first)
         if (number, first) not in self._real:
             value = self.stored(number, first=first)
-            axis = quantization.axis
-            if first and len(quantization.scales) > 1:
-                axis = to_first(axis, value.rank)
+            is_moved = first and len(quantization.scales) > 1
+            axis = axis_in(quantization.axis, value.rank, is_moved)
             self._real[number, first] = self.dequantize(value, quantization, axis)
         return self._real[number, first]
 
@@ -694,7 +688,7 @@ def _with_channels_first(operation: Operation, position: int, rank: int) -> Valu
 
 def axis_in(axis: int, rank: int, first: bool) -> int:
     """Return where an axis of the file is in the order that a value has."""
-    return to_first(axis, rank) if first else axis
+    return first_axes(rank).index(axis) if first else axis
 
 
 Converter = Callable[[Operation], Any]
