@@ -97,15 +97,13 @@ def _pair(
     """Return the inputs that the library has, or that have a value, with what the recipe says of each."""
     by_name = {request.name: request for request in requests}
     return [
-        (_with_name_problem(value), by_name.get(value.name) or InputRequest(value.name))
+        (
+            value._replace(problem=value.problem or _name_problem(value.name)),
+            by_name.get(value.name) or InputRequest(value.name),
+        )
         for value in inputs
         if value.is_required or value.name in by_name
     ]
-
-
-def _with_name_problem(value: ModelInput) -> ModelInput:
-    problem = value.problem or _name_problem(value.name)
-    return value._replace(problem=problem) if problem else value
 
 
 def _name_problem(name: str) -> str:

@@ -63,7 +63,8 @@ def read_symbol(path: Path) -> Symbol:
         raise not_a_symbol(path, f"it has {size:,} bytes, and the limit is {_MAX_BYTES:,}")
     try:
         graph = json.loads(path.read_text(encoding="utf-8"))
-        version = _version(graph)
+        # 10901 is 1.9.1
+        version = int(graph.get("attrs", {}).get("mxnet_version", ["int", _OLDEST])[1])
         nodes = [_node(raw) for raw in graph["nodes"]]
         heads = tuple(_entry(head) for head in graph["heads"])
     except RecursionError:
@@ -101,11 +102,6 @@ def not_a_symbol(path: Path, reason: str) -> ImportFailed:
         f"{path.name} is not an MXNet symbol: {reason}",
         fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
     )
-
-
-def _version(graph: dict[str, Any]) -> int:
-    """Return the version of MXNet that wrote the graph; 10901 is 1.9.1."""
-    return int(graph.get("attrs", {}).get("mxnet_version", ["int", _OLDEST])[1])
 
 
 def _node(raw: dict[str, Any]) -> Node:

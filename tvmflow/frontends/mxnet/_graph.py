@@ -170,7 +170,10 @@ class _Graph(NamedTuple):
                 values[index] = [variables[node.name]]
                 self.ranges.see(sizes_of(variables[node.name]) or ())
                 continue
-            inputs = _inputs_of(node, symbol, values)
+            inputs = [
+                _pick(symbol.nodes[source], values[source], output) if _reads(node, place) else None
+                for place, (source, output) in enumerate(node.inputs)
+            ]
             op = Op(
                 node, inputs, [symbol.nodes[n].name for n, _ in node.inputs], builder, self.ranges
             )
@@ -332,14 +335,6 @@ def _variable(
 ) -> Expr:
     shape = [symbols[size] if isinstance(size, str) else int(size) for size in sizes]
     return relax.Var(name, relax.TensorType(shape, dtype))
-
-
-def _inputs_of(node: Node, symbol: Symbol, values: Mapping[int, list[Expr]]) -> list[Expr | None]:
-    """Return the inputs of a node; None for those that inference does not read."""
-    return [
-        _pick(symbol.nodes[source], values[source], output) if _reads(node, position) else None
-        for position, (source, output) in enumerate(node.inputs)
-    ]
 
 
 def _convert(node: Node, op: Op) -> list[Expr]:

@@ -96,7 +96,8 @@ class _Shortener:
         for field in fields(self._data, start, end):
             if field.number == number and field.end - field.start >= _MIN_BYTES:
                 content = self.shorten(field.start, field.end, child)
-                parts += [self._data[copied : field.begin], _length_delimited(number, content)]
+                head = bytes((*_varint(number << 3 | 2), *_varint(len(content))))
+                parts += [self._data[copied : field.begin], head, content]
                 copied = field.end
         return b"".join([*parts, self._data[copied:end]])
 
@@ -123,10 +124,6 @@ def _find_data(content: list[Field]) -> Field | None:
     (field,) = data
     is_large = field.end - field.start >= _MIN_BYTES
     return field if is_large and _PACKED_TYPES.get(field.number, types[0]) == types[0] else None
-
-
-def _length_delimited(number: int, content: bytes) -> bytes:
-    return bytes((*_varint(number << 3 | 2), *_varint(len(content)))) + content
 
 
 def _varint(value: int) -> Iterator[int]:

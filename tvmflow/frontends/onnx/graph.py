@@ -16,6 +16,8 @@ from onnx import (
     ModelProto,
     NodeProto,
     OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
     helper,
     numpy_helper,
 )
@@ -214,6 +216,18 @@ def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         for inner in subgraphs(node):
             rename_captured(inner, names)
+
+
+def make_single(
+    node: NodeProto,
+    inputs: Sequence[ValueInfoProto],
+    constants: Sequence[TensorProto],
+    opsets: Iterable[OperatorSetIdProto],
+) -> ModelProto:
+    """Return a model of one node, whose outputs have no types."""
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=list(opsets))
 
 
 def make_evaluator(model: ModelProto) -> Callable[[Mapping[str, Any]], list[Any]]:

@@ -194,7 +194,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
             name, array = tensor.name, np.asarray(array_of(tensor), order="C")
-            is_constant = _is_shape_like(array) and name not in self._quantized
+            # shapes, axes and masks are small and integer
+            is_shape_like = array.dtype.kind in "iub" and array.size <= _MAX_SHAPE_ELEMENTS
+            is_constant = is_shape_like and name not in self._quantized
             if name in self._parameters or is_constant:
                 self._nodes[name] = relax.const(array, str(array.dtype))
                 continue
@@ -385,11 +387,6 @@ def _type_text(kind: Any) -> str:
     sizes = kind.shape.values if kind.shape is not None else []
     texts = (str(int(n)) if isinstance(n, tvm.tirx.IntImm) else "?" for n in sizes)
     return f"{kind.dtype.dtype}[{', '.join(texts)}]"
-
-
-def _is_shape_like(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether a constant is part of the graph: shapes, axes and masks are small and integer."""
-    return array.dtype.kind in "iub" and array.size <= _MAX_SHAPE_ELEMENTS
 
 
 def _drop_unused_weights(

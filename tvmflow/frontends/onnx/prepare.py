@@ -19,7 +19,6 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
-    TensorShapeProto,
     ValueInfoProto,
     helper,
     inliner,
@@ -29,7 +28,7 @@ from onnx import (
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.types import Size, TensorSpec
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
 from tvmflow.frontends.onnx._functions import inline_functions
@@ -60,6 +59,7 @@ from tvmflow.frontends.onnx.graph import (
     is_standard,
     known_values,
     make_evaluator,
+    make_single,
     names_read,
     node_name,
     opset_of,
@@ -381,20 +381,15 @@ def _result_shapes(
     tensors = [constants[name] for name in dict.fromkeys(node.input) if name]
     # Inference needs the values of shapes, which are small, and only the types of all else.
     is_small = [math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS for tensor in tensors]
-    graph = helper.make_graph(
-        [node],
-        "fold",
-        [
-            helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-            for t, small in zip(tensors, is_small, strict=True)
-            if not small
-        ],
-        [],
-        [with_data(t) for t, small in zip(tensors, is_small, strict=True) if small],
-    )
-    single = helper.make_model(
-        graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
-    )
+    typed = zip(tensors, is_small, strict=True)
+    inputs = [
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t, small in typed
+        if not small
+    ]
+    known = [with_data(t) for t, small in zip(tensors, is_small, strict=True) if small]
+    single = make_single(node, inputs, known, model.opset_import)
+    single.ir_version = model.ir_version
     shapes = known_values(infer_shapes(single)).shapes
     return {name: shapes[name] for name in node.output if name in shapes}
 
@@ -426,17 +421,14 @@ def _evaluate(
     model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> dict[str, np.ndarray[Any, Any]] | None:
     """Return the node's outputs by name, or None when it cannot be folded."""
-    if node.op_type == "DequantizeLinear" and _is_scalar_integer(constants[node.input[0]]):
-        return {node.output[0]: _dequantize_scalar(node, constants)}
+    if node.op_type == "DequantizeLinear":
+        tensor = constants[node.input[0]]
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if not tensor.dims and np.issubdtype(dtype, np.integer):
+            return {node.output[0]: _dequantize_scalar(node, constants)}
     outputs = [name for name in node.output if name]
-    graph = helper.make_graph(
-        [node],
-        "fold",
-        [],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [with_data(constants[name]) for name in dict.fromkeys(node.input) if name],
-    )
-    single = helper.make_model(graph, opset_imports=list(model.opset_import))
+    known = [with_data(constants[name]) for name in dict.fromkeys(node.input) if name]
+    single = make_single(node, [], known, model.opset_import)
     try:
         arrays = make_evaluator(single)({})
     except Exception:
@@ -474,11 +466,6 @@ def _declared_dtypes(
         for name, declared in found.items()
         if declared.tensor_type.elem_type
     }
-
-
-def _is_scalar_integer(tensor: TensorProto) -> bool:
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return not tensor.dims and bool(np.issubdtype(dtype, np.integer))
 
 
 def _dequantize_scalar(
@@ -677,18 +664,13 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
             shape = value.type.tensor_type.shape
             shape.ClearField("dim")
             spec = specs[value.name]
-            shape.dim.extend(map(_size, spec.sizes or spec.shape))
+            for size in spec.sizes or spec.shape:
+                shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
     # Shapes that were inferred from other input shapes would contradict the new ones.
     for graph in all_graphs(model.graph):
         del graph.value_info[:]
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
-
-
-def _size(size: Size) -> TensorShapeProto.Dimension:
-    if isinstance(size, str):
-        return TensorShapeProto.Dimension(dim_param=size)
-    return TensorShapeProto.Dimension(dim_value=size)
 
 
 def _model_input(value: ValueInfoProto) -> ModelInput:

@@ -705,21 +705,15 @@ def _convert_expand(sizes: Sizes, node: NodeProto) -> Any:
         return None
     rank = max(len(old), len(new))
     old, new = [1] * (rank - len(old)) + old, [1] * (rank - len(new)) + new
-    shape = [
-        size
-        if _is(other, 1) or _is(other, -1)
-        else other
-        if _is(size, 1) or sizes.is_equal(size, other)
-        else _broadcast(sizes, size, other)
-        for size, other in zip(old, new, strict=True)
-    ]
+    shape = []
+    for size, other in zip(old, new, strict=True):
+        is_kept = _is(other, 1) or _is(other, -1)
+        if not is_kept and not _is(size, 1) and not sizes.is_equal(size, other):
+            raise OpenSizeProblem(
+                f"a size of {size} cannot become one of {other} for all sizes of the dimensions"
+            )
+        shape.append(size if is_kept else other)
     return relax.op.broadcast_to(data, _shape_expr(shape))
-
-
-def _broadcast(sizes: Sizes, size: Any, other: Any) -> Any:
-    raise OpenSizeProblem(
-        f"a size of {size} cannot become one of {other} for all sizes of the dimensions"
-    )
 
 
 def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:

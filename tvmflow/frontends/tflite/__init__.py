@@ -61,7 +61,9 @@ def _describe(path: Path) -> ModelFacts:
     return ModelFacts(
         tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
         unsupported=_unsupported_text(model),
-        outputs=tuple(_read_output(name, model.tensors[n]) for name, n in model.outputs),
+        outputs=tuple(
+            ModelOutput(*_read_input(name, model.tensors[n])[:3]) for name, n in model.outputs
+        ),
     )
 
 
@@ -70,11 +72,6 @@ def _read_input(name: str, tensor: Tensor) -> ModelInput:
     is_known = tensor.dtype in IMPORTED_DTYPES
     problem = "" if is_known else f"has dtype {tensor.dtype}, which is not supported"
     return ModelInput(name, tensor.dtype if is_known else None, dims, problem=problem)
-
-
-def _read_output(name: str, tensor: Tensor) -> ModelOutput:
-    known = _read_input(name, tensor)
-    return ModelOutput(name, known.dtype, known.dims)
 
 
 def _unsupported_text(model: Model) -> str:

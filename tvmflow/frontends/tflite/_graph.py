@@ -19,7 +19,13 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX
-from tvmflow.frontends.onnx.graph import FROM_START, attributes_of, dtype_of, make_evaluator
+from tvmflow.frontends.onnx.graph import (
+    FROM_START,
+    attributes_of,
+    dtype_of,
+    make_evaluator,
+    make_single,
+)
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
 from tvmflow.frontends.tflite._model import (
     FIX,
@@ -138,7 +144,7 @@ class Graph:
         # weights of 8 bits stay as they are
         is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
         if is_constant and is_small:
-            arrays = _evaluate(node, operands)
+            arrays = map(np.asarray, make_evaluator(_single(node, operands))({}))
             return [
                 v._replace(array=a, dtype=str(a.dtype))
                 for v, a in zip(results, arrays, strict=True)
@@ -325,9 +331,7 @@ _SIZE_NODES: Final[Mapping[type, str]] = {
 }
 
 
-def _single(
-    node: onnx.NodeProto, operands: Sequence[Value], outputs: Sequence[onnx.ValueInfoProto]
-) -> onnx.ModelProto:
+def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
     """Return a model of one node; small constants are in it."""
     by_name = {value.name: value for value in operands if value.name}
     constants = [
@@ -339,13 +343,12 @@ def _single(
     inputs = [
         _value_info(name, v.dtype, v.shape) for name, v in by_name.items() if name not in known
     ]
-    graph = helper.make_graph([node], "node", inputs, outputs, constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    return make_single(node, inputs, constants, [helper.make_opsetid("", OPSET)])
 
 
 def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[Value]:
     """Return the results of a node with their shapes; `where` is its name in messages."""
-    single = _single(node, operands, [helper.make_empty_tensor_value_info(n) for n in node.output])
+    single = _single(node, operands)
     inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
     results = []
     for info in inferred.graph.output:
@@ -364,11 +367,6 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[
         dtype = dtype_of(kind.elem_type)
         results.append(Value(info.name, tuple(sizes), dtype))
     return results
-
-
-def _evaluate(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Array]:
-    single = _single(node, operands, [helper.make_empty_tensor_value_info(n) for n in node.output])
-    return list(map(np.asarray, make_evaluator(single)({})))
 
 
 # ---------------------------------------------------------------- tensors of the file
