@@ -281,16 +281,12 @@ def _slice(op: Op) -> Expr:
     if not len(begin) == len(end) == len(step) <= op.rank():
         op.refuse(f"begin={begin}, end={end}, step={step} do not fit {op.rank()} dimensions")
     value = op[0]
-    axes, starts, stops, steps = [], [], [], []
+    cuts: list[tuple[int, Any, Any, int]] = []
     for axis, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
         size = op.sizes()[axis]
         if is_open(size):
             if (b or 0, e, s or 1) != (0, None, 1):
-                start, stop = _open_bounds(op, axis, b or 0, e, s or 1)
-                axes.append(axis)
-                starts.append(start)
-                stops.append(stop)
-                steps.append(s or 1)
+                cuts.append((axis, *_open_bounds(op, axis, b or 0, e, s or 1), s or 1))
             continue
         positions = range(*slice(b, e, s or 1).indices(size))
         if not positions:
@@ -298,11 +294,8 @@ def _slice(op: Op) -> Expr:
         if positions.step < 0:
             value = R.flip(value, axis)
             positions = range(size - 1 - positions[0], size - positions[-1], -positions.step)
-        axes.append(axis)
-        starts.append(positions[0])
-        stops.append(positions[-1] + 1)
-        steps.append(positions.step)
-    return _cut(value, axes, starts, stops, steps) if axes else value
+        cuts.append((axis, positions[0], positions[-1] + 1, positions.step))
+    return _cut(value, *map(list, zip(*cuts, strict=True))) if cuts else value
 
 
 def _cut(

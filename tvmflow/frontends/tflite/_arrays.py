@@ -219,22 +219,19 @@ def _range(operation: Operation) -> None:
 
 def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> Value:
     """Return part of a value along some axes; bounds are not negative, or None for an open end."""
-    parts = {
-        axis: part
-        for axis, part in slices.items()
-        if _bounds(operation, part, value.shape[axis]) != (0, value.shape[axis], 1)
-    }
-    if not parts:
-        return value
-    lists: list[list[IrSize]] = [[], [], [], []]
-    for axis, part in sorted(parts.items()):
-        start, stop, step = _bounds(operation, part, value.shape[axis])
-        is_fixed = not any(map(is_open, (value.shape[axis], start, stop)))
-        if is_fixed and stop < 0:
+    cuts: list[tuple[IrSize, IrSize, int, int]] = []
+    for axis, part in sorted(slices.items()):
+        size = value.shape[axis]
+        start, stop, step = _bounds(operation, part, size)
+        if (start, stop, step) == (0, size, 1):
+            continue
+        if not any(map(is_open, (size, start, stop))) and stop < 0:
             # In ONNX, a negative end counts from the end: before the first entry is far below it.
-            stop = -value.shape[axis] - 1
-        for numbers, number in zip(lists, (start, stop, axis, step), strict=True):
-            numbers.append(number)
+            stop = -size - 1
+        cuts.append((start, stop, axis, step))
+    if not cuts:
+        return value
+    lists = (list(numbers) for numbers in zip(*cuts, strict=True))
     return operation.graph.add("Slice", value, *map(operation.graph.integers, lists))
 
 
