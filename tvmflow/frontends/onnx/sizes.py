@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
@@ -477,54 +478,61 @@ def _each(call: _Call, function: Callable[[Any], Any], dtype: str) -> SizeValue:
     return SizeValue(_map(function, call.array(0)), dtype)
 
 
-def _pairs(call: _Call, function: Callable[[Any, Any], Any]) -> _Array:
-    if len(call.operands) != 2:
-        raise _Unknown
-    return _map(function, call.array(0), call.array(1))
+_Pairwise = Callable[[_Call, Any, Any], Any]
 
 
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[_Call], SizeValue]:
-    def evaluate(call: _Call) -> SizeValue:
-        def compute(left: Any, right: Any) -> Any:
-            if isinstance(left, _Quotient) or isinstance(right, _Quotient):
-                raise _Unknown
-            return call.sizes.simplify(function(left, right))
+def _pairwise(compute: _Pairwise, dtype: str = "") -> Callable[[_Call], SizeValue]:
+    """Return the rule of an operator on pairs of elements, whose results are of a dtype, or that of the operands."""
 
-        return SizeValue(_pairs(call, compute), call.dtype())
-
-    return evaluate
-
-
-def _multiply(call: _Call) -> SizeValue:
-    def compute(left: Any, right: Any) -> Any:
-        left_expr, left_factor = _split(left)
-        right_expr, right_factor = _split(right)
-        expr = call.sizes.simplify(left_expr * right_expr)
-        return _joined(call.sizes, expr, left_factor * right_factor)
-
-    return SizeValue(_pairs(call, compute), call.dtype())
-
-
-def _divide(call: _Call) -> SizeValue:
-    is_float = "float" in call.dtype()
-
-    def compute(left: Any, right: Any) -> Any:
-        if is_float:
-            expr, factor = _split(left)
-            divisor, right_factor = _split(right)
-            if isinstance(divisor, int):
-                return _joined(call.sizes, expr, factor / (right_factor * divisor))
-            if call.sizes.is_equal(expr, divisor):
-                return _joined(call.sizes, 1, factor / right_factor)
+    def rule(call: _Call) -> SizeValue:
+        if len(call.operands) != 2:
             raise _Unknown
+        values = _map(functools.partial(compute, call), call.array(0), call.array(1))
+        return SizeValue(values, dtype or call.dtype())
+
+    return rule
+
+
+def _whole(function: Callable[[Any, Any], Any]) -> _Pairwise:
+    """Return a function of whole numbers, whose results are simplified."""
+
+    def compute(call: _Call, left: Any, right: Any) -> Any:
+        if isinstance(left, _Quotient) or isinstance(right, _Quotient):
+            raise _Unknown
+        return call.sizes.simplify(function(left, right))
+
+    return compute
+
+
+def _multiply(call: _Call, left: Any, right: Any) -> Any:
+    (left, left_factor), (right, right_factor) = _split(left), _split(right)
+    return _joined(call.sizes, call.sizes.simplify(left * right), left_factor * right_factor)
+
+
+def _divide(call: _Call, left: Any, right: Any) -> Any:
+    if "float" not in call.dtype():
         if isinstance(left, int) and isinstance(right, int):
             return math.trunc(Fraction(left, right))
-        # sizes, which are not negative
-        if not call.sizes.is_certain(left >= 0) or not call.sizes.is_certain(right > 0):
-            raise _Unknown
-        return call.sizes.simplify(tirx.floordiv(left, right))
+        return _divided(call, left, right, tirx.floordiv)
+    (expr, factor), (divisor, right_factor) = _split(left), _split(right)
+    if isinstance(divisor, int):
+        return _joined(call.sizes, expr, factor / (right_factor * divisor))
+    if call.sizes.is_equal(expr, divisor):
+        return _joined(call.sizes, 1, factor / right_factor)
+    raise _Unknown
 
-    return SizeValue(_pairs(call, compute), call.dtype())
+
+def _modulo(call: _Call, left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int):
+        return left % right
+    return _divided(call, left, right, tirx.floormod)
+
+
+def _divided(call: _Call, left: Any, right: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """Return the result of a division of sizes, which are not negative."""
+    if not call.sizes.is_certain(left >= 0) or not call.sizes.is_certain(right > 0):
+        raise _Unknown
+    return call.sizes.simplify(function(left, right))
 
 
 def _split(value: Any) -> tuple[Any, Fraction]:
@@ -541,48 +549,32 @@ def _joined(sizes: SizeRanges, expr: Any, factor: Fraction) -> Any:
     return _Quotient(expr, factor)
 
 
-def _modulo(call: _Call) -> SizeValue:
+def _extreme(of_numbers: Callable[..., Any], of_sizes: Callable[..., Any]) -> _Pairwise:
     def compute(left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            return left % right
-        if not call.sizes.is_certain(left >= 0) or not call.sizes.is_certain(right > 0):
-            raise _Unknown
-        return call.sizes.simplify(tirx.floormod(left, right))
+        are_numbers = isinstance(left, int) and isinstance(right, int)
+        return (of_numbers if are_numbers else of_sizes)(left, right)
 
-    return SizeValue(_pairs(call, compute), call.dtype())
+    return _whole(compute)
 
 
-def _extreme(is_max: bool) -> Callable[[_Call], SizeValue]:
-    def compute(left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            return max(left, right) if is_max else min(left, right)
-        return tirx.max(left, right) if is_max else tirx.min(left, right)
-
-    return _arithmetic(compute)
-
-
-def _compare(call: _Call) -> SizeValue:
-    operator = call.node.op_type
-
-    def compute(left: Any, right: Any) -> Any:
-        if isinstance(left, _Quotient) or isinstance(right, _Quotient):
-            raise _Unknown
-        if operator == "Equal" and call.sizes.is_equal(left, right):
-            return True
-        holds, opposites = {
-            "Equal": (False, (left < right, left > right)),
-            "Less": (left < right, (left >= right,)),
-            "Greater": (left > right, (left <= right,)),
-            "LessOrEqual": (left <= right, (left > right,)),
-            "GreaterOrEqual": (left >= right, (left < right,)),
-        }[operator]
-        if call.sizes.is_certain(holds):
-            return True
-        if any(map(call.sizes.is_certain, opposites)):
-            return False
+def _compare(call: _Call, left: Any, right: Any) -> bool:
+    if isinstance(left, _Quotient) or isinstance(right, _Quotient):
         raise _Unknown
-
-    return SizeValue(_pairs(call, compute), "bool")
+    name = call.node.op_type
+    if name == "Equal" and call.sizes.is_equal(left, right):
+        return True
+    holds, opposites = {
+        "Equal": (False, (left < right, left > right)),
+        "Less": (left < right, (left >= right,)),
+        "Greater": (left > right, (left <= right,)),
+        "LessOrEqual": (left <= right, (left > right,)),
+        "GreaterOrEqual": (left >= right, (left < right,)),
+    }[name]
+    if call.sizes.is_certain(holds):
+        return True
+    if any(map(call.sizes.is_certain, opposites)):
+        return False
+    raise _Unknown
 
 
 def _where(call: _Call) -> SizeValue:
@@ -625,26 +617,23 @@ def _product(call: _Call) -> SizeValue:
     return result._replace(values=result.values.reshape(1)) if keeps else result
 
 
+_COMPARISONS: Final = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
-    "Add": _arithmetic(lambda left, right: left + right),
+    **dict.fromkeys(_COMPARISONS, _pairwise(_compare, "bool")),
+    "Add": _pairwise(_whole(operator.add)),
     "Cast": _cast_value,
     "Ceil": _ceil_value,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
-    "Div": _divide,
-    "Equal": _compare,
+    "Div": _pairwise(_divide),
     "Expand": _expand_value,
     "Floor": lambda call: _each(call, lambda value: _floor(call.sizes, value), call.dtype()),
     "Gather": _gather,
-    "Greater": _compare,
-    "GreaterOrEqual": _compare,
     "Identity": lambda call: SizeValue(call.array(0), call.dtype()),
-    "Less": _compare,
-    "LessOrEqual": _compare,
-    "Max": _extreme(is_max=True),
-    "Min": _extreme(is_max=False),
-    "Mod": _modulo,
-    "Mul": _multiply,
+    "Max": _pairwise(_extreme(max, tirx.max)),
+    "Min": _pairwise(_extreme(min, tirx.min)),
+    "Mod": _pairwise(_modulo),
+    "Mul": _pairwise(_multiply),
     "Neg": lambda call: _each(call, lambda value: call.sizes.simplify(0 - value), call.dtype()),
     "Not": lambda call: _each(call, lambda value: not value, "bool"),
     "ReduceProd": _product,
@@ -653,7 +642,7 @@ _RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
     "Size": _size,
     "Slice": _slice,
     "Squeeze": _squeeze,
-    "Sub": _arithmetic(lambda left, right: left - right),
+    "Sub": _pairwise(_whole(operator.sub)),
     "Unsqueeze": _unsqueeze,
     "Where": _where,
 }
