@@ -14,7 +14,6 @@ from tvmflow.compiler.ir import dtype_of
 from tvmflow.compiler.marks import mark_new, take_marks
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
-from tvmflow.core.version import page_url
 from tvmflow.operators.definition import ADVICE, Node, Operator, OperatorError, Tensor
 from tvmflow.operators.loading import Operators
 
@@ -104,14 +103,6 @@ def tensor_of(expr: Any) -> Tensor:
         return Tensor(tuple(int(n) for n in expr.ty.shape.values), str(expr.ty.dtype.dtype))
     except (AttributeError, TypeError):
         raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
-
-
-def implementation_advice(name: str, domain: str) -> str:
-    """Return how a recipe implements an operator."""
-    return f"""name a file under `operators` in the recipe ({page_url("operators")}), with
-       from tvmflow.operators import operator
-       @operator({name}, domain={domain})
-       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 
 
 def operator_error(operator: Operator, name: str, text: str) -> ImportFailed:

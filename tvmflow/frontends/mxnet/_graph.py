@@ -16,11 +16,11 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.core.version import page_url
 from tvmflow.frontends._emission import (
     NodeNames,
     call_operator,
     explain_failure,
-    implementation_advice,
 )
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends._reference_process import Array
@@ -62,7 +62,10 @@ _BATCH_NORMS: Final = frozenset(
 )
 
 _MAX_LISTED: Final = 20
-_OWN_FIX: Final = "; or implement a Custom: " + implementation_advice("OP_TYPE", '"mxnet"')
+_OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in the recipe ({page_url("operators")}), with
+       from tvmflow.operators import operator
+       @operator(OP_TYPE, domain="mxnet")
+       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 # The names that MXNet gives the outputs of operators with several; others have `output0`, `output1`, …
 _WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
 _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {

@@ -23,8 +23,9 @@ from tvmflow.compiler.open_sizes import plain
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
-from tvmflow.frontends._emission import NodeNames, explain_failure, implementation_advice
+from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import OPEN_FIX, LoadedModel
 from tvmflow.frontends.onnx._conversion import NodeToConvert
@@ -55,6 +56,11 @@ _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
 # The operand that is the shape of the result.
 _SHAPE_OPERANDS: Final = {"ConstantOfShape": 0, "Expand": 1}
+_OWN_FIX: Final = """\
+implement it: name a file under `operators` in the recipe ({page}), with
+       from tvmflow.operators import operator
+       @operator({name}, domain={domain})
+       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 _QUANTIZED_FIX: Final = (
     "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
 )
@@ -142,8 +148,9 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
         advice = "; or ".join(filter(None, [advice, OPEN_FIX if is_open else ""]))
         raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, [advice, _FIX])))
-    advice = implementation_advice(quoted(first.op_type), quoted(first.domain))
-    raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or implement it: {advice}")
+    name, domain = quoted(first.op_type), quoted(first.domain)
+    fix = _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))
+    raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or {fix}")
 
 
 def _binding_advice(model: ModelProto, name: str) -> str:
