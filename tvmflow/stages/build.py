@@ -253,12 +253,7 @@ def schedule_kernels(
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """Schedule the kernels of a lowered module, by the chosen schedules and by the rules.
 
-    Args:
-        lowered: The module.
-        settings: Those of `build`.
-        inputs: The files that `build` reads.
-        dump: Where to write the module after each step; None to write nothing.
-        must_fit: Each chosen schedule must fit a kernel.
+    With `must_fit`, each chosen schedule must fit a kernel. `dump` gets the module after each step.
 
     Returns:
         The module, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
@@ -359,9 +354,7 @@ def find_kernel_nodes(
 ) -> dict[str, tuple[KernelCall, ...]]:
     """Return the calls of each kernel, with the nodes of the model that each of them computes.
 
-    Args:
-        places: The bindings of the imported `main` behind each call, by kernel.
-        names: The node of the model that each of these bindings came from.
+    `places` has the bindings of the imported `main` behind each call, by kernel, `names` the node of each of these.
     """
     return {
         kernel: tuple(_name_call(call, names) for call in calls) for kernel, calls in places.items()

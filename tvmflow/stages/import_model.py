@@ -213,11 +213,7 @@ def _advise_sizes(
 ) -> str:
     """Return the `min` or `multiple_of` with which a model can be imported that cannot follow all sizes.
 
-    Args:
-        settings: The settings of the stage.
-        dimensions: The dimensions.
-        files: The files of the model.
-        message: Why the model cannot be imported.
+    `message` says why the model cannot be imported.
     """
 
     def is_possible(tried: Sequence[Dimension]) -> bool:
@@ -309,10 +305,6 @@ def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension])
 
 def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
     """Check that no window is larger than what it moves over.
-
-    Args:
-        mod: The imported module.
-        nodes: The name of the node that each binding of `main` came from; may be empty.
 
     Raises:
         ImportFailed: a tensor would have a size below 0, or the result of a window no elements.

@@ -69,8 +69,7 @@ class Tolerance(NamedTuple):
     def absolute(self, expected: Array) -> Array:
         """Return the absolute tolerance of each element, in a shape that broadcasts.
 
-        Args:
-            expected: The reference's output, in float64.
+        `expected`, the reference's output, is float64.
         """
         import numpy as np
 
@@ -142,12 +141,7 @@ _OF_PRECISIONS: Final = {"float16": FLOAT16_SUMS, "bfloat16": BFLOAT16}
 
 
 def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
-    """Return the coarsest arithmetic of an imported model.
-
-    Args:
-        mod: The model's IR.
-        precision: The precision of its recipe.
-    """
+    """Return the coarsest arithmetic of an imported model."""
     from tvm import relax
 
     from tvmflow.compiler.ir import operator_name
@@ -193,15 +187,7 @@ def compare_batches(
     data: Samples,
     tolerance: Tolerance,
 ) -> dict[str, OutputComparison]:
-    """Return the comparison of each output over all batches; those of one size are compared together.
-
-    Args:
-        names: The outputs.
-        actual: The library's outputs for each batch.
-        expected: The reference's.
-        data: The samples.
-        tolerance: How closely they must agree.
-    """
+    """Return the comparison of each output over all batches; those of one size are compared together."""
     groups: dict[Any, list[int]] = {(): [*range(len(expected))]}
     if len({tuple(array.shape for array in batch.values()) for batch in expected}) > 1:
         groups.clear()
@@ -328,10 +314,7 @@ def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> S
     The error of a wrong factor follows the values, and that of rounding does not: a regression of each slice tells
     them apart where each element by itself is within the tolerance.
 
-    Args:
-        actual: The library's output, in float64.
-        expected: The reference's.
-        tolerance: How far a slice may be scaled.
+    Both arrays are float64.
     """
     import numpy as np
 
@@ -356,6 +339,22 @@ def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> S
             index = int(np.argmax(np.where(is_scaled, np.abs(factor), 0)))
             return {"axis": axis, "index": index, "scale": float(1 + factor[index])}
     return None
+
+
+def compare_outputs(
+    actual: Mapping[str, Array], expected: Mapping[str, Array], tolerance: Tolerance
+) -> dict[str, OutputComparison]:
+    """Return the comparison of each expected output."""
+    return {name: compare(actual[name], array, tolerance) for name, array in expected.items()}
+
+
+def has_same_bits(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
+    """Return whether each expected output is the same, bit for bit."""
+    return all(
+        (actual[name].shape, actual[name].dtype) == (array.shape, array.dtype)
+        and actual[name].tobytes() == array.tobytes()
+        for name, array in expected.items()
+    )
 
 
 def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
@@ -488,13 +487,7 @@ ANYTHING: Final = "anything"
 def find_undetected(
     outputs: Sequence[Mapping[str, Array]], names: Iterable[str], tolerance: Tolerance
 ) -> dict[str, str]:
-    """Return the outputs of which a wrong library would pass, with what it could do.
-
-    Args:
-        outputs: The reference's outputs by name, for each batch.
-        names: The outputs to look at.
-        tolerance: How closely outputs must agree.
-    """
+    """Return the outputs of which a wrong library would pass, with what it could do."""
     named = ((name, _find([batch[name] for batch in outputs], tolerance)) for name in names)
     return {name: what for name, what in named if what}
 

@@ -133,12 +133,7 @@ def check_deliveries(
 ) -> dict[str, DeliveryVerdict]:
     """Load each output in a new process, and compare what it computes with what the verified library does.
 
-    Args:
-        library: The verified library.
-        feed: A verified sample.
-        tolerance: How closely outputs must agree where they are not the same bits; None: not at all.
-        settings: Those of `verify`.
-        context: That of the stage.
+    Without a tolerance, bits must be equal.
 
     Returns:
         The verdict on each output; nothing where the library runs on another machine.
@@ -169,14 +164,7 @@ def check_deliveries(
 
 
 class _Deliveries:
-    """The outputs of a library, with a sample for them in a file.
-
-    Args:
-        library: The verified library.
-        feed: A verified sample.
-        settings: Those of `verify`.
-        context: That of the stage.
-    """
+    """The outputs of a library, with a sample for them in a file."""
 
     def __init__(
         self, library: LocalLibrary, feed: Arrays, settings: VerifySettings, context: StageContext
@@ -289,13 +277,9 @@ class _Deliveries:
         expected = self._expect(output)
         if found.keys() != expected.keys():
             return {"passed": False, "failure": f"its outputs are {', '.join(found)}"}
-        if all(_is_same(found[name], array) for name, array in expected.items()):
+        if comparison.has_same_bits(found, expected):
             return {"passed": True, "is_equal": True}
-        outputs = {
-            name: comparison.compare(found[name], array, tolerance)
-            for name, array in expected.items()
-            if tolerance
-        }
+        outputs = comparison.compare_outputs(found, expected, tolerance) if tolerance else {}
         is_passed = bool(outputs) and all(compared["passed"] for compared in outputs.values())
         return {"passed": is_passed, "is_equal": False, "outputs": outputs}
 
@@ -441,14 +425,6 @@ def _prefix_of(module: Module) -> str:
 
 def _list_names(module: Module) -> LibraryFiles:
     return LibraryFiles.of(module.manifest["name"], cpu_triple(module.manifest["target"]["tvm"]))
-
-
-def _is_same(actual: Array, expected: Array) -> bool:
-    return (actual.shape, actual.dtype, actual.tobytes()) == (
-        expected.shape,
-        expected.dtype,
-        expected.tobytes(),
-    )
 
 
 def _link_required(distribution: metadata.Distribution, folder: Path) -> None:

@@ -6,13 +6,20 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array, Feed, TensorSpec
 from tvmflow.runtime.samples import draw_integers, random_samples
-from tvmflow.stages.verify.comparison import SMALLEST_NORMAL, Tolerance, compare, find_scaled_slice
+from tvmflow.stages.verify.comparison import (
+    SMALLEST_NORMAL,
+    Tolerance,
+    compare,
+    compare_outputs,
+    find_scaled_slice,
+)
 from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
+from tvmflow.stages.verify.libraries import Library, check_call
 from tvmflow.stages.verify.verdict import (
     DrawVerdict,
     Exercise,
@@ -22,8 +29,6 @@ from tvmflow.stages.verify.verdict import (
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
-    from tvmflow.stages.verify.libraries import Library
-
     Run = Callable[[Feed], dict[str, Array]]
     Observe = Callable[[Feed], list[Exercise]]
 
@@ -124,13 +129,7 @@ def draw_repeats(
 ) -> MoreDraws:
     """Add batches for a small model, whose classes have too few values in few samples.
 
-    Args:
-        run: Runs the reference on one batch.
-        more: The other draws.
-        results: What the reference computed of the usual inputs.
-        elements: The elements of all tensors of the model.
-        settings: Those of `verify`.
-        tolerance: How closely outputs must agree.
+    `elements` are those of all tensors of the model.
     """
     if tolerance.slice_scale is None or not more.names or not _can_add(results, settings):
         return more
@@ -155,13 +154,8 @@ def draw_more(
 
     Samples of the recipe, and images, stay as they are.
 
-    Args:
-        run: Runs the reference on one batch.
-        observe: Returns which branches a batch reaches; None where the reference cannot tell.
-        results: What it computed of the usual inputs.
-        names: The outputs that are compared; none where no more inputs may be drawn.
-        settings: Those of `verify`.
-        tolerance: How closely outputs must agree.
+    `observe` returns which branches a batch reaches; it is None where the reference cannot tell. Without names of
+    outputs to compare, no inputs are drawn.
     """
     feeds = results.samples.batches
     is_random = _is_random(settings)
@@ -258,14 +252,6 @@ def vary_indices(
     """Draw other inputs where an index is 0 for all samples, and add the first that change it.
 
     A library that never computes the index would pass otherwise.
-
-    Args:
-        run: Runs the reference on one batch.
-        results: What it computed before; samples of the recipe, and images, stay as they are.
-        indices: The outputs that are indices.
-        names: All outputs that are compared.
-        settings: Those of `verify`.
-        tolerance: How closely outputs must agree.
     """
     if not _can_add(results, settings):
         return results
@@ -319,13 +305,7 @@ def _is_open(spec: TensorSpec, settings: VerifySettings, kinds: str = "f") -> bo
 
 
 class _Drawer:
-    """Keeps the draws that can tell a wrong library.
-
-    Args:
-        run: Runs the reference on one batch.
-        names: The outputs that are compared.
-        tolerance: How closely outputs must agree.
-    """
+    """Keeps the draws that can tell a wrong library."""
 
     def __init__(self, run: Run, names: Sequence[str], tolerance: Tolerance) -> None:
         self._run, self._names, self._tolerance = run, names, tolerance
@@ -335,11 +315,7 @@ class _Drawer:
     def add(self, text: str, feed: Feed, *, is_needed: bool = True, nudges: bool = True) -> bool:
         """Add a draw whose outputs are numbers that roundings of the inputs do not change.
 
-        Args:
-            text: What inputs it has.
-            feed: The inputs.
-            is_needed: Whether to say why it is not added.
-            nudges: Whether to try roundings of the inputs.
+        With `is_needed`, the reason is kept why it is not added; `nudges` tries roundings of the inputs.
 
         Returns:
             Whether it was added.
@@ -351,10 +327,9 @@ class _Drawer:
                 reason = "the reference gives NaN or infinities"
             elif nudges:
                 nudged = self._run({name: _nudge(array) for name, array in feed.items()})
-                if not all(
-                    compare(nudged[name], outputs[name], self._tolerance)["passed"]
-                    for name in self._names
-                ):
+                expected = {name: outputs[name] for name in self._names}
+                compared = compare_outputs(nudged, expected, self._tolerance)
+                if not all(output["passed"] for output in compared.values()):
                     reason = "roundings of the inputs change its outputs by more than the tolerance"
         except StageError as error:
             reason = f"the reference fails: {error.message}"
@@ -379,11 +354,7 @@ def _nudge(array: Array) -> Array:
 def _draw(inputs: Sequence[TensorSpec], settings: VerifySettings, number: int, kind: _Kind) -> Feed:
     """Return a batch of seeded random inputs.
 
-    Args:
-        inputs: The inputs.
-        settings: Those of `verify`.
-        number: Another number gives other inputs. From `_FIRST_REPEAT` on, batches together have all integers of a range.
-        kind: Their distribution.
+    Another number gives other inputs; from `_FIRST_REPEAT` on, batches together have all integers of a range.
     """
     import numpy as np
 
@@ -479,16 +450,9 @@ def compare_draws(library: Library, more: MoreDraws) -> list[DrawVerdict]:
     """Run a library on draws, each compared with the reference by itself: tolerances follow the magnitude."""
     verdicts: list[DrawVerdict] = []
     for draw in more.draws:
-        try:
-            [outputs] = library.run_all([draw.feed])
-        except (BundleError, StageError) as error:
-            verdicts.append({"inputs": draw.inputs, "passed": False, "failure": error.message})
-            continue
-        compared = {
-            name: compare(outputs[name], draw.outputs[name], more.tolerance) for name in more.names
-        }
-        is_passed = all(output["passed"] for output in compared.values())
-        verdicts.append({"inputs": draw.inputs, "passed": is_passed, "outputs": compared})
+        expected = {name: draw.outputs[name] for name in more.names}
+        verdict, _ = check_call(library, draw.feed, expected, more.tolerance)
+        verdicts.append(cast(DrawVerdict, {"inputs": draw.inputs, **verdict}))
     if more.repeats:
         verdicts.append(_compare_repeats(library, more))
     return verdicts

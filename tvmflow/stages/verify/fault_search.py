@@ -82,11 +82,6 @@ class WrongKernel(NamedTuple):
 class KernelCheck:
     """A build, run on TVM's virtual machine with a look at every call of a kernel.
 
-    Args:
-        settings: Those of `build`.
-        inputs: The files that `build` reads.
-        tolerance: How closely a kernel must agree with itself without a schedule.
-
     Attributes:
         wrong: The wrong kernels by name, in the order of their calls, once it has run.
     """

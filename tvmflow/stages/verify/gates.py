@@ -55,12 +55,7 @@ def check_gates(
 ) -> dict[str, GateResult]:
     """Return the result of every gate that the recipe has, by its field in `verify`.
 
-    Args:
-        verdict: What was measured beside other runtimes.
-        library: The library.
-        tensors: The first batch, and the tensors of it that the reference gave.
-        settings: Those of `verify`.
-        context: That of the stage.
+    `tensors` are the first batch, and the tensors of it that the reference gave.
     """
     checks, gates = settings.verify, dict[str, GateResult]()
     limits = {name: read(getattr(checks, name) or "0") for name, read in QUANTITIES.items()}

@@ -60,12 +60,7 @@ class ImportedModel(NamedTuple):
     operands: tuple[Operand, ...] = ()
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
-        """Import it again, with inner tensors as further outputs.
-
-        Args:
-            kind: Its frontend.
-            tensors: The names of the inner tensors.
-        """
+        """Import it again, with inner tensors as further outputs."""
         from tvmflow.compiler.open_sizes import with_dimensions
 
         loaded = FRONTENDS[kind].load(
@@ -79,9 +74,7 @@ class ImportedModel(NamedTuple):
 def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
     """Return the imported model.
 
-    Args:
-        signature: That of the `import` stage.
-        files: The input files of the stage; samples are not the model's.
+    Samples are no files of the model.
     """
     inputs, bound, outputs, tensors = (
         tuple(map(TensorSpec.from_json, signature.get(kind, ())))
@@ -129,10 +122,7 @@ def limit_draws(
 ) -> VerifySettings:
     """Return settings by which random indices are within their axes, and random divisors are not 0.
 
-    Args:
-        settings: Those of `verify`; ranges of the recipe stay as they are.
-        operands: The inputs that are such.
-        sizes: The size of each dimension.
+    Ranges of the recipe stay as they are.
     """
     limits: dict[str, InputSettings] = {}
     for operand in operands:

@@ -51,14 +51,7 @@ class IndexInputs(NamedTuple):
 def find_index_inputs(
     mod: tvm.IRModule, model: ImportedModel, settings: VerifySettings, files: Mapping[str, Path]
 ) -> IndexInputs | None:
-    """Return the tensors that go into an index; None for a model without one.
-
-    Args:
-        mod: The imported module.
-        model: The imported model.
-        settings: Those of `verify`.
-        files: The files of the stage.
-    """
+    """Return the tensors that go into an index; None for a model without one."""
     from tvmflow.compiler import index_inputs
 
     model_indices = index_inputs.find_indices(mod["main"])
@@ -100,13 +93,7 @@ def no_inner_reason(settings: VerifySettings) -> str:
 def list_clear_indices(
     indices: IndexInputs, expected: Sequence[Mapping[str, Array]], tolerance: Tolerance
 ) -> tuple[str, ...]:
-    """Return the outputs for which more inputs may be drawn: none if a tie would look like an error.
-
-    Args:
-        indices: The indices of the model.
-        expected: What the reference has computed of some batches.
-        tolerance: How closely outputs must agree.
-    """
+    """Return the outputs for which more inputs may be drawn: none if a tie would look like an error."""
     names = [spec.name for spec in indices.tensors]
     if names:
         is_clear = all(find_index(output, names, expected) for output in indices.outputs)
@@ -188,12 +175,7 @@ def settle_ties(
 ) -> Array:
     """Return an index with the reference's element wherever its own is right for the library's scores.
 
-    Args:
-        actual: The library's index.
-        expected: That of the reference.
-        own: The library's scores by name.
-        right: Those of the reference.
-        index: What the index is one of.
+    `own` and `right` are the scores of the library and of the reference by name.
     """
     import numpy as np
 

@@ -47,13 +47,7 @@ def load_with_inner(
 ) -> LoadedModel | None:
     """Import a model again, with some variables as further outputs and the weights of the library.
 
-    Args:
-        mod: The imported module.
-        variables: Variables of its `main`.
-        model: The model.
-        kind: The frontend.
-        files: The files of the stage.
-        dtypes: Those of the tensors; any where none is given.
+    Only tensors of some dtypes are returned, where these are given.
 
     Returns:
         None where the frontend has no names for the tensors.
@@ -124,12 +118,7 @@ def return_inner(
 ) -> LoadedModel | None:
     """Return a model that is in no file of a framework, with some variables as further outputs.
 
-    Args:
-        mod: The module.
-        variables: Variables of its `main`.
-        model: The model that it was made from.
-        files: The files of the stage.
-        dtypes: Those of the tensors; any where none is given.
+    Only tensors of some dtypes are returned, where these are given.
 
     Returns:
         None with control flow, and where sizes are open.
@@ -267,12 +256,7 @@ class InnerLibrary:
 
 
 def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None:
-    """Return the kernels that compute a variable, and all before it; None where a condition decides.
-
-    Args:
-        values: The values of all variables.
-        var: The variable.
-    """
+    """Return the kernels that compute a variable, and all before it; None where a condition decides."""
     kernels, left, seen = set(), [var], set()
     while left:
         current = left.pop()
@@ -291,13 +275,7 @@ def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None
 def find_in_memory(
     library: LocalLibrary, feed: Mapping[str, Array], tensors: Mapping[str, Array]
 ) -> set[str]:
-    """Return the tensors that a call of a library has in memory, bit for bit, after one of its kernels.
-
-    Args:
-        library: The library.
-        feed: Its inputs.
-        tensors: What to look for, by name.
-    """
+    """Return the tensors that a call of a library has in memory, bit for bit, after one of its kernels."""
     contents = {name: np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
     seen: set[str] = set()
 

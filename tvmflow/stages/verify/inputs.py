@@ -64,12 +64,6 @@ def load_samples(
     """Give what the library may be run on, with the distribution where that is not the usual one.
 
     That is the file that the recipe names, or seeded random inputs of the representative sizes.
-
-    Args:
-        signature: That of the imported model.
-        settings: Those of `verify`.
-        path: The file; None where the recipe names none.
-        operands: The inputs whose integers are indices or divisors.
     """
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
@@ -144,12 +138,6 @@ def run_reference_on(
     """Run the reference on the first samples that leave no wrong library undetected, with finite outputs.
 
     Where there are none, outputs are finite if possible, and the fewest leave one undetected.
-
-    Args:
-        run: Runs the reference on one batch.
-        candidates: Samples with their distribution.
-        names: The outputs.
-        tolerance: How closely outputs must agree.
     """
     best: ReferenceOutputs | None = None
     rank: tuple[bool, int] = (True, 0)
@@ -191,10 +179,7 @@ def list_operator_mismatches(
 
     Each is compiled by itself, for the tensors that its reference was called with.
 
-    Args:
-        settings: Those of `verify`.
-        context: That of the stage, whose reference has recorded the calls.
-        tolerance: How closely outputs must agree.
+    The reference of the stage has recorded these calls.
     """
     import numpy as np
 
@@ -207,10 +192,9 @@ def list_operator_mismatches(
         except Exception as error:
             _log.debug("%s cannot be run by itself: %s", path.stem, error)
             continue
-        comparisons = {
-            output: comparison.compare(array, arrays[output], tolerance)
-            for output, array in outputs.items()
-        }
+        comparisons = comparison.compare_outputs(
+            outputs, {output: arrays[output] for output in outputs}, tolerance
+        )
         sentences += [
             f"the operator {name} disagrees with its reference: {mismatch}"
             for mismatch in verdict_text.list_mismatches(comparisons, "its reference")

@@ -60,12 +60,7 @@ def add_latencies(
 ) -> None:
     """Measure the library, in turns with the same model untuned where it is tuned, and each part.
 
-    Args:
-        verdict: Gets the latencies.
-        library: What is measured; it must be `timed`.
-        tensors: The first batch, and the tensors of it that the reference gave.
-        settings: Those of `verify`.
-        context: That of the stage.
+    `tensors` are the first batch, and the tensors of it that the reference gave.
     """
     assert library.timed is not None
     feed = {spec.name: tensors[spec.name] for spec in library.inputs}

@@ -11,7 +11,7 @@ from tvmflow.core.types import Array
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
-from tvmflow.stages.verify.comparison import compare_inner_batches, tolerance_for
+from tvmflow.stages.verify.comparison import compare_inner_batches, has_same_bits, tolerance_for
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
@@ -123,7 +123,7 @@ def _is_reproduced(
     loaded = LoadedModel(mod, params, library.inputs, library.outputs)
     module = InnerLibrary.schedule(loaded, settings, context.inputs).load(library)
     [delivered], again = library.run_all([dict(feed)]), module.run(dict(feed))
-    return all(again[name].tobytes() == array.tobytes() for name, array in delivered.items())
+    return has_same_bits(again, delivered)
 
 
 def _load_rounded(

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from tvmflow.core.dimensions import specs_at
+from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array, Dimension, Feed, TensorSpec
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.verify.comparison import Tolerance, compare_outputs, has_same_bits
+from tvmflow.stages.verify.verdict import CallVerdict
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC, VerifySettings
 
 if TYPE_CHECKING:
@@ -226,14 +229,21 @@ def compare_threads(
     is_same = {}
     for count, other in others:
         outputs = outputs or library.run_all([feed])[0]
-        is_same[str(count)] = has_same_bits(other, feed, outputs)
+        is_same[str(count)] = has_same_bits(other.run_all([feed])[0], outputs)
     return is_same
 
 
-def has_same_bits(library: Library, feed: Feed, outputs: Mapping[str, Array]) -> bool:
-    """Return whether a library computes these outputs, bit for bit."""
-    [again] = library.run_all([feed])
-    return all(again[name].tobytes() == array.tobytes() for name, array in outputs.items())
+def check_call(
+    library: Library, feed: Feed, expected: Mapping[str, Array], tolerance: Tolerance
+) -> tuple[CallVerdict, dict[str, Array] | None]:
+    """Return the verdict on one call of a library, and its outputs; None where it cannot be called."""
+    try:
+        [outputs] = library.run_all([feed])
+    except (BundleError, StageError) as error:
+        return {"passed": False, "failure": error.message}, None
+    compared = compare_outputs(outputs, expected, tolerance)
+    is_passed = all(output["passed"] for output in compared.values())
+    return {"passed": is_passed, "outputs": compared}, outputs
 
 
 @contextlib.contextmanager

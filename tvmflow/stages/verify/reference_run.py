@@ -193,9 +193,7 @@ def _make_observe(
 class QuantizedReference:
     """The quantized model of a recipe, computed in float32, beside the framework with the float model.
 
-    Args:
-        framework: The framework, whose latency is that of the reference.
-        module: The quantized model.
+    The latency is that of the framework.
     """
 
     def __init__(self, framework: Reference, module: Module) -> None:

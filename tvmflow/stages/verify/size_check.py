@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
-from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array
-from tvmflow.stages.verify import comparison
-from tvmflow.stages.verify.comparison import Tolerance
+from tvmflow.stages.verify.comparison import Tolerance, has_same_bits
 from tvmflow.stages.verify.latency import (
     exclusive_devices,
     make_speedup,
@@ -17,7 +15,7 @@ from tvmflow.stages.verify.latency import (
     measure_variant,
     schedule_each,
 )
-from tvmflow.stages.verify.libraries import Library, LocalLibrary, has_same_bits
+from tvmflow.stages.verify.libraries import Library, LocalLibrary, check_call
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun, run_at
 from tvmflow.stages.verify.sizes import SizeOutputs
 from tvmflow.stages.verify.verdict import SizeVerdict, SweepVerdict
@@ -71,10 +69,7 @@ def compare_sizes(
     It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls, nor
     on the number of threads.
 
-    Args:
-        library: The library.
-        reference: What the reference has computed.
-        other_threads: The library with other numbers of threads, which take turns backwards.
+    Libraries with other numbers of threads take turns backwards.
     """
     verdicts = []
     first: list[dict[str, Array] | None] = []
@@ -85,7 +80,7 @@ def compare_sizes(
     backwards = reversed([*zip(verdicts, reference.sized, first, strict=True)])
     others = itertools.cycle(other_threads or [library])
     for (verdict, sized, outputs), other in zip(backwards, others, strict=False):
-        if outputs is not None and not has_same_bits(other, sized.feed, outputs):
+        if outputs is not None and not has_same_bits(other.run_all([sized.feed])[0], outputs):
             verdict["is_repeatable"] = verdict["passed"] = False
     return verdicts
 
@@ -139,13 +134,6 @@ def _compare_at(
     library: Library, sized: SizeOutputs, tolerance: Tolerance
 ) -> tuple[SizeVerdict, dict[str, Array] | None]:
     """Return the verdict at some sizes, and what the library computes; None where it cannot be called."""
-    try:
-        [outputs] = library.run_all([sized.feed])
-    except (BundleError, StageError) as error:
-        return {"sizes": sized.sizes, "passed": False, "failure": error.message}, None
-    compared = {
-        spec.name: comparison.compare(outputs[spec.name], sized.outputs[spec.name], tolerance)
-        for spec in library.outputs
-    }
-    is_passed = all(output["passed"] for output in compared.values())
-    return {"sizes": sized.sizes, "passed": is_passed, "outputs": compared}, outputs
+    expected = {spec.name: sized.outputs[spec.name] for spec in library.outputs}
+    verdict, outputs = check_call(library, sized.feed, expected, tolerance)
+    return cast(SizeVerdict, {"sizes": sized.sizes, **verdict}), outputs

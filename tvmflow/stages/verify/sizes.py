@@ -67,12 +67,7 @@ class SizeOutputs(NamedTuple):
 def read_dimensions(
     signature: Mapping[str, Json], settings: VerifySettings
 ) -> tuple[Dimension, ...]:
-    """Return the dimensions of a library with the sizes to tune at; none for one of fixed sizes.
-
-    Args:
-        signature: The signature of the imported model, or of the library.
-        settings: Those of `verify`.
-    """
+    """Return the dimensions of a library with the sizes to tune at; none for one of fixed sizes."""
     return settings.add_sizes_to_tune_at(Dimension.list_of(signature))
 
 
@@ -98,10 +93,7 @@ def choose_sizes(
     These are the least and the largest ones, all to tune at, those that no tile divides, and random ones;
     in place of the largest, where it is too large, smaller ones, and each dimension's largest by itself.
 
-    Args:
-        dimensions: The dimensions.
-        count_elements: Returns the number of elements of all tensors of the model.
-        seed: The same seed gives the same sizes.
+    `count_elements` returns the number of elements of all tensors of the model.
     """
     chosen: list[Sizes] = []
     left_out = []
@@ -153,10 +145,6 @@ def sweep_sizes(
     """Return sizes that reach each tail of a library's tiles: every size, or all remainders of some.
 
     The other dimensions have their least size, or the one after it.
-
-    Args:
-        dimensions: The dimensions.
-        count_elements: Returns the number of elements of all tensors of the model.
     """
     swept: list[Sizes] = []
     coverage = []

@@ -182,14 +182,25 @@ class LayersComparison(TypedDict, total=False):
     not_compared: str
 
 
-class SizeVerdict(TypedDict, total=False):
+class CallVerdict(TypedDict, total=False):
+    """The verdict on one call of a library.
+
+    Attributes:
+        passed: All outputs agree with the reference's.
+        outputs: The outputs.
+        failure: Why the library cannot be called; no outputs are there then.
+    """
+
+    passed: bool
+    outputs: dict[str, OutputComparison]
+    failure: str
+
+
+class SizeVerdict(CallVerdict, total=False):
     """The verdict on a library at some sizes of its dimensions, on random inputs.
 
     Attributes:
         sizes: The size of each dimension.
-        passed: All outputs agree with the reference's, whatever the sizes of calls before.
-        outputs: The outputs.
-        failure: Why the library cannot be called; no outputs are there then.
         is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
         latency_s: Seconds of a call; absent where the library cannot be timed.
         reference_latency_s: Those of the reference.
@@ -197,31 +208,22 @@ class SizeVerdict(TypedDict, total=False):
     """
 
     sizes: dict[str, int]
-    passed: bool
-    outputs: dict[str, OutputComparison]
-    failure: str
     is_repeatable: bool
     latency_s: float
     reference_latency_s: float
     fixed_speedup: Speedup
 
 
-class DrawVerdict(TypedDict, total=False):
+class DrawVerdict(CallVerdict, total=False):
     """The verdict on a library for a batch of random inputs beside the usual ones.
 
     Attributes:
         inputs: What inputs it has.
-        passed: All outputs agree with the reference's.
-        outputs: The outputs.
         scaled: The outputs of which a channel is scaled, over many batches together.
-        failure: Why the library cannot be called; no outputs are there then.
     """
 
     inputs: str
-    passed: bool
-    outputs: dict[str, OutputComparison]
     scaled: dict[str, ScaledSlice]
-    failure: str
 
 
 class Exercise(TypedDict):

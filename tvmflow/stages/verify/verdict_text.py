@@ -660,10 +660,7 @@ def list_mismatches(
 ) -> list[str]:
     """Return a sentence for every output that does not match the reference's.
 
-    Args:
-        outputs: The outputs by name.
-        reference: The name of the reference.
-        subject: How an output is named, where it is none.
+    `subject` names an output in place of its own name.
     """
     sentences = []
     for name, comparison in outputs.items():
