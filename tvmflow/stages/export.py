@@ -92,60 +92,85 @@ class VerifiedAgainst(Settings):
     against: str
 
 
-class ExportSettings(StageSettings):
-    """The outputs, and what the manifest says of the target and of the checks.
+class ReleaseSettings(StageSettings):
+    """The release and its outputs.
 
     `sources` is the digest of the files of this package that outputs copy, `zlib` the version of
-    the library that compresses them, `license` that of the model, `toolchain` the identity of the
-    target's own linker, `inputs` those that take images.
+    the library that compresses them, `license` that of the model, `inputs` those that take images.
     """
 
     name: str
     version: str
-    runtime: str
     outputs: tuple[str, ...]
-    target: NamedTarget
     verify: VerifiedAgainst
     sources: str = ""
     zlib: str = ""
     license: str = ""
-    toolchain: dict[str, Json] | None = None
     inputs: dict[str, ImageInput] = Field(default={})
+
+    def describe(self) -> dict[str, Json]:
+        """Return what a manifest says of the release, and of the tools that made it."""
+        import tvm
+        import tvm_ffi
+
+        return {
+            "name": self.name,
+            "version": self.version,
+            "verified_against": self.verify.against,
+            **({"license": self.license} if self.license else {}),
+            "tvm": tvm.__version__,
+            "tvm_ffi": tvm_ffi.__version__,
+            "tvmflow": version.VERSION,
+        }
+
+
+def release_settings(
+    recipe: Recipe,
+    outputs: Collection[str],
+    exporters: Mapping[str, Any],
+    others: Iterable[Path] = (),
+) -> dict[str, Any]:
+    """Return the fields of `ReleaseSettings`; outputs depend on the files that exporters copy, and on others."""
+    paths = {path for output in outputs for path in exporters[output].SOURCES} | set(others)
+    return {
+        "name": recipe.name,
+        "version": recipe.version,
+        "outputs": tuple(sorted(set(outputs))),
+        "verify": VerifiedAgainst(against=recipe.verify.against),
+        "sources": digest_files(paths) if paths else "",
+        "zlib": compressor_versions(outputs).get("zlib", ""),
+        "license": recipe.license or "",
+        "inputs": images.image_inputs(recipe),
+    }
+
+
+class ExportSettings(ReleaseSettings):
+    """The runtime, the target, and the identity of its own linker."""
+
+    runtime: str
+    target: NamedTarget
+    toolchain: dict[str, Json] | None = None
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
     """Return what the exported files depend on, besides the compiled code."""
     return ExportSettings(
-        name=recipe.name,
-        version=recipe.version,
-        runtime=choose_runtime(recipe, target),
-        outputs=tuple(sorted(set(recipe.outputs))),
-        target=NamedTarget.of(target),
-        verify=VerifiedAgainst(against=recipe.verify.against),
-        sources=digest_sources(
-            EXPORTERS,
+        **release_settings(
+            recipe,
             recipe.outputs,
+            EXPORTERS,
             c_runtime.list_sources(bool(target.levels), backend_for(target.tvm).EXECUTOR),
         ),
-        zlib=compressor_versions(recipe.outputs).get("zlib", ""),
-        license=recipe.license or "",
+        runtime=choose_runtime(recipe, target),
+        target=NamedTarget.of(target),
         toolchain=target.toolchain or None,
-        inputs=images.image_inputs(recipe),
     )
-
-
-def digest_sources(
-    exporters: Mapping[str, Any], outputs: Iterable[str], others: Iterable[Path] = ()
-) -> str:
-    """Return one digest for the files of this package that exporters copy, and others; empty for none."""
-    paths = {path for output in outputs for path in exporters[output].SOURCES} | set(others)
-    return digest_files(paths) if paths else ""
 
 
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     """Return what is to be exported for a resolved target."""
-    request = _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
-    return request._replace(
+    return _make_request(recipe, target)._replace(
+        precision=recipe.kernels.precision,
         has_images=bool(images.image_inputs(recipe)),
         has_webgpu=target.webgpu is not None,
     )
@@ -265,26 +290,14 @@ def _make_manifest(
 ) -> dict[str, Json]:
     target = settings.target
     return {
-        "name": settings.name,
-        "version": settings.version,
+        **settings.describe(),
         "library": library,
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "model": {
             "ir_sha256": hash_file(str(inputs["import/model.json"])),
             "weights_sha256": hash_file(str(inputs["import/params.safetensors"])),
         },
-        "verified_against": settings.verify.against,
-        **({"license": settings.license} if settings.license else {}),
-        **tool_versions(),
     }
-
-
-def tool_versions() -> dict[str, str]:
-    """Return the versions of TVM, its FFI and tvmflow, as manifests have them."""
-    import tvm
-    import tvm_ffi
-
-    return {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__, "tvmflow": version.VERSION}
 
 
 def export_outputs(

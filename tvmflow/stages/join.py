@@ -6,11 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypedDict
 
-from pydantic import Field
-
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
-from tvmflow.exporters.archives import compressor_versions
 from tvmflow.exporters.base import ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.stages import export, images
@@ -19,12 +16,9 @@ from tvmflow.stages.base import (
     KnownFacts,
     Settings,
     StageContext,
-    StageSettings,
     StageTraits,
     no_lines,
 )
-from tvmflow.stages.export import VerifiedAgainst
-from tvmflow.stages.images import ImageInput
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -52,35 +46,19 @@ class JoinedPart(Settings):
     triple: str
 
 
-class JoinSettings(StageSettings):
-    """The parts in order, the outputs, and what the manifest says; see `ExportSettings` for the others."""
+class JoinSettings(export.ReleaseSettings):
+    """The name of the target, and its parts in order."""
 
-    name: str
-    version: str
-    outputs: tuple[str, ...]
     target: str
     parts: tuple[JoinedPart, ...]
-    verify: VerifiedAgainst
-    sources: str = ""
-    zlib: str = ""
-    license: str = ""
-    inputs: dict[str, ImageInput] = Field(default={})
 
 
 def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
     """Return what the joined files depend on, besides the exported parts."""
-    outputs = list_outputs(recipe)
     return JoinSettings(
-        name=recipe.name,
-        version=recipe.version,
-        outputs=tuple(outputs),
+        **export.release_settings(recipe, list_outputs(recipe), PARTITIONED_EXPORTERS),
         target=target.name,
         parts=_describe_parts(target),
-        verify=VerifiedAgainst(against=recipe.verify.against),
-        sources=export.digest_sources(PARTITIONED_EXPORTERS, outputs),
-        zlib=compressor_versions(outputs).get("zlib", ""),
-        license=recipe.license or "",
-        inputs=images.image_inputs(recipe),
     )
 
 
@@ -92,9 +70,7 @@ def list_outputs(recipe: Recipe) -> list[str]:
 def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
     """Return what is to be exported for a partitioned target."""
     request = _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
-    return request._replace(
-        has_images=bool(images.image_inputs(recipe)),
-    )
+    return request._replace(has_images=bool(images.image_inputs(recipe)))
 
 
 def _describe_parts(target: PartitionedTarget) -> tuple[JoinedPart, ...]:
@@ -159,12 +135,8 @@ def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
         part.name: context.inputs[f"export/{part.name}/{export.BUNDLE}"] for part in request.parts
     }
     manifest = {
-        "name": settings.name,
-        "version": settings.version,
+        **settings.describe(),
         "target": {"name": settings.target},
-        "verified_against": settings.verify.against,
-        **({"license": settings.license} if settings.license else {}),
-        **export.tool_versions(),
         **images.describe_images(settings.inputs, signature, context.inputs.get(images.LABELS)),
     }
     joined_bundle = context.out / export.BUNDLE

@@ -365,7 +365,11 @@ class _Deliveries:
         self._require_plain_outputs()
         paths = {path.suffix: path for path in files.values()}
         yield _Task(_BUNDLE, paths[".tvmflow"], {"weights": str(paths[".safetensors"])})
-        yield _Task(_TVM, paths[self._shared_suffix], {"weights": str(paths[".params"])})
+        yield _Task(
+            _TVM,
+            paths[Path(_list_names(self._library.module).shared).suffix],
+            {"weights": str(paths[".params"])},
+        )
 
     def _require_plain_outputs(self) -> None:
         if self._library.module.manifest["target"]["tvm"]["kind"] != "llvm":
@@ -391,10 +395,6 @@ class _Deliveries:
     @property
     def _triple(self) -> str:
         return cpu_triple(self._library.module.manifest["target"]["tvm"])
-
-    @property
-    def _shared_suffix(self) -> str:
-        return {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
 
 _OF_TVM: Final = (_Deliveries.load_shared, _Deliveries.load_static, _Deliveries.load_params)
