@@ -17,7 +17,6 @@ from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
 from tvmflow.stages.tune import TuneFacts, describe_end
-from tvmflow.stages.verify.gates import list_rows
 from tvmflow.stages.verify.verdict import (
     Latency,
     SizeVerdict,
@@ -31,6 +30,7 @@ from tvmflow.stages.verify.verdict import (
     sort_sizes,
 )
 from tvmflow.stages.verify.verdict import Speedup as MeasuredSpeedup
+from tvmflow.stages.verify.verdict_text import list_gates
 
 BuildVerdict = Literal["verified", "rejected", "not verified"]
 
@@ -289,7 +289,7 @@ def _read_verdict(stage: StageReport | None, facts: Verdict | None) -> dict[str,
         "sizes": tuple(map(_read_size, sort_sizes(facts))),
         "unexercised": tuple(facts.get("unexercised", ())),
         "measured_at": sizes_text(facts.get("at", {})),
-        "gates": tuple(CheckedLimit(*row) for row in list_rows(facts)),
+        "gates": tuple(CheckedLimit(*row) for row in list_gates(facts)),
     }
 
 

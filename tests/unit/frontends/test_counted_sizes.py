@@ -26,8 +26,8 @@ from tvmflow.compiler.counts import read_counts
 from tvmflow.compiler.index_inputs import find_indices
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.runtime.c_loader import NativeProgram
-from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.inner_tensors import cut_at_inner, load_with_inner
+from tvmflow.stages.verify.inputs import ImportedModel
 
 # What detectors do with the boxes that they keep.
 ROW_BY_ROW = [

@@ -16,8 +16,8 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.runtime import bundles
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts, StageContext
-from tvmflow.stages.verify import gates, verdict_text
-from tvmflow.stages.verify.gates import check_gates
+from tvmflow.stages.verify import latency, verdict_text
+from tvmflow.stages.verify.latency import check_gates
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify.verdict import GateResult, Verdict, verdict_without_measurements
 
@@ -55,7 +55,7 @@ def check(
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "settle", lambda: None)
+    monkeypatch.setattr(latency, "settle", lambda: None)
 
 
 NOISY = [8e-3 * factor for factor in (0.9, 1.1, 0.95, 1.05)] * 40
@@ -88,7 +88,7 @@ def test_what_is_said_of_gates(tmp_path: Path) -> None:
     compared = {"onnxruntime": {"name": "ONNX Runtime 1.31.1", "speedup": speedup}}
     checks = {"max_latency": "8 ms", "max_vs": {"onnxruntime": 1.0}}
     _, verdict = check(checks, Timed(NOISY), tmp_path, compared=compared)
-    assert gates.list_exceeded(verdict) == [
+    assert verdict_text.list_exceeded(verdict) == [
         "latency relative to ONNX Runtime 1.31.1 1.25 (1.18 to 1.33, 12 pairs) is above "
         "verify.max_vs.onnxruntime 1"
     ]
@@ -107,7 +107,7 @@ def test_what_was_not_measured_fails(tmp_path: Path) -> None:
     compared = {"openvino": {"name": "OpenVINO", "not_timed": "OpenVINO cannot run the model: Det"}}
     checks = {"max_vs": {"openvino": 1.0}}
     _, verdict = check(checks, SimpleNamespace(), tmp_path, compared=compared)
-    [failure] = gates.list_exceeded(verdict)
+    [failure] = verdict_text.list_exceeded(verdict)
     assert failure == (
         "verify.max_vs.openvino 1 is not measured: OpenVINO is not timed: OpenVINO cannot run the model: Det"
     )

@@ -23,8 +23,7 @@ from tvmflow.stages import verify
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import latency, peer_times
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
-from tvmflow.stages.verify.imported_model import ImportedModel, read_imported_model
-from tvmflow.stages.verify.inputs import ReferenceOutputs
+from tvmflow.stages.verify.inputs import ImportedModel, ReferenceOutputs, read_imported_model
 from tvmflow.stages.verify.latency import make_latency
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun

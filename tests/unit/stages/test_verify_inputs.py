@@ -15,8 +15,14 @@ from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.sections import Verify
 from tvmflow.stages.verify import verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, find_undetected, tolerance_for
-from tvmflow.stages.verify.imported_model import Operand, find_operands, limit_draws
-from tvmflow.stages.verify.inputs import draw_inputs, load_samples, run_reference_on
+from tvmflow.stages.verify.inputs import (
+    Operand,
+    draw_inputs,
+    find_operands,
+    limit_draws,
+    load_samples,
+    run_reference_on,
+)
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 

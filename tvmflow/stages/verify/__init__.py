@@ -27,12 +27,6 @@ from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.deliveries import check_deliveries
 from tvmflow.stages.verify.draws import compare_draws, list_unexercised
-from tvmflow.stages.verify.gates import check_gates, list_exceeded
-from tvmflow.stages.verify.imported_model import (
-    ImportedModel,
-    find_operands,
-    read_imported_model,
-)
 from tvmflow.stages.verify.index_inputs import (
     IndexCheck,
     IndexInputs,
@@ -40,12 +34,15 @@ from tvmflow.stages.verify.index_inputs import (
     find_index_inputs,
 )
 from tvmflow.stages.verify.inputs import (
+    ImportedModel,
+    find_operands,
     list_operator_mismatches,
     load_images,
     load_samples,
+    read_imported_model,
     with_images,
 )
-from tvmflow.stages.verify.latency import add_latencies
+from tvmflow.stages.verify.latency import add_latencies, check_gates
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import (
@@ -349,7 +346,7 @@ def _verify(
     verdict["failures"] = [
         *failures,
         *list_slowdowns(verdict, min_speedup),
-        *list_exceeded(verdict),
+        *verdict_text.list_exceeded(verdict),
     ]
     verdict["passed"] = not verdict["failures"]
     warnings = verdict_text.list_warnings(verdict, checks)

@@ -21,6 +21,13 @@ FLOAT16: Final = "float16"
 FLOAT16_SUMS: Final = "float16 sums"
 BFLOAT16: Final = "bfloat16"
 QUANTIZED: Final = "quantized"
+ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
+    FLOAT32: "float32",
+    FLOAT16: "float16, entirely or in part",
+    FLOAT16_SUMS: "float16, with sums in float16",
+    BFLOAT16: "bfloat16",
+    QUANTIZED: "quantized integers",
+}
 
 # Fewer elements have no largest one that says how large their neighbours' errors are, and no average
 # that noise leaves alone.

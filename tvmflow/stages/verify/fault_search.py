@@ -37,9 +37,13 @@ from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import Tolerance, compare_inner
-from tvmflow.stages.verify.imported_model import find_operands, read_imported_model
 from tvmflow.stages.verify.index_inputs import find_index_inputs
-from tvmflow.stages.verify.inputs import load_samples, run_reference_on
+from tvmflow.stages.verify.inputs import (
+    find_operands,
+    load_samples,
+    read_imported_model,
+    run_reference_on,
+)
 from tvmflow.stages.verify.reference_run import open_reference, run_at
 from tvmflow.stages.verify_settings import LOCAL, MachineSettings, VerifySettings
 from tvmflow.tuning.workloads import normalize, workload_key

@@ -10,8 +10,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.verify.comparison import ZEROS, Tolerance, compare_inner_batches
-from tvmflow.stages.verify.imported_model import ImportedModel
-from tvmflow.stages.verify.inputs import ReferenceOutputs
+from tvmflow.stages.verify.inputs import ImportedModel, ReferenceOutputs
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.verdict import OutputComparison
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings

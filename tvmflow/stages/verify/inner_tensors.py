@@ -29,7 +29,7 @@ from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import WatchedProgram
 from tvmflow.stages.build import BuildSettings, schedule_kernels
-from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.inputs import ImportedModel
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify_settings import VerifySettings
 from tvmflow.tuning.workloads import normalize, workload_key

@@ -1,4 +1,4 @@
-"""Latencies that `verify` measures: of a library, of variants of it, and of the reference."""
+"""Latencies that `verify` measures: of a library, of its variants and of the reference; and gates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final, cast
 
-from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns, summarize
+from tvmflow.core.formatting import size_text
+from tvmflow.core.statistics import (
+    MIN_PAIRS,
+    PairedTimes,
+    is_decided,
+    measure_in_turns,
+    median_limits,
+    summarize,
+)
 from tvmflow.core.types import Array, Feed
+from tvmflow.recipe.sections import QUANTITIES
+from tvmflow.runtime import bundles
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.choose import read_choices
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify.libraries import Library, Timed, TimedLibrary
-from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, Verdict
+from tvmflow.stages.verify.libraries import (
+    UNTIMED_REASONS,
+    Library,
+    LocalLibrary,
+    Timed,
+    TimedLibrary,
+)
+from tvmflow.stages.verify.verdict import (
+    LATENCY,
+    MEMORY,
+    SIZE,
+    VERSUS,
+    ComparedRuntime,
+    GateResult,
+    GateState,
+    Latency,
+    Profile,
+    Speedup,
+    Verdict,
+)
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.devices import CPU, exclusive
 
@@ -356,3 +384,126 @@ def _schedule_by_rules(
     load_intrinsics(target)
     for model in models:
         yield model.schedule_untuned(params, target, settings.schedules)
+
+
+# ---------------------------------------------------------------- gates
+# Limits of latency, memory and size.
+
+_MAX_REPEATS: Final = 64
+_NO_MEMORY: Final = "only a C library that runs on this machine says what it allocates"
+
+
+def check_gates(
+    verdict: Verdict,
+    library: Library,
+    tensors: Mapping[str, Array],
+    settings: VerifySettings,
+    context: StageContext,
+) -> dict[str, GateResult]:
+    """Return the result of every gate that the recipe has, by its field in `verify`.
+
+    `tensors` are the first batch, and the tensors of it that the reference gave.
+    """
+    checks, gates = settings.verify, dict[str, GateResult]()
+    limits = {name: read(getattr(checks, name) or "0") for name, read in QUANTITIES.items()}
+    if limits[LATENCY]:
+        with exclusive_devices(settings, context):
+            gates[LATENCY] = _check_latency(verdict, library, tensors, limits[LATENCY], settings)
+    if limits[MEMORY] or limits[SIZE]:
+        whole = bundles.read_bundle(context.inputs["export/module.tvmflow"])
+        size = sum(len(part.library) for part in (whole.parts or {"": whole}).values())
+        if limits[MEMORY]:
+            gates[MEMORY] = _check_memory(library, tensors, limits[MEMORY], size)
+        if limits[SIZE]:
+            gates[SIZE] = _judge(limits[SIZE], size, (size, size))
+    for name, limit in checks.max_vs.items():
+        gates[f"{VERSUS}.{name}"] = _check_versus(limit, verdict["compared"][name])
+    return gates
+
+
+def _judge(
+    limit: float, value: float, interval: tuple[float, float], *, count: int = 0, note: str = ""
+) -> GateResult:
+    """Return the result for a value that lies in an interval with confidence."""
+    low, high = interval
+    state: GateState = (
+        "failed" if low > limit else "passed" if high <= limit else "within the noise"
+    )
+    result: GateResult = {"limit": limit, "value": value, "low": low, "high": high, "state": state}
+    if count:
+        result["count"] = count
+    if note:
+        result["note"] = note
+    return result
+
+
+def _not_measured(limit: float, reason: str) -> GateResult:
+    return {"limit": limit, "state": "not measured", "note": reason}
+
+
+def _check_latency(
+    verdict: Verdict,
+    library: Library,
+    tensors: Mapping[str, Array],
+    limit: float,
+    settings: VerifySettings,
+) -> GateResult:
+    """Measure until it is clear on which side of the limit the latency lies; twice, before it fails.
+
+    The library has one latency: that of the verdict becomes the one that is judged.
+    """
+    if library.timed is None:
+        return _not_measured(limit, UNTIMED_REASONS[settings.run_on])
+    feed = {spec.name: tensors[spec.name] for spec in library.inputs}
+    for _ in range(2):
+        # what disturbs the machine for some seconds has often ended before the second time
+        settle()
+        seconds = _measure(library.timed, feed, limit)
+        verdict["latency"]["library"] = latency = make_latency(seconds)
+        interval = median_limits(seconds)
+        result = _judge(limit, latency["median"], interval, count=len(seconds))
+        if result["state"] != "failed":
+            break
+    return result
+
+
+def _measure(subject: Timed, feed: Feed, limit: float) -> list[float]:
+    seconds: list[float] = []
+    deadline = time.monotonic() + SECONDS_PER_SUBJECT
+    while len(seconds) < _MAX_REPEATS:
+        is_enough = len(seconds) >= MIN_PAIRS
+        if is_enough and (is_decided(median_limits(seconds), limit) or time.monotonic() > deadline):
+            break
+        seconds += subject.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)
+    return seconds
+
+
+def _check_memory(
+    library: Library, tensors: Mapping[str, Array], limit: float, library_bytes: int
+) -> GateResult:
+    """Add up the library and the contexts of its parts, which are in memory together."""
+    import numpy as np
+
+    from tvmflow.runtime.c_loader import NativeProgram
+
+    feeds = part_feeds(library, tensors) or {"": dict(tensors)}
+    context_bytes = 0
+    for name, feed in feeds.items():
+        part = library.parts[name] if name else library
+        program = part.module.program if isinstance(part, LocalLibrary) else None
+        if not isinstance(program, NativeProgram):
+            return _not_measured(limit, _NO_MEMORY)
+        inputs = [np.asarray(feed[spec.name], order="C") for spec in part.inputs]
+        context_bytes += program.measure_memory(inputs)
+    total = library_bytes + context_bytes
+    note = f"the library {size_text(library_bytes)}, a context {size_text(context_bytes)}"
+    return _judge(limit, total, (total, total), note=note)
+
+
+def _check_versus(limit: float, runtime: ComparedRuntime) -> GateResult:
+    if "speedup" not in runtime:
+        return _not_measured(limit, f"{runtime['name']} is not timed: {runtime['not_timed']}")
+    speedup = runtime["speedup"]
+    interval = 1 / speedup["high"], 1 / speedup["low"]
+    name, count = runtime["name"], speedup["pairs"]
+    return _judge(limit, 1 / speedup["median"], interval, count=count, note=name)

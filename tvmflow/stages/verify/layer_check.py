@@ -12,8 +12,8 @@ from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import compare_inner_batches, has_same_bits, tolerance_for
-from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import no_inner_reason
+from tvmflow.stages.verify.inputs import ImportedModel
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import Case, open_reference, with_inner
 from tvmflow.stages.verify.verdict import (

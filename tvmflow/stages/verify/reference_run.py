@@ -23,12 +23,13 @@ from tvmflow.stages.verify.draws import (
     reach_more,
     vary_indices,
 )
-from tvmflow.stages.verify.imported_model import ImportedModel, limit_draws
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
+    ImportedModel,
     ReferenceOutputs,
     draw_inputs,
     is_finite,
+    limit_draws,
     run_reference_on,
 )
 from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, choose_representatives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, Literal, TypedDict, cast
 
 from tvmflow.core.types import Json
 
@@ -275,6 +275,16 @@ class ComparedRuntime(_Named, total=False):
     not_timed: str
 
 
+# The gates of a recipe, by their fields of `verify`.
+LATENCY: Final = "max_latency"
+MEMORY: Final = "max_memory"
+SIZE: Final = "max_size"
+VERSUS: Final = "max_vs"
+
+
+GateState = Literal["passed", "failed", "within the noise", "not measured"]
+
+
 class GateResult(TypedDict, total=False):
     """A limit of the recipe, and what was measured: seconds, bytes, or a ratio.
 
@@ -293,7 +303,7 @@ class GateResult(TypedDict, total=False):
     low: float
     high: float
     count: int
-    state: str
+    state: GateState
     note: str
 
 

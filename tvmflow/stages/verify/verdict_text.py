@@ -8,24 +8,24 @@ from typing import Final, cast
 
 from tvmflow.core.codec import Mismatch
 from tvmflow.core.dimensions import sizes_text
-from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.formatting import count_text, latency_text, size_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
 from tvmflow.stages.verify.comparison import (
     ANYTHING,
-    BFLOAT16,
-    FLOAT16,
-    FLOAT16_SUMS,
-    FLOAT32,
+    ARITHMETIC_TEXTS,
     INPUTS,
-    QUANTIZED,
     SMALLEST_NORMAL,
     ZEROS,
 )
-from tvmflow.stages.verify.gates import PASSED, describe_gate, list_remedies, list_undecided
 from tvmflow.stages.verify.verdict import (
+    LATENCY,
+    MEMORY,
+    SIZE,
+    VERSUS,
     AllowedDifference,
     ComparedRuntime,
+    GateResult,
     ImageComparison,
     Latency,
     LevelVerdict,
@@ -44,14 +44,6 @@ from tvmflow.stages.verify.verdict import (
     sort_sizes,
 )
 from tvmflow.stages.verify_settings import CheckSettings
-
-_ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    FLOAT32: "float32",
-    FLOAT16: "float16, entirely or in part",
-    FLOAT16_SUMS: "float16, with sums in float16",
-    BFLOAT16: "bfloat16",
-    QUANTIZED: "quantized integers",
-}
 
 _VM: Final = "the library for TVM's virtual machine"
 _UNTUNED: Final = "untuned"
@@ -108,7 +100,7 @@ def _describe(facts: Verdict) -> list[str]:
         count = count_text(facts["samples"], "held-out sample")
         lines.append(f"accuracy {facts['accuracy']:.2%} on {count}{compared}")
     gates = facts.get("gates", {}).items()
-    lines += [describe_gate(name, gate) for name, gate in gates if gate["state"] == PASSED]
+    lines += [describe_gate(name, gate) for name, gate in gates if gate["state"] == "passed"]
     return lines + _describe_latency(facts)
 
 
@@ -415,7 +407,7 @@ def _explain_tolerance(tolerance: AllowedDifference) -> Iterator[str]:
     more = f"{texts} where that is more" if texts else ""
     yield (
         f"outputs may differ by atol {tolerance['atol']:.2g}{more}, and rtol {tolerance['rtol']:g} "
-        f"(the model computes in {_ARITHMETIC_TEXTS.get(tolerance['for'], tolerance['for'])})"
+        f"(the model computes in {ARITHMETIC_TEXTS.get(tolerance['for'], tolerance['for'])})"
     )
     rms, scale = tolerance.get("rms"), tolerance.get("scale")
     limits = [f"{rms:.2%} (root mean square of errors)"] if rms else []
@@ -701,3 +693,81 @@ def _list_excesses(comparison: OutputComparison, reference: str) -> Iterator[str
             f"on the whole it is {comparison['scale']:.4g} times what {reference} gives, "
             f"more than {limits['scale']:.2%} from 1"
         )
+
+
+# ---------------------------------------------------------------- gates
+
+_FASTER: Final = "a longer search finds faster kernels (tune.trials), and `tvmflow show kernels` says what takes the time"
+_SMALLER: Final = "weights take less with `quantize` or kernels.precision"
+_REMEDIES: Final[Mapping[str, str]] = {
+    LATENCY: _FASTER,
+    VERSUS: _FASTER,
+    MEMORY: _SMALLER,
+    SIZE: _SMALLER,
+}
+
+
+def amount_text(gate: str, amount: float) -> str:
+    """Return a limit or a figure in the unit of its gate."""
+    if gate == LATENCY:
+        return latency_text(amount)
+    return size_text(amount) if gate in (MEMORY, SIZE) else f"{amount:.3g}"
+
+
+def describe_gate(gate: str, result: GateResult) -> str:
+    """Return what was measured for a gate, with its limit."""
+    limit = f"verify.{gate} {amount_text(gate, result['limit'])}"
+    if result["state"] == "not measured":
+        return f"{limit} is not measured: {result['note']}"
+    subject = _SUBJECTS.get(gate) or f"latency relative to {result['note']}"
+    notes = [result["note"]] if gate == MEMORY else []
+    if "count" in result:
+        low, high = (amount_text(gate, end) for end in (result["low"], result["high"]))
+        times = count_text(result["count"], "pair" if gate.startswith(VERSUS) else "repeat")
+        notes.append(f"{low} to {high}, {times}")
+    figure = amount_text(gate, result["value"]) + (f" ({', '.join(notes)})" if notes else "")
+    verb = {"failed": "above", "passed": "within", "within the noise": "within the noise of"}[
+        result["state"]
+    ]
+    return f"{subject} {figure} is {verb} {limit}"
+
+
+_SUBJECTS: Final[Mapping[str, str]] = {
+    LATENCY: "latency",
+    MEMORY: "memory",
+    SIZE: "the library's size",
+}
+
+
+def list_gates(verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the field, the limit, the figure and the state of each gate, for tables."""
+    for gate, result in verdict.get("gates", {}).items():
+        value = amount_text(gate, result["value"]) if "value" in result else "–"
+        yield f"verify.{gate}", amount_text(gate, result["limit"]), value, result["state"]
+
+
+def list_exceeded(verdict: Verdict) -> list[str]:
+    """Return a sentence for every gate that is exceeded or not measured."""
+    return [
+        describe_gate(gate, result)
+        for gate, result in verdict.get("gates", {}).items()
+        if result["state"] in ("failed", "not measured")
+    ]
+
+
+def list_undecided(verdict: Verdict) -> Iterator[str]:
+    """Yield a sentence for every gate whose limit lies within the noise."""
+    for gate, result in verdict.get("gates", {}).items():
+        if result["state"] == "within the noise":
+            yield f"{describe_gate(gate, result)}, which passes"
+
+
+def list_remedies(verdict: Verdict) -> Iterator[str]:
+    """Yield what may help against the gates that fail."""
+    gates = verdict.get("gates", {})
+    failed = [gate.partition(".")[0] for gate in gates if gates[gate]["state"] == "failed"]
+    yield from dict.fromkeys(_REMEDIES[gate] for gate in failed)
+    if any(result["state"] == "not measured" for result in gates.values()):
+        yield "leave a gate out where nothing measures it"
+    elif failed:
+        yield "or raise the limit"
