@@ -425,13 +425,12 @@ def _count_operators(mod: tvm.IRModule) -> dict[str, int]:
     """Return how often each of TVM's operators is called."""
     from tvm import relax
 
-    calls: Counter[str] = Counter()
+    from tvmflow.compiler import ir
 
-    def count(expr: Any) -> None:
-        if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
-            calls[str(expr.op.name).removeprefix("relax.")] += 1
-
-    for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, count)
-    return dict(sorted(calls.items()))
+    calls = Counter(
+        ir.operator_name(binding.value).removeprefix("relax.")
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for binding in ir.list_bindings(function.body)
+    )
+    return {name: count for name, count in sorted(calls.items()) if name}

@@ -19,7 +19,6 @@ from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
 from tvmflow.stages.verify.reference_run import ReferenceRun
-from tvmflow.stages.verify.size_check import compare_sizes
 from tvmflow.stages.verify.sizes import (
     SizeOutputs,
     Sizes,
@@ -27,6 +26,7 @@ from tvmflow.stages.verify.sizes import (
     make_element_count,
     read_dimensions,
 )
+from tvmflow.stages.verify.variants import compare_sizes
 from tvmflow.stages.verify.verdict import SizeVerdict, Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 

@@ -44,7 +44,6 @@ from tvmflow.stages.verify.inputs import (
 )
 from tvmflow.stages.verify.latency import add_latencies, check_gates
 from tvmflow.stages.verify.layer_check import add_layers
-from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import (
     UNTIMED_REASONS,
     Library,
@@ -55,16 +54,15 @@ from tvmflow.stages.verify.libraries import (
 )
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun, run_reference
-from tvmflow.stages.verify.size_check import compare_sizes, sweep, time_sizes
 from tvmflow.stages.verify.sizes import (
-    Sizes,
-    SweptSizes,
+    ChosenSizes,
     choose_sizes,
     find_sizes,
     make_element_count,
     read_dimensions,
     sweep_sizes,
 )
+from tvmflow.stages.verify.variants import compare_sizes, sweep, time_sizes, verify_levels
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     OutputComparison,
@@ -281,7 +279,7 @@ def _verify(
     model = read_imported_model(signature, context.inputs)._replace(operands=find_operands(mod))
     candidates = load_samples(signature, settings, context.inputs.get(DATA), model.operands)
     verdict: Verdict = {"passed": True, "against": checks.against}
-    coverage: Sequence[str] = ()
+    swept = ChosenSizes()
     if any(spec.image for spec in settings.inputs.values()):
         images = load_images(settings, context)
         candidates = with_images(images, candidates, has_data=checks.data)
@@ -292,15 +290,13 @@ def _verify(
     else:
         tolerance = _add_tolerance(verdict, mod, settings)
         indices = find_index_inputs(mod, model, settings, context.inputs)
-        swept, combinations = SweptSizes((), ()), tuple[Sizes, ...]()
+        chosen = ChosenSizes()
         if dimensions:
             chosen = choose_sizes(dimensions, make_element_count(mod), checks.seed)
-            combinations = chosen.combinations
             if chosen.left_out:
                 verdict["sizes_left_out"] = [*chosen.left_out]
             if _can_sweep(verdict, model, indices, settings):
                 swept = sweep_sizes(dimensions, make_element_count(mod))
-                coverage = swept.coverage
         reference = run_reference(
             settings,
             model,
@@ -308,7 +304,7 @@ def _verify(
             candidates,
             tolerance,
             comparison.widen(tolerance, verdict["tolerance"]["for"]),
-            combinations,
+            chosen.combinations,
             context,
             stack,
             swept.combinations,
@@ -334,7 +330,7 @@ def _verify(
         _add_threads(verdict, library, case)
         if reference is not None and reference.sized:
             if reference.swept:
-                verdict["swept"] = sweep(library, reference, coverage, case)
+                verdict["swept"] = sweep(library, reference, swept.coverage, case)
             time_sizes(verdict["sizes"], library, reference, case)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
         if gates := check_gates(verdict, library, tensors, settings, context):
@@ -510,8 +506,8 @@ def _add_index_inputs(
         return None
     from tvmflow.compiler.lowering import LoweredModel
 
-    def delivered() -> tvm.IRModule:
-        return LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
+    def delivered() -> LoweredModel:
+        return LoweredModel.read(context.inputs[LOWERED_ROLE])
 
     check = IndexCheck(
         indices,

@@ -151,23 +151,16 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
     """Return the coarsest arithmetic of an imported model."""
     from tvm import relax
 
-    from tvmflow.compiler.ir import operator_name
+    from tvmflow.compiler import ir
 
-    operators: set[str] = set()
-    has_float16 = precision == "mixed"
-
-    def visit(expr: Any) -> None:
-        nonlocal has_float16
-        if isinstance(expr, relax.Call):
-            operators.add(operator_name(expr))
-        if isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype.dtype) == FLOAT16:
-            has_float16 = True
-
-    relax.analysis.post_order_visit(mod["main"], visit)
-    if operators & {"relax.quantize", "relax.dequantize"}:
+    if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
         return QUANTIZED
     if precision in _OF_PRECISIONS:
         return _OF_PRECISIONS[precision]
+    has_float16 = precision == "mixed" or any(
+        isinstance(var.ty, relax.TensorType) and ir.dtype_of(var) == FLOAT16
+        for var in ir.list_variables(mod["main"])
+    )
     return FLOAT16 if has_float16 else FLOAT32
 
 

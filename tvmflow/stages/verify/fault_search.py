@@ -24,6 +24,7 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, names_text, size_text
 from tvmflow.core.types import Array, Feed, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
+from tvmflow.runtime.virtual_machine import list_tensors
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import (
     TUNED,
@@ -123,7 +124,8 @@ class KernelCheck:
         built = lowering.compile_with_weights(self._scheduled, weights, self.target)
         machine = relax.VirtualMachine(built, tvm.cpu())
         machine.set_instrument(self._observe)
-        return list_arrays(machine["main"](*map(tvm.runtime.tensor, feed)))
+        results = list_tensors(machine["main"](*map(tvm.runtime.tensor, feed)))
+        return [result.numpy() for result in results]
 
     def _observe(self, _: Any, name: str, is_before: bool, __: Any, *operands: Any) -> int:
         """Take a copy of the operands before a kernel runs, and compare afterwards."""
@@ -179,12 +181,6 @@ class KernelCheck:
 def _copy(operand: Any) -> Any:
     is_tensor = isinstance(operand, tvm.runtime.Tensor)
     return tvm.runtime.tensor(operand.numpy()) if is_tensor else operand
-
-
-def list_arrays(result: Any) -> list[Array]:
-    """Return what a library returned: one tensor or several."""
-    tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [tensor.numpy() for tensor in tensors]
 
 
 _log = logging.getLogger(__name__)
@@ -524,7 +520,7 @@ class _Search:
 
         machine = relax.VirtualMachine(compile_with_weights(*model), tvm.cpu())
         feed = [tvm.runtime.tensor(self._feed[spec.name]) for spec in loaded.inputs]
-        return list_arrays(machine["main"](*feed))
+        return [result.numpy() for result in list_tensors(machine["main"](*feed))]
 
     def _find_first_tensor(self, run: Callable[[LoadedModel], list[Array]]) -> str:
         """Return the end of a sentence: the first tensor that is wrong, with its node, where it can be found."""

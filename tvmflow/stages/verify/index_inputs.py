@@ -18,6 +18,7 @@ from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 if TYPE_CHECKING:
     import tvm
 
+    from tvmflow.compiler.lowering import LoweredModel
     from tvmflow.frontends.base import LoadedModel
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
@@ -229,7 +230,7 @@ class IndexCheck:
         tolerance: Tolerance,
         settings: VerifySettings,
         files: Mapping[str, Path],
-        delivered: Callable[[], tvm.IRModule],
+        delivered: Callable[[], LoweredModel],
     ) -> None:
         from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
@@ -258,7 +259,7 @@ class IndexCheck:
         inner: InnerLibrary,
         library: LocalLibrary,
         feed: dict[str, Array],
-        delivered: Callable[[], tvm.IRModule],
+        delivered: Callable[[], LoweredModel],
     ) -> None:
         """Look for the tensors in the delivered library's memory; with the same kernels, they must be there."""
         from tvmflow.stages.verify.inner_tensors import find_in_memory
@@ -269,7 +270,7 @@ class IndexCheck:
             self.tensors[name]["seen"] = True
         missing = telling.keys() - seen
         if missing:
-            for name in missing & inner.list_shared(delivered()):
+            for name in missing & inner.list_shared(delivered().mod):
                 self.tensors[name] |= {"passed": False, "is_missing": True}
 
     def settle(self, outputs: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:

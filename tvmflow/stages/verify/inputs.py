@@ -391,7 +391,13 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
     samples, pixels = None, {name: _generate_images(entry) for name, entry in preprocessing.items()}
     if listed:
         labels = read_labels(manifest)
-        (entry,) = _only_input(inputs, preprocessing)
+        if len(inputs) != 1:
+            names = ", ".join(spec.name for spec in inputs)
+            raise StageError(
+                f"verify.data is images, and the model has {len(inputs)} inputs: {names}",
+                fix="give an npz file with an array for each input",
+            )
+        (entry,) = preprocessing.values()
         paths = [context.inputs[f"{DATA}/{file}"] for file in listed.files]
         samples = _load(listed, paths, entry, labels.names if labels else ())
         pixels[entry.input.name] += [read_pixels(path) for path in paths[:_COMPARED]]
@@ -435,18 +441,6 @@ def _list_images(context: StageContext) -> ImageList | None:
         return None
     table = context.inputs.get(DATA)
     return read_table(table) if table else list_files(files)
-
-
-def _only_input(
-    inputs: Sequence[TensorSpec], preprocessing: dict[str, Preprocessing]
-) -> list[Preprocessing]:
-    if len(inputs) != 1:
-        names = ", ".join(spec.name for spec in inputs)
-        raise StageError(
-            f"verify.data is images, and the model has {len(inputs)} inputs: {names}",
-            fix="give an npz file with an array for each input",
-        )
-    return list(preprocessing.values())
 
 
 def _load(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final, cast
 
@@ -344,17 +345,23 @@ def settle() -> None:
 
 def _schedule_untuned(settings: VerifySettings, context: StageContext) -> ScheduledModel:
     """Return the model with the operators and schedules that it has without tuning."""
-    from tvmflow.compiler import lowering
+    from tvmflow.compiler.lowering import LoweredModel
 
     if read_choices(context.inputs):
-        target, options = settings.machines[""].tvm, settings.lowering
-        assert options is not None, "a model with choices is in one piece"
-        mod = lowering.load_ir(context.inputs["import/model.json"])
-        lowered = lowering.lower(mod, lowering.make_target(target), options)
+        lowered = lower_untuned(settings, context.inputs)
     else:
-        lowered = lowering.LoweredModel.read(context.inputs[LOWERED_ROLE])
+        lowered = LoweredModel.read(context.inputs[LOWERED_ROLE])
     [scheduled] = _schedule_by_rules([lowered], settings, context)
     return scheduled
+
+
+def lower_untuned(settings: VerifySettings, files: Mapping[str, Path]) -> LoweredModel:
+    """Return the model, lowered for the target with the operators that the rules choose."""
+    from tvmflow.compiler import lowering
+
+    assert settings.lowering is not None, "the model is in one piece"
+    mod = lowering.load_ir(files["import/model.json"])
+    return lowering.lower(mod, lowering.make_target(settings.machines[""].tvm), settings.lowering)
 
 
 def schedule_each(

@@ -21,6 +21,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Array, Json, TensorSpec
+from tvmflow.runtime.virtual_machine import list_tensors
 from tvmflow.targets import browser
 from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.emulation import (
@@ -299,8 +300,7 @@ def run_model(payload: Json, emit: Emit) -> Json:
 
 def _run(machine: Any, device: Any, batch: Sequence[Array]) -> list[Array]:
     result = machine["main"](*[tvm.runtime.tensor(array, device) for array in batch])
-    tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [tensor.numpy() for tensor in tensors]
+    return [tensor.numpy() for tensor in list_tensors(result)]
 
 
 def _time(machine: Any, device: Any, batch: Sequence[Array], timing: Json) -> list[float]:

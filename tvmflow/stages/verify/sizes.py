@@ -44,10 +44,12 @@ class ChosenSizes(NamedTuple):
     Attributes:
         combinations: The combinations, in the order in which a library runs them.
         left_out: A sentence for each combination that is too large to be verified.
+        coverage: Of a sweep: which of the sizes of each dimension these are.
     """
 
-    combinations: tuple[Sizes, ...]
-    left_out: tuple[str, ...]
+    combinations: tuple[Sizes, ...] = ()
+    left_out: tuple[str, ...] = ()
+    coverage: tuple[str, ...] = ()
 
 
 class SizeOutputs(NamedTuple):
@@ -127,23 +129,12 @@ def choose_sizes(
     return ChosenSizes(tuple(chosen), tuple(left_out))
 
 
-class SweptSizes(NamedTuple):
-    """Sizes at which only outputs are compared, one dimension after the other.
-
-    Attributes:
-        combinations: The combinations, in the order in which a library runs them.
-        coverage: Which of the sizes of each dimension they are.
-    """
-
-    combinations: tuple[Sizes, ...]
-    coverage: tuple[str, ...]
-
-
 def sweep_sizes(
     dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int]
-) -> SweptSizes:
-    """Return sizes that reach each tail of a library's tiles: every size, or all remainders of some.
+) -> ChosenSizes:
+    """Return sizes at which only outputs are compared, one dimension after the other.
 
+    They reach each tail of a library's tiles: every size, or all remainders of some.
     The other dimensions have their least size, or the one after it.
     """
     swept: list[Sizes] = []
@@ -164,7 +155,7 @@ def sweep_sizes(
             chosen.append(size)
             swept.append(sizes)
         coverage.append(_describe_coverage(dimension, chosen))
-    return SweptSizes(tuple(swept), tuple(coverage))
+    return ChosenSizes(tuple(swept), coverage=tuple(coverage))
 
 
 def _order_sizes(dimension: Dimension) -> list[int]:
