@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -167,17 +168,6 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
 _LEAST: Final = 2.0**-1022
 # float32 rounds sums to 0.00003 of the largest value.
 _SCALED_OF_LARGEST: Final = 6e-5
-# Figures of an output whose worst one is that of all batches: the largest or the smallest.
-_LARGEST: Final = (
-    "rtol",
-    "atol",
-    "max_abs_error",
-    "max_rel_error",
-    "max_rel_error_above_atol",
-    "error_of_largest",
-    "rms_error",
-)
-_SMALLEST: Final = ("cosine_similarity", "best_class_agreement")
 
 
 def compare_batches(
@@ -199,16 +189,17 @@ def compare_batches(
         if len(groups) > 1:
             own = Samples([data.batches[n] for n in numbers], len(numbers), None, 0)
         for name, found in comparisons.items():
-            sides = [
-                [{name: side[number][name]} for number in numbers] for side in (actual, expected)
-            ]
-            differing = [
-                (left[name], right[name])
-                for left, right in zip(*sides, strict=True)
-                if left[name].shape != right[name].shape
-            ]
+            pairs = [(actual[n][name], expected[n][name]) for n in numbers]
             # outputs of a wrong shape cannot be joined
-            left, right = differing[0] if differing else (join_outputs(s, own)[name] for s in sides)
+            differing = [pair for pair in pairs if pair[0].shape != pair[1].shape]
+            left, right = (
+                differing[0]
+                if differing
+                else (
+                    join_outputs([{name: array} for array in side], own)[name]
+                    for side in zip(*pairs, strict=True)
+                )
+            )
             found.append(compare(left, right, tolerance))
     return {name: _merge(found) for name, found in comparisons.items()}
 
@@ -221,36 +212,37 @@ def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
     for comparison in comparisons:
         if "shape" in comparison or "incomparable" in comparison:
             return comparison
-    merged: dict[str, Any] = {
-        "passed": all(entry["passed"] for entry in comparisons),
-        "elements": sum(entry["elements"] for entry in comparisons),
-        "mismatched": sum(entry["mismatched"] for entry in comparisons),
-    }
-    choices: list[tuple[tuple[str, ...], Callable[[list[Any]], Any]]] = [
-        (_LARGEST, _find_largest),
-        (_SMALLEST, min),
-    ]
-    for fields, choose in choices:
-        for field in fields:
-            values = [value for entry in comparisons if (value := entry.get(field)) is not None]
-            if values:
-                merged[field] = choose(values)
-    scales = [entry["scale"] for entry in comparisons if "scale" in entry]
-    if scales:
-        merged["scale"] = max(scales, key=lambda scale: abs(scale - 1))
-    for entry in comparisons:
-        if "exceeded" in entry:
-            merged["exceeded"] = {**merged.get("exceeded", {}), **entry["exceeded"]}
-        if "scaled_slice" in entry:
-            merged.setdefault("scaled_slice", entry["scaled_slice"])
-        if "worst" in entry:
-            merged.setdefault("worst", entry["worst"])
+    merged: dict[str, Any] = {}
+    for field, choose in _MERGES.items():
+        values = [value for entry in comparisons if (value := entry.get(field)) is not None]
+        if values:
+            merged[field] = choose(values)
     return cast(OutputComparison, merged)
 
 
 def _find_largest(values: Sequence[float | str]) -> float | str:
     """Return the largest number, of which JSON has some as text; NaN where there is one."""
     return max(values, key=lambda value: (math.isnan(number := float(value)), number))
+
+
+_MERGES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
+    "passed": all,
+    "elements": sum,
+    "mismatched": sum,
+    "rtol": _find_largest,
+    "atol": _find_largest,
+    "max_abs_error": _find_largest,
+    "max_rel_error": _find_largest,
+    "max_rel_error_above_atol": _find_largest,
+    "error_of_largest": _find_largest,
+    "rms_error": _find_largest,
+    "cosine_similarity": min,
+    "best_class_agreement": min,
+    "scale": lambda scales: max(scales, key=lambda scale: abs(scale - 1)),
+    "exceeded": lambda limits: {name: entry[name] for entry in limits for name in entry},
+    "scaled_slice": operator.itemgetter(0),
+    "worst": operator.itemgetter(0),
+}
 
 
 def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:

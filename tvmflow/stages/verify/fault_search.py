@@ -256,14 +256,10 @@ def _nudge(feed: Mapping[str, Array]) -> Feed:
 
 
 class _Search:
-    """The search for faults of one library.
+    """The search for faults of one library, which may be wrong at some sizes alone.
 
-    Args:
-        settings: Those of `verify`.
-        build: Those of `build`; None for a partitioned target.
-        context: The files of both stages, and a folder to work in.
-        nodes: The name of the node of each binding of the imported module.
-        at: The sizes of dimensions at which the library is wrong; None for those that `verify` measures at.
+    There are no settings of `build` for a partitioned target. `nodes` has the name of the node of each binding of the
+    imported module.
     """
 
     def __init__(

@@ -207,16 +207,8 @@ class IndexCheck:
     """The tensors that go into an index, compared with the reference's.
 
     They are computed by a library of the same kernels that returns them. Where the delivered one
-    computes a tensor with the same kernels, it must have the same bits in its memory.
-
-    Args:
-        indices: The tensors.
-        library: The delivered library.
-        results: What the reference has computed of them.
-        tolerance: How closely they must agree.
-        settings: Those of `verify`.
-        files: The files of the stage.
-        delivered: Returns the lowered module that the delivered library has the kernels of.
+    computes a tensor with the same kernels, it must have the same bits in its memory. `delivered`
+    returns the lowered model that it has the kernels of.
 
     Attributes:
         tensors: The comparison of each.
