@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.codec import Mismatch, from_json
 from tvmflow.core.fork_server import ChildFunction
+from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.tuning.budget import TrialForecast
@@ -253,5 +254,4 @@ def no_files(recipe: Recipe, target: Any) -> Files:
 
 def name_some(names: Sequence[str]) -> str:
     """Return the first names of a list, and how many more there are: `a, b, c and 2 more`."""
-    text = ", ".join(names[:_MAX_NAMES])
-    return f"{text} and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else text
+    return names_text(names, _MAX_NAMES)

@@ -393,7 +393,7 @@ class KernelCode(NamedTuple):
 
 
 def make_code(payload: dict[str, Json], _: Emit) -> Json:
-    """Schedule a model once more, and return the code of a kernel for `tvmflow show kernel`, in a child process.
+    """Return the code of a kernel for `tvmflow show kernel`: the entry point of a child.
 
     Args:
         payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, and

@@ -130,7 +130,7 @@ def release_settings(
     exporters: Mapping[str, Any],
     others: Iterable[Path] = (),
 ) -> dict[str, Any]:
-    """Return the fields of `ReleaseSettings`; outputs depend on the files that exporters copy, and on others."""
+    """Return the fields of `ReleaseSettings`; `others` are files that outputs depend on besides."""
     paths = {path for output in outputs for path in exporters[output].SOURCES} | set(others)
     return {
         "name": recipe.name,

@@ -315,7 +315,7 @@ def _verify(
     verdict["samples"] = data.total
     if dimensions:
         verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
-    case = Case(settings, context, model, data, reference)
+    case = Case(settings=settings, context=context, model=model, data=data, reference=reference)
     with open_library(settings, context) as library:
         _add_results(verdict, library, case)
         add_reference_time(verdict, library, case)

@@ -1,4 +1,4 @@
-"""Comparison of outputs with the reference's: tolerances, errors by element and on the whole, and what they miss."""
+"""Comparison of outputs with the reference's: tolerances, errors, and what both cannot tell."""
 
 from __future__ import annotations
 

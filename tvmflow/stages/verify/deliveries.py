@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -177,7 +178,6 @@ class _Deliveries:
         # an attempt that was rejected leaves its files
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        self._count = 0
         self._expected: dict[str, Arrays] = {}
         self._threads = 2 if settings.threads == 1 else 1
         self._samples = self._folder / "samples.npz"
@@ -293,10 +293,8 @@ class _Deliveries:
         return self._expected[runtime]
 
     def _next(self) -> Path:
-        self._count += 1
-        folder = self._folder / str(self._count)
-        folder.mkdir()
-        return folder
+        """Return a new folder; several threads ask for one."""
+        return Path(tempfile.mkdtemp(dir=self._folder))
 
     # ---------------------------------------------------------------- outputs
 

@@ -452,7 +452,7 @@ def list_measured(verdict: Verdict) -> list[Mapping[str, Any]]:
 
 
 def largest_error(*verdicts: Mapping[str, Any]) -> float | None:
-    """Return the largest absolute error in some verdicts; None when it is not a finite number for each output."""
+    """Return the largest absolute error in some verdicts; None if an output has no finite one."""
     return largest(output.get("max_abs_error", math.nan) for output in list_compared(*verdicts))
 
 

@@ -1,4 +1,4 @@
-"""Text of a verdict: what reports say, why a library is rejected, and what its comparison could not tell."""
+"""Text of a verdict: reports, why a library is rejected, and what its comparison cannot tell."""
 
 from __future__ import annotations
 
