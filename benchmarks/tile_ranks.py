@@ -1,7 +1,7 @@
 """The rank of the tile that the rule takes for a kernel among the tiles that fit, all of them timed.
 
     python benchmarks/tile_ranks.py [--number N] [--seed N] [--first TILES] [--seconds S] [--mcpu LEVEL]
-                                    [--kind conv|product] [--all]
+                                    [--kind conv|product|depthwise|int8] [--all]
 
 Random matrix products and convolutions of the sizes that networks have are lowered and scheduled with each of the
 first tiles of the rule, and timed interleaved with one thread. Printed are the time of the rule's tile, that of the
@@ -43,13 +43,15 @@ _COLUMNS: Final = (*_DEPTHS, 97, 104, 257, 312, 400, 509, 1000, 1021)
 _CHANNELS: Final = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 728, 1024)
 _IMAGES: Final = (7, 8, 10, 14, 16, 19, 20, 28, 32, 37, 40, 56, 64, 80, 112)
 _TAPS: Final = (1, 1, 1, 3, 3, 5)
+_DEPTHWISE_TAPS: Final = (3, 3, 3, 5, 5, 7)
+_KINDS: Final = ("product", "conv", "depthwise", "int8")
 _MIN_WORK: Final = 1 << 20
 _MAX_WORK: Final = 1 << 27
 _CLOSE: Final = 1.05
 
 
 class Problem(NamedTuple):
-    """A product (rows, depth, columns), or a convolution (inputs, outputs, size, taps, stride)."""
+    """A product (rows, depth, columns) of float32 or int8, or a convolution (inputs, outputs, size, taps, stride)."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -57,30 +59,37 @@ class Problem(NamedTuple):
     @property
     def work(self) -> int:
         """The number of multiplications."""
-        if self.kind == "product":
+        if self.kind in ("product", "int8"):
             return math.prod(self.sizes)
         inputs, outputs, size, taps, stride = self.sizes
+        inputs = 1 if self.kind == "depthwise" else inputs
         return inputs * outputs * (size // stride) ** 2 * taps**2
 
     def case(self) -> operators.Case:
         """Return the model."""
-        if self.kind == "product":
+        if self.kind in ("product", "int8"):
             rows, depth, columns = self.sizes
+            if self.kind == "int8":
+                return operators.quantized("MatMul", (rows, depth), co=columns, largest=63)
             return operators.matmul((rows, depth), (depth, columns))
         inputs, outputs, size, taps, stride = self.sizes
-        pads, strides = [taps // 2] * 4, [stride] * 2
-        return operators.conv(inputs, outputs, size, size, kernel=taps, pads=pads, strides=strides)
+        attributes = {"pads": [taps // 2] * 4, "strides": [stride] * 2}
+        if self.kind == "depthwise":
+            attributes["group"] = inputs
+        return operators.conv(inputs, outputs, size, size, kernel=taps, **attributes)
 
 
 def draw(kind: str, random: np.random.Generator) -> Problem:
     """Return a problem that takes neither too long nor no time."""
     while True:
-        if kind == "product":
+        if kind in ("product", "int8"):
             sizes = [random.choice(each) for each in (_ROWS, _DEPTHS, _COLUMNS)]
         else:
+            taps = _DEPTHWISE_TAPS if kind == "depthwise" else _TAPS
             sizes = [
-                random.choice(each) for each in (_CHANNELS, _CHANNELS, _IMAGES, _TAPS, (1, 1, 2))
+                random.choice(each) for each in (_CHANNELS, _CHANNELS, _IMAGES, taps, (1, 1, 2))
             ]
+            sizes[1] = sizes[0] if kind == "depthwise" else sizes[1]
         problem = Problem(kind, tuple(map(int, sizes)))
         if _MIN_WORK <= problem.work <= _MAX_WORK:
             return problem
@@ -138,13 +147,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--mcpu")
-    parser.add_argument("--kind", choices=("conv", "product"), action="append")
+    parser.add_argument("--kind", choices=_KINDS, action="append")
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
     target = operators.find_target(options.mcpu)
     random = np.random.default_rng(options.seed)
     ratios = []
-    for kind, _ in zip(itertools.cycle(options.kind or ("product", "conv")), range(options.number)):
+    for kind, _ in zip(itertools.cycle(options.kind or _KINDS), range(options.number)):
         problem = draw(kind, random)
         tiles = list_tiles(problem, target, options.first)
         if not tiles:

@@ -1,13 +1,11 @@
 """A CPU as kernels and schedules see it: vectors, registers, caches, least work for another core.
 
-All figures of a CPU that decide how code is divided stand here. The utilization of its arithmetic
-units is estimated as in the roofline model: two pipelines multiply, two ports load.
+All figures of a CPU that decide how code is divided stand here; `contraction.candidates` estimates the speed of
+register tiles from them.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -36,15 +34,7 @@ BATCHES_PER_CORE: Final = 4
 
 MIN_LANES: Final = 4
 """Vectors of fewer lanes are not worth their instructions."""
-MAX_TILE_VECTORS: Final = 8
-"""The most vectors of a register tile."""
-MAX_TILE_POINTS: Final = 28
-"""The most points (positions, rows) of a register tile."""
-MIN_SUMS: Final = 8
-"""Independent sums that keep two pipelines with a latency of four cycles busy."""
-_OPERAND_REGISTERS: Final = 4
 _MANY_REGISTERS: Final = 32
-_MIN_SUMS_OF_LANES: Final = 10
 FUNCTION_VECTORS: Final = 4
 """The vectors of which functions are computed side by side, with their constants loaded once for all."""
 _ARM64: Final = ("aarch64", "arm64")
@@ -52,56 +42,24 @@ _NEON_LANES: Final = 4
 # The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
 _PACKED_VECTORS: Final = 4
 
-# CPUs differ little in the size of the first-level cache, and in how fast they read the second.
-_L1_BYTES: Final = 1 << 15
-_L2_BYTES_PER_CYCLE: Final = 32
-_FLOAT_BYTES: Final = 4
+# CPUs differ little in the size of the first-level cache.
+L1_BYTES: Final = 1 << 15
+FLOAT_BYTES: Final = 4
 LINE_FLOATS: Final = 16
 """The float32 values in a line of a cache."""
 CACHED_LINES: Final = 64
 """So many lines that lie apart, as rows of a transposed tile do, stay in the first-level cache."""
-PACKED_FLOATS: Final = _L1_BYTES * 3 // 4 // _FLOAT_BYTES
+PACKED_FLOATS: Final = L1_BYTES * 3 // 4 // FLOAT_BYTES
 """So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
 
-# The time of the loads of a tile, in that of its multiplications: a constant, and a part for each load.
-# Two loads take the time of two multiplications; where a number must first be broadcast to a register,
-# loads cost more. Kernels over packed matrices, which are written as loops, have figures of their own.
-_BROADCAST_LOADS: Final = (0.5, 0.6)
-_PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
-_PLAIN_LOADS: Final = (0.1, 1.25)
-# Where numbers are broadcast first, by benchmarks/tile_ranks.py on a Zen 3 with AVX2: a load takes a part of the time
-# of a product, and more from the second-level cache, which the data of a convolution pass through, too; a number that
-# a shuffle moves to all lanes is two loads. LLVM holds the numbers of all points while it multiplies.
-_LOAD_TIME: Final = 0.4
-_LATE_LOAD_TIMES: Final = {"product": 0.5, "convolution": 0.8}
-_SHUFFLED_LOADS: Final = 2
-_MIN_SUMS_WITHOUT_FMA: Final = 4
-_SPILLED_SHARE: Final = 0.65
-_FEW_POINTS: Final = 2
-# Where factors are lanes: the time to issue a multiplication, by whether a CPU does one or two of vectors in a
-# cycle, and the loads of a vector and of a point in multiplications. Each register too many costs a share of the
-# tile's time: LLVM loads the next factors of all points early, and a vector of weights shortly before it is used.
+# The time to issue a by-element multiplication, by whether a CPU does one or two of vectors in a cycle.
 _ISSUE_TIMES: Final = (0.6, 0.67)
 _ONE_MULTIPLICATION: Final = frozenset({"cortex-a53", "cortex-a55", "cortex-a57", "cortex-a72"})
 # A division of four numbers takes 34 cycles.
 _SLOW_DIVISIONS: Final = frozenset({"cortex-a57", "cortex-a72"})
-_LANE_INSTRUCTIONS: Final = (2.0, 0.5)
-_SPILL_COST: Final = 0.1
-_FACTOR_REGISTERS: Final = 4
-_LATE_LOADS: Final = 2
-_UNROLLED_FACTOR_REGISTERS: Final = 9
-
-# What instructions of a loop do not compute, and registers of products that are not yet added to sums.
-_LOOP_INSTRUCTIONS: Final = 4
-_PAIR_REGISTERS: Final = 3
-# The time of a load, in products of matrices.
-_MATRIX_LOADS: Final = 0.3
-# Another point is computed for so many, if tiles divide them better.
-_POINTS_FOR_ANOTHER: Final = 8
-# The part of a load's time that other instructions do not hide.
-_LOAD_SHARE: Final = 0.1
-
 _AVX_LANES: Final = 8
+# Instructions take lanes of float16 from half of the registers alone, so that LLVM spills earlier.
+_REGISTERS_WITHOUT_LANES: Final = 4
 # CPUs with registers of 512 bits and arithmetic units of 256.
 _HALF_WIDE_UNITS: Final = frozenset({"znver4"})
 _HALF_WIDE_COST: Final = 1.7
@@ -307,160 +265,9 @@ class CpuModel(NamedTuple):
         return self.registers * 11 // 16
 
     @property
-    def min_sums(self) -> int:
-        """Independent sums that keep the pipelines busy while operands are loaded."""
-        return _MIN_SUMS_OF_LANES if self.factor_lanes else MIN_SUMS
-
-    def holds_sums(self, vectors: int, points: int) -> bool:
-        """Return whether the sums of a tile leave some registers for operands."""
-        return vectors * points <= self.registers - _OPERAND_REGISTERS
-
-    def holds_operands(self, vectors: int, points: int) -> bool:
-        """Return whether there is a register for each sum of a tile, each vector of weights, and the data.
-
-        Data of which instructions take a lane are a vector for each point.
-        """
-        data = points if self.factor_lanes else 1
-        return vectors * points + vectors + data <= self.registers
-
-    def holds_packed_tile(self, vectors: int, points: int) -> bool:
-        """Return whether a tile of a packed matrix is computed without spilling."""
-        if self.has_broadcast_loads:
-            return vectors * points + vectors <= self.unspilled_registers
-        if self.factor_lanes:
-            return self.holds_operands(vectors, points)
-        return self.holds_sums(vectors, points)
-
-    def estimate_load_time(self, vectors: int, points: int, *, is_packed: bool = False) -> float:
-        """Estimate the time of a tile's loads, relative to that of its multiplications; at least 1."""
-        base, each = _PLAIN_LOADS
-        if self.has_broadcast_loads:
-            base, each = _PACKED_BROADCAST_LOADS if is_packed else _BROADCAST_LOADS
-        return max(1.0, base + each * ((vectors + points) / (vectors * points)))
-
-    def holds_dot_tile(self, vectors: int, points: int) -> bool:
-        """Return whether a tile of products of bytes, words of which are lanes, is computed without spilling."""
-        # words are moved to all lanes shortly before their products are computed
-        words = points if self.has_quads else min(points, self.factor_lanes) + _PAIR_REGISTERS
-        return vectors * points + vectors + words < self.registers
-
-    def estimate_dot_utilization(self, vectors: int, points: int) -> float:
-        """Estimate the share of time in which products of bytes, words of which are lanes, are computed."""
-        sums = vectors * points
-        loads = vectors + -(-points // self.factor_lanes)
-        # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
-        moves = points if points < self.factor_lanes or not self.has_quads else 0
-        others = moves + loads + _LOOP_INSTRUCTIONS
-        if self.has_quads:
-            # two products a cycle, of four instructions
-            time = max(sums + moves, (sums + others) / 2, MIN_SUMS)
-        else:
-            # a product is two instructions, of which two run in a cycle, of three
-            time = max(sums + moves / 2, (2 * sums + others) / 3, MIN_SUMS)
-        return sums / (time + _LOAD_SHARE * loads)
-
-    def estimate_matrix_utilization(self, vectors: int, points: int) -> float:
-        """Estimate the share of time in which matrices of bytes are multiplied; 0 where sums would be spilled."""
-        sums, pairs = vectors * points, points // 2
-        # two vectors of weights for four results, and one of data for two points
-        if points % 2 or sums + 2 * vectors + pairs > self.registers:
-            return 0.0
-        loads = 2 * vectors + points
-        return sums / (max(sums, 2 * MIN_SUMS) + pairs + _MATRIX_LOADS * loads)
-
-    def pad_matrix_points(self, points: int, vectors: int) -> int:
-        """Return the even number of points, at least so many, that takes least time in whole tiles."""
-
-        def time(number: int) -> float:
-            sizes = itertools.product(
-                range(1, min(vectors, MAX_TILE_VECTORS) + 1), range(2, MAX_TILE_POINTS + 1, 2)
-            )
-            best = max(
-                self.estimate_matrix_utilization(width, tile)
-                for width, tile in sizes
-                if vectors % width == number % tile == 0
-            )
-            return number / best
-
-        first = points + points % 2
-        return min(range(first, first + points // _POINTS_FOR_ANOTHER + 1, 2), key=time)
-
-    def holds_unrolled_taps(self, vectors: int, points: int) -> bool:
-        """Return whether a tile whose factors are lanes spills nothing where taps are unrolled."""
-        return vectors * points + points + _UNROLLED_FACTOR_REGISTERS <= self.registers
-
-    def estimate_lane_time(self, vectors: int, points: int) -> float:
-        """Estimate the time of a tile whose factors are lanes, relative to its multiplications.
-
-        It is at least 1. The registers hold all sums, and a vector of factors for each point.
-        """
-        sums = vectors * points
-        spilled = max(0, sums + points + _FACTOR_REGISTERS - self.registers)
-        waits = math.sqrt(max(1.0, self.min_sums / sums))
-        of_vector, of_point = _LANE_INSTRUCTIONS
-        issue = self.issue_time * (1 + (of_vector * vectors + of_point * points + 1) / sums)
-        return waits * max(1.0, issue) * (1 + _SPILL_COST * spilled)
-
-    def estimate_window_share(self, sums: int, data: int) -> float:
-        """Estimate the speed of sums of so many vectors of data, relative to that where registers hold all.
-
-        LLVM loads the data of a row of taps early, but for a few.
-        """
-        spilled = max(0, sums + data - _LATE_LOADS - self.registers)
-        return 1 / (1 + _SPILL_COST * spilled)
-
-    def estimate_packed_utilization(self, vectors: int, points: int) -> float:
-        """Estimate the share of time in which the arithmetic units are busy with a tile of a packed matrix."""
-        if self.factor_lanes:
-            return 1 / self.estimate_lane_time(vectors, points)
-        busy = min(1.0, vectors * points / MIN_SUMS)
-        return busy / self.estimate_load_time(vectors, points, is_packed=True)
-
-    @property
     def broadcasts_first(self) -> bool:
         """True if a number is moved to all lanes of a register before it is multiplied."""
         return not self.has_broadcast_loads and not self.factor_lanes
-
-    def estimate_tile_speed(
-        self,
-        vectors: int,
-        points: int,
-        whole_vectors: int,
-        whole_points: int,
-        depth: int,
-        *,
-        is_product: bool = False,
-    ) -> float:
-        """Estimate how fast a tile is computed where numbers are broadcast first.
-
-        It is one of a matrix product or of a convolution.
-
-        Args:
-            vectors: The vectors of a tile.
-            points: The points of a tile.
-            whole_vectors: The vectors of the result.
-            whole_points: The points of the result.
-            depth: The length of a sum.
-            is_product: Whether the loop over the terms is not unrolled, in which LLVM tests each point of the last
-                tile if that is not whole, and holds the outcome.
-
-        Returns:
-            The share of time in which the arithmetic units multiply what the result needs.
-        """
-        sums, rest = vectors * points, whole_points % points
-        is_tested = is_product and rest > 0
-        broadcasts = points if self.lanes == _AVX_LANES else _SHUFFLED_LOADS * points
-        least, others = (MIN_SUMS, 1) if self.has_fma else (_MIN_SUMS_WITHOUT_FMA, 2)
-        is_cached = vectors * depth * self.lanes * _FLOAT_BYTES <= _L1_BYTES
-        late = _LATE_LOAD_TIMES["product" if is_product else "convolution"]
-        loads = vectors * (_LOAD_TIME if is_cached else late) + broadcasts * _LOAD_TIME
-        speed = sums / (max(sums, least) + loads)
-        # LLVM also spills where both points and vectors are tested, but for few points
-        spills = sums + points + others + is_tested > self.registers
-        spills = spills or (points > _FEW_POINTS and rest > 0 and whole_vectors % vectors > 0)
-        speed *= _SPILLED_SHARE if spills else 1.0
-        computed = -(-whole_points // points) * points * -(-whole_vectors // vectors) * vectors
-        return speed * whole_points * whole_vectors / computed
 
     def for_narrow_weights(self) -> CpuModel:
         """Return the CPU for a model whose int8 weights are from -64 to 64.
@@ -470,15 +277,12 @@ class CpuModel(NamedTuple):
         return self._replace(dot_dtype="uint8") if self.has_narrow_dots else self
 
     def for_float16(self) -> CpuModel:
-        """Return the CPU with vectors of float16, twice as many numbers as of float32 in registers and caches.
-
-        Instructions take lanes from half of the registers alone, so that LLVM spills earlier.
-        """
+        """Return the CPU with vectors of float16, twice as many numbers as of float32 in registers and caches."""
         return self._replace(
             lanes=2 * self.lanes,
             factor_lanes=2 * self.factor_lanes,
             l2_bytes=2 * self.l2_bytes,
-            registers=self.registers - _OPERAND_REGISTERS,
+            registers=self.registers - _REGISTERS_WITHOUT_LANES,
         )
 
     @classmethod
@@ -530,24 +334,6 @@ class CpuModel(NamedTuple):
         if arch.startswith("wasm") and "simd128" in features:
             return cls(4, 16, 1 << 18, _CORES)
         return None
-
-
-def estimate_weight_time(points: int, vectors: int, lanes: int) -> float:
-    """Estimate the time of a tile whose weights come from the second-level cache.
-
-    The estimate is relative to the time of the tile's multiplications.
-
-    The weights are loaded once for all points, while two multiplications a cycle use them.
-
-    Args:
-        points: The points of the tile.
-        vectors: All vectors of weights that the tile reads.
-        lanes: The float32 values of a vector.
-    """
-    vector_bytes = _FLOAT_BYTES * lanes
-    if vectors * vector_bytes <= _L1_BYTES:
-        return 1.0
-    return max(1.0, 2 * vector_bytes / points / _L2_BYTES_PER_CYCLE)
 
 
 def cpu_model_for(target: Mapping[str, Json], rules_version: int) -> CpuModel | None:

@@ -12,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.contraction.candidates import MAX_ROWS, choose_row_block
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, count_elements, divide_up, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
@@ -23,7 +24,6 @@ from tvmflow.compiler.tir_kernels.tiles import (
     Columns,
     Product,
     Workspace,
-    choose_rows,
     count_rows,
     iterate_vectors,
     max_points_of,
@@ -88,9 +88,6 @@ class _BatchedMatmulPacker(TargetRewriter):
 # Products of batches of matrices that the model computes, of any size, with packed right matrices.
 
 
-_MAX_ROWS = 28
-
-
 class BatchedProduct(NamedTuple):
     """The computation of a kernel: matrices (rows, depth) times matrices (depth, columns).
 
@@ -126,8 +123,9 @@ def make_kernel(product: BatchedProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
 def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> None:
     rows, width = product.shape[-2:]
     *outer, typical_rows, typical_width, typical_depth = product.typical
-    together, ((points, vectors),) = choose_rows(
-        typical_rows, (typical_width,), _MAX_ROWS, cpu, cpu.lanes, max_points_of(rows)
+    count = -(-typical_width // cpu.lanes)
+    together, ((points, vectors),) = choose_row_block(
+        typical_rows, (count,), MAX_ROWS, max_points_of(rows), cpu
     )
     columns = Columns(width, cpu.lanes, vectors)
     left, right = product.left.matrices, product.right.matrices

@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.contraction.candidates import choose_row_block
 from tvmflow.compiler.cpu_model import (
     FUNCTION_VECTORS,
     LINE_FLOATS,
@@ -51,7 +52,6 @@ from tvmflow.compiler.tir_kernels.tiles import (
     Columns,
     Product,
     Workspace,
-    choose_rows,
     count_rows,
     iterate_last,
     iterate_pieces,
@@ -354,9 +354,10 @@ class _Emitter:
         typical = attention.typical
         padded_keys = -(-typical.keys // cpu.lanes) * cpu.lanes
         max_rows = max(4, cpu.cached_data_bytes // 4 // padded_keys)
-        counts, points = (typical.keys, attention.values), max_points_of(attention.queries)
+        points = max_points_of(attention.queries)
+        counts = tuple(-(-size // cpu.lanes) for size in (typical.keys, attention.values))
         self._rows, ((self._key_points, key_vectors), (self._value_points, value_vectors)) = (
-            choose_rows(typical.queries, counts, max_rows, cpu, cpu.lanes, points)
+            choose_row_block(typical.queries, counts, max_rows, points, cpu)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
         # Rows a power of two apart would evict each other from the cache, of which the second product reads many at once.

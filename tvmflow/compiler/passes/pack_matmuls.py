@@ -11,6 +11,8 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.contraction import candidates
+from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, multiply_add
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
 from tvmflow.compiler.open_sizes import is_open, known_sizes, sizes_of
 from tvmflow.compiler.passes.quantization import (
@@ -23,7 +25,7 @@ from tvmflow.compiler.passes.quantization import (
     to_dot_data,
 )
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
+from tvmflow.compiler.tir_kernels import blocked, dot_products
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, ROWS
 
 # Fewer rows read each weight too few times for another instruction to matter.
@@ -109,7 +111,9 @@ class _MatmulPacker(TargetRewriter):
             or columns < cpu.lanes
         ):
             return 0
-        return cpu.pad_matrix_points(int(sizes[-2]), -(-columns // cpu.lanes))
+        vectors, depth = -(-columns // cpu.lanes), ir.known_shape(data)[-1]
+        problem = Contraction(int(sizes[-2]), vectors, depth, Arithmetic.BYTE_MATRICES)
+        return candidates.pad_rows(problem, cpu)
 
     def _subtract_zeros(
         self, sums: Any, data: QuantizedData, zeros: np.ndarray[Any, Any], depth: int
@@ -168,9 +172,12 @@ class _MatmulPacker(TargetRewriter):
         assert self._context.cpu is not None, "weights are packed for a CPU model"
         (depth, columns), shape = ir.known_shape(weights), self.numbers.shape(data)
         assert shape is not None, "the product is supported"
-        rows, padded = tiles.pad_product(shape[-2], columns, depth, self._context.cpu)
+        cpu = self._context.cpu
+        vectors = -(-columns // cpu.lanes)
+        problem = Contraction(shape[-2], vectors, depth, multiply_add(cpu), spreads_columns=False)
+        rows, vectors = candidates.pad_product(problem, cpu)
         sizes = sizes_of(data)
-        return None if sizes is None or is_open(sizes[-2]) else rows, padded
+        return None if sizes is None or is_open(sizes[-2]) else rows, vectors * cpu.lanes
 
     def _choose_packed_columns(self, columns: int) -> int:
         cpu = self._context.cpu

@@ -17,15 +17,15 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.contraction import candidates
+from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, RegisterTile
 from tvmflow.compiler.cpu_model import (
-    MAX_TILE_POINTS,
-    MAX_TILE_VECTORS,
+    FLOAT_BYTES,
+    L1_BYTES,
     MIN_LANES,
     MIN_PARALLEL_PRODUCTS,
-    MIN_SUMS,
     PARTS_PER_CORE,
     CpuModel,
-    estimate_weight_time,
 )
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import (
@@ -544,10 +544,10 @@ def _schedule_reduction(
     )
     if _reads_rows(block, extents, cpu):
         longest, limit = _LONG_REDUCTION, _MAX_ROW
-    elif cpu.factor_lanes and _measure_window(block, axes.data, tile.points):
+    elif cpu.factor_lanes and _measure_kernel(block, axes.data)[0]:
         longest = _LONG_REDUCTION
     elif takes_lanes and not is_dot:
-        holds_taps = cpu.holds_unrolled_taps(tile.vectors, tile.points)
+        holds_taps = candidates.holds_unrolled_kernel(RegisterTile(tile.points, tile.vectors), cpu)
         limit = _MAX_TAPS if holds_taps else factors * sums
     _unroll_short(schedule, reduction_loops, extents, sums, longest, limit)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
@@ -597,14 +597,14 @@ def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
     )
 
 
-def _measure_window(block: Block, data: int | None, points: int) -> int:
-    """Return how many vectors of data the points of a tile read in a row of taps.
+def _measure_kernel(block: Block, data: int | None) -> tuple[int, int]:
+    """Return the positions in a row of a depthwise kernel, and by how many two points lie apart.
 
-    Several points read some of them. It is 0 for what is no depthwise convolution, and where a size is open.
+    They are 0 and 1 for what is no depthwise convolution, and where a dimension is dynamic.
     """
     loads, extents = list_loads(block), block.reduction_extents
     if data is None or len(loads) != _PARTS or block.open_axes:
-        return 0
+        return 0, 1
     point, tap = block.spatial_axes[data], block.axes[len(block.spatial_extents) + len(extents) - 1]
     steps = [
         (element_stride(load, block, point), element_stride(load, block, tap))
@@ -612,11 +612,11 @@ def _measure_window(block: Block, data: int | None, points: int) -> int:
         if depends_on(load, point)
     ]
     if len(steps) != 1 or not all(depends_on(load, block.spatial_axes[-1]) for load in loads):
-        return 0
+        return 0, 1
     ((of_point, of_tap),) = steps
     if not of_point or not of_tap or of_point % of_tap:
-        return 0
-    return (points - 1) * (of_point // of_tap) + extents[-1]
+        return 0, 1
+    return extents[-1], of_point // of_tap
 
 
 def _unroll_short(
@@ -645,12 +645,10 @@ def _unroll_short(
 SHORT_REDUCTION: Final = 5
 """Reduction axes of at most this length are unrolled if their tile is small."""
 
-# The speed of a tile whose vectors of weights lie apart, relative to one where they lie together.
-_APART_FACTOR: Final = 0.88
-# So many sums stay in registers where each point is tested.
-_TESTED_SUMS: Final = 14
 # The cost of copying one element into a padded window, in multiplications.
 _COPY_COST: Final = 3
+# The cost of reading one element of a window that leaves the first-level cache, where weights are few.
+_L2_COST: Final = 1.5
 # The relative cost of testing each row where the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
@@ -830,57 +828,61 @@ def generate_tiles(
     The first tiles have the order of loops that the size of the weights suggests, and the best window.
     """
     outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
-    shapes = sorted(_estimate_shapes(block, axes, cpu), reverse=True)
-    if _multiplies_matrices(block):
-        shapes = [shape for shape in shapes if shape[0] > 0]
+    shapes = _rank_shapes(block, axes, cpu)
     heights = _choose_window_heights(block, pad, axes, cpu)
     preferred = (outside, 0 if outside else heights[0])
-    for _, vectors, points in shapes:
+    for points, vectors in shapes:
         yield Tile(vectors, points, *preferred)
     has_order = bool(axes.weights) and axes.data is not None
-    for _, vectors, points in shapes:
+    for points, vectors in shapes:
         for height in dict.fromkeys((*heights, 0)):
             for weights_outside in (False, True) if height == 0 and has_order else (False,):
                 if (weights_outside, height) != preferred:
                     yield Tile(vectors, points, weights_outside, height)
 
 
-def _estimate_shapes(
-    block: Block, axes: ReductionAxes, cpu: CpuModel
-) -> Iterator[tuple[float, int, int]]:
-    """Yield (estimated utilization, vectors, points) of all tiles that fit the registers."""
+def _rank_shapes(block: Block, axes: ReductionAxes, cpu: CpuModel) -> list[RegisterTile]:
+    """Return the register tiles that fit a reduction, the fastest estimate first."""
+    problem = _describe(block, axes, cpu)
+    return [tile for speed, tile in candidates.rank_tiles(problem, cpu) if speed > 0]
+
+
+def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
+    """Return a reduction as its register tile divides it."""
     extents = block.spatial_extents
     last = len(extents) - 1
-    max_vectors = 1 if axes.weight is None else extents[axes.weight]
-    max_vectors = max_vectors // axes.lanes if axes.weight == last else max_vectors
-    max_points = 1 if axes.data is None else extents[axes.data]
-    if axes.data in block.open_axes:
+    vectors = 1 if axes.weight is None else extents[axes.weight]
+    vectors = vectors // axes.lanes if axes.weight == last else vectors
+    rows = 1 if axes.data is None else extents[axes.data]
+    has_dynamic_rows = axes.data in block.open_axes
+    width, stride = _measure_kernel(block, axes.data)
+    return Contraction(
         # code grows with the tiles that compute the last rows
-        max_points = min(max_points, _MAX_OPEN_POINTS)
-    depth, is_product = math.prod(block.reduction_extents), len(block.reduction_extents) == 1
-    has_weights = len(axes.weights) > 0
-    broadcasts = has_weights and cpu.broadcasts_first and dot_products.find_products(block) is None
-    for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
-        for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
-            if cpu.holds_sums(vectors, points) and _holds_dot_tile(block, vectors, points, cpu):
-                # the last tile of an open axis is a smaller one, and no tile is tested
-                whole_vectors = vectors if axes.weight in block.open_axes else max_vectors
-                whole_points = points if axes.data in block.open_axes else max_points
-                sizes = (vectors, points, whole_vectors, whole_points)
-                if broadcasts:
-                    speed = cpu.estimate_tile_speed(*sizes, depth, is_product=is_product)
-                    yield speed, vectors, points
-                    continue
-                useful = _useful_share(whole_vectors, vectors) * _useful_share(whole_points, points)
-                read = vectors * depth if has_weights else 0
-                stalls = estimate_weight_time(points, read, axes.lanes)
-                utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
-                window = _measure_window(block, axes.data, points) if cpu.factor_lanes else 0
-                if window and block.reduction_extents[-1] <= _LONG_REDUCTION:
-                    utilization *= cpu.estimate_window_share(points, window)
-                if axes.weight == last and not cpu.divides_packs(vectors):
-                    utilization *= _APART_FACTOR
-                yield utilization, vectors, points
+        rows=min(rows, _MAX_OPEN_POINTS) if has_dynamic_rows else rows,
+        vectors=vectors,
+        depth=math.prod(block.reduction_extents),
+        arithmetic=_find_arithmetic(block, axes, cpu),
+        is_product=len(block.reduction_extents) == 1,
+        has_long_loop=block.reduction_extents[-1] > SHORT_REDUCTION,
+        has_dynamic_rows=has_dynamic_rows,
+        has_dynamic_vectors=axes.weight in block.open_axes,
+        kernel_width=width,
+        row_stride=stride,
+        spreads_columns=axes.weight != last,
+    )
+
+
+def _find_arithmetic(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Arithmetic:
+    """Return how the terms of a reduction are multiplied."""
+    if _multiplies_matrices(block):
+        return Arithmetic.BYTE_MATRICES
+    if _takes_words_from_lanes(block, cpu):
+        return Arithmetic.DOT_BY_ELEMENT
+    if _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
+        return Arithmetic.BY_ELEMENT
+    if dot_products.find_products(block) is not None:
+        return Arithmetic.DOT
+    return Arithmetic.SCALAR if axes.weights else Arithmetic.VECTORS
 
 
 def _multiplies_matrices(block: Block) -> bool:
@@ -895,63 +897,9 @@ def _takes_words_from_lanes(block: Block, cpu: CpuModel) -> bool:
     return cpu.factor_lanes > 0 and products in (INTEGERS, PAIRS)
 
 
-def _holds_dot_tile(block: Block, vectors: int, points: int, cpu: CpuModel) -> bool:
-    """Return whether a tile of a dot product is computed without spilling, where that is known."""
-    return not _takes_words_from_lanes(block, cpu) or cpu.holds_dot_tile(vectors, points)
-
-
 def _useful_share(extent: int, size: int) -> float:
     """Return the share of the work that lies within an extent that is split into pieces of `size`."""
     return extent / size / math.ceil(extent / size)
-
-
-def _estimate_utilization(
-    block: Block, vectors: int, points: int, max_vectors: int, max_points: int, cpu: CpuModel
-) -> float:
-    """Estimate the share of time in which the arithmetic units are busy.
-
-    Where a number must first be broadcast to a register, loads of weights cost the most. A piece
-    beyond the end makes the compiler test each point or vector, and then it may spill sums.
-
-    Args:
-        block: The reduction.
-        vectors: The vectors of the tile.
-        points: The points of the tile.
-        max_vectors: The vectors of the whole result.
-        max_points: The points of the whole result.
-        cpu: The CPU to schedule for.
-
-    Returns:
-        A number near 1 for the best tiles.
-    """
-    sums = vectors * points
-    if _multiplies_matrices(block):
-        # matrices are multiplied in whole tiles
-        is_whole = max_points % points == 0
-        utilization = cpu.estimate_matrix_utilization(vectors, points) if is_whole else 0.0
-        return utilization * (0.6 if max_vectors % vectors else 1.0)
-    if _takes_words_from_lanes(block, cpu):
-        utilization = cpu.estimate_dot_utilization(vectors, points)
-        utilization *= 0.6 if max_points % points else 1.0
-        return utilization * (0.6 if max_vectors % vectors else 1.0)
-    free = cpu.unspilled_registers
-    stalls = cpu.estimate_load_time(vectors, points)
-    if cpu.has_broadcast_loads:
-        stalls *= 1 + 0.05 * max(0, sums + vectors - free)
-        test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
-    elif _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
-        stalls = cpu.estimate_lane_time(vectors, points)
-        test_factor = 0.9
-    else:
-        live = sums + min(vectors, points)
-        stalls *= 1 + 0.03 * max(0, live - free)
-        stalls /= 0.8 if vectors > points else 1.0
-        is_long = block.reduction_extents[-1] > SHORT_REDUCTION
-        test_factor = 0.9 if vectors == 1 or is_long else 0.6
-    utilization = min(1.0, sums / MIN_SUMS) / stalls
-    utilization *= test_factor if max_points % points else 1.0
-    utilization *= 0.6 if max_vectors % vectors else 1.0
-    return utilization if points > 2 or max_points < 3 else 0.93 * utilization
 
 
 def _measure_overlap(padded: int, extent: int) -> tuple[int, int]:
@@ -991,9 +939,11 @@ def _choose_window_heights(
     costs = []
     for rows in range(1, height + 1):
         window = (rows * step + halo) * row_elements
-        if 4 * window > cpu.cached_data_bytes:
+        if FLOAT_BYTES * window > cpu.cached_data_bytes:
             break
         cost = row_work + _COPY_COST * window / rows
+        if not axes.weights and cpu.broadcasts_first and FLOAT_BYTES * window > L1_BYTES * 3 // 4:
+            cost += _L2_COST * window / rows
         if axes.row in block.open_axes:
             cost *= _measure_imbalance(outer_parts, height, rows, cpu.cores)
         else:

@@ -19,6 +19,11 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.contraction.candidates import (
+    RegisterTile,
+    estimate_packed_speed,
+    holds_operands,
+)
 from tvmflow.compiler.cpu_model import STRIPS_PER_CORE, CpuModel
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import same_sizes
@@ -192,7 +197,7 @@ def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
         tile_bytes = elements * channels * _FLOAT_BYTES
         rows = _choose_rows(blocks, tile_bytes, in_strips, cpu)
         for points in _list_divisors(rows * blocks.tile_columns):
-            if cpu.holds_operands(vectors, points):
+            if holds_operands(RegisterTile(points, vectors), cpu):
                 splits.append(_Split(rows, vectors, points, in_strips))
     return sorted(splits, key=lambda split: _estimate_cost(split, out_blocks, cpu))
 
@@ -228,12 +233,7 @@ def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuMode
 def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float, int]:
     """Return an estimate of the time for a product of vectors; of equal ones, more sums come last."""
     sums = split.vectors * split.points
-    if cpu.factor_lanes:
-        time = cpu.estimate_lane_time(split.vectors, split.points)
-    else:
-        # two loads take the time of two products
-        loads = max(1.0, (split.vectors + split.points) / sums)
-        time = max(1.0, cpu.min_sums / sums) * loads
+    time = 1 / estimate_packed_speed(RegisterTile(split.points, split.vectors), cpu)
     parts = out_blocks // split.vectors
     is_balanced = split.in_strips or parts % cpu.cores == 0 or parts >= STRIPS_PER_CORE * cpu.cores
     return time * (1.0 if is_balanced else 1.2), sums
@@ -436,7 +436,7 @@ def _divide_open(blocks: _Blocks, cpu: CpuModel) -> OpenBlocks:
         _Split(1, vectors, points, in_blocks)
         for vectors in _list_divisors(out_blocks)
         for points in range(1, _MAX_OPEN_POINTS + 1)
-        if cpu.holds_operands(vectors, points)
+        if holds_operands(RegisterTile(points, vectors), cpu)
     ]
 
     def rate(split: _Split) -> tuple[float, int, int]:

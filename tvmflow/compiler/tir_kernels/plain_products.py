@@ -7,27 +7,18 @@ packed once for all rows, so that they stay in the cache.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import (
-    MAX_TILE_POINTS,
-    MIN_PARALLEL_PRODUCTS,
-    CpuModel,
-)
+from tvmflow.compiler.contraction.candidates import RegisterTile, choose_packing_tile
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import FLOAT, Sums, Workspace
-
-# More columns of a tile would leave the cache where sums have many terms.
-_MAX_VECTORS: Final = 4
-# The time in which a column of a tile is packed, relative to that in which it is multiplied with one row.
-_PACK_COST: Final = 2
 
 Activation = Callable[[Any], Any]
 """A sum -> the element of the result."""
@@ -58,34 +49,9 @@ class PlainProduct(NamedTuple):
         return math.prod(self.image)
 
 
-def choose_points(product: PlainProduct, cpu: CpuModel) -> int:
-    """Return how many rows of the weights are packed together: those of a tile."""
-    return _choose_tile(product.outputs, product.pixels, cpu)[0]
-
-
-@functools.cache
-def _choose_tile(outputs: int, pixels: int, cpu: CpuModel) -> tuple[int, int]:
-    """Return points and vectors of the tiles with which a product takes least time."""
-    sizes = [
-        (points, vectors)
-        for points in range(1, min(outputs, MAX_TILE_POINTS) + 1)
-        for vectors in range(1, min(pixels // cpu.lanes, _MAX_VECTORS) + 1)
-        if cpu.holds_sums(vectors, points)
-    ]
-
-    def time(size: tuple[int, int]) -> float:
-        points, most = size
-        tiles, rest = divmod(-(-pixels // cpu.lanes), most)
-        groups, last = divmod(outputs, points)
-
-        def column(vectors: int) -> float:
-            of_rows = [points] * groups + [last] * (last > 0)
-            busy = (rows / cpu.estimate_packed_utilization(vectors, rows) for rows in of_rows)
-            return vectors * (_PACK_COST + sum(busy))
-
-        return tiles * column(most) + (column(rest) if rest else 0)
-
-    return min(sizes, key=lambda size: (time(size), size))
+def choose_tile(product: PlainProduct, cpu: CpuModel) -> RegisterTile:
+    """Return the tile of a kernel; as many rows of the weights as it has are packed together."""
+    return choose_packing_tile(product.outputs, -(-product.pixels // cpu.lanes), cpu)
 
 
 def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
@@ -96,7 +62,7 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """
     number, outputs, depth, image = product[:4]
     pixels = product.pixels
-    points, vectors = _choose_tile(outputs, pixels, cpu)
+    points, vectors = choose_tile(product, cpu)
     parameters = {
         "weights": ((-(-outputs // points), depth, points), FLOAT),
         "data": ((number, depth, *image), FLOAT),

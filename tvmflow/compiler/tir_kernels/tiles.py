@@ -8,8 +8,6 @@ The functions emit TIR; they must be called within an `IRBuilder`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
@@ -17,13 +15,8 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import (
-    MAX_TILE_POINTS,
-    MAX_TILE_VECTORS,
-    PACKED_FLOATS,
-    CpuModel,
-    estimate_weight_time,
-)
+from tvmflow.compiler.contraction.candidates import MAX_ROWS
+from tvmflow.compiler.cpu_model import PACKED_FLOATS
 from tvmflow.compiler.last_vectors import LAST_LANES
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
 
@@ -32,13 +25,6 @@ Element = Callable[[Any, Any], Any]
 
 FLOAT: Final = "float32"
 
-# One vector of zeros may be added for so many vectors.
-_MIN_USEFUL_VECTORS: Final = 16
-# One row may be added for so many rows, and no more than so many.
-_MIN_USEFUL_ROWS: Final = 4
-_MAX_ADDED_ROWS: Final = 7
-# The relative time of tiles of which the last is tested vector by vector.
-_PARTIAL_TILE_COST: Final = 1.7
 # The most rows of a tile where their number is open.
 _MAX_OPEN_POINTS: Final = 4
 
@@ -296,52 +282,9 @@ class Sums(NamedTuple):
         T.buffer_store(self.buffer, value, index)
 
 
-class RowTiles(NamedTuple):
-    """The division of rows.
-
-    Attributes:
-        rows: The rows that are computed together.
-        tiles: For each product, points and vectors of its tiles.
-    """
-
-    rows: int
-    tiles: tuple[tuple[int, int], ...]
-
-
-@functools.cache
-def choose_rows(
-    rows: int,
-    columns: tuple[int, ...],
-    max_rows: int,
-    cpu: CpuModel,
-    lanes: int,
-    max_points: int = MAX_TILE_POINTS,
-) -> RowTiles:
-    """Return the division of rows with which products take least time.
-
-    Args:
-        rows: The number of rows.
-        columns: The number of columns of each product of these rows.
-        max_rows: How many rows may be computed together.
-        cpu: The CPU.
-        lanes: The float32 values of a vector.
-        max_points: The most rows of a tile.
-    """
-    best: tuple[float, RowTiles] | None = None
-    for together in range(1, min(MAX_TILE_POINTS, max_rows, rows + 2) + 1):
-        tiles = [_choose_tile(together, -(-count // lanes), cpu, max_points) for count in columns]
-        blocks = -(-rows // together)
-        # the packed matrices are read once for all these rows
-        cost = blocks * together * (1 + 1 / together) * sum(cost for cost, _ in tiles)
-        if best is None or cost < best[0]:
-            best = cost, RowTiles(together, tuple(tile for _, tile in tiles))
-    assert best is not None, "at least one row is computed"
-    return best[1]
-
-
 def max_points_of(rows: IrSize) -> int:
     """Return the most rows of a tile: of an open number, the last tile should compute few others."""
-    return _MAX_OPEN_POINTS if is_open(rows) else MAX_TILE_POINTS
+    return _MAX_OPEN_POINTS if is_open(rows) else MAX_ROWS
 
 
 def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
@@ -356,106 +299,3 @@ def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
     if not is_open(rows):
         return together
     return tirx.min(divide_up(rows - first, points) * points, together)
-
-
-def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int, int]:
-    """Return the rows and columns for which a product takes least time in whole tiles.
-
-    There are as many of each as the product has, or more.
-
-    Args:
-        rows: The number of rows.
-        columns: The number of columns.
-        depth: The length of a sum.
-        cpu: The CPU.
-    """
-    vectors = -(-columns // cpu.lanes)
-    sizes = itertools.product(
-        _list_padded(rows), range(vectors, vectors + vectors // _MIN_USEFUL_VECTORS + 1)
-    )
-    padded_rows, padded_vectors = min(
-        sizes, key=lambda size: _estimate_time(*size, depth, cpu, is_packed=True)
-    )
-    return padded_rows, padded_vectors * cpu.lanes
-
-
-def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel, min_gain: float = 1.0) -> int:
-    """Return the number of rows for which a product takes least time in whole tiles.
-
-    These are the rows of a product or the pixels of a convolution, or more.
-
-    Args:
-        rows: The number of rows.
-        vectors: The vectors of a row of the result.
-        depth: The length of a sum.
-        cpu: The CPU.
-        min_gain: By this factor more rows must be faster to be added.
-    """
-
-    def time(size: int) -> float:
-        return _estimate_time(size, vectors, depth, cpu)
-
-    padded = min(_list_padded(rows), key=time)
-    return padded if time(rows) > min_gain * time(padded) else rows
-
-
-def _list_padded(rows: int) -> range:
-    """Return the numbers of rows that may be computed in place of a number."""
-    return range(rows, rows + min(rows // _MIN_USEFUL_ROWS, _MAX_ADDED_ROWS) + 1)
-
-
-@functools.cache
-def _estimate_time(
-    rows: int, vectors: int, depth: int, cpu: CpuModel, *, is_packed: bool = False
-) -> float:
-    """Return the estimated time of a product in the tiles that suit it best.
-
-    They divide its rows, but where the schedule chooses them by the same estimate.
-    """
-    sizes = itertools.product(
-        range(1, min(rows, MAX_TILE_POINTS) + 1), range(1, min(vectors, MAX_TILE_VECTORS) + 1)
-    )
-    if is_packed and cpu.broadcasts_first:
-        speed = max(
-            cpu.estimate_tile_speed(width, points, vectors, rows, depth, is_product=True)
-            for points, width in sizes
-            if cpu.holds_sums(width, points)
-        )
-        return round(rows * vectors / speed, 6)
-    best = min(
-        max(
-            (
-                _PARTIAL_TILE_COST
-                if vectors % width or (is_packed and not cpu.divides_packs(width))
-                else 1
-            )
-            / cpu.estimate_packed_utilization(width, points),
-            estimate_weight_time(points, width * depth, cpu.lanes),
-        )
-        for points, width in sizes
-        if rows % points == 0 and cpu.holds_packed_tile(width, points)
-    )
-    # the fewest rows of equal times
-    return round(rows * vectors * best, 6)
-
-
-@functools.cache
-def _choose_tile(
-    rows: int, vectors: int, cpu: CpuModel, max_points: int
-) -> tuple[float, tuple[int, int]]:
-    """Return the estimated time of a row of so many vectors, and points and vectors of the best tile."""
-    holds = cpu.holds_operands if cpu.factor_lanes else cpu.holds_sums
-    tiles = [
-        (points, width)
-        for points in range(1, min(rows, max_points) + 1)
-        for width in range(1, min(vectors, MAX_TILE_VECTORS) + 1)
-        if rows % points == 0 and holds(width, points)
-    ]
-
-    def cost(tile: tuple[int, int]) -> float:
-        points, width = tile
-        rest = vectors % width
-        whole = (vectors - rest) / cpu.estimate_packed_utilization(width, points)
-        return whole + (rest / cpu.estimate_packed_utilization(rest, points) if rest else 0)
-
-    return min((cost(tile), tile) for tile in tiles)

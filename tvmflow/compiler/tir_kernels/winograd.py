@@ -24,9 +24,11 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.choices import DIRECT, tile_size
+from tvmflow.compiler.contraction import candidates
+from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
-from tvmflow.compiler.tir_kernels import blocked, tiles
+from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import positive
 from tvmflow.compiler.tir_kernels.tiles import FLOAT, Workspace
 
@@ -357,9 +359,10 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
     """
     columns = geometry.tiles[1]
     # all of a row are one register tile
-    if cpu.holds_operands(1, columns):
+    if candidates.holds_operands(RegisterTile(columns, 1), cpu):
         return geometry
-    padded = tiles.pad_rows(columns, out_blocks, inner, cpu, _MIN_PADDING_GAIN)
+    problem = Contraction(columns, out_blocks, inner, multiply_add(cpu))
+    padded = candidates.pad_rows(problem, cpu, divides_rows=True, min_gain=_MIN_PADDING_GAIN)
     return geometry._replace(tile_columns=padded if padded > columns else 1)
 
 

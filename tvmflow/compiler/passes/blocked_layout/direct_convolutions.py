@@ -12,10 +12,12 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.contraction import candidates
+from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.rewriter import OPAQUE
-from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products, tiles
+from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 from tvmflow.compiler.tir_kernels.plain_products import PlainProduct
@@ -109,7 +111,8 @@ def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: W
     padded = size + sum(window.padding[rank - 1 :: rank])
     reach = (reads[rank] - 1) * window.dilation[-1]
     columns = (padded - reach - 1) // window.strides[-1] + 1
-    return tiles.pad_rows(columns, blocks, math.prod(reads), cpu._replace(lanes=lanes))
+    problem = Contraction(columns, blocks, math.prod(reads), multiply_add(cpu), is_product=False)
+    return candidates.pad_rows(problem, cpu._replace(lanes=lanes))
 
 
 def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
@@ -181,7 +184,7 @@ def emit_plain_product(
     ):
         return None
     product = PlainProduct(sizes[0], outputs, inputs, tuple(sizes[2:]))
-    points = plain_products.choose_points(product, cpu)
+    points = plain_products.choose_tile(product, cpu).rows
     rows = rewriter.pad_to_multiples(rewriter.reshape(kernel, [outputs, inputs]), [points])
     packed = rewriter.rearrange(rows, [-(-outputs // points), points, inputs], [0, 2, 1])
     return _emit_product(rewriter, PlainConvolution(product, [packed, data]))

@@ -1,0 +1,1 @@
+"""Contractions: matrix products, convolutions and their like; the register tiles that rules choose and tuning measures."""

@@ -1,0 +1,513 @@
+"""The register tiles that fit a contraction, ranked by their estimated speed.
+
+A register tile is `rows` times `vectors` accumulators (M times N). Each vector of weights is loaded once for all rows
+of the tile, and each value of the data once for all of its vectors (Goto and van de Geijn, "Anatomy of
+High-Performance Matrix Multiplication", 2008). Padding, packing, emitters and schedules all ask `estimate_speed`, so
+that a product is padded for the tile that its schedule takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from tvmflow.compiler.cpu_model import FLOAT_BYTES, L1_BYTES, CpuModel
+
+MAX_VECTORS: Final = 8
+"""The most vectors of a register tile."""
+MAX_ROWS: Final = 28
+"""The most rows of a register tile."""
+
+# Padding: at most one vector for so many, one row for so many, and so many rows.
+_VECTORS_PER_PADDED: Final = 16
+_ROWS_PER_PADDED: Final = 4
+_MAX_PADDED_ROWS: Final = 7
+
+# More vectors of packed columns would leave the cache where accumulators have many terms. A vector is packed in the
+# time in which it is multiplied with so many rows.
+_MAX_PACKED_VECTORS: Final = 4
+_PACKING_TIME: Final = 2.0
+
+# The registers that a tile leaves for operands.
+_OPERAND_REGISTERS: Final = 4
+# Accumulators that keep two pipelines with a latency of four cycles busy. By-element instructions need some more while
+# operands are loaded; without fused multiply-add, the latency of an addition alone counts.
+MIN_ACCUMULATORS: Final = 8
+_MIN_ACCUMULATORS_BY_ELEMENT: Final = 10
+_MIN_ACCUMULATORS_WITHOUT_FMA: Final = 4
+
+
+class _LoopCosts(NamedTuple):
+    """The constants of a loop whose instructions read vectors and scalars.
+
+    Attributes:
+        base: The time of a tile without its loads, in that of its multiplications.
+        load: The time of a load of a vector or a row. Two loads take the time of two multiplications.
+        spill: The time that each register adds which LLVM has to spill.
+        row_tail: The speed of a tile whose rows are tested one by one, if it spills nothing.
+    """
+
+    base: float
+    load: float
+    spill: float
+    row_tail: float
+
+
+# Instructions of AVX-512 read a value from memory for all lanes.
+_EMBEDDED_BROADCAST: Final = _LoopCosts(base=0.5, load=0.6, spill=0.05, row_tail=0.97)
+_VECTORS: Final = _LoopCosts(base=0.1, load=1.25, spill=0.03, row_tail=0.9)
+# Where rows or vectors of a tile are tested one by one, LLVM may spill all of its accumulators.
+_TESTED_TILE: Final = 0.6
+# So many accumulators stay in registers where each row is tested.
+_TESTED_ACCUMULATORS: Final = 14
+# A vector costs more loads than a row where data are vectors, too.
+_MORE_VECTORS_THAN_ROWS: Final = 0.8
+# Tiles of one or two rows load weights for few multiplications.
+_FEW_ROWS: Final = 2
+_FEW_ROWS_SPEED: Final = 0.93
+
+# A value is broadcast to a register first (SSE, AVX2, RISC-V, WebAssembly), measured by benchmarks/tile_ranks.py on a
+# Zen 3 with AVX2: a load takes a part of the time of a multiplication, more from the second-level cache, which the data
+# of a convolution pass through, too. A shuffle to all lanes counts as two loads. LLVM holds the values of all rows
+# while it multiplies, and spills where both rows and vectors have tails, but for few rows.
+_BROADCAST_LOAD: Final = 0.4
+_L2_LOAD_OF_PRODUCT: Final = 0.5
+_L2_LOAD_OF_CONVOLUTION: Final = 0.8
+_LOADS_OF_SHUFFLE: Final = 2
+# Pairs of bytes take three instructions, the first of which reads weights from memory.
+_PAIR_INSTRUCTIONS: Final = 3
+_WEIGHT_LOAD_OF_PAIRS: Final = 0.2
+_BROADCAST_OF_PAIRS: Final = 0.8
+# Depthwise convolutions of more rows spill accumulators where each row is tested.
+_TESTED_DEPTHWISE_ROWS: Final = 8
+_SPILLED_DEPTHWISE: Final = 0.75
+_AVX_LANES: Final = 8
+_SPILLED_BROADCAST: Final = 0.65
+
+# By-element instructions (64-bit ARM): loads of a vector and of a row in multiplications; each register too many costs
+# a share of the tile's time. LLVM loads the next multiplicands of all rows early, and weights shortly before use.
+_VECTOR_LOADS: Final = 2.0
+_ROW_LOADS: Final = 0.5
+_SPILL: Final = 0.1
+_MULTIPLICAND_REGISTERS: Final = 4
+_UNROLLED_MULTIPLICAND_REGISTERS: Final = 9
+_LATE_LOADS: Final = 2
+_MAX_KERNEL_WIDTH: Final = 7
+# CPUs differ little in how fast they read the second-level cache.
+_L2_BYTES_PER_CYCLE: Final = 32
+# The speed of a tile whose vectors of weights lie in several blocks of packed columns.
+_SPREAD_COLUMNS: Final = 0.88
+
+# Dot products: instructions of a loop that do not multiply, registers of products that are not added up yet, and the
+# part of the time of a load that other instructions do not hide.
+_LOOP_INSTRUCTIONS: Final = 4
+_PAIR_REGISTERS: Final = 3
+_EXPOSED_LOAD: Final = 0.1
+_MATRIX_LOAD: Final = 0.3
+
+
+class Arithmetic(Enum):
+    """How the terms of a contraction are multiplied."""
+
+    SCALAR = auto()
+    """A vector times one value of the data for all lanes: broadcast to a register, or read by the instruction."""
+    BY_ELEMENT = auto()
+    """A vector times any lane of another (64-bit ARM)."""
+    VECTORS = auto()
+    """Vectors times vectors, as in depthwise convolutions, or no products, as in pooling."""
+    DOT = auto()
+    """Products of bytes or of bfloat16, several of which an instruction adds to each accumulator."""
+    DOT_BY_ELEMENT = auto()
+    """The same with a word of data from any lane of a vector."""
+    BYTE_MATRICES = auto()
+    """Matrices of 2 x 8 times 8 x 2 bytes (smmla)."""
+
+
+def multiply_add(cpu: CpuModel) -> Arithmetic:
+    """Return how a CPU multiplies packed float32 weights."""
+    return Arithmetic.BY_ELEMENT if cpu.factor_lanes else Arithmetic.SCALAR
+
+
+class Contraction(NamedTuple):
+    """A contraction as its register tile divides it.
+
+    Attributes:
+        rows: The rows of the result (M), such as positions of an image.
+        vectors: The vectors of a row of the result (N).
+        depth: The number of terms of each accumulator (K).
+        arithmetic: How terms are multiplied.
+        is_product: Whether the loop over the terms is a single one, which LLVM does not unroll.
+        has_long_loop: Whether the innermost loop over the terms is too long to be unrolled.
+        has_dynamic_rows: Whether a smaller tile computes the last rows, so that none are tested.
+        has_dynamic_vectors: The same of the last vectors.
+        holds_vectors: Whether LLVM keeps the vectors of weights of a term in registers, not the values of all rows: the
+            loop over vectors is the inner one in kernels that pack a matrix while they run.
+        kernel_width: The positions of a row of a depthwise kernel, 0 for others; and how far rows lie apart in them.
+        row_stride: By how many positions of the kernel two rows lie apart.
+        spreads_columns: Whether the vectors of a tile may lie in several blocks of packed columns.
+    """
+
+    rows: int
+    vectors: int
+    depth: int
+    arithmetic: Arithmetic = Arithmetic.SCALAR
+    is_product: bool = True
+    has_long_loop: bool = True
+    has_dynamic_rows: bool = False
+    has_dynamic_vectors: bool = False
+    holds_vectors: bool = False
+    kernel_width: int = 0
+    row_stride: int = 1
+    spreads_columns: bool = True
+
+
+class RegisterTile(NamedTuple):
+    """The accumulators that registers hold: `rows` times `vectors`."""
+
+    rows: int
+    vectors: int
+
+    @property
+    def accumulators(self) -> int:
+        """Their number."""
+        return self.rows * self.vectors
+
+
+def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput at which a tile computes what the result needs.
+
+    It is 0 for a tile that the instructions cannot compute.
+    """
+    rows, vectors = tile
+    computed_rows = (
+        -(-problem.rows // rows) * rows if not problem.has_dynamic_rows else problem.rows
+    )
+    computed = -(-problem.vectors // vectors) * vectors
+    computed = problem.vectors if problem.has_dynamic_vectors else computed
+    has_tail = computed_rows > problem.rows, computed > problem.vectors
+    speed = _estimate_whole_tile(problem, tile, cpu) * _estimate_tail(problem, tile, has_tail, cpu)
+    if not problem.spreads_columns and not cpu.divides_packs(vectors):
+        speed *= _SPREAD_COLUMNS
+    return speed * (problem.rows / computed_rows) * (problem.vectors / computed)
+
+
+def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput of a tile of which nothing is tested."""
+    if problem.arithmetic is Arithmetic.BYTE_MATRICES:
+        return _estimate_byte_matrices(tile, cpu)
+    if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
+        return _estimate_dot_by_element(tile, cpu)
+    if _broadcasts(problem.arithmetic, cpu):
+        return _estimate_broadcast(problem, tile, cpu)
+    if problem.arithmetic is Arithmetic.BY_ELEMENT:
+        speed = 1 / _estimate_time_by_element(tile, cpu)
+    else:
+        speed = _estimate_loop(tile, cpu)
+    if 0 < problem.kernel_width <= _MAX_KERNEL_WIDTH and cpu.factor_lanes:
+        # LLVM loads the data of a row of the kernel early, but for a few
+        data = (tile.rows - 1) * problem.row_stride + problem.kernel_width
+        spilled = max(0, tile.rows + data - _LATE_LOADS - cpu.registers)
+        speed /= 1 + _SPILL * spilled
+    read = 0 if problem.arithmetic is Arithmetic.VECTORS else tile.vectors * problem.depth
+    return speed / _estimate_weight_time(tile.rows, read, cpu.lanes)
+
+
+def _estimate_tail(
+    problem: Contraction, tile: RegisterTile, has_tail: tuple[bool, bool], cpu: CpuModel
+) -> float:
+    """Estimate the speed of a tile whose last rows or vectors are tested, relative to one that is not."""
+    rows, vectors = tile
+    few_rows = _FEW_ROWS_SPEED if rows <= _FEW_ROWS < problem.rows else 1.0
+    of_vectors = _TESTED_TILE if has_tail[1] else 1.0
+    if problem.arithmetic is Arithmetic.BYTE_MATRICES:
+        # matrices are multiplied in whole tiles
+        return 0.0 if has_tail[0] else of_vectors
+    if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
+        return of_vectors * (_TESTED_TILE if has_tail[0] else 1.0)
+    if _broadcasts(problem.arithmetic, cpu):
+        operands = vectors if problem.holds_vectors else rows
+        needed = tile.accumulators + operands + (1 if cpu.has_fma else 2)
+        is_spilled = needed + (problem.is_product and has_tail[0]) > cpu.registers
+        is_spilled = is_spilled or (rows > _FEW_ROWS and all(has_tail))
+        return _SPILLED_BROADCAST if is_spilled else 1.0
+    if not has_tail[0]:
+        return of_vectors * few_rows
+    if problem.arithmetic is Arithmetic.BY_ELEMENT:
+        is_kept = True
+    elif cpu.has_broadcast_loads:
+        is_kept = vectors == 1 or tile.accumulators <= _TESTED_ACCUMULATORS
+    elif cpu.broadcasts_first and problem.kernel_width:
+        is_kept = rows <= _TESTED_DEPTHWISE_ROWS
+        return few_rows * (_VECTORS.row_tail if is_kept else _SPILLED_DEPTHWISE)
+    else:
+        is_kept = vectors == 1 or problem.has_long_loop
+    costs = _EMBEDDED_BROADCAST if cpu.has_broadcast_loads else _VECTORS
+    return of_vectors * few_rows * (costs.row_tail if is_kept else _TESTED_TILE)
+
+
+def _estimate_loop(tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput of a tile whose loads compete with its multiplications."""
+    rows, vectors = tile
+    costs = _EMBEDDED_BROADCAST if cpu.has_broadcast_loads else _VECTORS
+    time = max(1.0, costs.base + costs.load * (vectors + rows) / tile.accumulators)
+    live = tile.accumulators + (vectors if cpu.has_broadcast_loads else min(vectors, rows))
+    time *= 1 + costs.spill * max(0, live - cpu.unspilled_registers)
+    if vectors > rows and not cpu.has_broadcast_loads:
+        time /= _MORE_VECTORS_THAN_ROWS
+    return min(1.0, tile.accumulators / MIN_ACCUMULATORS) / time
+
+
+def _broadcasts(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
+    """Return whether values of the data are broadcast to registers before they are multiplied."""
+    return cpu.broadcasts_first and arithmetic in (Arithmetic.SCALAR, Arithmetic.DOT)
+
+
+def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput of a tile whose values are broadcast to registers first."""
+    rows, vectors = tile
+    if problem.arithmetic is Arithmetic.DOT:
+        instructions = _PAIR_INSTRUCTIONS if cpu.has_narrow_dots else 1
+        work = max(instructions * tile.accumulators, MIN_ACCUMULATORS)
+        loads = vectors * _WEIGHT_LOAD_OF_PAIRS + rows * _BROADCAST_OF_PAIRS
+        return instructions * tile.accumulators / (work + loads)
+    broadcasts = rows if cpu.lanes == _AVX_LANES else _LOADS_OF_SHUFFLE * rows
+    least = MIN_ACCUMULATORS if cpu.has_fma else _MIN_ACCUMULATORS_WITHOUT_FMA
+    load = _L2_LOAD_OF_PRODUCT if problem.is_product else _L2_LOAD_OF_CONVOLUTION
+    if vectors * problem.depth * cpu.lanes * FLOAT_BYTES <= L1_BYTES:
+        load = _BROADCAST_LOAD
+    loads = vectors * load + broadcasts * _BROADCAST_LOAD
+    return tile.accumulators / (max(tile.accumulators, least) + loads)
+
+
+def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the time of a tile of by-element instructions, in that of its multiplications; at least 1."""
+    rows, vectors = tile
+    spilled = max(0, tile.accumulators + rows + _MULTIPLICAND_REGISTERS - cpu.registers)
+    waits = math.sqrt(max(1.0, _MIN_ACCUMULATORS_BY_ELEMENT / tile.accumulators))
+    instructions = (_VECTOR_LOADS * vectors + _ROW_LOADS * rows + 1) / tile.accumulators
+    return waits * max(1.0, cpu.issue_time * (1 + instructions)) * (1 + _SPILL * spilled)
+
+
+def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput of products of bytes, words of which are lanes."""
+    rows, vectors = tile
+    loads = vectors + -(-rows // cpu.factor_lanes)
+    # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
+    moves = rows if rows < cpu.factor_lanes or not cpu.has_quads else 0
+    others = moves + loads + _LOOP_INSTRUCTIONS
+    if cpu.has_quads:
+        # two products a cycle, of four instructions
+        time = max(tile.accumulators + moves, (tile.accumulators + others) / 2, MIN_ACCUMULATORS)
+    else:
+        # a product is two instructions, of which two run in a cycle, of three
+        issued = (2 * tile.accumulators + others) / 3
+        time = max(tile.accumulators + moves / 2, issued, MIN_ACCUMULATORS)
+    return tile.accumulators / (time + _EXPOSED_LOAD * loads)
+
+
+def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput of matrices of bytes; 0 where accumulators would be spilled."""
+    rows, vectors = tile
+    pairs = rows // 2
+    # two vectors of weights for four results, and one of data for two rows
+    if rows % 2 or tile.accumulators + 2 * vectors + pairs > cpu.registers:
+        return 0.0
+    time = max(tile.accumulators, 2 * MIN_ACCUMULATORS) + pairs
+    return tile.accumulators / (time + _MATRIX_LOAD * (2 * vectors + rows))
+
+
+def _estimate_weight_time(rows: int, vectors: int, lanes: int) -> float:
+    """Estimate the time to load vectors of weights once for all rows, in that of their multiplications; at least 1.
+
+    Two multiplications a cycle use them. Those that do not fit into the first-level cache come from the second.
+    """
+    vector_bytes = FLOAT_BYTES * lanes
+    if vectors * vector_bytes <= L1_BYTES:
+        return 1.0
+    return max(1.0, 2 * vector_bytes / rows / _L2_BYTES_PER_CYCLE)
+
+
+def holds_unrolled_kernel(tile: RegisterTile, cpu: CpuModel) -> bool:
+    """Return whether a tile of by-element instructions spills nothing where kernel positions are unrolled."""
+    return tile.accumulators + tile.rows + _UNROLLED_MULTIPLICAND_REGISTERS <= cpu.registers
+
+
+def holds_operands(tile: RegisterTile, cpu: CpuModel) -> bool:
+    """Return whether there are registers for the accumulators of a tile, its weights and its data."""
+    data = tile.rows if cpu.factor_lanes else 1
+    return tile.accumulators + tile.vectors + data <= cpu.registers
+
+
+def _fits(arithmetic: Arithmetic, tile: RegisterTile, cpu: CpuModel) -> bool:
+    """Return whether the registers hold the accumulators of a tile and some operands."""
+    if arithmetic is Arithmetic.DOT_BY_ELEMENT:
+        # words are moved to all lanes shortly before their products are computed
+        words = tile.rows if cpu.has_quads else min(tile.rows, cpu.factor_lanes) + _PAIR_REGISTERS
+        return tile.accumulators + tile.vectors + words < cpu.registers
+    return tile.accumulators <= cpu.registers - _OPERAND_REGISTERS
+
+
+def rank_tiles(problem: Contraction, cpu: CpuModel) -> list[tuple[float, RegisterTile]]:
+    """Return the tiles that fit the registers with their estimated speeds, the fastest first."""
+    tiles = [
+        RegisterTile(rows, vectors)
+        for vectors in range(1, min(problem.vectors, MAX_VECTORS) + 1)
+        for rows in range(1, min(problem.rows, MAX_ROWS) + 1)
+    ]
+    speeds = (
+        (estimate_speed(problem, tile, cpu), tile)
+        for tile in tiles
+        if _fits(problem.arithmetic, tile, cpu)
+    )
+    return sorted(speeds, key=lambda each: (-each[0], -each[1].vectors, -each[1].rows))
+
+
+# ---------------------------------------------------------------- padding
+
+
+@functools.cache
+def _estimate_time(problem: Contraction, cpu: CpuModel, *, divides_rows: bool) -> float:
+    """Return the time of a contraction with its fastest tile, in multiplications of vectors."""
+    speed = max(
+        speed
+        for speed, tile in rank_tiles(problem, cpu)
+        if not divides_rows or problem.rows % tile.rows == 0
+    )
+    # so that the least padding of equal times is the minimum
+    return round(problem.rows * problem.vectors / speed, 6) if speed else math.inf
+
+
+def pad_product(problem: Contraction, cpu: CpuModel) -> tuple[int, int]:
+    """Return the rows and vectors, at least those of a product, that take the least time."""
+    vectors = problem.vectors + problem.vectors // _VECTORS_PER_PADDED
+    sizes = itertools.product(_list_rows(problem.rows), range(problem.vectors, vectors + 1))
+
+    def time(size: tuple[int, int]) -> float:
+        padded = problem._replace(rows=size[0], vectors=size[1])
+        return _estimate_time(padded, cpu, divides_rows=False)
+
+    return min(sizes, key=time)
+
+
+def pad_rows(
+    problem: Contraction, cpu: CpuModel, *, divides_rows: bool = False, min_gain: float = 1.0
+) -> int:
+    """Return the rows, at least those of a contraction, that take the least time.
+
+    Args:
+        problem: The contraction.
+        cpu: The CPU.
+        divides_rows: Whether tiles have to divide the rows.
+        min_gain: More rows have to be faster by more than this factor.
+    """
+
+    def time(rows: int) -> float:
+        padded = problem._replace(rows=rows)
+        return _estimate_time(padded, cpu, divides_rows=divides_rows)
+
+    padded = min(_list_rows(problem.rows), key=time)
+    return padded if time(problem.rows) > min_gain * time(padded) else problem.rows
+
+
+def _list_rows(rows: int) -> range:
+    """Return the numbers of rows that may be computed in place of a number."""
+    return range(rows, rows + min(rows // _ROWS_PER_PADDED, _MAX_PADDED_ROWS) + 1)
+
+
+# ---------------------------------------------------------------- blocks of rows
+# Kernels that pack a matrix while they run multiply it with some rows at a time. A smaller tile computes their last
+# vectors, so that nothing is tested.
+
+
+class RowBlock(NamedTuple):
+    """Rows that are computed together.
+
+    Attributes:
+        rows: Their number.
+        tiles: For each product of these rows, its register tile, whose rows divide those of the block.
+    """
+
+    rows: int
+    tiles: tuple[RegisterTile, ...]
+
+
+@functools.cache
+def choose_row_block(
+    rows: int, vectors: tuple[int, ...], max_rows: int, max_tile_rows: int, cpu: CpuModel
+) -> RowBlock:
+    """Return the block of rows with which products of the same rows take the least time.
+
+    Args:
+        rows: The number of rows.
+        vectors: The vectors of a row of each product.
+        max_rows: How many rows may be computed together.
+        max_tile_rows: The most rows of a register tile.
+        cpu: The CPU.
+    """
+    blocks: list[tuple[float, RowBlock]] = []
+    for together in range(1, min(MAX_ROWS, max_rows, rows + 2) + 1):
+        best = [_choose_dividing_tile(together, count, max_tile_rows, cpu) for count in vectors]
+        # the packed matrices are read once for all of these rows
+        computed = -(-rows // together) * together * (1 + 1 / together)
+        tiles = tuple(tile for _, tile in best)
+        blocks.append((computed * sum(time for time, _ in best), RowBlock(together, tiles)))
+    return min(blocks, key=lambda block: block[0])[1]
+
+
+@functools.cache
+def _choose_dividing_tile(
+    rows: int, vectors: int, max_rows: int, cpu: CpuModel
+) -> tuple[float, RegisterTile]:
+    """Return the time of a row, and the tile that takes the least time, of those that divide the rows."""
+    tiles = (
+        tile
+        for tile in _list_packed_tiles(min(rows, max_rows), vectors, cpu)
+        if rows % tile.rows == 0
+    )
+    return min((_estimate_parts(tile, tile.rows, vectors, cpu) / tile.rows, tile) for tile in tiles)
+
+
+@functools.cache
+def choose_packing_tile(rows: int, vectors: int, cpu: CpuModel) -> RegisterTile:
+    """Return the tile with which a kernel takes the least time that packs the vectors of a tile once for all rows."""
+    tiles = _list_packed_tiles(rows, min(vectors, _MAX_PACKED_VECTORS), cpu)
+    return min(
+        tiles, key=lambda tile: (_estimate_parts(tile, rows, vectors, cpu, _PACKING_TIME), tile)
+    )
+
+
+def _list_packed_tiles(rows: int, vectors: int, cpu: CpuModel) -> list[RegisterTile]:
+    tiles = itertools.product(
+        range(1, min(rows, MAX_ROWS) + 1), range(1, min(vectors, MAX_VECTORS) + 1)
+    )
+    return [
+        RegisterTile(*size) for size in tiles if _fits(multiply_add(cpu), RegisterTile(*size), cpu)
+    ]
+
+
+def _estimate_parts(
+    tile: RegisterTile, rows: int, vectors: int, cpu: CpuModel, packing_time: float = 0
+) -> float:
+    """Return the time of a product whose tails are smaller tiles, in multiplications of vectors."""
+
+    def split(extent: int, size: int) -> list[tuple[int, int]]:
+        tail = extent % size
+        return [part for part in ((extent - tail, size), (tail, tail)) if part[0]]
+
+    return sum(
+        count * packing_time
+        + sum(
+            count * covered / estimate_packed_speed(RegisterTile(part, width), cpu)
+            for covered, part in split(rows, tile.rows)
+        )
+        for count, width in split(vectors, tile.vectors)
+    )
+
+
+def estimate_packed_speed(tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the speed of a tile of a packed matrix, whose columns are in the first-level cache."""
+    problem = Contraction(*tile, 1, multiply_add(cpu), holds_vectors=True)
+    return estimate_speed(problem, tile, cpu)
