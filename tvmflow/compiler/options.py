@@ -14,10 +14,10 @@ from tvmflow.core.types import Json
 Precision = Literal["model", "mixed", "float16", "bfloat16"]
 """The precisions of a recipe, the finest first."""
 
-LOWERING_VERSION: Final = 34
+LOWERING_VERSION: Final = 35
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
-SCHEDULES_VERSION: Final = 25
+SCHEDULES_VERSION: Final = 26
 """Raise it when the schedule rules give other schedules."""
 
 NO_SCHEDULES: Final = 0
