@@ -179,7 +179,7 @@ _LANE_COSTS: Final = _COSTS._replace(
     transforms={**_COSTS.transforms, (RECTANGLE, 1): 15, (RECTANGLE, 2): 55}, memory=2
 )
 # By this factor columns that are added must make the product faster.
-_MIN_PADDING_GAIN: Final = 1.25
+_MIN_PADDING_GAIN: Final = 1.05
 
 
 class Geometry(NamedTuple):
