@@ -73,10 +73,16 @@ class Problem(NamedTuple):
                 return operators.quantized("MatMul", (rows, depth), co=columns, largest=63)
             return operators.matmul((rows, depth), (depth, columns))
         inputs, outputs, size, taps, stride = self.sizes
-        attributes = {"pads": [taps // 2] * 4, "strides": [stride] * 2}
-        if self.kind == "depthwise":
-            attributes["group"] = inputs
-        return operators.conv(inputs, outputs, size, size, kernel=taps, **attributes)
+        return operators.conv(
+            inputs,
+            outputs,
+            size,
+            size,
+            kernel=taps,
+            pads=[taps // 2] * 4,
+            strides=[stride] * 2,
+            group=inputs if self.kind == "depthwise" else 1,
+        )
 
 
 def draw(kind: str, random: np.random.Generator) -> Problem:
