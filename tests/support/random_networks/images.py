@@ -84,6 +84,10 @@ def pool(net: Network, x: str) -> str | None:
     kernel, pads, rank = window["kernel_shape"], window["pads"], len(window["kernel_shape"])
     if any(pads[i] >= kernel[i] or pads[rank + i] >= kernel[i] for i in range(rank)):
         return None
+    steps = window["strides"], window["dilations"]
+    if not all(map(_reads_data, net.shape(x)[2:], kernel, pads, pads[rank:], *steps)):
+        # ONNX leaves the maximum of padding alone open: runtimes return -inf or the lowest finite value
+        return None
     # Old opsets count windows that begin in the padding after the data; runtimes do not.
     can_ceil = all(edge > 1 for edge in kernel) and max(window["dilations"]) == 1
     can_ceil &= all(step <= edge for step, edge in zip(window["strides"], kernel, strict=True))
@@ -92,6 +96,17 @@ def pool(net: Network, x: str) -> str | None:
         return net.add("MaxPool", x, **window)
     del window["dilations"]
     return net.add("AveragePool", x, **window, count_include_pad=int(net.chance(0.5)))
+
+
+def _reads_data(
+    size: int, kernel: int, before: int, after: int, stride: int, dilation: int
+) -> bool:
+    """Return whether each window along an axis reads some data, and not padding alone."""
+    last = size + before + after - (kernel - 1) * dilation - 1
+    return all(
+        any(0 <= start - before + tap * dilation < size for tap in range(kernel))
+        for start in range(0, last + 1, stride)
+    )
 
 
 def global_pool(net: Network, x: str) -> str | None:
