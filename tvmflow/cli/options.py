@@ -147,7 +147,7 @@ def flag(text: str) -> Any:
 
 
 def _integer(what: str, least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return the type of a whole number; other texts are `argparse.ArgumentTypeError`, as for all types below."""
+    """Return the type of a whole number; other texts raise `argparse.ArgumentTypeError`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):

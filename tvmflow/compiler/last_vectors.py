@@ -1,4 +1,4 @@
-"""Last vectors of rows that no vector divides: they overlap the one before, or are computed under a mask."""
+"""Tails of rows that vectors do not divide: overlapping vectors and masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vector code: strided loads, by-element multiplicands, first values of sums and stores of whole vectors.
+"""Vector code: strided loads, by-element multiplicands, initial accumulators, vector stores.
 
 All but the first are for 64-bit ARM.
 """

@@ -46,7 +46,7 @@ _PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError,
 
 
 def explain_failure(error: Exception, operands: str) -> str:
-    """Return an error's text, or in place of internals what an operator could not be converted for: its operands, if known."""
+    """Return an error's text, or the operands that an operator could not be converted for."""
     reason = last_line(error)
     if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
         return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"

@@ -165,7 +165,7 @@ class SizeRanges:
         *,
         is_lower: bool = False,
     ) -> list[int]:
-        """Return the padding that completes ⌈size / stride⌉ windows of each axis: all before, then all after data.
+        """Return the padding for ⌈size / stride⌉ windows of each axis: all before, then all after data.
 
         Of an odd number, one more is after the data, or before them if `is_lower`.
         """

@@ -1,4 +1,4 @@
-"""Files of NumPy arrays by name, as `numpy.savez` writes them, from anybody, and arrays that stay in files.
+"""Untrusted `.npz` files of NumPy arrays, as `numpy.savez` writes them, and arrays on disk.
 
 Reading takes no more memory than a file gives reason for, and larger arrays may stay in the file.
 """

@@ -1,4 +1,4 @@
-"""The code of a model behind one interface, whoever executes it, and the threads that its kernels run in.
+"""The code of a model behind one interface, and the threads that its kernels run in.
 
 This is C code of its own, or TVM's virtual machine.
 """

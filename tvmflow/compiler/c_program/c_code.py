@@ -1,4 +1,4 @@
-"""The C code of a program: its steps as direct calls of kernels, and the memory of those with open sizes."""
+"""The C code of a program: direct calls of kernels, and the memory of dynamic shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose kernels run on a device, such as a GPU: launches, which tensors are where, and the C code.
+"""Programs whose kernels run on a device such as a GPU: launches, placement of tensors, C code.
 
 A scheduled kernel becomes one or more device functions and code for the host that launches them. Sizes
 are fixed, so the host's code is evaluated here: what is left is a list of launches, which any executor

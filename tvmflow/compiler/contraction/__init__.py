@@ -1,1 +1,1 @@
-"""Contractions: matrix products, convolutions and their like; the register tiles that rules choose and tuning measures."""
+"""Contractions, such as matrix products and convolutions: candidates and their estimated cost."""

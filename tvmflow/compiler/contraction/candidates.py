@@ -110,7 +110,7 @@ _MATRIX_LOAD: Final = 0.3
 
 
 class Arithmetic(Enum):
-    """How the terms of a contraction are multiplied."""
+    """A way to multiply the terms of a contraction."""
 
     SCALAR = auto()
     """A vector times one value of the data for all lanes: broadcast to a register, or read by the instruction."""
@@ -309,7 +309,7 @@ def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
 
 
 def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of matrices of bytes; 0 where accumulators would be spilled."""
+    """Estimate the share of the peak throughput of byte matrices; 0 if accumulators are spilled."""
     rows, vectors = tile
     pairs = rows // 2
     # two vectors of weights for four results, and one of data for two rows
@@ -320,7 +320,7 @@ def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
 
 
 def _estimate_weight_time(rows: int, vectors: int, lanes: int) -> float:
-    """Estimate the time to load vectors of weights once for all rows, in that of their multiplications; at least 1.
+    """Estimate the time to load weights once for all rows, in their multiplications; at least 1.
 
     Two multiplications a cycle use them. Those that do not fit into the first-level cache come from the second.
     """
@@ -472,7 +472,7 @@ def _choose_dividing_tile(
 
 @functools.cache
 def choose_packing_tile(rows: int, vectors: int, cpu: CpuModel) -> RegisterTile:
-    """Return the tile with which a kernel takes the least time that packs the vectors of a tile once for all rows."""
+    """Return the fastest tile of a kernel that packs the vectors of a tile once for all rows."""
     tiles = _list_packed_tiles(rows, min(vectors, _MAX_PACKED_VECTORS), cpu)
     return min(
         tiles, key=lambda tile: (_estimate_parts(tile, rows, vectors, cpu, _PACKING_TIME), tile)

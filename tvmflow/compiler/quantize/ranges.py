@@ -180,7 +180,7 @@ def _bin_of(value: float, exponent: int) -> int:
 
 
 def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[float, float]:
-    """Return the range that the integers of a dtype stand for; it holds 0 and is inside the values' range with 0.
+    """Return the range that the integers of a dtype represent; it contains 0.
 
     Args:
         histogram: The values. NaN and infinite values are left out.

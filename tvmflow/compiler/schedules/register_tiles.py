@@ -668,12 +668,19 @@ class Tile(NamedTuple):
         points: The number of positions that read different data.
         weights_outside: True if the loop over weights is outside the loop over data.
         window_rows: The rows of the result that share a window of padded data; 0 to pad all data first.
+        speed: The estimated share of the peak throughput.
     """
 
     vectors: int
     points: int
     weights_outside: bool
     window_rows: int
+    speed: float = 0.0
+
+    def __str__(self) -> str:
+        order = ", weights outside" if self.weights_outside else ""
+        window = f", windows of {self.window_rows} rows" if self.window_rows else ""
+        return f"{self.points}×{self.vectors}{order}{window}"
 
 
 class ReductionAxes(NamedTuple):
@@ -831,20 +838,22 @@ def generate_tiles(
     shapes = _rank_shapes(block, axes, cpu)
     heights = _choose_window_heights(block, pad, axes, cpu)
     preferred = (outside, 0 if outside else heights[0])
-    for points, vectors in shapes:
-        yield Tile(vectors, points, *preferred)
+    for speed, (points, vectors) in shapes:
+        yield Tile(vectors, points, *preferred, speed)
     has_order = bool(axes.weights) and axes.data is not None
-    for points, vectors in shapes:
+    for speed, (points, vectors) in shapes:
         for height in dict.fromkeys((*heights, 0)):
             for weights_outside in (False, True) if height == 0 and has_order else (False,):
                 if (weights_outside, height) != preferred:
-                    yield Tile(vectors, points, weights_outside, height)
+                    yield Tile(vectors, points, weights_outside, height, speed)
 
 
-def _rank_shapes(block: Block, axes: ReductionAxes, cpu: CpuModel) -> list[RegisterTile]:
-    """Return the register tiles that fit a reduction, the fastest estimate first."""
-    problem = _describe(block, axes, cpu)
-    return [tile for speed, tile in candidates.rank_tiles(problem, cpu) if speed > 0]
+def _rank_shapes(
+    block: Block, axes: ReductionAxes, cpu: CpuModel
+) -> list[tuple[float, RegisterTile]]:
+    """Return the register tiles that fit a reduction with their speeds, the fastest estimate first."""
+    ranked = candidates.rank_tiles(_describe(block, axes, cpu), cpu)
+    return [candidate for candidate in ranked if candidate[0] > 0]
 
 
 def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:

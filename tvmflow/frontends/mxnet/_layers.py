@@ -1,4 +1,4 @@
-"""Converters of layers over images and sequences: convolution, pooling, normalization, sampling, detection."""
+"""Converters of layers over images and sequences, such as convolution and pooling."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def shown(sizes: Sequence[IrSize]) -> str:
 
 
 class Op:
-    """A node, its inputs (None for those that inference does not read), and the function that is being built."""
+    """A node, its inputs (None for those that inference ignores), and the function being built."""
 
     def __init__(
         self,

@@ -123,7 +123,7 @@ class _Model(LoadedReference):
 
 
 def _register(mx: Any, symbol: Path, operators: Operators) -> list[str]:
-    """Let MXNet compute each `Custom` of a symbol by the reference of its operator, and return the names of these."""
+    """Let MXNet compute each `Custom` by the reference of its operator; return their names."""
     graph = read_symbol(symbol)
     arities: dict[Operator, tuple[int, int]] = {}
     for index, node in enumerate(graph.nodes):

@@ -34,7 +34,7 @@ _PREFIX: Final = "tvmflow.exercises"
 
 
 class ObservedModel(NamedTuple):
-    """A model whose last outputs are shares; label and operator of each observed node, with the output of each branch."""
+    """A model whose last outputs are shares, and the nodes and branches that they are of."""
 
     model: ModelProto
     nodes: Sequence[tuple[str, str, Mapping[str, str]]]

@@ -249,14 +249,14 @@ _Evaluator = Callable[[_Arrays], list[np.ndarray[Any, Any]]]
 
 
 class Trips(NamedTuple):
-    """How many iterations a loop has at most, and whether there are always so many."""
+    """The limit of the iterations of a loop, and whether each call reaches it."""
 
     most: int
     is_exact: bool
 
 
 def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> Trips | None:
-    """Return how many iterations a Loop has, as far as to a limit; None where nothing that is known limits them."""
+    """Return the iterations of a Loop up to a limit; None if nothing known limits them."""
     body = attributes_of(node)["body"]
     most, start = (known.constants.get(name) for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))

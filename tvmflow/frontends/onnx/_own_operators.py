@@ -295,7 +295,7 @@ class OwnPiece(NamedTuple):
 
 
 class StandardPiece(NamedTuple):
-    """Nodes between own operators, what they read from others, without weights, and what others or the model return of theirs."""
+    """Nodes between custom operators, with the values that they read and return."""
 
     model: ModelProto
     nodes: Sequence[NodeProto]

@@ -1,4 +1,4 @@
-"""Converters of reductions, sorting and norms, which accumulate values narrower than float32 in float32."""
+"""Converters of reductions, sorting and norms; float16 and bfloat16 are accumulated in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites nodes that TVM's importer lacks or miscomputes in other operators of ONNX, and knows which are left."""
+"""Rewrites nodes that TVM's importer lacks or miscomputes into other operators of ONNX."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
 
 
 def _causal_mask(node: NodeToConvert, steps: Any, length: Any, past: Any) -> Any:
-    """Return what hides later keys from queries, with `past` keys before the first query; None where they are not hidden.
+    """Return the causal mask, with `past` keys before the first query; None without one.
 
     As in ONNX Runtime, the last query sees all keys.
     """

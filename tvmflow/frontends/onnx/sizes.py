@@ -59,7 +59,7 @@ class _Unknown(Exception):
 
 
 class Sizes(SizeRanges):
-    """The values of a graph that follow from the dimensions; those that are needed as tensors are added to `nodes`."""
+    """The values of a graph that follow from the dimensions; `nodes` compute those needed as tensors."""
 
     def __init__(
         self,
@@ -482,7 +482,7 @@ _Pairwise = Callable[[_Call, Any, Any], Any]
 
 
 def _pairwise(compute: _Pairwise, dtype: str = "") -> Callable[[_Call], SizeValue]:
-    """Return the rule of an operator on pairs of elements, whose results are of a dtype, or that of the operands."""
+    """Return the rule of a binary elementwise operator with a dtype of its results."""
 
     def rule(call: _Call) -> SizeValue:
         if len(call.operands) != 2:

@@ -564,7 +564,7 @@ def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def name_outputs(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
-    """Return a name for each value that a model returns, nested as `TreeSpec` of torch.utils._pytree is written.
+    """Return a name for each value that a model returns, nested as in torch's `TreeSpec`.
 
     Returns:
         The keys of dictionaries and the fields of classes, `output_0`, `output_1`, … for tuples and

@@ -57,7 +57,7 @@ def import_torch() -> Any:
 
 
 def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Sequence[str]) -> Any:
-    """Return the `ExportedProgram` in a file `.pt2`, which returns a flat tuple of its outputs and inner tensors.
+    """Return the `ExportedProgram` of a `.pt2` file, with a flat tuple of outputs and inner tensors.
 
     The containers of `Archive` need not be importable.
 

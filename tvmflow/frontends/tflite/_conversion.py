@@ -127,7 +127,7 @@ def _window(operation: Operation, prefix: str, axes: str) -> list[int]:
 
 
 def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw") -> None:
-    """Add a convolution with weights (results, channels of a group, sizes …); `axes` are the last letters of its options."""
+    """Add a convolution with weights (outputs, channels of a group, spatial axes …)."""
     number, around = _without_padding(operation)
     data = operation.tensors.real(number, first=True)
     sizes = operation.real(0, first=True).shape[2:]

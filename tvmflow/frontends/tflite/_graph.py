@@ -109,7 +109,7 @@ class Graph:
         return Value(spec.name, shape, spec.dtype)
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
-        """Return a constant, which becomes part of the graph when a node reads it; by that name where no other value has it."""
+        """Return a constant, which joins the graph when a node reads it, by that name if it is free."""
         if isinstance(array, np.ndarray) and array.dtype == object:
             if any(map(is_open, array.flat)):
                 return Value(self._new_name(name), array.shape, dtype, array)

@@ -71,7 +71,7 @@ class ReferenceRun(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a library is verified with.
+    """The inputs and references that a library is verified with.
 
     Attributes:
         settings: The settings of `verify`.

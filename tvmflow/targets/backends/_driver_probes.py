@@ -98,7 +98,7 @@ _PROBES = {"cuda": (CUDA_DRIVER, probe_cuda), "opencl": (OPENCL_LIBRARY, probe_o
 
 
 def probe_in_process(kind: str, timeout_s: float) -> list[Any] | None:
-    """Return what a probe says, from a process of its own; None where the driver's library is not installed.
+    """Return the answer of a probe in its own process; None if the driver is not installed.
 
     Args:
         kind: `cuda` or `opencl`.

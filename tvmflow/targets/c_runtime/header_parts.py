@@ -1,4 +1,4 @@
-"""What the header and the code of a C library say besides: of sizes that each call chooses, and of a device.
+"""Parts of the header and code of a C library for dynamic shapes and for devices.
 
 `device.h` is the interface between `device.c`, which all libraries have whose kernels run on a device, such
 as a GPU, and the executor of one driver.
