@@ -352,6 +352,7 @@ class ShowKernelOptions(StoreOptions):
     target: str | None = argument("TARGET", "only this target", "?")
     tir: bool = flag("show the scheduled kernel as TVMScript")
     schedule: bool = flag("show the instructions of its schedule as Python")
+    candidates: bool = flag("show the register tiles that its rule ranks first")
     record: bool = flag("show the trial behind its schedule, or else the best one")
     asm: bool = flag("show its assembly; for a GPU, its CUDA C")
     pipeline: str | None = pipeline_option()
@@ -504,9 +505,10 @@ def _read_kernel(
     from tvmflow.engine.kernel_details import find_trials, make_kernel_code, read_details
 
     details = read_details(library, kernel, store)
-    trials = find_trials(library, details.row, store) if options.record else None
+    needs_trials = options.record or options.candidates
+    trials = find_trials(library, details.row, store) if needs_trials else None
     code = None
-    if options.tir or options.schedule or options.asm:
+    if options.tir or options.schedule or options.asm or options.candidates:
         code = make_kernel_code(library, kernel, store, with_assembly=options.asm)
     return _ShownKernel(library, details, trials, code)
 
@@ -525,17 +527,46 @@ def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator
             subsequent_indent=indent,
             break_on_hyphens=False,
         )
-    if kernel.trials is not None:
+    if options.record and kernel.trials is not None:
         yield from ("", *_format_trials(kernel, kernel.trials))
     if kernel.code is None:
         return
     if options.schedule:
         missing = f"# there are no instructions: its schedule is '{details.row.schedule}'"
         yield from ("", *(kernel.code.schedule or missing).rstrip().split("\n"))
+    if options.candidates:
+        yield from ("", *_format_candidates(kernel, kernel.code))
     if options.tir:
         yield from ("", *kernel.code.tir.rstrip().split("\n"))
     if options.asm:
         yield from ("", *kernel.code.assembly.rstrip().split("\n"))
+
+
+def _format_candidates(kernel: _ShownKernel, code: KernelCode) -> list[str]:
+    """Return a table of the register tiles that a rule ranks first, with the times of those that were measured."""
+    from tvmflow.stages.build import RankedTile
+
+    if not code.candidates:
+        return ["no candidates: register tiles are those of contractions on CPUs"]
+    workloads = kernel.trials.workloads if kernel.trials is not None else ()
+    times = {
+        trial.id: latency_text(trial.seconds)
+        for workload in workloads
+        for trial in workload.trials
+        if trial.run_secs
+    }
+    ranked = [RankedTile(*fields) for fields in code.candidates]
+    if (untuned_s := kernel.details.untuned_s) is not None:
+        times.setdefault(ranked[0].trial, latency_text(untuned_s))
+    rows = [
+        {
+            "rows×vectors": candidate.tile,
+            "estimated": f"{candidate.speed:.0%} of peak",
+            "measured": times.get(candidate.trial, "not measured"),
+        }
+        for candidate in ranked
+    ]
+    return list(table(rows, right=("estimated", "measured")))
 
 
 def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +96,7 @@ GENERIC_LOOPS: Final = "generic_loops"
 WITHOUT_RULE: Final = (GENERIC_LOOPS, UNSCHEDULED)
 """In place of a rule that fits the kernel."""
 
+_SHOWN_TILES: Final = 5
 # Kernels that take a smaller share of the time are not worth a warning.
 _LARGE_SHARE: Final = 0.05
 
@@ -378,6 +380,20 @@ def calls_text(calls: Sequence[KernelCall]) -> str:
 # ---------------------------------------------------------------- code of a kernel
 
 
+class RankedTile(NamedTuple):
+    """A register tile that a schedule rule knows for a kernel.
+
+    Attributes:
+        tile: Its rows and vectors, and the order of the loops around it.
+        speed: The estimated share of the CPU's peak throughput.
+        trial: The id of the trial that measures its schedule.
+    """
+
+    tile: str
+    speed: float
+    trial: str
+
+
 class KernelCode(NamedTuple):
     """The code of a kernel.
 
@@ -385,11 +401,14 @@ class KernelCode(NamedTuple):
         tir: The scheduled kernel as TVMScript.
         schedule: The instructions of its schedule as Python; empty where TVM keeps none.
         assembly: What the code generator made of it for the target; empty where it was not requested.
+        candidates: The fields of the first register tiles of its rule (`RankedTile`), the fastest estimate first;
+            none for other kernels.
     """
 
     tir: str
     schedule: str
     assembly: str
+    candidates: Sequence[Sequence[Json]] = ()
 
 
 def make_code(payload: dict[str, Json], _: Emit) -> Json:
@@ -425,6 +444,7 @@ def _make_code_here(payload: Json) -> Json:
         assembly=c_kernels.make_assembly(kernel, target, is_plain_c=is_plain_c)
         if payload["with_assembly"]
         else "",
+        candidates=_rank_tiles(lowered[name], settings, inputs),
     )
     return cast(Json, code._asdict())
 
@@ -451,6 +471,31 @@ def _describe_schedule(
     mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     choice = choose_schedule(mod, cpu)
     return _instructions(choice.schedule) if choice else ""
+
+
+def _rank_tiles(
+    kernel: tvm.tirx.PrimFunc, settings: BuildSettings, inputs: Mapping[str, Path]
+) -> list[RankedTile]:
+    """Return the first register tiles of a contraction on a CPU; none for other kernels."""
+    import tvm
+
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.schedules import register_tiles
+    from tvmflow.tuning.measure import trace_json
+    from tvmflow.tuning.trials import trial_id
+    from tvmflow.tuning.workloads import normalize, workload_key
+
+    cpu = cpu_model_for(settings.target, settings.schedules)
+    if cpu is None or kernel.attrs.get("tirx.is_scheduled", False):
+        return []
+    workloads = _read_json(inputs.get(_WORKLOADS_ROLE))
+    workload = workloads.get(workload_key(normalize(kernel))) if workloads else None
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    ranked = register_tiles.generate_tiled(tvm.ir.load_json(workload) if workload else mod, cpu)
+    return [
+        RankedTile(str(tile), tile.speed, trial_id(trace_json(schedule.trace)))
+        for tile, schedule in itertools.islice(ranked, _SHOWN_TILES)
+    ]
 
 
 def _instructions(schedule: tvm.s_tir.Schedule) -> str:

@@ -18,9 +18,10 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.stages import build
 from tvmflow.stages.base import parse_settings
-from tvmflow.stages.build import make_code
+from tvmflow.stages.build import RankedTile, make_code
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.tuning.measure import trace_json
+from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.workloads import normalize, workload_key
 
 TARGET = level("x86-64-v3")
@@ -93,6 +94,19 @@ def test_the_schedule_of_a_rule_is_python(library: Build) -> None:
     settings = parse_settings(build.run, SETTINGS)
     scheduled, _ = build.schedule_kernels(library.lowered, settings, library.inputs)
     tvm.ir.assert_structural_equal(body, scheduled[library.kernel].body, map_free_vars=True)
+
+
+def test_the_first_candidate_is_the_tile_of_the_rule(library: Build) -> None:
+    """Its trial would be that of the schedule of the rule; others follow by their estimated speeds."""
+    workload = normalize(library.lowered[library.kernel])
+    cpu = CpuModel.from_target(TARGET)
+    assert cpu is not None
+    first = next(iter(generate_schedules(workload, cpu)))
+    library.choose(first.schedule, workload, workload_key(workload))
+    ranked = [RankedTile(*fields) for fields in library.make()["candidates"]]
+    assert ranked[0].trial == trial_id(trace_json(first.schedule.trace))
+    assert 1 < len(ranked) <= 5 and len({tile.trial for tile in ranked}) == len(ranked)
+    assert all(0 < tile.speed <= 1 and "×" in tile.tile for tile in ranked)
 
 
 def test_the_schedule_of_a_search_is_python(library: Build) -> None:
