@@ -7,6 +7,7 @@ import io
 import json
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tvmflow.core.types import Artifact, InputFile, Plan
 from tvmflow.engine import delivery
 from tvmflow.exporters.archives import write_zip
 from tvmflow.provenance import sidecar
+from tvmflow.runtime.bundles import LIBRARY_FORMAT
 from tvmflow.store.local import LocalStore
 
 TVM = "0.27.0+0123456789ab"
@@ -29,22 +31,29 @@ LIBRARY = b"\x7fELF the library"
 Content = dict[str, Any]
 
 
+def describe(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what the manifest of a bundle says of its files."""
+    return {
+        name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in files.items()
+    }
+
+
 def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
     """Stage -> its files, as the stages write them."""
     ir, params = b'{"ir": 1}', b"weights"
     manifest = {
-        "bundle": 1,
+        "bundle": LIBRARY_FORMAT,
         "name": "net",
         "version": "0",
         "library": "library.so",
         "target": {"name": "host", "tvm": {"kind": "llvm"}},
         "model": {"ir_sha256": _sha256(ir), "weights_sha256": _sha256(params)},
-        "sha256": {"library.so": _sha256(LIBRARY)},
         "tvm": "0.27.0",
     }
     tensors = {"inputs": [{"name": "x", "shape": [1, 3], "dtype": "float32"}], "outputs": []}
     signature = _json(tensors)
-    bundle = {"manifest.json": _json(manifest), "signature.json": signature, "library.so": LIBRARY}
+    files = {"signature.json": signature, "library.so": LIBRARY}
+    bundle = {"manifest.json": _json({**manifest, "files": describe(files)}), **files}
     tasks = [{"key": WORKLOAD, "names": ["conv", "conv1"], "weight": 2}, {"key": "d0", "names": []}]
     judged = {"winner": TRIAL.id, "tuned_us": 1.5, "untuned_us": 3.0}
     verdict = {

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.provenance import MODEL, TRIAL, World
+from tests.support.provenance import MODEL, TRIAL, World, describe
 from tvmflow.cli import main
 from tvmflow.cli.provenance import _format_findings
 from tvmflow.core import signing
+from tvmflow.runtime.bundles import LIBRARY_FORMAT
 from tvmflow.runtime.statements import Finding, SignedStatement
 
 
@@ -109,11 +110,24 @@ def test_a_bundle_is_shown_with_its_content_and_its_lineage(tvmflow: Command, fo
 
 
 def write_bundle(path: Path, **changes: Any) -> Path:
-    manifest = {"bundle": 1, "name": "net", "version": "0", "target": {"name": "host"}, **changes}
     inputs = [{"name": name, "shape": [1, 3, 224, 224], "dtype": "float32"} for name in ("a", "b")]
+    files = {
+        "signature.json": json.dumps({"inputs": inputs, "outputs": []}).encode(),
+        "library.so": b"x",
+    }
+    manifest = {
+        "bundle": LIBRARY_FORMAT,
+        "name": "net",
+        "version": "0",
+        "library": "library.so",
+        "target": {"name": "host"},
+        "files": describe(files),
+        **changes,
+    }
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", json.dumps(manifest))
-        archive.writestr("signature.json", json.dumps({"inputs": inputs, "outputs": []}))
+        for name, content in files.items():
+            archive.writestr(name, content)
     return path
 
 

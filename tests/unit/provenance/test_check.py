@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
+import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.provenance import LIBRARY, World, bundle_with
+from tests.support.provenance import BUNDLE, World, bundle_with
 from tvmflow.core import signing
 from tvmflow.core.files import hash_file
 from tvmflow.provenance.check import check_delivered
@@ -196,8 +197,9 @@ def test_a_bundle_must_be_of_the_model_that_the_statement_names(delivered: Deliv
     assert delivered.bad() == {
         "net.tvmflow": "its 'library.so' is not the one that its manifest describes"
     }
-    manifest = {"bundle": 1, "library": "library.so", "model": {"weights_sha256": "0" * 64}}
-    manifest["sha256"] = {"library.so": hashlib.sha256(LIBRARY).hexdigest()}
+    with zipfile.ZipFile(io.BytesIO(BUNDLE)) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+    manifest["model"]["weights_sha256"] = "0" * 64
     bundle_with(path, manifest__json=json.dumps(manifest).encode())
     delivered.edit(change)
     assert delivered.bad() == {

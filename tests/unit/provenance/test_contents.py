@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.provenance import BUNDLE, LIBRARY, bundle_with
+from tests.support.provenance import BUNDLE, LIBRARY, bundle_with, describe
 from tvmflow.core.documents import Unreadable
 from tvmflow.exporters.archives import write_tar_gz, write_zip
 from tvmflow.provenance.check import describe_kind, find_bundle, list_model_files
+from tvmflow.runtime.bundles import PARTITIONED_FORMAT
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_files_that_differ_from_the_manifest_are_reported(
         ({"manifest__json": b"[]"}, "its manifest.json is not an object"),
         ({"manifest__json": b"[" * 100_000}, "its manifest.json: it nests too deeply"),
         ({"manifest__json": b'{"bundle": 99}'}, "it has bundle format 99"),
-        ({"manifest__json": b'{"bundle": 2, "parts": [{"file": "x"}]}'}, "it has no part 'x'"),
+        ({"manifest__json": b'{"bundle": 4, "parts": [{"file": "x"}]}'}, "it has no part 'x'"),
         ({"signature__json": b"nonsense"}, "its signature.json: it is not JSON"),
         ({"../evil": b"x"}, "an entry that points outside of it: '../evil'"),
         ({"/evil": b"x"}, "an entry that points outside of it"),
@@ -127,19 +128,15 @@ def test_a_truncated_bundle_is_reported(path: Path) -> None:
 
 
 def test_each_part_is_read_and_checked(path: Path, tmp_path: Path) -> None:
+    bad = bundle_with(tmp_path / "bad", library__so=b"x").read_bytes()
+    files = {"signature.json": b"{}", "parts/a.tvmflow": BUNDLE, "parts/b.tvmflow": bad}
     manifest = {
-        "bundle": 2,
+        "bundle": PARTITIONED_FORMAT,
         "name": "net",
         "parts": [{"name": name, "file": f"parts/{name}.tvmflow"} for name in ("a", "b")],
+        "files": describe(files),
     }
-    bad = bundle_with(tmp_path / "bad", library__so=b"x").read_bytes()
-    entries = {
-        "manifest.json": json.dumps(manifest).encode(),
-        "signature.json": b"{}",
-        "parts/a.tvmflow": BUNDLE,
-        "parts/b.tvmflow": bad,
-    }
-    write_zip(path, entries)
+    write_zip(path, {"manifest.json": json.dumps(manifest).encode(), **files})
     packed = find_bundle(path)
     assert packed is not None and list(packed.bundle.parts) == ["a", "b"]
     assert packed.bundle.problems == (
