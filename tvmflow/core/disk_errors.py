@@ -7,7 +7,6 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import RecipeError, StoreError, TvmflowError
@@ -16,7 +15,7 @@ from tvmflow.core.project import shortest_path
 
 # ---------------------------------------------------------------- file systems
 
-_MOUNTS: Final = Path("/proc/self/mountinfo")
+_MOUNTS: Final = "/proc/self/mountinfo"
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 # A write that fails for want of space fills what was free, up to a block that its file cannot use.
 _FULL_BYTES: Final = 256 << 10
@@ -75,9 +74,9 @@ class FileSystem(NamedTuple):
 
 def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
     """Return the file system of a path, or of the nearest folder above it that exists and answers."""
-    place, status = _find_status(Path(os.path.realpath(path)))
+    place, status = _find_status(os.path.realpath(path))
     is_root = os.geteuid() == 0
-    mount_point, kind = _find_mount(str(place))
+    mount_point, kind = _find_mount(place)
     return FileSystem(
         mount_point=mount_point,
         kind=kind,
@@ -96,22 +95,30 @@ def _find_free(status: os.statvfs_result, *, is_root: bool) -> int:
     return (status.f_bfree if is_root else status.f_bavail) * status.f_frsize
 
 
-def _find_status(path: Path) -> tuple[Path, os.statvfs_result]:
-    for folder in (path, *path.parents):
+def _find_status(path: str) -> tuple[str, os.statvfs_result]:
+    for folder in _list_folders(path):
         with contextlib.suppress(OSError):
             return folder, os.statvfs(folder)
     # the system, or its sandbox, tells nothing of file systems
-    return Path("/"), os.statvfs_result([0] * 10)
+    return os.sep, os.statvfs_result([0] * 10)
+
+
+def _list_folders(path: str) -> Iterator[str]:
+    """Yield a real path and the folders above it."""
+    yield path
+    while (folder := os.path.dirname(path)) != path:
+        yield folder
+        path = folder
 
 
 def _find_mount(place: str) -> tuple[str, str]:
     """Return where the file system of a real path is mounted, and its type where Linux says it."""
     mount = ("/", "")
     try:
-        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as stream:
+            lines = stream.read().splitlines()
     except OSError:
-        topmost = next(path for path in (Path(place), *Path(place).parents) if path.is_mount())
-        return str(topmost), ""
+        return next(filter(os.path.ismount, _list_folders(place))), ""
     for line in lines:
         fields, _, source = line.partition(" - ")
         mount_point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])

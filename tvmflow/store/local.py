@@ -26,7 +26,6 @@ import os
 import re
 import stat
 import time
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
@@ -596,6 +595,6 @@ def _names(stage_id: str) -> tuple[str, str]:
 def existing_log(path: str) -> str:
     """Return the path of a log, or nothing where the file does not exist or is empty."""
     try:
-        return path if path and Path(path).stat().st_size else ""
+        return path if path and os.path.getsize(path) else ""
     except OSError:
         return ""
