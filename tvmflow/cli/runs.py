@@ -543,7 +543,7 @@ def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator
 
 
 def _format_candidates(kernel: _ShownKernel, code: KernelCode) -> list[str]:
-    """Return a table of the register tiles that a rule ranks first, with the times of those that were measured."""
+    """Return a table of the register tiles that a rule ranks first, estimated and measured."""
     from tvmflow.stages.build import RankedTile
 
     if not code.candidates:
