@@ -29,6 +29,8 @@ from tvmflow.core.errors import EXIT_BUG, EXIT_CODES, EXIT_FAILED, EXIT_OK, Tvmf
 SECONDS: Final = 30.0
 MEMORY_BYTES: Final = 2 * 2**30
 TEXT_CHARACTERS: Final = 20_000
+# `plan --json` has a document for each stage of each target.
+DOCUMENT_CHARACTERS: Final = 100_000
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -123,7 +125,7 @@ def judge(ending: Ending) -> str:
         return "refused without a word"
     if control := _CONTROL.search(ending.text):
         return f"prints a control character: {control[0]!r}"
-    if len(ending.text) > TEXT_CHARACTERS:
+    if len(ending.text) > (DOCUMENT_CHARACTERS if ending.code == EXIT_OK else TEXT_CHARACTERS):
         return f"prints {len(ending.text)} characters"
     return ""
 
