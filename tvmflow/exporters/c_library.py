@@ -295,7 +295,7 @@ def _export_framework(built: BuiltModel, folder: Path) -> None:
             model = built.c_model
             model = model._replace(triple=part.triple or model.triple)
             c_runtime.link(model, compiled, None, static, header)
-        text = f'module {class_name(built.name)} {{\n  header "{names.header}"\n  _export_framework *\n}}\n'
+        text = f'module {class_name(built.name)} {{\n  header "{names.header}"\n  export *\n}}\n'
         (headers / _MODULE_MAP).write_text(text, encoding="utf-8")
     libraries = [_describe_slice(part, names) for part in _SLICES]
     content = {

@@ -107,7 +107,9 @@ def test_xcframework(tmp_path: Path) -> None:
         assert len(found) == archive.count(b"\xcf\xfa\xed\xfe") >= 3
         assert {struct.unpack("<II", version) for version in found} == {system}
         headers = framework / folder / "Headers/digits"
-        assert "module DigitsModel {" in (headers / "module.modulemap").read_text()
+        assert (headers / "module.modulemap").read_text() == (
+            'module DigitsModel {\n  header "digits.h"\n  export *\n}\n'
+        )
         assert "digits_run(" in (headers / "digits.h").read_text()
 
 
