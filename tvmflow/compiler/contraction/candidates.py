@@ -471,9 +471,14 @@ def _choose_dividing_tile(
 
 
 @functools.cache
-def choose_packing_tile(rows: int, vectors: int, cpu: CpuModel) -> RegisterTile:
-    """Return the fastest tile of a kernel that packs the vectors of a tile once for all rows."""
-    tiles = _list_packed_tiles(rows, min(vectors, _MAX_PACKED_VECTORS), cpu)
+def choose_packing_tile(rows: int, columns: int, cpu: CpuModel) -> RegisterTile:
+    """Return the fastest tile of a kernel that packs the vectors of a tile once for all rows.
+
+    There is at least one vector of columns. The last tile ends where the columns do: no tile is wider than all of them.
+    """
+    vectors = -(-columns // cpu.lanes)
+    widest = min(columns // cpu.lanes, _MAX_PACKED_VECTORS)
+    tiles = _list_packed_tiles(rows, widest, cpu)
     return min(
         tiles, key=lambda tile: (_estimate_parts(tile, rows, vectors, cpu, _PACKING_TIME), tile)
     )

@@ -51,7 +51,7 @@ class PlainProduct(NamedTuple):
 
 def choose_tile(product: PlainProduct, cpu: CpuModel) -> RegisterTile:
     """Return the tile of a kernel; as many rows of the weights as it has are packed together."""
-    return choose_packing_tile(product.outputs, -(-product.pixels // cpu.lanes), cpu)
+    return choose_packing_tile(product.outputs, product.pixels, cpu)
 
 
 def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:

@@ -86,6 +86,15 @@ def test_tiles_of_attention_spill_nothing(cpu: CpuModel) -> None:
 
 
 @pytest.mark.parametrize("cpu", CPUS)
+def test_tiles_of_packed_columns_stay_within_them(cpu: CpuModel) -> None:
+    """The last tile ends where the columns do: a wider one than all columns would begin before them."""
+    for rows in (1, 7, 35, 97):
+        for columns in range(cpu.lanes, 5 * cpu.lanes + 1):
+            tile = candidates.choose_packing_tile(rows, columns, cpu)
+            assert tile.vectors * cpu.lanes <= columns
+
+
+@pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("sizes", [(1, 20, 64), (49, 48, 384), (361, 91, 728), (1024, 1, 9)])
 def test_candidates_are_ranked_by_their_speed(sizes: tuple[int, int, int], cpu: CpuModel) -> None:
     problem = Contraction(*sizes, multiply_add(cpu))
