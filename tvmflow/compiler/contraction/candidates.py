@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -145,7 +146,7 @@ class Contraction(NamedTuple):
         has_dynamic_vectors: The same of the last vectors.
         holds_vectors: Whether LLVM keeps the vectors of weights of a term in registers, not the values of all rows: the
             loop over vectors is the inner one in kernels that pack a matrix while they run.
-        kernel_width: The positions of a row of a depthwise kernel, 0 for others; and how far rows lie apart in them.
+        kernel_width: The positions of a row of a depthwise kernel; 0 for others.
         row_stride: By how many positions of the kernel two rows lie apart.
         spreads_columns: Whether the vectors of a tile may lie in several blocks of packed columns.
     """
@@ -182,20 +183,24 @@ def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
     It is 0 for a tile that the instructions cannot compute.
     """
     rows, vectors = tile
-    computed_rows = (
-        -(-problem.rows // rows) * rows if not problem.has_dynamic_rows else problem.rows
-    )
-    computed = -(-problem.vectors // vectors) * vectors
-    computed = problem.vectors if problem.has_dynamic_vectors else computed
-    has_tail = computed_rows > problem.rows, computed > problem.vectors
+    computed_rows, computed_vectors = problem.rows, problem.vectors
+    if not problem.has_dynamic_rows:
+        computed_rows = _round_up(problem.rows, rows)
+    if not problem.has_dynamic_vectors:
+        computed_vectors = _round_up(problem.vectors, vectors)
+    has_tail = computed_rows > problem.rows, computed_vectors > problem.vectors
     speed = _estimate_whole_tile(problem, tile, cpu) * _estimate_tail(problem, tile, has_tail, cpu)
     if not problem.spreads_columns and not cpu.divides_packs(vectors):
         speed *= _SPREAD_COLUMNS
-    return speed * (problem.rows / computed_rows) * (problem.vectors / computed)
+    return speed * (problem.rows / computed_rows) * (problem.vectors / computed_vectors)
+
+
+def _round_up(extent: int, size: int) -> int:
+    return -(-extent // size) * size
 
 
 def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile of which nothing is tested."""
+    """Estimate the share of the peak throughput of a tile without tails."""
     if problem.arithmetic is Arithmetic.BYTE_MATRICES:
         return _estimate_byte_matrices(tile, cpu)
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
@@ -233,19 +238,20 @@ def _estimate_tail(
         is_spilled = needed + (problem.is_product and has_tail[0]) > cpu.registers
         is_spilled = is_spilled or (rows > _FEW_ROWS and all(has_tail))
         return _SPILLED_BROADCAST if is_spilled else 1.0
-    if not has_tail[0]:
-        return of_vectors * few_rows
+    of_rows = _estimate_row_tail(problem, tile, cpu) if has_tail[0] else 1.0
+    return of_vectors * few_rows * of_rows
+
+
+def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the speed of a tile whose last rows are tested, where its loads compete with its multiplications."""
     if problem.arithmetic is Arithmetic.BY_ELEMENT:
-        is_kept = True
-    elif cpu.has_broadcast_loads:
-        is_kept = vectors == 1 or tile.accumulators <= _TESTED_ACCUMULATORS
-    elif cpu.broadcasts_first and problem.kernel_width:
-        is_kept = rows <= _TESTED_DEPTHWISE_ROWS
-        return few_rows * (_VECTORS.row_tail if is_kept else _SPILLED_DEPTHWISE)
-    else:
-        is_kept = vectors == 1 or problem.has_long_loop
-    costs = _EMBEDDED_BROADCAST if cpu.has_broadcast_loads else _VECTORS
-    return of_vectors * few_rows * (costs.row_tail if is_kept else _TESTED_TILE)
+        return _VECTORS.row_tail
+    if cpu.has_broadcast_loads:
+        is_kept = tile.vectors == 1 or tile.accumulators <= _TESTED_ACCUMULATORS
+        return _EMBEDDED_BROADCAST.row_tail if is_kept else _TESTED_TILE
+    if cpu.broadcasts_first and problem.kernel_width:
+        return _VECTORS.row_tail if tile.rows <= _TESTED_DEPTHWISE_ROWS else _SPILLED_DEPTHWISE
+    return _VECTORS.row_tail if tile.vectors == 1 or problem.has_long_loop else _TESTED_TILE
 
 
 def _estimate_loop(tile: RegisterTile, cpu: CpuModel) -> float:
@@ -292,7 +298,7 @@ def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
 
 
 def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of products of bytes, words of which are lanes."""
+    """Estimate the share of the peak throughput of int8 dot products by element."""
     rows, vectors = tile
     loads = vectors + -(-rows // cpu.factor_lanes)
     # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
@@ -352,44 +358,62 @@ def _fits(arithmetic: Arithmetic, tile: RegisterTile, cpu: CpuModel) -> bool:
 
 def rank_tiles(problem: Contraction, cpu: CpuModel) -> list[tuple[float, RegisterTile]]:
     """Return the tiles that fit the registers with their estimated speeds, the fastest first."""
-    tiles = [
-        RegisterTile(rows, vectors)
-        for vectors in range(1, min(problem.vectors, MAX_VECTORS) + 1)
-        for rows in range(1, min(problem.rows, MAX_ROWS) + 1)
-    ]
-    speeds = (
-        (estimate_speed(problem, tile, cpu), tile)
-        for tile in tiles
-        if _fits(problem.arithmetic, tile, cpu)
-    )
+    tiles = _list_tiles(problem.rows, problem.vectors, problem.arithmetic, cpu)
+    speeds = ((estimate_speed(problem, tile, cpu), tile) for tile in tiles)
     return sorted(speeds, key=lambda each: (-each[0], -each[1].vectors, -each[1].rows))
+
+
+def _list_tiles(
+    rows: int, vectors: int, arithmetic: Arithmetic, cpu: CpuModel
+) -> Iterator[RegisterTile]:
+    """Yield the tiles of at most so many rows and vectors that fit the registers."""
+    sizes = itertools.product(
+        range(1, min(rows, MAX_ROWS) + 1), range(1, min(vectors, MAX_VECTORS) + 1)
+    )
+    return (tile for tile in itertools.starmap(RegisterTile, sizes) if _fits(arithmetic, tile, cpu))
 
 
 # ---------------------------------------------------------------- padding
 
 
+class _Padding(NamedTuple):
+    """A padded contraction and the tile that computes it, ordered by time: of equal times, the least padding is first.
+
+    Attributes:
+        time: The time in multiplications of vectors.
+        rows: The padded rows.
+        vectors: The padded vectors.
+        tile: The register tile.
+    """
+
+    time: float
+    rows: int
+    vectors: int
+    tile: RegisterTile
+
+
 @functools.cache
-def _estimate_time(problem: Contraction, cpu: CpuModel, *, divides_rows: bool) -> float:
-    """Return the time of a contraction with its fastest tile, in multiplications of vectors."""
-    speed = max(
-        speed
-        for speed, tile in rank_tiles(problem, cpu)
-        if not divides_rows or problem.rows % tile.rows == 0
-    )
-    # so that the least padding of equal times is the minimum
-    return round(problem.rows * problem.vectors / speed, 6) if speed else math.inf
+def _list_paddings(problem: Contraction, max_vectors: int, cpu: CpuModel) -> list[_Padding]:
+    """Return the contraction as it is, and padded to a multiple of each tile within the limits."""
+    max_rows = problem.rows + min(problem.rows // _ROWS_PER_PADDED, _MAX_PADDED_ROWS)
+    paddings = []
+    for tile in _list_tiles(max_rows, max_vectors, problem.arithmetic, cpu):
+        all_rows = {problem.rows, _round_up(problem.rows, tile.rows)}
+        all_vectors = {problem.vectors, _round_up(problem.vectors, tile.vectors)}
+        for rows, vectors in itertools.product(all_rows, all_vectors):
+            if tile.rows <= rows <= max_rows and tile.vectors <= vectors <= max_vectors:
+                padded = problem._replace(rows=rows, vectors=vectors)
+                if speed := estimate_speed(padded, tile, cpu):
+                    time = round(rows * vectors / speed, 6)
+                    paddings.append(_Padding(time, rows, vectors, tile))
+    return paddings
 
 
 def pad_product(problem: Contraction, cpu: CpuModel) -> tuple[int, int]:
     """Return the rows and vectors, at least those of a product, that take the least time."""
-    vectors = problem.vectors + problem.vectors // _VECTORS_PER_PADDED
-    sizes = itertools.product(_list_rows(problem.rows), range(problem.vectors, vectors + 1))
-
-    def time(size: tuple[int, int]) -> float:
-        padded = problem._replace(rows=size[0], vectors=size[1])
-        return _estimate_time(padded, cpu, divides_rows=False)
-
-    return min(sizes, key=time)
+    most = problem.vectors + problem.vectors // _VECTORS_PER_PADDED
+    best = min(_list_paddings(problem, most, cpu))
+    return best.rows, best.vectors
 
 
 def pad_rows(
@@ -403,18 +427,14 @@ def pad_rows(
         divides_rows: Whether tiles have to divide the rows.
         min_gain: More rows have to be faster by more than this factor.
     """
-
-    def time(rows: int) -> float:
-        padded = problem._replace(rows=rows)
-        return _estimate_time(padded, cpu, divides_rows=divides_rows)
-
-    padded = min(_list_rows(problem.rows), key=time)
-    return padded if time(problem.rows) > min_gain * time(padded) else problem.rows
-
-
-def _list_rows(rows: int) -> range:
-    """Return the numbers of rows that may be computed in place of a number."""
-    return range(rows, rows + min(rows // _ROWS_PER_PADDED, _MAX_PADDED_ROWS) + 1)
+    paddings = [
+        padding
+        for padding in _list_paddings(problem, problem.vectors, cpu)
+        if not divides_rows or padding.rows % padding.tile.rows == 0
+    ]
+    best = min(paddings)
+    plain = min((each.time for each in paddings if each.rows == problem.rows), default=math.inf)
+    return best.rows if plain > min_gain * best.time else problem.rows
 
 
 # ---------------------------------------------------------------- blocks of rows
@@ -461,10 +481,10 @@ def choose_row_block(
 def _choose_dividing_tile(
     rows: int, vectors: int, max_rows: int, cpu: CpuModel
 ) -> tuple[float, RegisterTile]:
-    """Return the time of a row, and the tile that takes the least time, of those that divide the rows."""
+    """Return the time of a row, and the fastest tile that divides the rows."""
     tiles = (
         tile
-        for tile in _list_packed_tiles(min(rows, max_rows), vectors, cpu)
+        for tile in _list_tiles(min(rows, max_rows), vectors, multiply_add(cpu), cpu)
         if rows % tile.rows == 0
     )
     return min((_estimate_parts(tile, tile.rows, vectors, cpu) / tile.rows, tile) for tile in tiles)
@@ -478,19 +498,10 @@ def choose_packing_tile(rows: int, columns: int, cpu: CpuModel) -> RegisterTile:
     """
     vectors = -(-columns // cpu.lanes)
     widest = min(columns // cpu.lanes, _MAX_PACKED_VECTORS)
-    tiles = _list_packed_tiles(rows, widest, cpu)
+    tiles = _list_tiles(rows, widest, multiply_add(cpu), cpu)
     return min(
         tiles, key=lambda tile: (_estimate_parts(tile, rows, vectors, cpu, _PACKING_TIME), tile)
     )
-
-
-def _list_packed_tiles(rows: int, vectors: int, cpu: CpuModel) -> list[RegisterTile]:
-    tiles = itertools.product(
-        range(1, min(rows, MAX_ROWS) + 1), range(1, min(vectors, MAX_VECTORS) + 1)
-    )
-    return [
-        RegisterTile(*size) for size in tiles if _fits(multiply_add(cpu), RegisterTile(*size), cpu)
-    ]
 
 
 def _estimate_parts(
@@ -512,6 +523,7 @@ def _estimate_parts(
     )
 
 
+@functools.cache
 def estimate_packed_speed(tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the speed of a tile of a packed matrix, whose columns are in the first-level cache."""
     problem = Contraction(*tile, 1, multiply_add(cpu), holds_vectors=True)
