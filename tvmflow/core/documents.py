@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from io import BufferedReader
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from tvmflow.core.files import open_regular
+from tvmflow.core.files import is_irregular, open_regular
 from tvmflow.core.types import Json
 
 _MAX_BYTES: Final = 64 << 20
@@ -29,8 +28,7 @@ def read_file(path: Path) -> bytes:
         with open_regular(path) as file, BufferedReader(file) as stream:
             content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
-        is_file = error.errno not in (errno.EISDIR, errno.ENXIO)
-        reason = error.strerror or str(error) if is_file else "it is not a file"
+        reason = "it is not a file" if is_irregular(error) else error.strerror or str(error)
         raise Unreadable(reason) from error
     if len(content) > _MAX_BYTES:
         raise Unreadable(f"it is larger than {_MAX_BYTES >> 20} MB, the limit for documents")

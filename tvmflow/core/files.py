@@ -206,6 +206,11 @@ def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None
         raise OSError(errno.ENXIO, "Not a regular file", os.fspath(path))
 
 
+def is_irregular(error: OSError) -> bool:
+    """Return whether `open_regular` refused a path because it is a folder, a pipe or a device."""
+    return error.errno in (errno.EISDIR, errno.ENXIO)
+
+
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a regular file."""
     # A run reads thousands of small files: without a stream, each takes half the time.

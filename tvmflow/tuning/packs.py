@@ -12,7 +12,6 @@ small, fills the memory.
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import io
@@ -30,7 +29,7 @@ from typing import IO, Final, NamedTuple
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
-from tvmflow.core.files import flush_file, open_regular, output_file
+from tvmflow.core.files import flush_file, is_irregular, open_regular, output_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
@@ -408,7 +407,7 @@ def _open_file(path: Path) -> IO[bytes]:
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {path}") from error
     except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.ENXIO):
+        if not is_irregular(error):
             raise _unreadable(path, error) from error
     raise UsageError(
         f"{path} is not a regular file", fix="give a file that `tvmflow records export` wrote"
