@@ -243,7 +243,7 @@ def _estimate_tail(
 
 
 def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the speed of a tile whose last rows are tested, where its loads compete with its multiplications."""
+    """Estimate the speed of a tile whose last rows are tested, relative to one without tails."""
     if problem.arithmetic is Arithmetic.BY_ELEMENT:
         return _VECTORS.row_tail
     if cpu.has_broadcast_loads:
@@ -377,7 +377,7 @@ def _list_tiles(
 
 
 class _Padding(NamedTuple):
-    """A padded contraction and the tile that computes it, ordered by time: of equal times, the least padding is first.
+    """A padded contraction and its tile, ordered by time; of equal times, the least padding is first.
 
     Attributes:
         time: The time in multiplications of vectors.
