@@ -509,7 +509,13 @@ def _read_kernel(
     trials = find_trials(library, details.row, store) if needs_trials else None
     code = None
     if options.tir or options.schedule or options.asm or options.candidates:
-        code = make_kernel_code(library, kernel, store, with_assembly=options.asm)
+        code = make_kernel_code(
+            library,
+            kernel,
+            store,
+            with_assembly=options.asm,
+            with_candidates=options.candidates,
+        )
     return _ShownKernel(library, details, trials, code)
 
 

@@ -263,7 +263,12 @@ def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> Cho
 
 
 def make_kernel_code(
-    library: BuiltLibrary, kernel: str, store: LocalStore, *, with_assembly: bool
+    library: BuiltLibrary,
+    kernel: str,
+    store: LocalStore,
+    *,
+    with_assembly: bool = False,
+    with_candidates: bool = False,
 ) -> KernelCode:
     """Return the code of a kernel, made once more from what the library was built from."""
     payload = {
@@ -272,6 +277,7 @@ def make_kernel_code(
         "kernel": kernel,
         "is_plain_c": library.built.runtime == C_RUNTIME,
         "with_assembly": with_assembly,
+        "with_candidates": with_candidates,
     }
     timeout_s = build.TRAITS.timeout_s
     text = "lowering the model once more: some seconds, or a minute for a large one"

@@ -43,6 +43,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     import tvm
 
+    from tvmflow.compiler.cpu_model import CpuModel
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
 
@@ -402,7 +403,7 @@ class KernelCode(NamedTuple):
         schedule: The instructions of its schedule as Python; empty where TVM keeps none.
         assembly: What the code generator made of it for the target; empty where it was not requested.
         candidates: The fields of the first register tiles of its rule (`RankedTile`), the fastest estimate first;
-            none for other kernels.
+            none for other kernels, or where they were not requested.
     """
 
     tir: str
@@ -415,8 +416,8 @@ def make_code(payload: dict[str, Json], _: Emit) -> Json:
     """Return the code of a kernel for `tvmflow show kernel`: the entry point of a child.
 
     Args:
-        payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, and
-            `with_assembly`.
+        payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`,
+            `with_assembly`, and `with_candidates`.
 
     Returns:
         The fields of a `KernelCode`.
@@ -444,7 +445,7 @@ def _make_code_here(payload: Json) -> Json:
         assembly=c_kernels.make_assembly(kernel, target, is_plain_c=is_plain_c)
         if payload["with_assembly"]
         else "",
-        candidates=_rank_tiles(lowered[name], settings, inputs),
+        candidates=_rank_tiles(lowered[name], settings) if payload["with_candidates"] else (),
     )
     return cast(Json, code._asdict())
 
@@ -455,7 +456,6 @@ def _describe_schedule(
     """Return the instructions of the schedule that `build` gives a kernel, tuned or by a rule."""
     import tvm
 
-    from tvmflow.compiler.cpu_model import cpu_model_for
     from tvmflow.compiler.schedules.rules import choose_schedule
     from tvmflow.tuning.measure import apply_trace
     from tvmflow.tuning.workloads import normalize, workload_key
@@ -465,37 +465,36 @@ def _describe_schedule(
     if key in chosen:
         workload = _read_json(inputs[_WORKLOADS_ROLE])[key]
         return _instructions(apply_trace(tvm.ir.load_json(workload), chosen[key]))
-    cpu = cpu_model_for(settings.target, settings.schedules)
-    if cpu is None or kernel.attrs.get("tirx.is_scheduled", False):
+    cpu = _find_cpu(kernel, settings)
+    if cpu is None:
         return ""
     mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     choice = choose_schedule(mod, cpu)
     return _instructions(choice.schedule) if choice else ""
 
 
-def _rank_tiles(
-    kernel: tvm.tirx.PrimFunc, settings: BuildSettings, inputs: Mapping[str, Path]
-) -> list[RankedTile]:
+def _rank_tiles(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> list[RankedTile]:
     """Return the first register tiles of a contraction on a CPU; none for other kernels."""
-    import tvm
-
-    from tvmflow.compiler.cpu_model import cpu_model_for
     from tvmflow.compiler.schedules import register_tiles
     from tvmflow.tuning.measure import trace_json
     from tvmflow.tuning.trials import trial_id
-    from tvmflow.tuning.workloads import normalize, workload_key
+    from tvmflow.tuning.workloads import normalize
 
-    cpu = cpu_model_for(settings.target, settings.schedules)
-    if cpu is None or kernel.attrs.get("tirx.is_scheduled", False):
-        return []
-    workloads = _read_json(inputs.get(_WORKLOADS_ROLE))
-    workload = workloads.get(workload_key(normalize(kernel))) if workloads else None
-    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
-    ranked = register_tiles.generate_tiled(tvm.ir.load_json(workload) if workload else mod, cpu)
+    cpu = _find_cpu(kernel, settings)
+    # as a workload, to which traces of trials apply
+    ranked = register_tiles.generate_tiled(normalize(kernel), cpu) if cpu else ()
     return [
         RankedTile(str(tile), tile.speed, trial_id(trace_json(schedule.trace)))
         for tile, schedule in itertools.islice(ranked, _SHOWN_TILES)
     ]
+
+
+def _find_cpu(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> CpuModel | None:
+    """Return the CPU for which rules schedule a kernel; None where no rule does."""
+    from tvmflow.compiler.cpu_model import cpu_model_for
+
+    is_scheduled = kernel.attrs.get("tirx.is_scheduled", False)
+    return None if is_scheduled else cpu_model_for(settings.target, settings.schedules)
 
 
 def _instructions(schedule: tvm.s_tir.Schedule) -> str:

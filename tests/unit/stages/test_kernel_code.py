@@ -53,7 +53,7 @@ class Build:
             self.inputs[role] = self.folder / Path(role).name
             self.inputs[role].write_text(json.dumps(value))
 
-    def make(self, *, with_assembly: bool = False) -> dict[str, Any]:
+    def make(self, *, with_assembly: bool = False, with_candidates: bool = False) -> dict[str, Any]:
         """Return the code of the kernel of the dense layer."""
         payload = {
             "settings": SETTINGS,
@@ -61,6 +61,7 @@ class Build:
             "kernel": self.kernel,
             "is_plain_c": True,
             "with_assembly": with_assembly,
+            "with_candidates": with_candidates,
         }
         return dict(make_code(payload, lambda _: None))
 
@@ -103,7 +104,7 @@ def test_the_first_candidate_is_the_tile_of_the_rule(library: Build) -> None:
     assert cpu is not None
     first = next(iter(generate_schedules(workload, cpu)))
     library.choose(first.schedule, workload, workload_key(workload))
-    ranked = [RankedTile(*fields) for fields in library.make()["candidates"]]
+    ranked = [RankedTile(*fields) for fields in library.make(with_candidates=True)["candidates"]]
     assert ranked[0].trial == trial_id(trace_json(first.schedule.trace))
     assert 1 < len(ranked) <= 5 and len({tile.trial for tile in ranked}) == len(ranked)
     assert all(0 < tile.speed <= 1 and "×" in tile.tile for tile in ranked)
