@@ -106,7 +106,7 @@ def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) ->
         f"{weights}return status != DIGITS_OK || digits_destroy(context);\n}}\n"
     )
     flags = [f"-I{without_weights}", str(without_weights / "libdigits.a"), "-lm", "-lpthread"]
-    compiler = [str(folder / "bin" / "cc"), "weights.c", *flags, "-o", "weights"]
+    compiler = ["cc", "weights.c", *flags, "-o", "weights"]
     subprocess.run(compiler, cwd=folder, env=words, check=True)
     (folder / "digits.weights").symlink_to(without_weights / "digits.weights")
     for name in ("program", "interface", "classify", "weights"):
