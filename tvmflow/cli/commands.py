@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import EXIT_CODES
-from tvmflow.core.terminal import find_width
+from tvmflow.core.formatting import find_width
 from tvmflow.core.version import VERSION
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.output import check_output_file, print_result, write_file
 from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
-from tvmflow.core.formatting import count_text, duration_text, names_text, printable
-from tvmflow.core.terminal import find_width
+from tvmflow.core.formatting import count_text, duration_text, find_width, names_text, printable
 from tvmflow.core.text import table
 
 if TYPE_CHECKING:

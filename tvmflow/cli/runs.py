@@ -31,6 +31,7 @@ from tvmflow.core.formatting import (
     count_text,
     duration_text,
     excerpt,
+    find_width,
     latency_text,
     names_text,
     printable,
@@ -39,7 +40,6 @@ from tvmflow.core.formatting import (
 )
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import shortest_path
-from tvmflow.core.terminal import find_width
 from tvmflow.core.text import table
 
 if TYPE_CHECKING:

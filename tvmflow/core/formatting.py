@@ -4,8 +4,12 @@ A value that would be rounded up to the next unit is shown in that unit. An up-t
 this module, which imports next to nothing.
 """
 
-import itertools
-from collections.abc import Collection
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _MAX_LINE = 4_000
 _MAX_ERROR = 500
@@ -98,12 +102,24 @@ def quoted(text: str) -> str:
     return f"'{excerpt(text)}'"
 
 
-def names_text(names: Collection[str], limit: int = 20) -> str:
+def names_text(names: "Collection[str]", limit: int = 20) -> str:
     """Return excerpts of names on one line, of many the first ones: `a, b, c and 40 more`."""
-    shown = ", ".join(excerpt(name) for name in itertools.islice(names, limit))
+    shown = ", ".join(excerpt(name) for name in [*names][:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def find_width() -> int | None:
+    """Return the width that lines should fit into: `$COLUMNS`, or that of the terminal; None without one."""
+    try:
+        width = int(os.environ.get("COLUMNS", ""))
+    except ValueError:
+        try:
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
+        except (OSError, ValueError, AttributeError):
+            width = 0
+    return width if width > 0 else None

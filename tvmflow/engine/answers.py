@@ -19,8 +19,8 @@ try:
 except ImportError:
     from hashlib import blake2b
 
+from tvmflow.core.formatting import find_width
 from tvmflow.core.project import find_project, store_root
-from tvmflow.core.terminal import find_width
 from tvmflow.planning.environment import describe_environment, without_password
 
 # A report is rendered with this duration, and the text of it is replaced by the real one.

@@ -12,6 +12,7 @@ from tvmflow.core.formatting import (
     count_text,
     duration_text,
     excerpt,
+    find_width,
     latency_text,
     names_text,
     printable,
@@ -19,7 +20,6 @@ from tvmflow.core.formatting import (
     shorten,
     size_text,
 )
-from tvmflow.core.terminal import find_width
 from tvmflow.core.text import table
 from tvmflow.engine.builds import Build, Peer, Speedup, list_builds
 from tvmflow.engine.report import MAX_SHOWN, STOPPED, ReportedFacts, RunReport, StageReport

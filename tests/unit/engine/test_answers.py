@@ -340,7 +340,7 @@ def test_the_cached_answer_imports_next_to_nothing() -> None:
     assert imported <= {"_blake2", "time"}
     modules = {name for name in done.stdout.split() if name.startswith("tvmflow")}
     assert modules == {
-        "tvmflow", "tvmflow.core", "tvmflow.core.project", "tvmflow.core.terminal", "tvmflow.core.version", "tvmflow.engine", "tvmflow.engine.answers",
+        "tvmflow", "tvmflow.core", "tvmflow.core.project", "tvmflow.core.formatting", "tvmflow.core.version", "tvmflow.engine", "tvmflow.engine.answers",
         "tvmflow.planning", "tvmflow.planning.environment",
     }  # fmt: skip
 
