@@ -5,17 +5,128 @@ May import `core` and the rest of `store`.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
+import socket
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from tvmflow.core.errors import UsageError
+from tvmflow.core.files import flush_file, temporary_name
 from tvmflow.core.text import did_you_mean
-from tvmflow.store.remote.base import RemoteCache
+from tvmflow.store.remote.base import (
+    Corrupt,
+    Forbidden,
+    RemoteCache,
+    Sink,
+    Unreachable,
+    open_content,
+)
 from tvmflow.store.remote.bucket import BucketCache
-from tvmflow.store.remote.folder import FolderCache
 from tvmflow.store.remote.http import HttpCache, RegistryCache, without_credentials
+
+_CHUNK: Final = 1 << 20
+
+
+class FolderCache:
+    """A remote cache in a folder that several machines share, over NFS for instance.
+
+    The folder must exist: where a disk is not mounted, nothing is written. The layout is that of the other remote
+    caches: `ac/ab/<key>` and `cas/ab/<sha256>`. A file is complete when it is renamed; nothing relies on locks.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.address = str(root)
+
+    def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
+        """See `_base.RemoteCache`."""
+        with _disk_errors():
+            try:
+                stream = self._find(path).open("rb")
+            except FileNotFoundError:
+                self._require_root()
+                return False
+        with stream:
+            if os.fstat(stream.fileno()).st_size > max_bytes:
+                raise Corrupt(f"it is longer than {max_bytes} bytes")
+            while chunk := _read_chunk(stream):
+                sink(chunk)
+        return True
+
+    def has(self, path: str, size: int) -> bool:
+        """See `_base.RemoteCache`."""
+        with _disk_errors():
+            try:
+                return self._find(path).stat().st_size == size
+            except FileNotFoundError:
+                self._require_root()
+                return False
+
+    def put(self, path: str, content: bytes | Path) -> None:
+        """See `_base.RemoteCache`."""
+        with (
+            open_content(content) as source,
+            _disk_errors(),
+            self._replacing(self._find(path)) as stream,
+        ):
+            shutil.copyfileobj(source, stream, _CHUNK)
+
+    def close(self) -> None:
+        """Do nothing: no connection is held."""
+
+    def _find(self, path: str) -> Path:
+        kind, name = path.split("/")
+        return self._root / kind / name[:2] / name
+
+    def _require_root(self) -> None:
+        if not self._root.is_dir():
+            raise Unreachable("the folder does not exist")
+
+    @contextlib.contextmanager
+    def _replacing(self, target: Path) -> Iterator[IO[bytes]]:
+        """Give a new file that takes the place of `target` when it is complete.
+
+        Temporary files are in a folder of their own, so that a reader that lists `ac/` or `cas/`
+        sees complete files alone, and have the host in their names, since machines share them.
+        """
+        self._require_root()
+        name = f"{socket.gethostname()}-{temporary_name()}".replace("/", "+")
+        temporary = self._root / "tmp" / name
+        temporary.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as stream:
+                yield stream
+                stream.flush()
+                flush_file(stream.fileno())
+            temporary.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def _read_chunk(stream: IO[bytes]) -> bytes:
+    with _disk_errors():
+        return stream.read(_CHUNK)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise Forbidden(f"{error.strerror}") from error
+        raise Unreachable(
+            error.strerror or type(error).__name__, retryable=error.errno == errno.ESTALE
+        ) from error
+
 
 # Takes the URL and the time limit for each answer in seconds.
 Opener = Callable[[str, float], RemoteCache]
