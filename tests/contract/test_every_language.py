@@ -28,8 +28,7 @@ from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.exporters import c_library, cpp, tvm_libraries, web, wheel
 from tvmflow.exporters.base import BuiltModel, ExportRequest
-from tvmflow.exporters.cpp import _header
-from tvmflow.exporters.cpp._header import Library
+from tvmflow.exporters.cpp import Library
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.pages.content import Change
@@ -107,8 +106,8 @@ def write_cpp_readme(names: Names) -> str:
     model = model._replace(signature=described(names).signature)
     request = ExportRequest("net", "1.0", "host", "llvm", model.triple)
     values = cpp._describe(model, [Library(model)], request)
-    images = _header.describe_images(with_image(names)[0], manifest)
-    return _header.render_template("README.md", values | images)
+    images = cpp.describe_images(with_image(names)[0], manifest)
+    return cpp.render_template("README.md", values | images)
 
 
 def write_web_readme(names: Names) -> str:
@@ -127,7 +126,7 @@ def write_cmake(names: Names) -> str:
         # the check of recipes takes no such triple
         odd = model._replace(triple=f"x86_64-linux-gnu {name}")
         values = cpp._describe(odd, [Library(model)], request)
-        texts.append(_header.render_template("config.cmake", values))
+        texts.append(cpp.render_template("config.cmake", values))
     return "\n".join(texts)
 
 
@@ -342,11 +341,11 @@ def test_headers_of_cpp_compile(seed: int, size: int, tmp_path: Path, count: Cou
         (tmp_path / folder).mkdir()
         headers = {
             "net.h": c_runtime.write_header(model),
-            "net.hpp": _header.write_header(model, [Library(model)]),
+            "net.hpp": cpp.write_header(model, [Library(model)]),
         }
         if folder == "images":
             headers["net-images.h"] = c_library.write_image_header(model, manifest)
-            headers["net-images.hpp"] = _header.write_images_header(model, manifest)
+            headers["net-images.hpp"] = cpp.write_images_header(model, manifest)
         for name, text in headers.items():
             (tmp_path / folder / name).write_text(text, encoding="utf-8")
         main = "".join(f"#include <{name}>\n" for name in headers) + "int main() { return 0; }\n"

@@ -30,8 +30,8 @@ from tests.support.onnx_models import (
 )
 from tests.support.project import Project
 from tests.support.recipes import ROOT
-from tvmflow.exporters.cpp._header import Library
-from tvmflow.exporters.cpp._header import write_header as cpp_header
+from tvmflow.exporters.cpp import Library
+from tvmflow.exporters.cpp import write_header as cpp_header
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import BACKENDS
 

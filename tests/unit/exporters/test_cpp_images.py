@@ -14,9 +14,8 @@ from tests.support import exports
 from tests.support.exports import MODELS, Exported
 from tests.unit.exporters.test_c_images import INPUTS
 from tests.unit.exporters.test_cpp_project import PROGRAMS, project_of, run
-from tvmflow.exporters import c_library
-from tvmflow.exporters.cpp import _header
-from tvmflow.exporters.cpp._header import Library
+from tvmflow.exporters import c_library, cpp
+from tvmflow.exporters.cpp import Library
 from tvmflow.runtime.image_files import read_pixels
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.labels import format_predictions, predictions_json
@@ -33,7 +32,7 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("preprocess")
     (folder / "include").mkdir()
     for name in ("npz.hpp", "image_file.hpp"):
-        shutil.copy(_header.FOLDER / name, folder)
+        shutil.copy(cpp.FOLDER / name, folder)
     source = Path(shutil.copy(PROGRAMS / "preprocess.cpp", folder))
     for name, (spec, fields) in INPUTS.items():
         output = {"name": "scores", "shape": [1, 2], "dtype": "float32"}
@@ -42,9 +41,9 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Path:
         manifest = {"images": {"data": fields}}
         headers = {
             f"{name}.h": c_runtime.write_header(model),
-            f"{name}.hpp": _header.write_header(model, [Library(model)]),
+            f"{name}.hpp": cpp.write_header(model, [Library(model)]),
             f"{name}-images.h": c_library.write_image_header(model, manifest),
-            f"{name}-images.hpp": _header.write_images_header(model, manifest),
+            f"{name}-images.hpp": cpp.write_images_header(model, manifest),
         }
         for file, text in headers.items():
             (folder / "include" / file).write_text(text)
@@ -176,7 +175,6 @@ def test_damaged_streams_end_in_a_message(preprocess: Path, tmp_path: Path) -> N
 
 def test_a_project_without_images_has_no_files_for_them(exported: Exported) -> None:
     """And with them, CMake builds the tool."""
-    from tvmflow.exporters import cpp
     from tvmflow.exporters.base import ExportRequest
 
     request = ExportRequest("net", "0", "host", "llvm", "x86_64-linux-gnu")

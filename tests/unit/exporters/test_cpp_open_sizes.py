@@ -22,8 +22,7 @@ from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.core.types import Json
 from tvmflow.exporters import cpp
 from tvmflow.exporters.base import BuiltModel, ExportRequest
-from tvmflow.exporters.cpp import _header
-from tvmflow.exporters.cpp._header import Library
+from tvmflow.exporters.cpp import Library
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.targets import c_runtime
@@ -273,11 +272,11 @@ def test_names_of_strangers_are_text(tmp_path: Path) -> None:
     request = ExportRequest("net", "1", "host", "llvm", triple)
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "net.h").write_text(c_runtime.write_header(model))
-    header = _header.write_header(model, [Library(model)])
+    header = cpp.write_header(model, [Library(model)])
     (tmp_path / "include" / "net.hpp").write_text(header)
-    shutil.copyfile(_header.FOLDER / "npz.hpp", tmp_path / "npz.hpp")
+    shutil.copyfile(cpp.FOLDER / "npz.hpp", tmp_path / "npz.hpp")
     values = cpp._describe(model, [Library(model)], request)
-    program = _header.render_template("main.cpp", values, has_dimensions=True)
+    program = cpp.render_template("main.cpp", values, has_dimensions=True)
     (tmp_path / "main.cpp").write_text(program)
     assert cpp._find_errors(tmp_path, request) == []
 

@@ -18,8 +18,7 @@ from tests.support.recipes import ROOT
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import bundle, cpp
 from tvmflow.exporters.base import ExportRequest, PartitionedModel
-from tvmflow.exporters.cpp import _header
-from tvmflow.exporters.cpp._header import Library
+from tvmflow.exporters.cpp import Library
 from tvmflow.targets.c_runtime import DescribedModel
 
 PROGRAMS: Final = ROOT / "tests" / "support" / "cpp"
@@ -266,7 +265,7 @@ def test_parts_hand_each_other_their_tensors() -> None:
         Library(DescribedModel("net-b", {"inputs": [y, z, x], "outputs": [w]}, (), ""), "b"),
     ]
     model = DescribedModel("net", {"inputs": [x], "outputs": [w, y, x, w]}, (), "")
-    tensors = _header._place_tensors(model.signature, parts)
+    tensors = cpp._place_tensors(model.signature, parts)
     # 0: x; 1 to 4: the outputs; 5: z
     assert tensors.table == [x, w, y, x, w, z]
     assert tensors.arguments == [[0], [2, 5, 0]]
@@ -296,12 +295,12 @@ def test_a_project_that_does_not_compile_is_not_delivered(
 ) -> None:
     """A warning is enough; the message is the compiler's."""
     project = tmp_path / "project"
-    shutil.copytree(_header.FOLDER, project)
+    shutil.copytree(cpp.FOLDER, project)
     with (project / file).open("a") as stream:
         stream.write(
             "\nint twice;\nint twice;\n" if file == "model.hpp" else "\nstatic int twice;\n"
         )
-    monkeypatch.setattr(_header, "FOLDER", project)
+    monkeypatch.setattr(cpp, "FOLDER", project)
     built = exports.built_of(exported, exports.recipe(), exports.target())
     with pytest.raises(
         StageError,

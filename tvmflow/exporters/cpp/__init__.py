@@ -2,25 +2,331 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
+from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import c_library
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel, write_text
-from tvmflow.exporters.cpp import _header
-from tvmflow.exporters.cpp._header import Library, render_template
+from tvmflow.exporters.base import (
+    BuiltModel,
+    ExportRequest,
+    PartitionedModel,
+    fill_template,
+    write_text,
+)
+from tvmflow.exporters.c_library import read_images
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
+from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_tensors
+from tvmflow.targets.c_runtime.header_parts import describe_shape
 from tvmflow.targets.zig import find_program_errors
+
+FOLDER: Final = Path(__file__).with_name("project")
+TEMPLATES: Final = ("model.hpp", "library.hpp")
+
+# The keywords of C++23 that may be the name of a recipe, and namespaces that programs have.
+_RESERVED: Final = frozenset(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class "
+    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype "
+    "default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline "
+    "int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+    "reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template "
+    "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
+    "while xor xor_eq main std tvmflow_models".split()
+)
+# A line that says for which models the lines after it are: those of fixed sizes, those of open sizes, or all.
+_MARK: Final = re.compile(r"^//@(fixed|open|all)\n", re.MULTILINE)
+# Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
+_TYPES: Final[Mapping[str, str]] = {
+    "float32": "float",
+    "float64": "double",
+    "bool": "unsigned char",
+    "float16": "std::uint16_t",
+    "bfloat16": "std::uint16_t",
+}
+
+
+class Library(NamedTuple):
+    """A C library that is a model, or a part of one.
+
+    Attributes:
+        model: What it computes.
+        part: The part's name; empty for a whole model.
+    """
+
+    model: DescribedModel
+    part: str = ""
+
+
+class _Tensors(NamedTuple):
+    """All tensors that C libraries read and write: inputs, outputs, and what parts hand to each other.
+
+    Attributes:
+        table: The tensors; the place of each is its number.
+        arguments: The places of each library's inputs.
+        results: The places of each library's outputs.
+        copies: The place of an output that no library writes, and that of its values.
+    """
+
+    table: list[Json]
+    arguments: list[list[int]]
+    results: list[list[int]]
+    copies: list[tuple[int, int]]
+
+
+def namespace(model: str) -> str:
+    """Return the namespace of a model with a prefix in C.
+
+    >>> namespace("digits"), namespace("float")
+    ('digits', 'float_')
+    """
+    return f"{model}_" if model in _RESERVED else model
+
+
+def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
+    """Return the header of a model whose libraries run one after the other."""
+    tensors = _place_tensors(model.signature, libraries)
+    names = [f"{library.model.name}.h" for library in libraries]
+    has_device = any(library.model.executor for library in libraries)
+    statuses = c_runtime.list_statuses(bool(model.dimensions), has_device).items()
+    values = {
+        "TITLE": model.name,
+        "NAME": model.prefix.upper(),
+        "NAMESPACE": namespace(model.prefix),
+        "HEADERS": ", ".join(names),
+        "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
+        "TENSORS": "\n".join(f"//   {comment(line)}" for line in describe_tensors(model.signature)),
+        "EXAMPLE": "\n".join(f"//   {line}" for line in write_example(model)),
+        "STATUSES": "\n".join(f"  {name.lower()} = {number}," for name, number in statuses),
+        "LIBRARIES": "\n".join(_write_libraries(libraries, tensors)).rstrip(),
+        "LIBRARY_NAMES": ", ".join(f"{library.model.prefix}_library" for library in libraries),
+        "INPUT_COUNT": str(len(model.signature["inputs"])),
+        "OUTPUT_COUNT": str(len(model.signature["outputs"])),
+        **_write_table(tensors),
+        **_write_dimensions(model),
+    }
+    return render_template("model.hpp", values, has_dimensions=bool(model.dimensions))
+
+
+def render_template(name: str, values: Mapping[str, str], *, has_dimensions: bool = False) -> str:
+    """Return a template with `@NAME@` replaced by values, whose own text stays as it is.
+
+    Lines after `//@open` are for models with dimensions alone, those after `//@fixed` for others.
+    """
+    first, *parts = _MARK.split((FOLDER / name).read_text(encoding="utf-8"))
+    words = ("all", "open" if has_dimensions else "fixed")
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    text = first + "".join(part for word, part in pairs if word in words)
+    return fill_template(text, values)
+
+
+def write_example(model: DescribedModel) -> list[str]:
+    """Return the lines of C++ that make a model and run it once."""
+    names: dict[str, list[str]] = {}
+    sizes = [
+        f"{{{c_string(entry.name)}, {choose_representative(entry)}}}" for entry in model.dimensions
+    ]
+    memory = [f"model.set_dimensions({{{', '.join(sizes)}}});"] if sizes else []
+    for direction in ("inputs", "outputs"):
+        tensors, word = model.signature[direction], direction.removesuffix("s")
+        names[direction] = [
+            word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))
+        ]
+        for place, (name, tensor) in enumerate(zip(names[direction], tensors, strict=True)):
+            kind = type_of(tensor["dtype"])
+            count = f"model.{word}_tensor({place}).size()" if sizes else math.prod(tensor["shape"])
+            memory.append(f"std::vector<{kind}> {name}({count});")
+    inputs, outputs = (", ".join(names[direction]) for direction in ("inputs", "outputs"))
+    return [
+        f"{namespace(model.prefix)}::Model model;",
+        *memory,
+        f"model.run({{{inputs}}}, {{{outputs}}});",
+    ]
+
+
+def type_of(dtype: str) -> str:
+    """Return the type in C++ for the values of a tensor.
+
+    >>> type_of("float32"), type_of("int8"), type_of("float16")
+    ('float', 'std::int8_t', 'std::uint16_t')
+    """
+    return _TYPES.get(dtype, f"std::{dtype}_t")
+
+
+def _place_tensors(
+    signature: Mapping[str, Sequence[Json]], libraries: Sequence[Library]
+) -> _Tensors:
+    """Return which tensors each library reads and writes; what no library before it writes is an input."""
+    inputs, outputs = signature["inputs"], signature["outputs"]
+    table = [*inputs, *outputs]
+    places = {_key(tensor): place for place, tensor in enumerate(inputs)}
+    free = {_key(tensor): len(inputs) + i for i, tensor in reversed(list(enumerate(outputs)))}
+    arguments, results = [], []
+    for library in libraries:
+        arguments.append([places[_key(tensor)] for tensor in library.model.signature["inputs"]])
+        written = []
+        for tensor in library.model.signature["outputs"]:
+            place = free.pop(_key(tensor), len(table))
+            if place == len(table):
+                table.append(tensor)
+            places[_key(tensor)] = place
+            written.append(place)
+        results.append(written)
+    copies = [
+        (place, places[_key(tensor)])
+        for place, tensor in enumerate(outputs, len(inputs))
+        if places[_key(tensor)] != place
+    ]
+    return _Tensors(table, arguments, results, copies)
+
+
+def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
+    return tensor["name"], tensor["dtype"], tuple(tensor["shape"])
+
+
+def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterator[str]:
+    """Yield the class of each C library's functions."""
+    for library, arguments, results in zip(
+        libraries, tensors.arguments, tensors.results, strict=True
+    ):
+        values = {
+            "PREFIX": library.model.prefix,
+            "NAME": library.model.prefix.upper(),
+            "PART": c_string(f"{library.part}: " if library.part else ""),
+            "ARGUMENT_COUNT": str(len(arguments)),
+            "ARGUMENTS": ", ".join(map(str, arguments)),
+            "RESULT_COUNT": str(len(results)),
+            "RESULTS": ", ".join(map(str, results)),
+        }
+        values["EXPLANATION"] = "".join(_write_explanation(library.model))
+        yield render_template("library.hpp", values, has_dimensions=bool(library.model.dimensions))
+
+
+def _write_explanation(model: DescribedModel) -> Iterator[str]:
+    """Yield the lines of C++ that return what is behind a status."""
+    prefix, name = model.prefix, model.prefix.upper()
+    if model.executor:
+        yield f"    if (status == {name}_NO_MEMORY || status >= {name}_NO_DRIVER) return {prefix}_device_error();\n"
+    yield f"    return status == {name}_MISSING_FEATURE ? {prefix}_missing_feature() : nullptr;\n"
+
+
+def _write_table(tensors: _Tensors) -> dict[str, str]:
+    """Return the C++ of the tensors, their shapes, and which of them are copied."""
+    shapes, rows = [], []
+    for place, tensor in enumerate(tensors.table):
+        shape = tensor["shape"]
+        span = f"{{shape{place}, {len(shape)}}}" if shape else "{}"
+        if shape:
+            lengths = ", ".join(describe_shape(tensor))
+            shapes.append(f"inline constexpr std::int64_t shape{place}[] = {{{lengths}}};")
+        fields = (c_string(tensor["name"]), c_string(tensor["dtype"]), span)
+        spec = TensorSpec.from_json(tensor)
+        axis = "" if spec.bounded_axis is None else f", {spec.bounded_axis}"
+        if spec.sizes:
+            axis = axis or ", -1"
+            axis += f", {{sizes{place}, {len(shape)}}}"
+            texts = ", ".join(c_string(str(size)) for size in spec.sizes)
+            shapes.append(f"inline constexpr std::string_view sizes{place}[] = {{{texts}}};")
+        rows.append(f"\n    {{{', '.join(fields)}, {spec.bytes}{axis}}},")
+    return {
+        "SHAPES": "\n".join(shapes),
+        "TENSOR_COUNT": str(len(rows)),
+        "TENSOR_TABLE": "".join(rows),
+        "COPY_COUNT": str(len(tensors.copies)),
+        "COPIES": ", ".join(f"{{{output}, {source}}}" for output, source in tensors.copies),
+    }
+
+
+def _write_dimensions(model: DescribedModel) -> dict[str, str]:
+    """Return the C++ of the dimensions, and of those along the axes of each input."""
+    places = {entry.name: place for place, entry in enumerate(model.dimensions)}
+    rows = [
+        f"\n    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
+        for entry in model.dimensions
+    ]
+    lines, names = [], []
+    for index, spec in enumerate(map(TensorSpec.from_json, model.signature["inputs"])):
+        axes = [places.get(str(size), -1) for size in spec.sizes or spec.shape]
+        name = f"input_axes{index}" if axes else "nullptr"
+        names.append(name)
+        if axes:
+            lines.append(f"inline constexpr int {name}[] = {{{', '.join(map(str, axes))}}};")
+    table = f"inline constexpr std::array<const int*, {len(names)}> input_axes = {{{', '.join(names)}}};"
+    return {
+        "DIMENSION_COUNT": str(len(rows)),
+        "DIMENSIONS": "".join(rows),
+        "INPUT_AXES": "\n".join([*lines, table]),
+    }
+
+
+# ---------------------------------------------------------------- images
+# Preprocessing and labels, over the header in C.
+
+IMAGES_TEMPLATES: Final = ("image.cpp",)
+IMAGES_COPIED: Final = ("image_file.hpp",)
+IMAGES_HEADER: Final = "images.hpp"
+
+_IMAGES_README: Final = """
+## Images
+
+`include/{title}-images.hpp` makes inputs of pixels of 8 bits, with the sizes, colours and numbers that the recipe describes: the bits are those of `tvmflow.load`. It also has the names of the classes, and calls `{title}-images.h`, which does the same for C.
+
+```cpp
+#include <{title}-images.hpp>
+
+{namespace}::Model model;
+{namespace}::preprocess({{pixels, height, width, 3}}, {name}, model.input<{kind}>({name}));
+model.run();
+```
+
+`{namespace}::rank(scores)` returns the best classes with their probabilities, `{namespace}::labels()` their names. `build/{prefix}_image IMAGE` prints them for a file; with `output.npz` it writes the outputs. `image_file.hpp` reads PNG, PGM and PPM with 8 bits for a channel, and no EXIF data.
+"""
+_IMAGES_CMAKE: Final = """
+  add_executable({prefix}_image image.cpp)
+  target_link_libraries({prefix}_image PRIVATE {title}::{title})"""
+
+
+def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
+    """Return the header of C++ over that in C, by the manifest of the bundle."""
+    labels = read_labels(manifest)
+    values = {
+        "TITLE": model.name,
+        "PREFIX": model.prefix,
+        "NAME": model.prefix.upper(),
+        "NAMESPACE": namespace(model.prefix),
+        "ARE_PROBABILITIES": "true" if labels and labels.activation else "false",
+    }
+    return render_template(IMAGES_HEADER, values, has_dimensions=bool(model.dimensions))
+
+
+def describe_images(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:
+    """Return the values of a project's templates that are about images; empty texts where there are none."""
+    entries = read_images(model, manifest)
+    if not entries:
+        return {"IMAGES_README": "", "IMAGES_CMAKE": ""}
+    spec = next(iter(entries.values())).input
+    fields = {
+        "title": model.name,
+        "prefix": model.prefix,
+        "namespace": namespace(model.prefix),
+        "name": c_string(spec.name),
+        "kind": type_of(spec.dtype),
+    }
+    return {
+        "IMAGES_README": _IMAGES_README.format(**fields),
+        "IMAGES_CMAKE": _IMAGES_CMAKE.format(**fields),
+    }
+
 
 FORM: Final = c_library.FORM
 
@@ -33,10 +339,10 @@ _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": 
 SOURCES: Final = (
     *c_library.SOURCES,
     *(
-        _header.FOLDER / name
+        FOLDER / name
         for name in (
-            *(*_TEMPLATES, _COPIED, *_CMAKE.values(), *_header.TEMPLATES),
-            *(*_header.IMAGES_TEMPLATES, *_header.IMAGES_COPIED, _header.IMAGES_HEADER),
+            *(*_TEMPLATES, _COPIED, *_CMAKE.values(), *TEMPLATES),
+            *(*IMAGES_TEMPLATES, *IMAGES_COPIED, IMAGES_HEADER),
         )
     ),
 )
@@ -64,7 +370,7 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     headers = [f"include/{name}.hpp"]
     if request.has_images:
         headers += [
-            f"include/{name}-{_header.IMAGES_HEADER}",
+            f"include/{name}-{IMAGES_HEADER}",
             f"include/{c_library.image_header_name(name)}",
         ]
     libraries = []
@@ -83,11 +389,11 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _templates(request: ExportRequest) -> tuple[str, ...]:
-    return (*_TEMPLATES, *_header.IMAGES_TEMPLATES) if request.has_images else _TEMPLATES
+    return (*_TEMPLATES, *IMAGES_TEMPLATES) if request.has_images else _TEMPLATES
 
 
 def _copied(request: ExportRequest) -> tuple[str, ...]:
-    return (_COPIED, *_header.IMAGES_COPIED) if request.has_images else (_COPIED,)
+    return (_COPIED, *IMAGES_COPIED) if request.has_images else (_COPIED,)
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
@@ -107,15 +413,15 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     else:
         model = DescribedModel(built.name, built.signature, (), request.triple)
         libraries = list(_write_parts(built, project))
-    write_text(project / f"include/{model.name}.hpp", _header.write_header(model, libraries))
+    write_text(project / f"include/{model.name}.hpp", write_header(model, libraries))
     if request.has_images:
         in_c = c_library.write_image_header(model, built.manifest)
         write_text(project / f"include/{c_library.image_header_name(model.name)}", in_c)
-        images = _header.write_images_header(model, built.manifest)
-        write_text(project / f"include/{model.name}-{_header.IMAGES_HEADER}", images)
+        images = write_images_header(model, built.manifest)
+        write_text(project / f"include/{model.name}-{IMAGES_HEADER}", images)
     for name in _copied(request):
-        shutil.copyfile(_header.FOLDER / name, project / name)
-    values = _describe(model, libraries, request) | _header.describe_images(model, built.manifest)
+        shutil.copyfile(FOLDER / name, project / name)
+    values = _describe(model, libraries, request) | describe_images(model, built.manifest)
     for name in _templates(request):
         text = render_template(name, values, has_dimensions=bool(model.dimensions))
         write_text(project / name, text)
@@ -168,7 +474,7 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
         names = LibraryFiles.of(name, part.triple)
         (project / "lib" / names.shared).write_bytes(bundle.library)
         write_text(project / "include" / names.header, c_runtime.write_header(model))
-        write_text(project / f"include/{name}.hpp", _header.write_header(model, [Library(model)]))
+        write_text(project / f"include/{name}.hpp", write_header(model, [Library(model)]))
         yield Library(model, part.name)
 
 
@@ -185,12 +491,12 @@ def _describe(
     model: DescribedModel, libraries: Sequence[Library], request: ExportRequest
 ) -> dict[str, str]:
     """Return the values of the templates."""
-    example = _header.write_example(model)
+    example = write_example(model)
     return {
         "TITLE": model.name,
         "PREFIX": model.prefix,
         "NAME": model.prefix.upper(),
-        "NAMESPACE": _header.namespace(model.prefix),
+        "NAMESPACE": namespace(model.prefix),
         "TRIPLE": comment(model.triple),
         "TRIPLE_CODE": markdown_code(model.triple),
         "VERSION": _release_numbers(request.version),
