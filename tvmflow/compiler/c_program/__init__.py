@@ -31,10 +31,12 @@ from tvmflow.compiler.c_program.c_code import (
     place_constants,
 )
 from tvmflow.compiler.c_program.c_kernels import (
+    KernelLayouts,
     compile_kernels,
     list_size_parameters,
     lower_kernels,
     named_size_text,
+    share_weights,
 )
 from tvmflow.compiler.c_program.device_program import (
     DeviceCode,
@@ -51,7 +53,6 @@ from tvmflow.compiler.c_program.program import (
     plan_memory,
     read_program,
 )
-from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, share_weights
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.lowering import ScheduledModel

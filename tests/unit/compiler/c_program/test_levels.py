@@ -18,7 +18,7 @@ from tests.support import tuning
 from tests.support.c_library import Array, CLibrary
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import compile_program
-from tvmflow.compiler.c_program.shared_layouts import SharedLayout
+from tvmflow.compiler.c_program.c_kernels import SharedLayout
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import TensorSpec
 from tvmflow.targets import c_runtime
