@@ -33,17 +33,19 @@ from tvmflow.store.addresses import (
     scheme_of,
     without_secrets,
 )
-from tvmflow.store.downloads import OnProgress, download, list_files
-from tvmflow.store.file_digests import FileDigests
-from tvmflow.store.hub import (
+from tvmflow.store.downloads import (
     HubEntry,
     HubError,
+    OnProgress,
     Snapshot,
+    download,
     endpoint,
     find_location,
     gated_error,
+    list_files,
     read_snapshot,
 )
+from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.oci import MANIFEST, Manifest, OciError, Repository, describe, parse_manifest
 from tvmflow.store.remote.bucket import INSTALL

@@ -14,7 +14,7 @@ from tests.support.provenance import MODEL, World, contents
 from tests.support.validation import check_bom
 from tvmflow.core.files import hash_file
 from tvmflow.store.addresses import HubFile
-from tvmflow.store.hub import Snapshot
+from tvmflow.store.downloads import Snapshot
 from tvmflow.store.source_files import note_snapshot
 
 
