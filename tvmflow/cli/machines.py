@@ -253,12 +253,11 @@ def list_devices(options: DeviceListOptions) -> int:
 
 
 def serve(options: DeviceServeOptions) -> int:
-    from tvmflow.targets import server
-    from tvmflow.targets.tracker import TRACKER_VARIABLE
+    from tvmflow.targets.tracker import PORTS, TRACKER_VARIABLE, serve_device
 
     address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
-    ports = server.PORTS if options.port is None else range(options.port, options.port + 1)
-    server.serve(
+    ports = PORTS if options.port is None else range(options.port, options.port + 1)
+    serve_device(
         _checked(address), options.key, options.host, ports, lambda line: print_notes(options, line)
     )
 

@@ -1,6 +1,6 @@
-"""A client of TVM's RPC tracker: which devices it lists, and a lease of one of them. Needs no TVM.
+"""TVM's RPC tracker: which devices it lists, a lease of one of them, and this machine as a device.
 
-TVM's own client waits forever for an answer and tries for a minute to connect; here every wait
+The client needs no TVM. TVM's own waits forever for an answer and tries for a minute to connect; here every wait
 has a limit, and a request takes a millisecond where loading TVM would take a second. The
 messages are those of `tvm/rpc/tracker.py`.
 """
@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
 
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.fork_server_process import end_with_parent
 from tvmflow.core.formatting import excerpt
+from tvmflow.core.processes import without_torch
 from tvmflow.core.types import Json
+from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.threads import VARIABLE, count_usable_cpus
 
 _log = logging.getLogger(__name__)
 
@@ -195,3 +203,72 @@ class _Connection:
                 raise ConnectionError("it closed the connection" if not chunk else "it is too slow")
             data += chunk
         return data
+
+
+# ---------------------------------------------------------------- a server of this machine
+# TVM's own `rpc_server` stops listening for good once a session has crashed: the thread that listens
+# ends, and its process lives on.
+
+PORTS: Final = range(9090, 9200)
+_PAUSE_S: Final = 1.0
+
+Say = Callable[[str], object]
+
+
+def serve_device(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn:
+    """Serve sessions until this process is ended.
+
+    Kernels run with as many threads as TVM_NUM_THREADS says, else as there are cores.
+
+    Args:
+        tracker: The tracker's address.
+        key: The key under which it lists this device.
+        host: The address at which sessions are served.
+        ports: The ports to try; the first free one is taken.
+        say: Receives messages for people.
+
+    Raises:
+        EnvironmentProblem: when the tracker cannot be reached, or no port is free.
+    """
+    # sessions are forked from this process
+    with without_torch():
+        from tvm.rpc.server import PopenRPCServerState
+
+    Tracker(tracker).list_devices()
+    _load_backends(say)
+    os.environ.setdefault(VARIABLE, str(count_usable_cpus()))
+    # the thread that listens would survive an interrupt; a session must not survive this process
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=end_with_parent)
+    threading.excepthook = lambda end: say(f"a session failed: {end.exc_value}")
+    folder, address = Path.cwd(), split_address(tracker)
+    while True:
+        try:
+            server = PopenRPCServerState(
+                host, ports.start, ports.stop, tracker_addr=address, key=key, silent=True
+            )
+        except (OSError, ValueError) as error:
+            raise EnvironmentProblem(
+                f"nothing can be served at {host}: {error}",
+                fix="name an address of this machine with --host, and a free port with --port",
+            ) from error
+        say(f"serving '{key}' at {host}:{server.port} for the tracker at {tracker}")
+        server.thread.join()
+        server.sock.close()
+        # a session changes the current folder, and one that failed does not change back
+        os.chdir(folder)
+        time.sleep(_PAUSE_S)
+
+
+def _load_backends(say: Say) -> None:
+    """Load the runtime of every backend whose device this machine has.
+
+    A session is a fork of this process.
+    """
+    for backend in BACKENDS.values():
+        if backend.has_device():
+            try:
+                backend.load_runtime()
+            except EnvironmentProblem as problem:
+                reason = f"{problem.message} ({problem.fix})"
+                say(f"this machine's {backend.DEVICE} device is not served: {reason}")
