@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from tvmflow.core import spans, termination
-from tvmflow.core.control_groups import read_text
 from tvmflow.core.errors import Interrupted
 from tvmflow.core.files import UNSUPPORTED
+from tvmflow.core.processes import read_text
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 1.0

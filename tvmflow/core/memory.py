@@ -16,9 +16,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, NoReturn
 
-from tvmflow.core.control_groups import list_groups, read_text
 from tvmflow.core.formatting import size_text
-from tvmflow.core.processes import kill_tree, list_descendants, lists_processes
+from tvmflow.core.processes import (
+    kill_tree,
+    list_descendants,
+    list_groups,
+    lists_processes,
+    read_text,
+)
 
 _log: Final = logging.getLogger(__name__)
 

@@ -44,13 +44,13 @@ PACKAGE: Final = Path(__file__).parent.parent
 _COPIED: Final = (
     "core/__init__.py",
     "core/canonical_json.py",
-    "core/control_groups.py",
     "core/dimensions.py",
     "core/disk_errors.py",
     "core/documents.py",
     "core/errors.py",
     "core/files.py",
     "core/formatting.py",
+    "core/processes.py",
     "core/project.py",
     "core/signing.py",
     "core/types.py",
@@ -77,7 +77,6 @@ _COPIED: Final = (
 )
 # Those for TVM's virtual machine.
 _COPIED_FOR_VM: Final = (
-    "core/processes.py",
     "runtime/virtual_machine.py",
     "targets/backends/**/*.py",
 )

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tvmflow.core.control_groups import GROUPS_FOLDER, OWN_GROUPS, list_groups, read_text
+from tvmflow.core.processes import GROUPS_FOLDER, OWN_GROUPS, list_groups, read_text
 
 VARIABLE: Final = "TVM_NUM_THREADS"
 """The environment variable with the number of threads that TVM starts."""

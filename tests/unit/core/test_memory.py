@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import fork_server_calls
-from tvmflow.core import control_groups, memory
+from tvmflow.core import memory, processes
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.memory import MemoryExcess, MemoryWatch
 
@@ -127,7 +127,7 @@ def test_a_container_has_less_than_its_machine(
         "/proc/vmstat": "oom_kill 3\noom_kill_x 9\n",
         "/sys/fs/cgroup/slice/run/memory.events": "low 0\noom_kill 2\n",
     }
-    for module in (control_groups, memory):
+    for module in (processes, memory):
         monkeypatch.setattr(module, "read_text", lambda path: texts.get(path, ""))
     assert memory.machine_bytes() == 1_000_000
     texts["/sys/fs/cgroup/memory/box/inner/memory.limit_in_bytes"] = "700000\n"
