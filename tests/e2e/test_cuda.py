@@ -10,7 +10,7 @@ import pytest
 from tests.support.gpu import ptxas
 from tests.support.project import Project
 from tvmflow.core.errors import StageError
-from tvmflow.targets.backends.cuda import build_process, gpu, nvrtc
+from tvmflow.targets.backends.cuda import gpu, nvrtc
 from tvmflow.targets.presets import PRESETS
 
 pytestmark = [
@@ -100,9 +100,9 @@ def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
 def test_errors_come_back_from_the_process_that_builds() -> None:
     """As what they were there; a process that ends without a word is told too."""
     with pytest.raises(StageError, match="rejects a kernel for sm_20"):
-        build_process.call(reject, "sm_20")
+        nvrtc.call(reject, "sm_20")
     with pytest.raises(StageError, match="the process that builds for CUDA ended with exit code 7"):
-        build_process.call(end_without_answer, 7)
+        nvrtc.call(end_without_answer, 7)
 
 
 def end_without_answer(code: int) -> None:

@@ -111,20 +111,15 @@ class CudaBackend(Backend):
 
     def load_compiler(self, *, runs: bool) -> None:
         """Have TVM call NVRTC; where kernels do not run in this process, without the driver."""
-        # its process is started by other modules; programs that only load a library do without it
-        from tvmflow.targets.backends.cuda import build_process
-
         if runs:
             gpu.load_runtime()
             nvrtc.register_compiler(nvrtc.find_toolkit(), [])
         else:
-            build_process.load_without_driver([])
+            nvrtc.load_without_driver([])
 
     def call_builder(self, function: Callable[..., Json], *arguments: Json) -> Json:
         """Call the function in a process that can compile for CUDA without a GPU."""
-        from tvmflow.targets.backends.cuda import build_process
-
-        return build_process.call(function, *arguments)
+        return nvrtc.call(function, *arguments)
 
     def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
         """Return copies in the GPU's memory.
