@@ -43,10 +43,10 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
 from tvmflow.runtime.weights import TENSOR_MAGIC
 from tvmflow.targets.linking import LINKERS, elf
+from tvmflow.targets.linking.base import find_c_error
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
-from tvmflow.targets.zig import find_c_error
 
 # TVM's C code generator writes vectors as types that C lacks; C compilers vectorize by themselves.
 _NO_VECTORS: Final = {"tirx.disable_vectorize": True}

@@ -20,9 +20,10 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.targets import c_runtime, zig
+from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.linking import compile_c, link_program
+from tvmflow.targets.linking.base import call_zig
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget
 
@@ -66,7 +67,7 @@ def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
     caches = {name: os.environ.get(name, "zig") for name in names}
     (scratch / "empty.c").write_text("int main(void) { return 0; }\n")
     command = ("cc", "-target", zig_target, "-static", "-s", "-O2", "empty.c", "-o", "empty")
-    done = zig.run(scratch, *command, ZIG_VERBOSE_LINK="1", **caches)
+    done = call_zig(scratch, *command, ZIG_VERBOSE_LINK="1", **caches)
     lines = [line for line in done.stderr.splitlines() if line.startswith(f"{_LINKER} ")]
     if done.returncode != 0 or not lines:
         errors = [line for line in done.stderr.splitlines() if "error" in line]

@@ -29,7 +29,7 @@ from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_tensors
 from tvmflow.targets.c_runtime.header_parts import describe_shape
-from tvmflow.targets.zig import find_program_errors
+from tvmflow.targets.linking.base import find_program_errors
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")

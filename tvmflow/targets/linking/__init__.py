@@ -20,10 +20,17 @@ from typing import Any, Final, Protocol
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import symlink_or_copy
-from tvmflow.targets import toolchain, zig
+from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import elf, macho, pe, wasm
-from tvmflow.targets.linking.base import IMPORT_LIBRARY, Interface, Linker, run_zig
+from tvmflow.targets.linking.base import (
+    IMPORT_LIBRARY,
+    Interface,
+    Linker,
+    call_zig,
+    library_folder,
+    run_zig,
+)
 from tvmflow.targets.platforms import parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
@@ -142,7 +149,7 @@ def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
     """
     output = "kernel.ll"
     unoptimized = ("-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes")
-    done = zig.run(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
+    done = call_zig(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
     if done.returncode != 0:
         raise StageError(
             f"the C compiler rejects {source}: {done.stderr.strip() or done.returncode}",
@@ -158,7 +165,7 @@ def _c_compiler(triple: str) -> list[str]:
         flags += [f"-mcpu={MICROCONTROLLERS[platform.arch]}", "-ffreestanding"]
     if platform.system == "ios":
         # Apple's systems share their headers
-        flags += ["-isystem", str(zig.library_folder() / "libc" / "include" / "any-darwin-any")]
+        flags += ["-isystem", str(library_folder() / "libc" / "include" / "any-darwin-any")]
     return ["cc", "-target", zig_target(triple), *flags]
 
 

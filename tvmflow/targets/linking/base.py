@@ -1,14 +1,96 @@
-"""The protocol of a linker, and the call of zig's linkers."""
+"""The protocol of a linker, and the tools in the `ziglang` wheel: compilers, linkers, an archiver."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import StageError
-from tvmflow.targets import zig
-from tvmflow.targets.platforms import Platform
+from tvmflow.targets.platforms import Platform, zig_target
+
+
+def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool in a folder, where its caches are too unless `environment` names others.
+
+    Raises:
+        StoreError: when it failed because the disk is full.
+    """
+    # zig would put its caches into the home folder, which may not exist
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
+    done = subprocess.run(
+        [str(library_folder().parent / "zig"), *arguments],
+        cwd=folder,
+        env={**os.environ, **caches, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        # before the caller removes the folder, with all that fills the disk
+        places = [str(folder), *(path for name, path in environment.items() if name in caches)]
+        if problem := find_disk_problem(places, done.stderr):
+            raise problem
+    return done
+
+
+def library_folder() -> Path:
+    """Return the folder of headers and sources in the wheel."""
+    spec = find_spec("ziglang")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "lib"
+
+
+# ---------------------------------------------------------------- checks of generated C and C++
+
+# Suffix of a file -> the compiler, and the oldest standard that programs may have.
+_LANGUAGES: Final = {".c": ("cc", "-std=c11"), ".cpp": ("c++", "-std=c++17")}
+# Without machine code, and without headers that headers of libc++ include for older programs: both take time.
+_CHECK: Final = (
+    *("-c", "-emit-llvm", "-O0", "-g0", "-fno-sanitize=undefined"),
+    "-D_LIBCPP_REMOVE_TRANSITIVE_INCLUDES",
+)
+
+
+def find_program_errors(
+    programs: Mapping[str, str], includes: Sequence[Path], triple: str
+) -> list[str]:
+    """Return the compiler's messages about each program that does not compile without a warning."""
+    folders = [f"-I{folder.resolve()}" for folder in includes]
+
+    def check(name: str) -> str:
+        compiler, standard = _LANGUAGES[Path(name).suffix]
+        options = [standard, *_CHECK, "-Wall", "-Wextra", "-Werror", *folders]
+        # Its caches are in a folder of its own, as zig locks them.
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            (folder / name).write_text(programs[name], encoding="utf-8")
+            command = (compiler, "-target", zig_target(triple), *options, name, "-o", "unused.bc")
+            done = call_zig(folder, *command)
+        return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+    with ThreadPoolExecutor(len(programs)) as pool:
+        return [error for error in pool.map(check, programs) if error]
+
+
+def find_c_error(source: Path, includes: Sequence[Path]) -> str:
+    """Return a C compiler's first error in a file, as `LINE: message`; empty when the file compiles."""
+    options = ["-c", "-O0", "-w", *(f"-I{folder}" for folder in includes)]
+    # not -fsyntax-only: zig's cc then looks for an object file and fails
+    with tempfile.TemporaryDirectory() as scratch:
+        done = call_zig(Path(scratch), "cc", *options, str(source.resolve()), "-o", "unused.o")
+    if done.returncode == 0:
+        return ""
+    errors = re.findall(r"^.*?:(\d+):\d+: (?:fatal )?error: (.*)$", done.stderr, re.MULTILINE)
+    return f"{errors[0][0]}: {errors[0][1]}" if errors else done.stderr.strip()
+
 
 IMPORT_LIBRARY: Final = "linked.lib"
 """The file, beside a linked DLL, that a linker of programs takes in its place."""
@@ -64,7 +146,7 @@ def run_zig(folder: Path, *arguments: str, action: str = "linking") -> None:
     Raises:
         StageError: when it fails; the message holds its error.
     """
-    done = zig.run(folder, *arguments)
+    done = call_zig(folder, *arguments)
     if done.returncode != 0:
         raise StageError(
             f"{action} failed: {done.stderr.strip() or done.returncode}",

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.targets import zig
-from tvmflow.targets.linking.base import Interface, run_zig
+from tvmflow.targets.linking.base import Interface, library_folder, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> the linker's name of the object format.
@@ -89,7 +88,7 @@ def _compile_helpers(folder: Path, arch: str) -> list[str]:
     """
     if arch != "armv7":
         return []
-    source = zig.library_folder() / "compiler_rt.zig"
+    source = library_folder() / "compiler_rt.zig"
     target = ("-target", "arm-linux-androideabi", "-fno-compiler-rt")
     run_zig(
         folder,

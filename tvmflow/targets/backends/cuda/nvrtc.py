@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.errors import EnvironmentProblem, StageError, TvmflowError
 from tvmflow.core.processes import module_command, without_torch
 from tvmflow.core.types import Json
-from tvmflow.targets.backends.cuda import gpu, nvrtc
-from tvmflow.targets.backends.cuda.gpu import INSTALL, find_packaged
+from tvmflow.targets.backends.cuda.gpu import INSTALL, find_packaged, load_runtime
 
 PACKAGES: Final = (
     *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime"),
@@ -251,15 +250,15 @@ def load_without_driver(errors: list[TvmflowError]) -> None:
     with without_torch():
         import tvm_ffi
 
-    toolkit = nvrtc.find_toolkit()
+    toolkit = find_toolkit()
     if tvm_ffi.get_global_func(_RUNTIME_FUNCTION, allow_missing=True) is None:
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
             stub = Path(folder, "libcuda.so.1")
             link_stub(stub, _DRIVER_SYMBOLS)
             for library in (stub, toolkit.runtime):
                 ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-        gpu.load_runtime()
-    nvrtc.register_compiler(toolkit, errors)
+        load_runtime()
+    register_compiler(toolkit, errors)
 
 
 if __name__ == "__main__":
