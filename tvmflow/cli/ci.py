@@ -193,7 +193,6 @@ def _read(options: _CiOptions) -> _Job:
 
 
 def _find_in_project(file: str, root: Path) -> str:
-    """Return the path of a file from the root of its project, as a service can read it."""
     try:
         path = Path(file).resolve().relative_to(root).as_posix()
     except ValueError:

@@ -166,7 +166,6 @@ def _case(place: str, name: str, seconds: float) -> ElementTree.Element:
 
 
 def _count(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
-    """Return the attributes of a suite that count its cases."""
     counts = {
         plural: str(sum(case.find(kind) is not None for case in cases))
         for plural, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))

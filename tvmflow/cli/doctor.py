@@ -99,7 +99,6 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def _examine_project(options: DoctorOptions) -> list[Finding]:
-    """Return a finding for the project and each of its places, with what says where it is."""
     project = find_project()
     if project.marker:
         reason = f"it has {Path(project.marker).name}"
@@ -150,7 +149,6 @@ def _list_required_packages() -> list[str]:
 
 
 def _list_reference_probes() -> list[_Probe]:
-    """Return a probe for the reference of each frontend."""
     from tvmflow.core import packages
     from tvmflow.frontends import FRONTENDS
 

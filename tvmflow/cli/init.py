@@ -288,7 +288,6 @@ def build(options: BuildOptions) -> int:
 
 
 def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
-    """Write the recipe into the store, where other commands can name it, and return its path."""
     from tvmflow.planning.new_recipe import SUFFIX, write_recipe
 
     folder = Path(store.root, _FOLDER)
@@ -314,7 +313,6 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
 
 
 def _names_another_model(path: Path, text: str) -> bool:
-    """Return whether there is a recipe already, with another model than in a text."""
     try:
         previous = _MODEL.search(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -55,8 +55,6 @@ _HEADINGS: Final = (
 
 
 class _Row(NamedTuple):
-    """One preset, and what this machine can do for it."""
-
     name: str
     triple: str
     cpu: str
@@ -263,7 +261,6 @@ def serve(options: DeviceServeOptions) -> int:
 
 
 def _checked(address: str) -> str:
-    """Return the address of a tracker."""
     from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
 
     try:

@@ -104,7 +104,6 @@ def parse(argv: Sequence[str]) -> Invocation:
 
 
 def _load_commands(name: str) -> Command | dict[str, Command]:
-    """Return a command, or its subcommands by name."""
     if name not in COMMANDS:
         from tvmflow.cli.mistakes import explain_command
 

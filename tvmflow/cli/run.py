@@ -334,7 +334,6 @@ class _Display:
         self.interrupted: Callable[[], str] = printer.interrupted
 
     def event(self, event: Event) -> None:
-        """Show an event."""
         self._logs.event(event)
         self._printer.event(event)
 

@@ -152,7 +152,6 @@ def run_model(options: RunModelOptions) -> int:
 
 
 def _check_bundle(path: Path) -> None:
-    """Check that a file may be a bundle."""
     from tvmflow.core.file_kinds import BUNDLE, check_kind
 
     check_kind(path, BUNDLE)
@@ -264,7 +263,6 @@ def _add_times(
 def _write_trace(
     module: Module, feed: samples.Samples, options: RunModelOptions
 ) -> Mapping[str, Json]:
-    """Write the trace of calls, and return where it is and what it has."""
     from tvmflow.cli.run_model_comparison import find_kernel_nodes_of
     from tvmflow.core.trace_events import Trace
     from tvmflow.targets.backends.cpu import CpuBackend

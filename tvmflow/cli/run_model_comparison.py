@@ -361,7 +361,6 @@ def _compare_output(actual: Array, expected: Array, tolerance: Tolerance) -> Com
 
 
 def _find_statement(bundle: Path) -> Statement | None:
-    """Return the statement of the build of a bundle, if it is there."""
     digest = hash_file(str(bundle))
     for path in find_statements(bundle):
         for signed in read_statements(path, ()):

@@ -189,7 +189,6 @@ def _cells(run: RunRecord) -> dict[str, str]:
 
 
 def _name_recipes(recipes: Sequence[str]) -> str:
-    """Return the names of one or two recipes, and how many more there are."""
     text = names_text(recipes, 2)
     if len(text) <= _MAX_NAMES or not recipes:
         return text
@@ -391,7 +390,6 @@ def show_kernel(options: ShowKernelOptions) -> int:
 def _find_libraries(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[BuiltLibrary]:
-    """Return the libraries of a recipe as it is, or of a run."""
     from tvmflow.engine.kernel_details import list_libraries
     from tvmflow.engine.run_records import read_run
 

@@ -106,7 +106,6 @@ def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int,
     """Return a number that a size is never below, and one that it is never above.
 
     Args:
-        size: The size.
         bounds: The smallest and the largest size of each dimension by name.
 
     >>> find_bounds("2 * seq - 1", {"seq": (1, 512)})
@@ -135,7 +134,6 @@ def derive_sizes(
     """Return the size of each dimension from the shapes of inputs.
 
     Args:
-        dimensions: The dimensions.
         inputs: The sizes of each input, each a number or the name of a dimension.
         shapes: The shapes that a caller gives, of all inputs.
 

@@ -104,7 +104,6 @@ def _find_status(path: str) -> tuple[str, os.statvfs_result]:
 
 
 def _list_folders(path: str) -> Iterator[str]:
-    """Yield a real path and the folders above it."""
     yield path
     while (folder := os.path.dirname(path)) != path:
         yield folder

@@ -367,7 +367,6 @@ def _reap_pid(pid: int) -> None:
 
 
 def _name_of(function: ChildFunction | str) -> str:
-    """Return the name by which a child imports a function: `module:name`."""
     if isinstance(function, str):
         return function
     return f"{function.__module__}:{function.__qualname__}"

@@ -301,7 +301,6 @@ def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an element.
 
     Args:
-        tag: Its name.
         children: Its content in order.
         attributes: Its attributes: `_` stands for `-`, and one at the end is left out (`class_`). None and
             False leave an attribute out, True writes its name alone.

@@ -255,7 +255,6 @@ def _find_owners(folder: str, distribution: str, module: str) -> list[tuple[str,
 
 
 def _list_dist_infos(folder: str) -> list[tuple[str, str, str]]:
-    """Return normalized name, version and path of every `.dist-info` folder."""
     try:
         entries = sorted(entry for entry in os.listdir(folder) if entry.endswith(_SUFFIX))
     except OSError:
@@ -268,7 +267,6 @@ def _list_dist_infos(folder: str) -> list[tuple[str, str, str]]:
 
 
 def _editable_version(distribution: str, source: str) -> str:
-    """Return the version of an editable installation of a source folder; nothing where there is none."""
     for folder in import_folders():
         for name, version, path in _list_dist_infos(folder):
             if name == distribution and _is_editable(f"{path}/direct_url.json", source):
@@ -337,7 +335,6 @@ class PackageFiles(NamedTuple):
 
     Attributes:
         lines: One line for each, as in a RECORD: name, digest and size.
-        names: Their names.
         programs: The names of those that are executable.
     """
 

@@ -89,7 +89,6 @@ def find_project() -> Project:
 
 
 def _read_project(folder: str) -> Project | None:
-    """Return the project whose root a folder is, or None."""
     content = _read(f"{folder}/{TABLE_FILE}")
     if content is not None:
         # A file that only marks the root needs no reader of TOML.

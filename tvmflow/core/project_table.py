@@ -62,7 +62,6 @@ def _syntax_error(path: str, text: str, message: str) -> RecipeError:
 def _check(
     text: str, prefix: tuple[str, ...], table: object, defaults: Mapping[str, str]
 ) -> Iterator[tuple[int, str]]:
-    """Give line and text of every mistake in a table."""
     if not isinstance(table, dict):
         yield _find_line(text, prefix), f"{'.'.join(prefix)} must be a table"
         return

@@ -191,7 +191,6 @@ def write_library(
 
 
 def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
-    """Return the headers, the libraries and the weights, in a folder `<name>-c-library-weights`."""
     folder, weights = _weights_folder_name(request), f"{request.name}.weights"
     names = (*_libraries(request), weights, *_image_headers(request))
     return tuple(f"{folder}/{file}" for file in names if file)
@@ -240,7 +239,6 @@ class _Slice(NamedTuple):
     """A library in the framework.
 
     Attributes:
-        folder: Its folder.
         triple: Its triple, where that is not the target's.
         variant: Xcode's name of what it is for, besides phones.
     """
@@ -265,7 +263,6 @@ def _no_framework_reason(request: ExportRequest) -> str:
 
 
 def _framework_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the files of the framework, in a folder `<name>.xcframework`."""
     names = LibraryFiles.of(request.name, request.triple)
     headers = f"Headers/{request.name}"
     in_slice = (names.static, f"{headers}/{names.header}", f"{headers}/{_MODULE_MAP}")

@@ -206,7 +206,6 @@ def _read_text(path: Path) -> str:
 
 
 def _by_name(files: Mapping[str, Path], role: str) -> dict[str, Path]:
-    """Return the files of a role by their names."""
     return {name.removeprefix(role): path for name, path in files.items() if name.startswith(role)}
 
 
@@ -271,7 +270,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that is one of the files."""
         if fullname not in self.modules:
             return None
         return importlib.util.spec_from_file_location(fullname, self.modules[fullname], loader=self)

@@ -81,7 +81,6 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
 
 
 def _list_parts(report: StageReport, record: ActionRecord | None) -> Iterator[str]:
-    """Yield the ids of the stages that made the parts which a stage joins."""
     inputs = record.preimage.get("inputs", {}) if record else {}
     for role in dict.fromkeys(inputs):
         # `STAGE/PART/FILE` is a file of a part

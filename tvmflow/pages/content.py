@@ -81,7 +81,6 @@ class Kernel(NamedTuple):
         tuned_s: Time with the schedule that was found, measured by itself; None if it keeps that of the rule.
         least_s: Time at the roofline of the machine.
         curve: Best time after each of its trials.
-        trials: How many trials it has.
         share: Its share of the time of a call of the library, from 0 to 1, as `verify` measured it.
         library_s: Time in the library: that share of its latency.
     """
@@ -173,7 +172,6 @@ class QuantizedModel(NamedTuple):
         label: The library as `RECIPE/TARGET`.
         layers: Its layers, in the order of the model.
         error: The largest root mean square of the error of an output, relative to that of the output.
-        float_accuracy: The accuracy of the float model.
         accuracy: That of the quantized model.
     """
 

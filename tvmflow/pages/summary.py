@@ -80,7 +80,6 @@ def _describe_problems(stages: Sequence[StageEntry]) -> Iterator[str]:
 
 
 def _describe_gates(gates: Sequence[Gate]) -> Iterator[str]:
-    """Yield how many gates failed."""
     if gates:
         failed = sum(gate.state == "failed" for gate in gates)
         yield f"{count_text(failed, 'gate')} failed." if failed else "All measured gates passed."

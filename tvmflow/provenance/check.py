@@ -634,7 +634,6 @@ def _tensor_text(tensor: Json) -> str:
 
 
 def _size_text(image: Mapping[str, Json]) -> str:
-    """Return how the size of an image changes."""
     resize, crop, pad = (image.get(field) for field in ("resize", "crop", "pad"))
     steps = []
     if isinstance(resize, int):
@@ -663,7 +662,6 @@ def _scaling_text(image: Mapping[str, Json]) -> str:
 
 
 def _numbers_text(numbers: Sequence[float]) -> str:
-    """Return a number for each channel, or the one that all have."""
     texts = [f"{number:g}" for number in numbers]
     return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"
 

@@ -50,7 +50,6 @@ class Side(NamedTuple):
 
     Attributes:
         name: The name for people: `run 1rywbth`, `release releases/1.0`.
-        builds: The builds by name.
         lock: The lock file; None for a run or a delivery.
         run: The record of the run; None for the others.
         release: The name of the release, as that of its folder; empty for the others.
@@ -250,7 +249,6 @@ class Figure(NamedTuple):
     """A figure of a build on both sides.
 
     Attributes:
-        build: The name of the build.
         what: `latency`, `library` and `files` (seconds and bytes, less is better), `untuned`, `error`,
             `accuracy`, `result`, or `tuned kernels`.
         before: The value on the first side; None when it is not known.

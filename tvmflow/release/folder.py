@@ -176,7 +176,6 @@ def find_problems(folder: Path, about: str) -> Iterator[str]:
 def _find_wrong_measurements(
     folder: Path, about: str, measured: Sequence[str], trusted: Sequence[PublicKey]
 ) -> Iterator[str]:
-    """Yield what is wrong with the measured files, which a statement of their own names."""
     for problem, statement in _read_statement(folder, MEASUREMENTS_STATEMENT, about, trusted):
         yield from problem
         if statement is None:
@@ -213,7 +212,6 @@ def _trusted_keys(statement: Path) -> tuple[PublicKey, ...]:
 
 
 def _find_wrong_files(folder: Path, statement: Statement, required: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the files that a statement names, and which it should name."""
     missing = [name for name in required if name not in statement.subjects]
     yield from (f"the statement about {statement.about} does not name {name}" for name in missing)
     for name, digest in statement.subjects.items():
@@ -233,7 +231,6 @@ def _find_wrong_files(folder: Path, statement: Statement, required: Sequence[str
 def _find_wrong_statements(
     folder: Path, statement: Statement, trusted: Sequence[PublicKey]
 ) -> Iterator[str]:
-    """Yield what is wrong with the statements that a statement depends on."""
     for entry in statement.dependencies("statement"):
         name = get_field(entry, "name", of=str)
         path = folder / name
@@ -421,7 +418,6 @@ def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
 def _write_measurements(
     part: Path, name: str, lock: LockFile, file: MeasurementsFile, details: Details
 ) -> None:
-    """Write the measured file, and the page that shows it."""
     (part / MEASUREMENTS).write_text(measurements_text(file), encoding="utf-8")
     html = render_page(describe_measurements(name, lock, file, details))
     (part / MEASUREMENTS_PAGE).write_text(html, encoding="utf-8")
@@ -474,7 +470,6 @@ def _check_content(
 def _add_content(
     result: ReleaseResult, plan: Plan, previous: PreviousRelease | None, release: Release
 ) -> ReleaseResult:
-    """Return the result with what is new and what is gone since the previous release."""
     if previous is None:
         return result
     planned = list_planned(plan)

@@ -235,8 +235,6 @@ class Comparison(NamedTuple):
     """A recipe and target of a release beside the previous release.
 
     Attributes:
-        recipe: Name of the recipe.
-        target: Name of the target.
         current: What was measured now.
         previous: What was measured for the previous release; empty if that does not have it.
         latencies: Both latencies, if they were measured alternately.

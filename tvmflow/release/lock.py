@@ -158,8 +158,6 @@ def _lock_targets(
 
 
 class _RecipeResults:
-    """The results of a recipe, by the labels of their stages."""
-
     def __init__(self, store: LocalStore, artifacts: Mapping[str, Artifact]) -> None:
         self._store = store
         self._artifacts = artifacts
@@ -307,7 +305,6 @@ def diff_locks(before: LockFile, after: LockFile) -> list[Change]:
 
 
 def _diff_recipes(old: LockedRecipe, new: LockedRecipe) -> Differences:
-    """Yield what differs for all targets of a recipe."""
     if old.version != new.version:
         yield "version", f"{old.version} -> {new.version}"
     weights_changed, graph_changed = (
@@ -338,7 +335,6 @@ def _settings_preimage(recipe: LockedRecipe, label: str) -> dict[str, Json]:
 
 
 def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str) -> Differences:
-    """Yield what differs for one target of a recipe."""
     old, new = old_recipe.targets[name], new_recipe.targets[name]
     for text in _values(old.tvm, new.tvm):
         yield "target", text
@@ -380,7 +376,6 @@ def _diff_kernels(old: Mapping[str, LockedKernel], new: Mapping[str, LockedKerne
 
 
 def _limit_rows(rows: Sequence[str]) -> Differences:
-    """Yield the first rows, and how many more there are."""
     for row in rows[:_SHOWN_KERNELS]:
         yield "kernel", row
     if len(rows) > _SHOWN_KERNELS:
@@ -399,7 +394,6 @@ def _latencies(old: LockedKernel, new: LockedKernel) -> str:
 
 
 def _diff_files(old_recipe: LockedRecipe, new_recipe: LockedRecipe, target: str) -> Differences:
-    """Yield the delivered files that differ, with their sizes."""
     recipes = (old_recipe, new_recipe)
     old, new = (_outputs(recipe, f"{export.NAME}/{target}") for recipe in recipes)
     old_sizes, new_sizes = (recipe.targets[target].measured.bytes for recipe in recipes)

@@ -158,7 +158,6 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _annotate(folder: Path, signed: Sequence[SignedStatement]) -> dict[str, str]:
-    """Return the annotations of an artifact: what its statements say that it is."""
     texts = {"title": folder.absolute().name}
     for statement in (entry.statement for entry in signed if entry.statement):
         parameters = ("predicate", "buildDefinition", "externalParameters")
@@ -252,7 +251,6 @@ def _list_layers(repository: Repository, manifest: Manifest) -> Iterator[Descrip
 
 
 def _check_same(folder: Path, files: Sequence[Descriptor]) -> None:
-    """Check that a folder has these files and no others."""
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     if names != {file.title for file in files} or any(
         hash_file(folder / file.title) != file.sha256 for file in files

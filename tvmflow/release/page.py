@@ -114,7 +114,6 @@ def _list_provenance(lock: LockFile) -> tuple[tuple[str, tuple[tuple[str, str], 
 
 
 def _list_locked(lock: LockFile) -> list[Library]:
-    """Return the libraries of a lock file, without measurements."""
     return [
         Library(
             Build(
@@ -175,7 +174,6 @@ def _read_builds(file: MeasurementsFile) -> tuple[Build, ...]:
 def _measure(
     library: Library, comparison: Comparison, verified: Build | None, file: MeasurementsFile
 ) -> Library:
-    """Return a library with its measurements, and those of the previous release."""
     locked, current = library.build, comparison.current
     measured = file.recipes[locked.recipe][locked.target]
     build = (verified or locked)._replace(
@@ -338,7 +336,6 @@ def _describe_gates(page: Page) -> tuple[str, ...]:
 def _compare_library(
     library: Library, before: Side, after: Side, latency: Figure | None
 ) -> Library:
-    """Return a library beside its predecessor, with the latencies that the comparison has chosen."""
     build, previous = library.build, before.builds.get(library.label)
     if previous and latency:
         build = build._replace(latency_s=_number(latency.after))

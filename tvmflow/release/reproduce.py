@@ -77,7 +77,6 @@ def find_difference(first: bytes, second: bytes, depth: int = 0) -> Location | N
 
 
 def _describe_offset(first: bytes, second: bytes) -> str:
-    """Return the offset of the first byte that differs, with both bytes."""
     sizes = f" ({len(first):,} and {len(second):,} bytes)" if len(first) != len(second) else ""
     offset = _find_offset(first, second)
     if offset == min(len(first), len(second)):

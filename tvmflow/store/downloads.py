@@ -337,7 +337,6 @@ class _Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the files of the download."""
         return _download_name(self.url, self.sha256)
 
     @property
@@ -383,7 +382,6 @@ class _Job(NamedTuple):
             raise Interrupted("the download was stopped; the part that arrived is kept")
 
     def error(self, reason: str, *, fix: str = "") -> DownloadError:
-        """Return the error of this download."""
         text = f"{without_secrets(self.url)} cannot be downloaded: {reason}"
         if not self.sha256 or scheme_of(self.url) == OCI:
             return DownloadError(text, fix=fix)
@@ -580,7 +578,6 @@ class _LocalFile:
         return self._stream.read(CHUNK)
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
 
 

@@ -336,7 +336,6 @@ def _is_named_well(path: Path) -> bool:
 
 
 def _unseal(path: Path, folders: int = 1) -> str:
-    """Return the text of a note below so many folders of notes."""
     return unseal(read_regular(path), *path.parts[-1 - folders :])
 
 

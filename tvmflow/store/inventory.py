@@ -73,7 +73,6 @@ def add_pin(
 
 
 def _mark_used(store: LocalStore, key: str) -> bool:
-    """Mark a result as used now; return whether it is in the store."""
     with leases.use_lock(store.root):
         if store.find(key) is None:
             return False

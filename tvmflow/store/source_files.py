@@ -119,7 +119,6 @@ def pins_text(pins: Mapping[str, str | Mapping[str, str]]) -> str:
 
 
 def _scalar(name: str) -> str:
-    """Return the name of a file as YAML has it."""
     return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
@@ -245,7 +244,6 @@ class SourceFiles:
             raise _hub_failure(error, f"{file.where}: {hub_file.address}") from None
 
     def _find_digest(self, file: InputFile, hub_file: HubFile) -> InputFile:
-        """Return a file with the digest that its repository has for it."""
         snapshot = self._snapshot(hub_file)
         entry = snapshot.find(hub_file)
         if file.sha256 and entry.sha256 not in ("", file.sha256):

@@ -147,7 +147,6 @@ class _Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address of the page."""
         return f"http://127.0.0.1:{self.server_port}/{_PAGE}"
 
     def __enter__(self) -> _Server:

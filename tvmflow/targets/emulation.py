@@ -335,7 +335,6 @@ def run_emulated(
     """Run a model under emulation.
 
     Args:
-        emulator: The emulator.
         program: The emulation program of the model.
         batches: Batches of inputs, each in the order of the signature.
         threads: How many threads kernels use; the first batch is computed with another number, too.

@@ -248,7 +248,6 @@ def level_target(base: TvmTarget, level: str) -> dict[str, Json]:
 
     Args:
         base: A target with the triple that is built for; an empty one for Linux with glibc.
-        level: The name of the level.
     """
     arch, cpu, features, *_ = LEVELS[level]
     target = {"kind": "llvm", "mtriple": _TRIPLES[arch], **base, "mcpu": cpu}

@@ -48,7 +48,6 @@ class DevicePoolStatus(NamedTuple):
     """The devices with one key.
 
     Attributes:
-        key: The key.
         total: How many devices there are.
         free: How many wait for work.
         pending: How many requests wait for a device.

@@ -340,7 +340,6 @@ class KernelLibrary(NamedTuple):
     """A library for this process that is not loaded yet; a device is first used when it is.
 
     Attributes:
-        path: The library.
         signature: Its inputs and outputs.
         threads: The threads of a call.
     """
@@ -410,7 +409,6 @@ class LibraryForWeights:
     """A model that is compiled once for this machine, and loaded with one set of weights after another.
 
     Args:
-        model: The model.
         signature: Its inputs and outputs.
         threads: The threads of a call.
 

@@ -224,7 +224,6 @@ class Writer:
         return f"{text} TF_CHECK({failure}, {self._address(call.tensors[-1])});"
 
     def _list_sizes(self, _call: KernelCall) -> list[str]:
-        """Return the code of the sizes that a call gives to its kernel."""
         return []
 
     def _count_tasks(self, call: KernelCall) -> str:
@@ -395,9 +394,6 @@ class Values:
     """The numbers that a context computes when a dimension changes: `v[0]`, `v[1]`, … in C.
 
     The first ones are the dimensions.
-
-    Args:
-        dimensions: The dimensions.
 
     Attributes:
         lines: The C code that computes the others.

@@ -274,7 +274,6 @@ class SharedLayout(NamedTuple):
     """A tensor whose last axis is a block of channels, with wider blocks.
 
     Attributes:
-        shape: Its shape.
         axes: The axes that number its blocks, with the axes that are these blocks.
         padded: An axis whose length becomes a multiple of `ratio`; -1 for none.
         ratio: How many blocks become one.
@@ -395,7 +394,6 @@ def share_weights(
 
 
 def _list_calls(mod: tvm.IRModule) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the name of the kernel and the arguments of each call in a module."""
     for _, function in mod.functions_items():
         if isinstance(function, relax.Function):
             for call in find_nodes(function.body, tvm.ir.Call):

@@ -83,7 +83,6 @@ class DeviceProgram(NamedTuple):
 
     Attributes:
         functions: The device functions, ready for the code generator of the target.
-        kernels: The kernels by name.
     """
 
     functions: tvm.IRModule
@@ -138,12 +137,7 @@ def generate_device_code(program: DeviceProgram, target: tvm.target.Target) -> b
 
 
 class UnsupportedKernel(StageError):
-    """A kernel cannot become launches on a device.
-
-    Attributes:
-        kernel: Its name.
-        reason: What it does.
-    """
+    """A kernel cannot become launches on a device."""
 
     def __init__(self, kernel: str, reason: str) -> None:
         super().__init__(
@@ -313,7 +307,6 @@ class _Evaluation:
         )
 
     def _place(self, pointer: Any) -> int:
-        """Return the place of the buffer that a pointer is to."""
         buffer = pointer.args[0] if isinstance(pointer, tvm.ir.Call) else pointer
         if buffer not in self._places:
             raise UnsupportedKernel(self._name, f"its code for the host computes {pointer}")
@@ -496,11 +489,9 @@ class DeviceCode(NamedTuple):
     """The code of a device in a library.
 
     Attributes:
-        kernels: The kernels by name.
         tensors: The tensors on the device of inputs and outputs.
         symbol: The name of the code in C.
         bytes: Its size.
-        digest: Its digest.
     """
 
     kernels: Mapping[str, DeviceKernel]

@@ -103,7 +103,6 @@ class Program:
 
     Attributes:
         steps: The steps, in order.
-        inputs: The inputs of the model.
         outputs: Its outputs: those of the steps, or in the order of `main`; then its counts.
         counts: The outputs that have a count.
         constants: The weights and other constants, each once.
@@ -497,7 +496,6 @@ def multiply(*sizes: Size) -> Size:
 
 
 def _sizes_of_type(ty: Any) -> list[Any] | None:
-    """Return the sizes of a tensor; None where the type does not say them."""
     shape = getattr(ty, "shape", None)
     return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
 
@@ -509,7 +507,6 @@ def _flatten_type(ty: Any) -> list[Any]:
 
 
 def _match(sizes: Any, actual: Any, bound: dict[Any, Any]) -> None:
-    """Bind the variables that are a size of a tensor to the size that it actually has."""
     for size, value in zip(sizes or (), actual or (), strict=False):
         if isinstance(size, tvm.ir.Var):
             bound.setdefault(size, value)
@@ -552,8 +549,6 @@ def plan_arena(
     """Give each tensor in a place its offset; return the tensors, and the bytes that they take.
 
     Args:
-        steps: The steps of the program.
-        place: The place.
         pad: Returns the bytes that a tensor of so many bytes takes with what lies before the next one.
     """
     placed: list[_Lifetime] = []

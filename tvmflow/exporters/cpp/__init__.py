@@ -457,7 +457,6 @@ def _find_errors(project: Path, request: ExportRequest) -> list[str]:
 
 
 def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
-    """Write the library of each part and its headers, and yield them in order."""
     bundles = read_bundle(built.bundle).parts
     for part in built.request.parts:
         bundle = bundles[part.name]
@@ -479,7 +478,6 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
 
 
 def _check_runtime(part: str, bundle: Bundle) -> None:
-    """Check that a part is a C library."""
     if runtime_of(bundle.manifest) != C_RUNTIME:
         raise StageError(
             f"the part '{part}' needs TVM's runtime, which a C++ project does not have",

@@ -155,7 +155,6 @@ def _check_status(answer: Answer, *expected: int) -> None:
 
 
 def _refusal(status: int, reason: str) -> RemoteCacheError:
-    """Return the error that a status means."""
     if status in _ACCESS_DENIED:
         return Forbidden(reason)
     if 400 <= status < 500 and status not in RETRYABLE:

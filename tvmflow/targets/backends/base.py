@@ -76,7 +76,6 @@ class Backend(ABC):
         """Return why this machine's device cannot run code for a target. Its CPU is known to fit.
 
         Args:
-            tvm: The target.
             in_this_process: Start the device's driver in this process, which then must not be forked;
                 otherwise it is started in another process.
         """

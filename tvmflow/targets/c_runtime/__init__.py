@@ -129,7 +129,6 @@ class DescribedModel(NamedTuple):
     """A model as a C library describes it.
 
     Attributes:
-        name: Its name.
         signature: Its inputs and outputs.
         features: The CPU features that its kernels need.
         triple: The LLVM triple that it is compiled for.
@@ -192,8 +191,6 @@ class LibraryFiles(NamedTuple):
     """The file names of a C library, as programmers of its system expect them.
 
     Attributes:
-        header: The header.
-        static: The static library.
         shared: The shared library; empty where programs are linked with static ones alone.
         import_library: For Windows: what programs are linked with to use the DLL; else empty.
         loader: For WebAssembly: the module of JavaScript that loads it; else empty.
@@ -238,7 +235,6 @@ def link(
     """Compile the C code of a model, and link it.
 
     Args:
-        model: The model.
         compiled: What `compiler.c_library` wrote, by file name; of several levels, what `levels.join_constants`
             returned.
         shared: The shared library to write; on a system without them, it becomes a static one.

@@ -100,7 +100,6 @@ class Interface(NamedTuple):
     """The public part of a library that programs are linked with.
 
     Attributes:
-        file: Its file name.
         functions: The only symbols that they may use.
         loads_libraries: Whether the library loads others while it runs.
     """
@@ -129,7 +128,6 @@ class Linker(Protocol):
         Args:
             folder: The folder of the objects, where the library is written.
             names: The file names of the objects.
-            platform: The platform.
             interface: The interface of a plain C library; None for a library of kernels, whose symbols are all public.
 
         Returns:

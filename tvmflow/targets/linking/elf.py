@@ -199,7 +199,6 @@ class _Machine(NamedTuple):
         return "<" if self.ident[5] == _LITTLE_ENDIAN else ">"
 
     def unpack(self, layout: str, data: bytes, offset: int) -> tuple[int, ...]:
-        """Return values in the byte order of the machine."""
         return struct.unpack_from(self._order + layout, data, offset)
 
     def pack(self, layout: str, *values: int) -> bytes:

@@ -42,7 +42,6 @@ class Gpu(NamedTuple):
     """The first GPU that programs see.
 
     Attributes:
-        name: Its name.
         arch: Its compute capability as compilers name it: `sm_90`.
         driver: The CUDA that its driver is for, in the driver's notation: 12040 is 12.4.
     """
