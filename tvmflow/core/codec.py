@@ -43,10 +43,9 @@ class Mismatch(ValueError):
 def from_json(kind: type[_T], value: Json) -> _T:
     """Return JSON as a value of a type; fields that the type does not have are left out.
 
-    Args:
-        kind: A NamedTuple, whose fields without a default must be there, a TypedDict, or what these are made of:
-            text, numbers, literals, unions, tuples, lists and mappings of such, and Any.
-        value: The JSON. Its numbers must be finite; in place of a `float | str` that is not, there is its text.
+    A type is a NamedTuple, whose fields without a default must be there, a TypedDict, or what these are made
+    of: text, numbers, literals, unions, tuples, lists and mappings of such, and Any. Numbers must be finite; in
+    place of a `float | str` that is not, there is its text.
 
     Raises:
         Mismatch: The value is not of this type.

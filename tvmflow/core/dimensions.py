@@ -51,12 +51,8 @@ class WrongSize(ValueError):
 class Language(NamedTuple):
     """The forms of a programming language for what Python writes otherwise.
 
-    Attributes:
-        name: Returns the code for the size of a dimension, by its name.
-        divide: The code of a division rounded down, with `{a}` and `{b}`.
-        remainder: The code of its remainder.
-        least: The code of the smaller one of two numbers.
-        largest: The code of the larger one.
+    `name` returns the code for the size of a dimension. The others have `{a}` and `{b}`: a division rounded
+    down, its remainder, the smaller and the larger one of two numbers.
     """
 
     name: Callable[[str], str]
@@ -69,9 +65,7 @@ class Language(NamedTuple):
 def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
     """Return a size for some sizes of the dimensions.
 
-    Args:
-        size: A number, or an expression: names of dimensions, whole numbers, + - * // % min max.
-        sizes: The size of each dimension by name.
+    It is a number, or an expression: names of dimensions, whole numbers, + - * // % min max.
 
     Raises:
         WrongSize: when it is no such expression, has no value, or is beyond 2^62.
@@ -105,8 +99,7 @@ def write_code(size: Size, language: Language) -> str:
 def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Return a number that a size is never below, and one that it is never above.
 
-    Args:
-        bounds: The smallest and the largest size of each dimension by name.
+    `bounds` are the smallest and the largest size of each dimension.
 
     >>> find_bounds("2 * seq - 1", {"seq": (1, 512)})
     (1, 1023)
@@ -131,11 +124,9 @@ def derive_sizes(
     inputs: Mapping[str, Sequence[Size]],
     shapes: Mapping[str, Sequence[int]],
 ) -> dict[str, int]:
-    """Return the size of each dimension from the shapes of inputs.
+    """Return the size of each dimension from the shapes that a caller gives of all inputs.
 
-    Args:
-        inputs: The sizes of each input, each a number or the name of a dimension.
-        shapes: The shapes that a caller gives, of all inputs.
+    Sizes in `inputs` are numbers or names of dimensions.
 
     Raises:
         WrongSize: when a size is out of its range, differs between inputs, or is not the model's.

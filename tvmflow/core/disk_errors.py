@@ -194,9 +194,8 @@ class OutputError(OSError):
 def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
     """Translate errors of the disk that a user can act on.
 
-    Args:
-        place: The file or folder that is written, to name when the error names none.
-        needed: How many bytes are to be written, where that is known.
+    The file or folder `place` is named where the error names none; `needed` is how many bytes are to be
+    written.
 
     Raises:
         StoreError: when the disk is full or fails, a path is not writable, or another kind of file is in the way.
@@ -297,12 +296,8 @@ def find_disk_problem(
 ) -> StoreError | None:
     """Return the problem of the disk that made a program or a library fail; None when it was another one.
 
-    A linker, TVM or safetensors say of a full disk what they like, or crash: what they wrote
-    is searched for the system's words, and the disks that they write to are looked at.
-
-    Args:
-        places: The files and folders that were written.
-        text: What the program said.
+    A linker, TVM or safetensors say of a full disk what they like, or crash: the text that they wrote is
+    searched for the system's words, and the disks that they write to are looked at.
     """
     paths = [os.fspath(place) for place in (*places, _temporary_folder())]
     for words, number in _TEXTS.items():

@@ -163,10 +163,7 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 
 
 def _report_wait(descriptor: int, subject: str) -> None:
-    """Say for whom this process waits.
-
-    As `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`.
-    """
+    """Say for whom this process waits: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml) since 14:03:22`."""
     status = os.fstat(descriptor)
     holders = describe_holders(status)
     if holders is not None:
@@ -189,9 +186,8 @@ def _name(descriptor: int) -> str:
 def describe_holders(status: os.stat_result) -> str | None:
     """Return the commands that hold the lock of a file: `pid 12 (tvmflow run a.yaml) and pid 13 (…)`.
 
-    Returns:
-        `another process` where the operating system does not tell; None for this command itself,
-        whose stages wait for each other.
+    It is `another process` where the operating system does not tell; None for this command itself, whose stages
+    wait for each other.
     """
     commands = dict(map(_find_command, _list_holders(status)))
     if not commands:

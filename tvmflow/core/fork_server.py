@@ -80,8 +80,7 @@ class Outcome(NamedTuple):
 class ForkServer:
     """A fork server and the calls in its children. Safe to use from several threads.
 
-    Attributes:
-        is_gone: True once a call has found that the server has ended.
+    `is_gone` is true once a call has found that the server has ended.
     """
 
     def __init__(self, control: socket.socket, pid: int, reap: Callable[[], None]) -> None:
@@ -137,8 +136,7 @@ class ForkServer:
             payload: JSON.
             timeout_s: Seconds after which the child is killed.
             log: The file to whose end the output of the child and of its children is appended.
-            emit: Takes the events of the child. One with `ask: true` makes the child wait until
-                `emit` has returned; that wait does not count.
+            emit: Takes the events of the child, which waits with `ask: true` until it has returned, without limit.
             on_start: Takes the process id of the child, before the function runs.
         """
         started, oom_kills = time.monotonic(), memory.count_oom_kills()
@@ -299,11 +297,7 @@ def _explain_kill(outcome: Outcome, oom_kills: int | None) -> str:
 
 
 class _LineReader:
-    """Reads JSON lines from a pipe.
-
-    Attributes:
-        deadline: The time at which `next` gives up.
-    """
+    """Reads JSON lines from a pipe; `next` gives up at the `deadline`."""
 
     def __init__(self, descriptor: int, deadline: float) -> None:
         self.deadline = deadline
@@ -312,11 +306,7 @@ class _LineReader:
         self._lines: list[bytes] = []
 
     def next(self) -> dict[str, Any] | None:
-        """Return the next message; None at the end of the pipe.
-
-        Raises:
-            TimeoutError: when the deadline passes.
-        """
+        """Return the next message; None at the end of the pipe. Raises TimeoutError at the deadline."""
         while True:
             while self._lines:
                 # a child that is killed while it writes a line leaves a part of it

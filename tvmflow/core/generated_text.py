@@ -298,12 +298,10 @@ Attribute: TypeAlias = str | int | float | bool | None
 
 
 def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """Return an element.
+    """Return an element with its content and its attributes.
 
-    Args:
-        children: Its content in order.
-        attributes: Its attributes: `_` stands for `-`, and one at the end is left out (`class_`). None and
-            False leave an attribute out, True writes its name alone.
+    In names of attributes, `_` stands for `-`, and one at the end is left out (`class_`). None and False leave
+    an attribute out, True writes its name alone.
     """
     start = f"<{tag}{''.join(_format_attribute(*item) for item in attributes.items())}>"
     if tag in _VOID:

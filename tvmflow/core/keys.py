@@ -83,10 +83,8 @@ def list_changes(
 ) -> list[str]:
     """Return why a stage's key changed: one short phrase for each cause, in the words of the recipe.
 
-    Args:
-        before: The pre-image of the earlier key.
-        after: That of the later one.
-        described: What changed in the files of stages, by stage, where more is known than their names.
+    The pre-images are those of the earlier and the later key; `described` is what changed in the files of
+    stages, where more is known than their names.
     """
     causes: list[str] = []
     if before["version"] != after["version"]:

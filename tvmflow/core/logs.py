@@ -90,9 +90,7 @@ _PATIENCE_S: Final = 1.0
 def explain_wait(text: str) -> Iterator[None]:
     """Say on a terminal what the block does once it has taken a second; the line is removed at its end.
 
-    With `-q`, which logs errors alone, nothing is said.
-
-    The text says about how long it takes, too.
+    The text says about how long it takes, too. With `-q`, which logs errors alone, nothing is said.
     """
     if not (_log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
         yield

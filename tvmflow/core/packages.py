@@ -57,13 +57,9 @@ class NotInstalled(EnvironmentProblem):
 class Package(NamedTuple):
     """A package as it would be imported.
 
-    Attributes:
-        distribution: The distribution that installed it, or the one that was looked for.
-        version: Its version; `unversioned` for a folder that says none.
-        folder: The folder that has it: its files are named relative to this.
-        module: The name of its own folder in there; empty where several distributions share one.
-        record: The list of its installed files; empty for a source folder or a copy without metadata.
-        rivals: Other distributions that installed files of the same module.
+    The version is `unversioned` for a folder that says none. Files are named relative to `folder`; `module` is
+    its own folder in there, empty where several distributions share one. `record` lists its installed files,
+    and is empty for a source folder or a copy without metadata; `rivals` installed files of the same module.
     """
 
     distribution: str
@@ -331,12 +327,7 @@ _SHA256: Final = "sha256"
 
 
 class PackageFiles(NamedTuple):
-    """The files of a package.
-
-    Attributes:
-        lines: One line for each, as in a RECORD: name, digest and size.
-        programs: The names of those that are executable.
-    """
+    """The files of a package: a line for each as in a RECORD, their names, and those that are executable."""
 
     lines: list[str]
     names: list[str]

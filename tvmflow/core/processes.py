@@ -138,12 +138,8 @@ OWN_GROUPS = "/proc/self/cgroup"
 def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> Iterator[str]:
     """Yield the folder of each group with a controller that this process is in, and of all around it.
 
-    In a container, the paths may be those of the machine, and the root is the container's own group.
-
-    Args:
-        controller: `cpu` or `memory`.
-        own: The file that lists the control groups of this process.
-        root: The folder in which control groups are mounted.
+    The controller is `cpu` or `memory`, `own` the file that lists the groups of this process, and `root` where
+    groups are mounted. In a container, paths may be those of the machine, and the root is its own group.
     """
     for line in read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -23,10 +23,7 @@ _HEADERS = (b"\n[tool.tvmflow]", b"\n[tool]", b"\ntool.", b"\ntool=")
 class Project:
     """A project, all of whose paths are absolute.
 
-    Attributes:
-        root: Its folder.
-        marker: The file or folder that makes it the root; empty where nothing does.
-        settings: The values of its table.
+    The `marker` is the file or folder that makes its folder the root, empty where nothing does.
     """
 
     def __init__(self, root: str, marker: str = "", settings: dict[str, str] | None = None) -> None:

@@ -102,11 +102,7 @@ def watch_signals() -> None:
 
 
 def _start_thread(function: "Callable[..., None]", arguments: "tuple[int, ...]") -> bool:
-    """Start a thread; where this user may have no more, the main thread alone handles signals.
-
-    Returns:
-        Whether it was started.
-    """
+    """Start a thread; return whether that is allowed: else the main thread alone handles signals."""
     try:
         _thread.start_new_thread(function, arguments)
     except RuntimeError:

@@ -77,12 +77,9 @@ class Dimension(NamedTuple):
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
-    Attributes:
-        shape: Its shape; where sizes are open, the largest one.
-        bounded_axis: The axis whose size is known only after a call, and at most that of the shape; only
-            axes of one element are before it. None for a tensor of a fixed shape.
-        sizes: The sizes where some are open, those of an input numbers or names of dimensions; empty for
-            a fixed shape.
+    Where sizes are open, `shape` is the largest one, and `sizes` has them, those of an input as numbers or
+    names of dimensions. The size of `bounded_axis` is known only after a call, and at most that of the shape;
+    only axes of one element are before it.
     """
 
     name: str
@@ -159,9 +156,9 @@ class InputFile(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Output files of another stage that a stage reads. Nothing else of that stage enters the key.
+    """Output files of another stage that a stage reads as `<stage>/<file>`, all where none are named.
 
-    `stage` is its role: its files are read as `<stage>/<file>`. Without names of files, all are read.
+    Nothing else of that stage enters the key.
     """
 
     stage: str
@@ -240,11 +237,9 @@ class StageSpec(NamedTuple):
 class Delivery(NamedTuple):
     """Files of one stage that are delivered to `dist/RECIPE/TARGET`.
 
-    Attributes:
-        files: `(name in the artifact, name in dist)` of each.
-        verified_by: The stage that must have succeeded before; empty for none.
-        known_digests: `(name in the artifact, sha256)` of files that a lock file gave, which are in
-            the store already; the stage is then any that the target has.
+    `files` are pairs of a name in the artifact and in dist. The stage `verified_by` must have succeeded before.
+    `known_digests` are those that a lock file gave by name, of files in the store; the stage is then any of the
+    target.
     """
 
     recipe: str

@@ -36,18 +36,12 @@ def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
 
 
 def has_schedule_rules(triple: str) -> bool:
-    """Return whether kernels for a CPU can have a schedule.
-
-    Rules are for CPUs with vectors; microcontrollers have none.
-    """
+    """Return whether kernels for a CPU can have a schedule: there are rules for CPUs with vectors only."""
     return not parse_triple(triple).arch.startswith("thumb")
 
 
 def emulator_name(target: ResolvedTarget) -> str:
-    """Return the emulator of a target that this machine does not run, installed or not.
-
-    It is empty where there is none.
-    """
+    """Return the emulator of a target that this machine does not run, installed or not; empty for none."""
     if not target.unrunnable_reason:
         return ""
     arch = find_emulated_arch(str(target.tvm.get("mtriple", "")))

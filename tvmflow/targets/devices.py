@@ -84,11 +84,8 @@ def find_privacy_problem(path: Path, status: os.stat_result) -> str:
 def _open_private_folder(locks: Path) -> int:
     """Return a descriptor of the folder of the device locks, made where it is missing.
 
-    Its base may be a folder of all users: whoever is first there could lead the locks to any file by a link.
-
-    Raises:
-        StoreError: when another user can change it.
-        OSError: when it cannot be made.
+    Its base may be a folder of all users: whoever is first there could lead the locks to any file by a link. So
+    it is an error when another user can change the folder.
     """
     base = locks.parents[1]
     os.makedirs(base, mode=0o700, exist_ok=True)

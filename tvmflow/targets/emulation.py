@@ -53,10 +53,8 @@ _LINKER: Final = "ld.lld"
 def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
     """Compile the C library of an architecture, and what else a static executable begins and ends with.
 
-    Args:
-        zig_target: An `EmulatedArch.zig_target`.
-        folder: Gets the files: an object, `crt1.o`, and archives; the same bytes on every machine.
-        scratch: A folder for temporary files. What zig caches there is reused by a later attempt.
+    The folder gets an object, `crt1.o`, and archives: the same bytes on every machine. What zig caches in
+    `scratch` is reused by a later attempt.
 
     Raises:
         StageError: when it cannot be compiled; the message holds the compiler's error.
@@ -332,16 +330,10 @@ def run_emulated(
     threads: int,
     scratch: Path,
 ) -> list[list[Array]]:
-    """Run a model under emulation.
+    """Run a model under emulation; return the outputs for each batch, in the order of the signature.
 
-    Args:
-        program: The emulation program of the model.
-        batches: Batches of inputs, each in the order of the signature.
-        threads: How many threads kernels use; the first batch is computed with another number, too.
-        scratch: A folder for temporary files.
-
-    Returns:
-        The outputs for each batch, in the order of the signature.
+    The inputs of a batch are in that order, too. The first batch is computed with another number of threads,
+    too.
 
     Raises:
         StageError: when the model fails, crashes, or gives other outputs with other threads.

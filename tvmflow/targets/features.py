@@ -103,9 +103,7 @@ _FLOAT16: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64
 def slow_float16_reason(arch: str, features: Iterable[str]) -> str:
     """Return why code for a CPU converts float16 one number at a time, or an empty string.
 
-    Args:
-        arch: The architecture.
-        features: The CPU's features by the kernel's names.
+    The architecture and the features have the kernel's names.
     """
     if arch not in _FLOAT16:
         return f"there is no code for {arch} that converts float16 in vectors"
@@ -168,14 +166,10 @@ def list_kernel_names(arch: str) -> frozenset[str]:
 
 
 class Level(NamedTuple):
-    """A set of CPU instructions.
+    """A set of CPU instructions: an architecture, LLVM's CPU, and its features besides those of the CPU.
 
-    Attributes:
-        arch: The architecture, by the Linux kernel's name.
-        cpu: LLVM's CPU.
-        features: LLVM's features besides those of the CPU.
-        description: For people.
-        flags: The features that code for it may use and code for the level before it may not, by the kernel's names.
+    The `flags` are the features, by the kernel's names, that code for it may use and code for the level before
+    it may not.
     """
 
     arch: str
@@ -246,8 +240,7 @@ def flags_of(level: str) -> frozenset[str]:
 def level_target(base: TvmTarget, level: str) -> dict[str, Json]:
     """Return TVM's target of a level.
 
-    Args:
-        base: A target with the triple that is built for; an empty one for Linux with glibc.
+    `base` is a target with the triple that is built for; an empty one for Linux with glibc.
     """
     arch, cpu, features, *_ = LEVELS[level]
     target = {"kind": "llvm", "mtriple": _TRIPLES[arch], **base, "mcpu": cpu}

@@ -215,10 +215,7 @@ _FLAGS = ("flags", "Features", "isa")
 
 
 def _parse_first_processor(cpuinfo: str) -> dict[str, str]:
-    """Return the fields of the first processor, and those of all processors.
-
-    Old ARM kernels list the latter at the end.
-    """
+    """Return the fields of the first processor, and of all: old ARM kernels list these at the end."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")

@@ -45,9 +45,7 @@ def count_usable_cores(cpus: str = _CPUS) -> int:
 
 
 def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the threads of kernels where no program says otherwise.
-
-    It is the number in the environment, else one a usable core.
+    """Return the threads of kernels where no program says otherwise: the environment, or one a usable core.
 
     TVM obeys both variables, and would otherwise take half of the machine's CPUs.
     """
@@ -59,12 +57,10 @@ def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def thread_variables(count: int) -> dict[str, str]:
-    """Return the environment with which TVM starts `count` threads on the usable CPUs.
+    """Return the environment with which TVM starts `count` threads on the CPUs that the process may use.
 
-    These are the CPUs that the process may run on.
-
-    TVM would otherwise bind threads to the first CPUs of the machine, even to those that the
-    process was told not to use: all processes of a machine would share these.
+    TVM would otherwise bind threads to the first CPUs of the machine, even to those that the process was told
+    not to use: all processes of a machine would share these.
     """
     return {VARIABLE: str(count), _BINDING: os.environ.get(_BINDING, "0")}
 
@@ -89,12 +85,7 @@ def environment_for(threads: int) -> Iterator[None]:
 
 
 def read_quota(own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> int:
-    """Return how many whole CPUs the control groups of this process grant; a huge number without a quota.
-
-    Args:
-        own: The file that lists the control groups of this process.
-        root: The folder in which control groups are mounted.
-    """
+    """Return how many whole CPUs the control groups of this process grant; a huge number without a quota."""
     quotas = [_UNLIMITED]
     for group in list_groups("cpu", own, root):
         quotas.append(_parse_quota(f"{group}/cpu.max"))

@@ -45,13 +45,9 @@ _START: Final = "python -m tvm.exec.rpc_tracker --host HOST --port 9190"
 
 
 class DevicePoolStatus(NamedTuple):
-    """The devices with one key.
+    """The devices with one key: how many there are, how many wait for work, and how many requests wait.
 
-    Attributes:
-        total: How many devices there are.
-        free: How many wait for work.
-        pending: How many requests wait for a device.
-        addresses: `HOST:PORT` of each device.
+    Addresses are `HOST:PORT`.
     """
 
     key: str
@@ -103,15 +99,9 @@ class Tracker:
     def request(
         self, key: str, priority: int, keep_waiting: Callable[[], bool]
     ) -> DeviceLease | None:
-        """Wait for a lease of a device.
+        """Wait for a lease of a device; None when `keep_waiting`, called while none is free, returns False.
 
-        Args:
-            key: The devices' key.
-            priority: Higher priorities get a device first.
-            keep_waiting: Called while no device is free.
-
-        Returns:
-            The lease, or None when `keep_waiting` returned False first.
+        Higher priorities get a device first.
         """
         with self._connect() as connection:
             connection.send([_REQUEST, key, "", priority])
@@ -215,16 +205,10 @@ Say = Callable[[str], object]
 
 
 def serve_device(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn:
-    """Serve sessions until this process is ended.
+    """Serve sessions, at the first free one of some ports, until this process is ended.
 
-    Kernels run with as many threads as TVM_NUM_THREADS says, else as there are cores.
-
-    Args:
-        tracker: The tracker's address.
-        key: The key under which it lists this device.
-        host: The address at which sessions are served.
-        ports: The ports to try; the first free one is taken.
-        say: Receives messages for people.
+    The tracker lists this device by its key; `say` receives messages for people. Kernels run with as many
+    threads as TVM_NUM_THREADS says, else as there are cores.
 
     Raises:
         EnvironmentProblem: when the tracker cannot be reached, or no port is free.

@@ -38,13 +38,9 @@ Place = Literal["input", "output", "constant", "arena", "device"]
 class Storage:
     """The memory of a tensor, which views of it share.
 
-    Attributes:
-        place: What it is part of.
-        bytes: Its size; where that is open, the one that decisions are made for.
-        index: The number of the input, output or constant.
-        offset: Where it begins in the arena, in bytes; where sizes are open, for those of `bytes`.
-        replacement: The storage that took its place.
-        open_bytes: Its size as an expression of the dimensions, where that is open.
+    `bytes` is its size, `index` the number of the input, output or constant, and `offset` where it begins in
+    the arena, in bytes; where sizes are open, these are for the sizes that decisions are made for, and
+    `open_bytes` is an expression of the dimensions. `replacement` took its place.
     """
 
     place: Place
@@ -175,11 +171,7 @@ def find_runtime(mod: tvm.IRModule, setting: str) -> tuple[str, str]:
 
 
 class UnsupportedProgram(StageError):
-    """A model does what a plain C library cannot.
-
-    Attributes:
-        reason: What it needs TVM's runtime for.
-    """
+    """A model does what a plain C library cannot; `reason` is what it needs TVM's runtime for."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -548,8 +540,7 @@ def plan_arena(
 ) -> tuple[list[_Lifetime], int]:
     """Give each tensor in a place its offset; return the tensors, and the bytes that they take.
 
-    Args:
-        pad: Returns the bytes that a tensor of so many bytes takes with what lies before the next one.
+    `pad` returns the bytes that a tensor of so many bytes takes with what lies before the next one.
     """
     placed: list[_Lifetime] = []
     lifetimes = _find_lifetimes(steps, place)

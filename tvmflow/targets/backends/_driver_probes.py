@@ -25,11 +25,9 @@ _MOST = 16
 def probe_opencl() -> tuple[int, str, int, int]:
     """Return what OpenCL reports of its first device.
 
-    Starts its driver in this process, which must not be forked afterwards.
-
-    Returns:
-        The number of platforms, and the device's name, the most threads of a block, and the bytes of
-        its shared memory; the name is empty where there is no device.
+    That is the number of platforms, the device's name, empty where there is none, the most threads of a block,
+    and the bytes of its shared memory. The driver is started in this process, which must not be forked
+    afterwards.
 
     Raises:
         OSError: when OpenCL is not installed.
@@ -68,11 +66,8 @@ NO_DEVICE = 100
 def probe_cuda() -> tuple[int, int, str, int, int]:
     """Return what the driver reports of the first GPU.
 
-    Starts the driver in this process, which must not be forked afterwards.
-
-    Returns:
-        CUDA's error code (0: there is a GPU), the driver's version, and the GPU's name and
-        compute capability (major, minor).
+    That is CUDA's error code (0: there is a GPU), the driver's version, and the GPU's name and compute
+    capability. The driver is started in this process, which must not be forked afterwards.
 
     Raises:
         OSError: when there is no driver.
@@ -98,11 +93,7 @@ _PROBES = {"cuda": (CUDA_DRIVER, probe_cuda), "opencl": (OPENCL_LIBRARY, probe_o
 
 
 def probe_in_process(kind: str, timeout_s: float) -> list[Any] | None:
-    """Return the answer of a probe in its own process; None if the driver is not installed.
-
-    Args:
-        kind: `cuda` or `opencl`.
-        timeout_s: The seconds after which it is killed.
+    """Return the answer of a probe, `cuda` or `opencl`, in its own process; None without a driver.
 
     Raises:
         OSError: The probe fails, or does not end in time.

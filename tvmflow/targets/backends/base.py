@@ -75,9 +75,7 @@ class Backend(ABC):
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
         """Return why this machine's device cannot run code for a target. Its CPU is known to fit.
 
-        Args:
-            in_this_process: Start the device's driver in this process, which then must not be forked;
-                otherwise it is started in another process.
+        `in_this_process` starts the device's driver in this process, which then must not be forked.
         """
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
@@ -141,9 +139,7 @@ class Backend(ABC):
     def call_builder(self, function: Callable[..., Json], *arguments: Json) -> Json:
         """Call a module's function, which compiles, where this backend can: in this process or in another.
 
-        Args:
-            function: A function at the top level of its module.
-            arguments: JSON, as is what the function returns.
+        The function is at the top level of its module; arguments and result are JSON.
 
         Raises:
             TvmflowError: what the function raises.

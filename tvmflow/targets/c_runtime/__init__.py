@@ -128,13 +128,9 @@ class JavaClass(NamedTuple):
 class DescribedModel(NamedTuple):
     """A model as a C library describes it.
 
-    Attributes:
-        signature: Its inputs and outputs.
-        features: The CPU features that its kernels need.
-        triple: The LLVM triple that it is compiled for.
-        weights_head: The head of the file of its weights; empty where the library holds them.
-        levels: The levels of CPUs that it has code for, in order; none for code of one CPU.
-        executor: The file of what launches its kernels on a device; empty for a library for CPUs.
+    `features` are those of CPUs that its kernels need, and `levels` the levels that it has code for. The head
+    of the file of its weights is empty where the library holds them; the file `executor` launches kernels on a
+    device.
     """
 
     name: str
@@ -235,12 +231,12 @@ def link(
     """Compile the C code of a model, and link it.
 
     Args:
-        compiled: What `compiler.c_library` wrote, by file name; of several levels, what `levels.join_constants`
-            returned.
+        model: The model.
+        compiled: What `compiler.c_library` or, of several levels, `levels.join_constants` wrote, by file name.
         shared: The shared library to write; on a system without them, it becomes a static one.
         static: The static library to write.
         header: The header to write.
-        import_library: For Windows: the library to write that programs are linked with to use the shared one.
+        import_library: For Windows: what programs are linked with to use the shared library.
         java: The class of Java that calls the shared library.
         folder: Where C code and objects stay, for further libraries of the same model; None to remove them.
 

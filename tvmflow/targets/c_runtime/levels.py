@@ -53,8 +53,7 @@ def join_constants(
 ) -> dict[str, Path]:
     """Write the constants of all levels, each content once, and where each level finds its own.
 
-    Returns:
-        All files of the library. The names of those of one level begin with that of the level.
+    Return all files of the library; names of those of one level begin with that of the level.
     """
     pieces: dict[str, tuple[Path, int, int]] = {}
     digests: dict[str, list[str]] = {}

@@ -56,8 +56,7 @@ _CREATE: Final = " *   int status = %(name)s_create(%(options)s, &context);"
 def write_weights(constants: Path, output: Path) -> bytes:
     """Write the file of the weights from the object file that a library with weights is linked from.
 
-    Returns:
-        Its head, by which a library knows it.
+    Return its head, by which a library knows it.
     """
     begin, size = find_data(constants)
     digest = hashlib.sha256()
@@ -88,10 +87,8 @@ def write_code(head: bytes, maps_files: bool) -> list[str]:
 def header_values(values: Mapping[str, str], head: bytes, maps_files: bool) -> dict[str, str]:
     """Return the values of the public header's template that depend on where the weights are.
 
-    Args:
-        values: The names in the header.
-        head: The head of the file of the weights; empty for weights in the library.
-        maps_files: Whether the system maps files.
+    `values` are the names in the header; the head of the file of the weights is empty for weights in the
+    library, and `maps_files` says whether the system maps files.
     """
     if not head:
         create = _CREATE % {**values, "options": "NULL"}

@@ -214,9 +214,7 @@ def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
 def link_stub(output: Path, symbols: Sequence[str]) -> None:
     """Link an empty library for this machine: it can be loaded, and its symbols must not be called.
 
-    Args:
-        output: The library; its file name becomes its soname.
-        symbols: The symbols that it defines.
+    Its file name becomes its soname.
 
     Raises:
         StageError: when this machine is not a Linux that the linker knows.
@@ -272,13 +270,9 @@ def padded(size: int) -> int:
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data.
+    """Write an object file with pieces of constant data, in order, below a global symbol of C.
 
-    Args:
-        output: The object file.
-        code: An object file for the same machine.
-        symbol: The global symbol of the data, as C has it.
-        pieces: The data, in order.
+    `code` is an object file for the same machine.
     """
     _format_of(code).write_data(output, code, symbol, pieces)
 

@@ -97,11 +97,9 @@ IMPORT_LIBRARY: Final = "linked.lib"
 
 
 class Interface(NamedTuple):
-    """The public part of a library that programs are linked with.
+    """The public part of a library that programs are linked with: the only symbols that they may use.
 
-    Attributes:
-        functions: The only symbols that they may use.
-        loads_libraries: Whether the library loads others while it runs.
+    `loads_libraries` says whether the library loads others while it runs.
     """
 
     file: str
@@ -123,15 +121,10 @@ class Linker(Protocol):
         platform: Platform,
         interface: Interface | None = None,
     ) -> str:
-        """Link objects into a shared library that needs the system's C library alone.
+        """Link objects of a folder into a shared library there, which needs the system's C library alone.
 
-        Args:
-            folder: The folder of the objects, where the library is written.
-            names: The file names of the objects.
-            interface: The interface of a plain C library; None for a library of kernels, whose symbols are all public.
-
-        Returns:
-            The name of the library.
+        There is an interface for a plain C library, and none for a library of kernels, whose symbols are all
+        public. Return the name of the library.
 
         Raises:
             StageError: when the linker fails; the message holds its error.

@@ -164,10 +164,8 @@ _WORD: Final = 8
 class _Machine(NamedTuple):
     """The machine of an object file, as its header has it.
 
-    Attributes:
-        ident: The first 16 bytes: class, byte order and system.
-        number: The machine.
-        flags: Further properties, such as the calling convention.
+    `ident` are the first 16 bytes, with class, byte order and system; `flags` are further properties, such as
+    the calling convention.
     """
 
     ident: bytes

@@ -41,9 +41,8 @@ _ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
 class Gpu(NamedTuple):
     """The first GPU that programs see.
 
-    Attributes:
-        arch: Its compute capability as compilers name it: `sm_90`.
-        driver: The CUDA that its driver is for, in the driver's notation: 12040 is 12.4.
+    `arch` is its compute capability as compilers name it (`sm_90`), and `driver` the CUDA that its driver is
+    for, in the driver's notation: 12040 is 12.4.
     """
 
     name: str
@@ -199,11 +198,9 @@ def find_libdevice() -> Path:
 
 
 def find_packaged(pattern: str, package: str = "cu13") -> Path | None:
-    """Return the first file or folder that matches, where NVIDIA's Python packages install it.
+    """Return the first file or folder that matches a glob, where NVIDIA's Python packages install it.
 
-    Args:
-        pattern: A glob.
-        package: The folder of the package; the one by default is that of all packages of CUDA 13.
+    The package by default has the folder of all packages of CUDA 13.
     """
     from importlib.util import find_spec
 

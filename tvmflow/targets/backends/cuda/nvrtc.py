@@ -124,9 +124,7 @@ def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
 def register_compiler(toolkit: Toolkit, errors: list[TvmflowError]) -> None:
     """Have TVM, whose CUDA runtime is loaded, call NVRTC instead of its own compiler.
 
-    Args:
-        toolkit: The compiler.
-        errors: Receives every error of a compilation: TVM raises it again as one of its own types.
+    `errors` receives every error of a compilation: TVM raises it again as one of its own types.
     """
     import tvm
     import tvm_ffi
@@ -239,8 +237,7 @@ def _main(name: str) -> None:
 def load_without_driver(errors: list[TvmflowError]) -> None:
     """Make this process, which must run nothing on a GPU, able to compile for one.
 
-    Args:
-        errors: Receives every error of a compilation.
+    `errors` receives every error of a compilation.
 
     Raises:
         EnvironmentProblem: when CUDA's compiler or TVM's CUDA runtime is missing.
