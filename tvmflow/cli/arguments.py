@@ -79,11 +79,7 @@ class StoreOption(NamedTuple):
         return self.require() if is_named else self.locate()
 
     def require(self) -> LocalStore:
-        """Return the same store.
-
-        Raises:
-            UsageError: when it is not one.
-        """
+        """Return the same store, which must be one."""
         from tvmflow.store.inventory import require_store
 
         return require_store(self.locate())

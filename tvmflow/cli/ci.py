@@ -132,13 +132,8 @@ COMMANDS: Final = {"ci": {"github": github, "gitlab": gitlab}}
 class _Job(NamedTuple):
     """Recipes as a CI service runs them.
 
-    Attributes:
-        repository: The root of the git repository, where the service looks for its file.
-        folder: The path of the project from there; empty for the root itself.
-        recipes: Their paths from the root of the project.
-        extras: The extras of tvmflow that they need.
-        options: The options of `run`: what a lock file records is enforced.
-        dist: The folder of delivered files, from the root of the project.
+    The folder of the project is relative to the root of the git repository, where the service looks for its
+    file; recipes and `dist` are relative to the folder. `options` of `run` enforce a lock file.
     """
 
     repository: Path
@@ -150,12 +145,7 @@ class _Job(NamedTuple):
 
 
 def _read(options: _CiOptions) -> _Job:
-    """Return some recipes, or one pipeline, as a service runs them.
-
-    Raises:
-        RecipeError: A recipe or pipeline is wrong.
-        UsageError: One lies outside the project, or a path cannot be written into the file of a service.
-    """
+    """Return some recipes, or one pipeline, as a service runs them, after checking them and their paths."""
     from tvmflow.planning.prepare import RunRequest, load_request
     from tvmflow.recipe.lock_file import lock_path
 
@@ -206,11 +196,8 @@ def _find_in_project(file: str, root: Path) -> str:
 def _check_path(path: str, what: str, fix: str) -> str:
     """Return a path that means the same in the file of every CI service.
 
-    Services split lists at white space, and replace what looks like a variable, an expression or a
-    pattern; commands read what begins with - as an option.
-
-    Raises:
-        UsageError: It has other characters.
+    Services split lists at white space, and replace what looks like a variable, an expression or a pattern;
+    commands read what begins with - as an option.
     """
     if not re.fullmatch(r"[\w./+@][\w./+@-]*", path):
         raise UsageError(

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 
 class Invocation(NamedTuple):
-    """A command line that was parsed.
-
-    Attributes:
-        run: Runs the command and returns its exit code.
-        verbosity: -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`.
-    """
+    """A command line that was parsed: what runs it, and -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`."""
 
     run: Callable[[], int]
     verbosity: int

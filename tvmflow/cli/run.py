@@ -114,12 +114,9 @@ class RunOptions(Options):
 
 
 class StageDump(NamedTuple):
-    """The dump of one stage.
+    """The dump of one stage; the folder is None if the model could not be lowered.
 
-    Attributes:
-        folder: The folder with the files; None if the model could not be lowered.
-        problem: Why the model could not be lowered to the end; empty if it could.
-        exit_code: The exit code that this is worth.
+    `problem` is why it could not be lowered to the end, and `exit_code` what this is worth.
     """
 
     stage_id: str

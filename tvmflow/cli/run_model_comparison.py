@@ -75,13 +75,9 @@ class OutputSummary(NamedTuple):
 
 
 class ComparedOutput(NamedTuple):
-    """An output beside that of another runtime.
+    """An output beside that of another runtime, or the problem that keeps it from being compared.
 
-    Attributes:
-        agrees: True if it agrees within the tolerance.
-        largest_error: The largest absolute difference.
-        of_largest: The same relative to the largest value of the other runtime's output.
-        problem: Why it cannot be compared, or nothing.
+    `of_largest` is the largest error relative to the largest value of the other runtime's output.
     """
 
     agrees: bool

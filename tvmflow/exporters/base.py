@@ -36,16 +36,9 @@ _OF_LIBRARY: Final = ("runtime", "prefix", "params")
 class ExportRequest(NamedTuple):
     """The request of a recipe for one target: all that the names of the files depend on.
 
-    Attributes:
-        name: The recipe's name; of a part, the part's.
-        version: The recipe's version.
-        target: The target's name.
-        kind: TVM's target kind.
-        triple: The LLVM triple of its CPU; empty for a partitioned model whose parts are for several systems.
-        precision: How the numbers of the model are rounded.
-        parts: The request for each part of a partitioned model, in order.
-        has_images: Whether an input takes images.
-        has_webgpu: Whether there is code for the GPU of a browser, too.
+    The kind is TVM's, and the LLVM triple that of the CPU; it is empty for a partitioned model whose parts, in
+    order, are for several systems. `has_images` says that an input takes images, and `has_webgpu` that there is
+    code for the GPU of a browser, too.
     """
 
     name: str
@@ -72,17 +65,10 @@ class ExportRequest(NamedTuple):
 class BuiltModel(NamedTuple):
     """A linked library, what it was linked from, and its description.
 
-    Attributes:
-        request: What the recipe asks for.
-        library: The shared library.
-        forms: The files of every form that `build` compiled (form -> file name -> path).
-        signature: The inputs and outputs.
-        manifest: What a loader checks before it loads: target, CPU features, TVM's version,
-            digests, and how the library is verified.
-        bundle: What `tvmflow.load` opens.
-        exported_files: The files that the exporters before this one wrote, by their names in `dist`.
-        vm_library: The shared library for TVM's virtual machine, where one was compiled.
-        c_code: The folder with the C code and the objects that `library` was linked from, where it has some.
+    `forms` are files of every form that `build` compiled (form -> file name -> path), and `exported_files`
+    those of the exporters before this one, by their names in `dist`. A loader checks the manifest (target, CPU
+    features, TVM's version, digests, how the library is verified) before it loads the bundle. There may be a
+    library for TVM's virtual machine, and a folder with C code and objects that `library` was linked from.
     """
 
     request: ExportRequest

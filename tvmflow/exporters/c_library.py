@@ -236,11 +236,9 @@ _SIMULATOR_TRIPLE: Final = "arm64-apple-ios14.0-simulator"
 
 
 class _Slice(NamedTuple):
-    """A library in the framework.
+    """A library in the framework, in a folder.
 
-    Attributes:
-        triple: Its triple, where that is not the target's.
-        variant: Xcode's name of what it is for, besides phones.
+    The triple is empty for the target's; the variant is Xcode's name of what it is for, besides phones.
     """
 
     folder: str
@@ -271,11 +269,7 @@ def _framework_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_framework(built: BuiltModel, folder: Path) -> None:
-    """Write the framework: the same kernels for both, and C code that is compiled for each.
-
-    Raises:
-        StageError: when the compiler fails; the message holds its error.
-    """
+    """Write the framework: the same kernels for both, and C code that is compiled for each."""
     framework = folder / f"{built.name}.xcframework"
     names = LibraryFiles.of(built.name, built.request.triple)
     for part in _SLICES:

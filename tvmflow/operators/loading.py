@@ -44,11 +44,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class OperatorFiles(NamedTuple):
-    """The files of a recipe's operators.
-
-    Attributes:
-        candidates: Every path that was looked for: a module may appear there later.
-    """
+    """The files of a recipe's operators, and every path that was looked for: a module may appear there later."""
 
     files: tuple[InputFile, ...] = ()
     candidates: tuple[Path, ...] = ()
@@ -131,12 +127,9 @@ _Result = TypeVar("_Result")
 
 
 class Operators(NamedTuple):
-    """The operators of a recipe.
+    """The operators of a recipe, in the order of their files, with the paths of these.
 
-    Attributes:
-        operators: The operators, in the order of their files.
-        sources: The text of every file that is not Python, by its name.
-        paths: The paths of the Python files.
+    `sources` has the text of every file that is not Python, by its name.
     """
 
     operators: tuple[Operator, ...] = ()

@@ -15,18 +15,11 @@ from tvmflow.stages.quantize.facts import LayerFacts
 
 
 class Library(NamedTuple):
-    """A build, with what it is compared with.
+    """A build, with the same build in what it is compared with.
 
-    Attributes:
-        build: What was measured of it.
-        recipe: The name of the recipe itself, without the variant.
-        previous: The same build in what it is compared with.
-        judgement: What both measurements say of the change of the latency; None where it is not judged.
-        is_same: Both are one measurement: the library is the same, and was not measured again.
-        note: How the latency was measured, or why it was not.
-        machine: What it is for.
-        files: Its delivered files with their sizes in bytes.
-        previous_files: The same of what it is compared with.
+    The judgement is what both measurements say of the change of the latency, None where it is not judged; with
+    `is_same`, both are one measurement. The note says how the latency was measured, or why it was not. Files
+    have sizes in bytes, and `machine` is what it is for.
     """
 
     build: Build
@@ -72,17 +65,11 @@ class Gate(NamedTuple):
 class Kernel(NamedTuple):
     """A kernel of a library; times in seconds of one call.
 
-    Attributes:
-        nodes: The nodes of the user's model that it computes.
-        calls: Calls in one inference.
-        flops: Arithmetic operations of a call.
-        bytes: Bytes of its parameters, which a call reads or writes.
-        untuned_s: Time with the schedule of a rule, measured by itself.
-        tuned_s: Time with the schedule that was found, measured by itself; None if it keeps that of the rule.
-        least_s: Time at the roofline of the machine.
-        curve: Best time after each of its trials.
-        share: Its share of the time of a call of the library, from 0 to 1, as `verify` measured it.
-        library_s: Time in the library: that share of its latency.
+    `calls` are those in one inference, `nodes` those of the user's model that it computes, `flops` arithmetic
+    operations of a call and `bytes` those of its parameters. Measured by themselves are `untuned_s` with the
+    schedule of a rule and `tuned_s` with the schedule that was found, None if it keeps that of the rule;
+    `least_s` is at the roofline of the machine, and `curve` the best time after each trial. As `verify`
+    measured it, its share of the time of a call is from 0 to 1, and `library_s` that share of the latency.
     """
 
     name: str
@@ -144,16 +131,11 @@ class Progress(NamedTuple):
 
 
 class LibraryKernels(NamedTuple):
-    """The kernels of a library, as far as they are known.
+    """The kernels of a library, as far as they are known, the one that takes longest first.
 
-    Attributes:
-        label: The library as `RECIPE/TARGET`.
-        kernels: Its kernels, the one that takes longest first.
-        peak_gflops: The peak of the machine.
-        progress: The course of the search.
-        notes: What the page cannot show, and why.
-        kept: How many of the kernels that were searched for have a schedule of the search; None without one.
-        speedup: The speed of the library relative to the same model untuned, as `verify` measured both.
+    `notes` say what the page cannot show, and why; `kept` is how many of the kernels that were searched for
+    have a schedule of the search, None without one. The speedup is that of the library over the same model
+    untuned, as `verify` measured both.
     """
 
     label: str
@@ -166,13 +148,9 @@ class LibraryKernels(NamedTuple):
 
 
 class QuantizedModel(NamedTuple):
-    """The layers of a model that was quantized for a library, and what it lost.
+    """The layers, in the order of the model, of one that was quantized for a library, and what it lost.
 
-    Attributes:
-        label: The library as `RECIPE/TARGET`.
-        layers: Its layers, in the order of the model.
-        error: The largest root mean square of the error of an output, relative to that of the output.
-        accuracy: That of the quantized model.
+    The error is the largest root mean square of the error of an output, relative to that of the output.
     """
 
     label: str
@@ -183,15 +161,10 @@ class QuantizedModel(NamedTuple):
 
 
 class StageEntry(NamedTuple):
-    """A stage of a run.
+    """A stage of a run: its id, `RECIPE:STAGE[/TARGET]`, its outcome, and why it ran or what went wrong.
 
-    Attributes:
-        id: `RECIPE:STAGE[/TARGET]`.
-        outcome: As in reports of runs.
-        reason: Why it ran, or what went wrong.
-        spent_s: Seconds that it took in this run.
-        saved_s: Seconds that it took when its result was made, where that is used again.
-        needs: The ids of the stages whose results it reads.
+    `spent_s` are seconds in this run, and `saved_s` those when its result was made, where that is used again;
+    it needs the results of other stages.
     """
 
     id: str

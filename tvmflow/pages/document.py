@@ -61,14 +61,8 @@ def render_document(
 ) -> str:
     """Return the HTML of a page: one file that loads nothing, and shows everything without JavaScript.
 
-    The same content gives the same text.
-
-    Args:
-        title: What the page is about.
-        kind: What kind of page it is; it stands above the title.
-        lead: A sentence below the title.
-        contents: Id, title and content of each section.
-        facts: What stands between the lead and the sections.
+    The same content gives the same text. The kind stands above the title, the lead below it, `facts` after
+    that; the contents are id, title and content of each section.
     """
     sections = [(name, heading, markup) for name, heading, it in contents if (markup := join(it))]
     style, script = _read("page.css"), _read("page.js")

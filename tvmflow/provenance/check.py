@@ -488,11 +488,7 @@ def _text_fields(value: Json, *names: str) -> dict[str, str]:
 
 
 def _inspect_bundle(path: Path, max_bytes: int) -> dict[str, Json]:
-    """Return the content of the bundle that a file is or contains.
-
-    Raises:
-        Unreadable: It is a damaged bundle.
-    """
+    """Return the content of the bundle that a file is or contains; one that is damaged is Unreadable."""
     try:
         packed = find_bundle(path, max_bytes)
     except Unreadable as error:

@@ -140,14 +140,10 @@ class SourceFile(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """The sources of a planned recipe.
+    """The sources of a planned recipe: the files of recipe and pipeline, and the commit that is checked out.
 
-    Attributes:
-        files: The recipe and its pipeline.
-        commit: The commit that is checked out in the recipe's repository; empty without one.
-        clean: Whether the files are as in that commit: `yes`, `no`, or why that is unknown.
-        locked: Whether a lock file was enforced.
-        variant: The name of the variant; empty for the recipe itself.
+    `clean` says whether the files are as in that commit: `yes`, `no`, or why that is unknown. The variant is
+    empty for the recipe itself.
     """
 
     files: tuple[SourceFile, ...]

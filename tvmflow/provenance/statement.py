@@ -462,10 +462,8 @@ def _coverage(lineage: Lineage) -> Json:
 def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
     """Return the entry of each kernel in the library, as a statement has it.
 
-    Returns:
-        `name` and `schedule` (`tuned` or a rule) of each kernel; `part`, for a model in parts;
-        `workload`, its key, for a tuned model; `record`, the trial behind a tuned kernel, of
-        which a locked run knows nothing but its id.
+    It has `name` and `schedule` (`tuned` or a rule); for a model in parts, the `part`; for a tuned model, the
+    key of its `workload`; for a tuned kernel, the trial (`record`), of which a locked run knows only the id.
 
     Raises:
         DamagedBlob: A result or the lock's choice is not what it should be.
@@ -506,11 +504,7 @@ def _workloads_by_kernel(lineage: Lineage, stages: Mapping[str, FinishedStage]) 
 
 
 def _locked_choice(built: FinishedStage) -> Mapping[str, Json]:
-    """Return the traces by workload that came from a lock file; empty for a run with a search.
-
-    Raises:
-        DamagedBlob: The file has changed since the build.
-    """
+    """Return the traces by workload that came from a lock file; empty for a run with a search."""
     role = f"{pick_best.NAME}/{pick_best.CHOSEN}"
     for file in built.spec.files:
         if file.role == role:

@@ -46,16 +46,11 @@ class LatenciesInTurns(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One side of a comparison.
+    """One side of a comparison: its name for people, and builds, with what else is known of them by name.
 
-    Attributes:
-        name: The name for people: `run 1rywbth`, `release releases/1.0`.
-        lock: The lock file; None for a run or a delivery.
-        run: The record of the run; None for the others.
-        release: The name of the release, as that of its folder; empty for the others.
-        in_turns: The latencies of libraries that a release measured alternately with those of another one.
-        same_as: The name of the other release whose library a release has unchanged, by the name of the build.
-        kernels: The seconds that each kernel takes in one call of a library, by the name of the build.
+    There is the lock file, unless it is a run with its record, or a delivery; `release` is the name of the
+    folder of a release. A release measured latencies `in_turns` with those of another one, and `same_as` is the
+    release whose library it has unchanged. `kernels` has the seconds of each in one call of a library.
     """
 
     name: str
@@ -246,15 +241,11 @@ _EVERYWHERE: Final = "everywhere"
 
 
 class Figure(NamedTuple):
-    """A figure of a build on both sides.
+    """A figure of a build on both sides, None where it is not known, and both for people.
 
-    Attributes:
-        what: `latency`, `library` and `files` (seconds and bytes, less is better), `untuned`, `error`,
-            `accuracy`, `result`, or `tuned kernels`.
-        before: The value on the first side; None when it is not known.
-        after: The same on the second side.
-        text: Both for people.
-        judgement: What both measurements say of the change of a latency; None where it is not judged.
+    `what` is `latency`, `library` and `files` (seconds and bytes, less is better), `untuned`, `error`,
+    `accuracy`, `result`, or `tuned kernels`. The judgement is what both measurements say of the change of a
+    latency; None where it is not judged.
     """
 
     build: str
@@ -278,14 +269,7 @@ class Figure(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The comparison of two sides.
-
-    Attributes:
-        before: The name of the first side.
-        after: The name of the second side.
-        figures: What is measured of the builds that both have.
-        changes: What else changed: builds, inputs, settings, kernels, packages.
-    """
+    """The comparison of two sides by name: figures of builds that both have, and what else changed."""
 
     before: str
     after: str
@@ -399,9 +383,7 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
 
 
 def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
-    """Return a latency as the second release measured it alternately with the first.
-
-    Other figures stay as they are.
+    """Return a latency as the second release measured it alternately with the first; other figures as they are.
 
     One library that was measured twice is as fast as itself, whatever the machine did meanwhile.
     """
@@ -448,11 +430,8 @@ def judge_change(
 ) -> Judgement | None:
     """Return what two latencies say; None where one of them is not known.
 
-    Args:
-        before_s: The earlier latency.
-        after_s: The later latency.
-        deviation: How far their ratio may lie from the true one, relative to it. The speed of a machine changes
-            from day to day, so that it is never less than that.
+    The deviation is how far their ratio may lie from the true one, relative to it. The speed of a machine
+    changes from day to day, so that it is never less than that.
     """
     if not before_s or after_s is None:
         return None

@@ -268,13 +268,8 @@ _SUMS_SEPARATOR: Final = "  "
 class ReleaseResult(NamedTuple):
     """The outcome of a release.
 
-    Attributes:
-        folder: The release folder; it does not exist when gates failed.
-        is_new: Whether it was created now.
-        previous: Name of the release that it was compared with; empty if there is none.
-        comparisons: All recipes and targets beside that release.
-        failed_gates: The gates that kept the release from being made.
-        content: What is new and what is gone since that release.
+    The folder does not exist when gates failed. The comparisons are of all recipes and targets with the
+    previous release, whose name is empty if there is none, and `content` is what is new and gone since then.
     """
 
     folder: Path
@@ -383,10 +378,7 @@ def _is_description(name: str) -> bool:
 
 
 def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple[str, str]]:
-    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file but the measured ones.
-
-    A release has these once.
-    """
+    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file; of the measured ones, the release has its own."""
     for delivered in list_delivered_targets(plan, artifacts):
         for name, digest in delivered.reproducible_files:
             yield f"{delivered.recipe}/{delivered.target}/{name}", digest

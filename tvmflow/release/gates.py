@@ -32,17 +32,11 @@ MEASURED_FILES: Final = (MEASUREMENTS, MEASUREMENTS_PAGE)
 
 
 class MeasuredTarget(ClosedModel):
-    """The measurements of one target.
+    """The measurements of one target, and those of the previous release.
 
-    Attributes:
-        measured: What gates compare.
-        previous: The same of the previous release.
-        current_s: Latency in seconds, measured alternately with the previous library.
-        previous_s: That of the previous library.
-        not_timed_reason: Why they were not measured alternately, if they should have been.
-        is_same_library: Whether both releases have the same library.
-        library_bytes: Size of the library; of all its parts, for a partitioned target.
-        is_pareto_optimal: Whether no library for the same machine and inputs is better in all respects.
+    `current_s` and `previous_s` are latencies of both libraries, measured alternately, or there is a reason why
+    not. The bytes are those of all parts of a partitioned target. No library for the same machine and inputs is
+    better in all respects than one that is Pareto-optimal.
     """
 
     measured: Measurements
@@ -56,16 +50,11 @@ class MeasuredTarget(ClosedModel):
 
 
 class MeasurementsFile(ClosedModel):
-    """The content of the measured file.
+    """The content of the measured file, whose format is version 1.
 
-    Attributes:
-        measurements: Version of the format: 1.
-        compared_with: Name of the previous release; empty if there is none.
-        added: What is new since then.
-        removed: What is gone since then.
-        gates: The limits that every recipe and target had to meet.
-        recipes: What was measured, by recipe and target.
-        verification: Everything that `verify` measured, by recipe and target.
+    It has the name of the previous release, empty if there is none, and what is new and gone since then; the
+    limits that every recipe and target had to meet; and what was measured, and all that `verify` measured, by
+    both.
     """
 
     measurements: FormatVersion
@@ -232,14 +221,10 @@ CONTENT_GATE: Final = "content"
 
 
 class Comparison(NamedTuple):
-    """A recipe and target of a release beside the previous release.
+    """A recipe and target of a release beside the previous release, whose measurements may be empty.
 
-    Attributes:
-        current: What was measured now.
-        previous: What was measured for the previous release; empty if that does not have it.
-        latencies: Both latencies, if they were measured alternately.
-        not_timed_reason: Why they were not measured alternately, if they should have been.
-        is_same_library: Whether both releases have the same library, so that nothing is measured.
+    Both latencies are there if they were measured alternately; otherwise there is a reason, or both releases
+    have the same library.
     """
 
     recipe: str

@@ -467,12 +467,9 @@ class UncoveredKernels(NamedTuple):
 
 
 class LockUpdate(NamedTuple):
-    """The plan that builds with the schedules of a lock file.
+    """The plan, without a search, that builds with the schedules of a lock file.
 
-    Attributes:
-        plan: It searches nothing.
-        lock: The lock file with the kernels that the models have now.
-        uncovered: What it does not cover.
+    The lock file has the kernels that the models have now; `uncovered` are those that it does not cover.
     """
 
     plan: Plan

@@ -36,17 +36,11 @@ TuneStage = Callable[[StageSpec], TuneFacts | None]
 
 
 class TuningProgress(NamedTuple):
-    """The progress of one recipe and target.
+    """The progress of one recipe and target, with its `tune` stage.
 
-    Attributes:
-        spec: Its `tune` stage.
-        trials: The budget that the stage was given in all rounds.
-        measured: Trials that were measured.
-        rounds: Rounds that it has had.
-        first_us: Estimated latency before the first round in µs, if it is known.
-        estimated_us: Estimated latency now in µs, if it is known.
-        gain: The share of the latency that its last round saved; None before the first round.
-        stop_reason: Why it gets no further round; empty if it may.
+    `trials` is the budget of all rounds, and `measured` what was spent. Latencies are estimated in µs, before
+    the first round and now, None if they are not known. The gain is the share of the latency that the last
+    round saved; a stage with a reason to stop gets no further round.
     """
 
     spec: StageSpec

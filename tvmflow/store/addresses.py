@@ -40,13 +40,7 @@ class InvalidAddress(ValueError):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository on the Hub.
-
-    Attributes:
-        repository: The repository, `ORGANIZATION/NAME`.
-        path: The path of the file in it.
-        revision: The commit, or a branch or tag; empty for none.
-    """
+    """A file of a repository, `ORGANIZATION/NAME`, on the Hub: its path at a commit, a branch or a tag."""
 
     repository: str
     path: str

@@ -43,9 +43,7 @@ def remove_tree(folder: str) -> None:
 class StoreFolder:
     """The folder of a store.
 
-    Attributes:
-        root: Its path.
-        moved: The paths of what was damaged and set aside through this object, and where each is now.
+    `moved` has the paths of what was damaged and set aside through this object, and where each is now.
     """
 
     def __init__(self, root: str) -> None:

@@ -79,12 +79,7 @@ _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 class HubError(Exception):
-    """The Hub did not give what was requested.
-
-    Attributes:
-        fix: What to do next.
-        is_mistake: The recipe is wrong, not the environment.
-    """
+    """The Hub did not give what was requested; with `is_mistake`, the recipe is wrong, not the environment."""
 
     def __init__(self, reason: str, fix: str, *, is_mistake: bool = False) -> None:
         super().__init__(reason)
@@ -300,13 +295,7 @@ _RANGE_NOT_SATISFIABLE: Final = 416
 
 
 class DownloadProgress(NamedTuple):
-    """The progress of a download.
-
-    Attributes:
-        url: What is downloaded, without what may be secret.
-        done: How many bytes have arrived.
-        total: How many bytes there are; 0 while that is unknown.
-    """
+    """The progress of a download in bytes: `total` is 0 while it is unknown, and the URL without secrets."""
 
     url: str
     done: int
@@ -414,20 +403,10 @@ def download(
 ) -> Path:
     """Return the file with this digest, downloaded unless the folder has it.
 
-    Without a digest, the file at the URL is downloaded, whatever it is, and kept by its digest.
-
-    An interrupted download is resumed. Of several processes that need a file, one downloads it.
-
-    Args:
-        url: A URL with one of `addresses.SCHEMES`.
-        sha256: The digest (hex) of the file, which becomes its name; empty for an unknown one.
-        folder: Where it is kept.
-        on_progress: Called a few times a second.
-        max_bytes: The largest file that is accepted.
-        timeout_s: The limit of each wait for the server.
-        limit_s: The limit of the download as a whole.
-        retries: How many attempts in a row may fail without any progress.
-        backoff_s: The pause after the first of them; each further pause is twice as long.
+    Without a digest, the file at the URL is downloaded, whatever it is, and kept by its digest. An interrupted
+    download is resumed. Of several processes that need a file, one downloads it. Of attempts, `retries` in a
+    row may fail without any progress; the pause after the first of them is `backoff_s`, and each further one
+    twice as long. `timeout_s` is the limit of each wait for the server, and `limit_s` that of all.
 
     Raises:
         DownloadError: when the file cannot be downloaded, or has another digest.

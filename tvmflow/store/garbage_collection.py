@@ -361,12 +361,9 @@ _COUNTED: Final = "actions cas downloads work tmp damaged logs facts plans stats
 
 
 class Limits(NamedTuple):
-    """The limits of unused results.
+    """The limits of unused results: the age, None for ever, and the size of the store, None for any.
 
-    Attributes:
-        max_age_s: How long they may stay; None for ever.
-        max_bytes: How large the store may be with them; None for any size.
-        clock_margin_s: How coarse the clock of the file system may be, in seconds.
+    `clock_margin_s` is how coarse the clock of the file system may be, in seconds.
     """
 
     max_age_s: float | None = DEFAULT_AGE

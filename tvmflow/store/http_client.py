@@ -45,13 +45,10 @@ _LONGEST_STEP_S: Final = 1.0
 def call_within(
     limit_s: float, function: Callable[[], T], is_cancelled: Callable[[], bool] = lambda: False
 ) -> T:
-    """Return what a function returns, which runs in a thread of its own.
+    """Return what a function returns, which runs in a thread of its own, and raise what it raises.
 
-    Args:
-        limit_s: How long to wait for it, whatever it waits for itself. Then its thread is
-            abandoned: what it does from then on must do no harm.
-        function: The function. What it raises is raised here.
-        is_cancelled: Tells whether to wait no longer.
+    After `limit_s`, whatever it waits for itself, its thread is abandoned: what it does from then on must do no
+    harm.
 
     Raises:
         TimeoutError: when it takes longer.

@@ -26,12 +26,9 @@ Progress = Callable[[int, int], None]
 class Finding(NamedTuple):
     """A damaged or missing part of the store.
 
-    Attributes:
-        kind: `result`, `blob`, `trials`, or what another file should be: `note`, `pin`, `lock`, `folder`, ….
-        name: Its key or digest; the path in the store of another file.
-        fault: Whether it is there.
-        affected: The results that cannot be used until a run has made them again, or the pins that need it.
-        reason: What is wrong with another file than a result or a blob.
+    Its kind is `result`, `blob`, `trials`, or what another file should be: `note`, `pin`, `lock`, `folder`, ….
+    Its name is a key or digest, or the path of another file, for which there is a reason, too. `affected` are
+    results that cannot be used until a run has made them again, or the pins that need it.
     """
 
     kind: str

@@ -24,13 +24,9 @@ RECIPE: Final = "recipe:"
 
 
 class Pin(NamedTuple):
-    """The results and blobs that one recipe, lock file or release needs.
+    """The results and blobs that one recipe, lock file or release needs, by their keys and digests.
 
-    Attributes:
-        name: `recipe:NAME` for what a recipe was last up to date with, else the name of the pin.
-        keys: The keys of results.
-        digests: Blobs that are needed beside them.
-        file: The lock file that the pin belongs to, if it belongs to one.
+    The name is `recipe:NAME` for what a recipe was last up to date with; `file` is the lock file of a pin.
     """
 
     name: str
@@ -168,16 +164,11 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 
 
 class StoredResult(NamedTuple):
-    """A finished stage.
+    """A finished stage: what its record says, and when it was last used.
 
-    Attributes:
-        label: `RECIPE:STAGE[/TARGET]` as its recipe last needed it, or as it was first made for.
-        used_ns: When it was last used.
-        size: The size of its action record in bytes.
-        files: The digests of its files.
-        inputs: The digests of what it read.
-        damaged: Its record cannot be read, or is another key's; it counts as missing.
-        signatures: A line for each key that signed a fetched result; None for one made with this store.
+    The label is `RECIPE:STAGE[/TARGET]` as its recipe last needed it, or as it was first made for; `size` is
+    that of the record, which counts as missing where it is damaged. Files and inputs are digests, and
+    `signatures` a line for each key that signed a fetched result; None for one made with this store.
     """
 
     key: str

@@ -119,8 +119,7 @@ def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
 class SharedLease:
     """The one lease of all runs of this process on a store, held until the last of them ends.
 
-    Attributes:
-        began_ns: When the first of them began; None while there is none.
+    `began_ns` is when the first of them began; None while there is none.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -179,13 +178,7 @@ class SharedLease:
 
 
 class Claim:
-    """A claimed key.
-
-    Attributes:
-        folder: The work folder.
-        out: An empty folder for the output files.
-        work: A folder as the last attempt left it, to resume from.
-    """
+    """A claimed key: its work folder, in it an empty one for output files, and one to resume from."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

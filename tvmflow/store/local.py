@@ -47,10 +47,8 @@ SHOWN_DIGITS = 12
 class Origin(NamedTuple):
     """The origin of a fetched result.
 
-    Attributes:
-        address: The remote cache, without credentials.
-        signatures: All signatures of its envelope, as they were received.
-        signers: For each trusted key whose signature was verified: `name (first digits of the key)`.
+    The address is without credentials. `signatures` are all of its envelope, as they were received, and
+    `signers` are `name (first digits of the key)` of the trusted keys whose signatures were verified.
     """
 
     address: str
@@ -84,14 +82,9 @@ class Origin(NamedTuple):
 class ActionRecord(NamedTuple):
     """A finished stage.
 
-    Attributes:
-        files: Its output files.
-        facts: Small values for people; never part of a key.
-        preimage: The document that its key is the digest of.
-        seconds: How long the stage ran.
-        made: When it ended: UTC, `2024-01-01T00:00:00Z`.
-        stage_id: The stage that first needed it, for people; empty for one that was fetched.
-        origin: Where it came from; None when it was made with this store.
+    Facts are small values for people, and never part of a key; `preimage` is what its key is the digest of. It
+    was made at a time in UTC (`2024-01-01T00:00:00Z`), for the stage with an id, which is empty for a fetched
+    one, as is the origin for one made with this store.
     """
 
     files: tuple[StoredFile, ...]

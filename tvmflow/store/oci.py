@@ -81,13 +81,7 @@ _TOKEN68: Final = re.compile(r" +[A-Za-z0-9._~+/-]+=*(?=[ \t]*(?:,|$))")
 
 
 class LoginError(Exception):
-    """A login that fails, or that is not tried.
-
-    Attributes:
-        reason: Why, for people.
-        fix: What to do next.
-        status: The status of the token server's answer; 0 for none.
-    """
+    """A login that fails, or that is not tried; the status is that of the token server, 0 for none."""
 
     def __init__(self, reason: str, fix: str = "", status: int = 0) -> None:
         super().__init__(reason)
@@ -152,12 +146,8 @@ def log_in(
 ) -> Credential | None:
     """Return what a registry wants: a token of its server, or user and password; None for neither.
 
-    Args:
-        host: The registry, as the user addressed it.
-        url: A URL of the registry.
-        headers: All `WWW-Authenticate` headers of its answer.
-        scopes: What the token is for, such as `repository:a/b:pull`.
-        client: What sends the request for the token.
+    The host is the registry as the user addressed it, and `headers` are all `WWW-Authenticate` headers of its
+    answer. Scopes are what the token is for, such as `repository:a/b:pull`.
 
     Raises:
         LoginError: when the headers cannot be followed, or the token server gives no token.

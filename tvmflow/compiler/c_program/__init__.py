@@ -150,9 +150,6 @@ def _compile_for_device(
     """Write what `compile_program` writes for a device, with the code of the device in an object file.
 
     Kernels without threads of a device are compiled for the CPU of its host.
-
-    Raises:
-        UnsupportedProgram: The model needs TVM's runtime.
     """
     program = read_program(mod, weights)
     if program.dimensions:
@@ -337,12 +334,7 @@ _NAME: Final = "variant"
 
 
 class KernelLibrary(NamedTuple):
-    """A library for this process that is not loaded yet; a device is first used when it is.
-
-    Attributes:
-        signature: Its inputs and outputs.
-        threads: The threads of a call.
-    """
+    """A library for this process that is not loaded yet; a device is first used when it is."""
 
     path: Path
     signature: Mapping[str, Json]
@@ -408,15 +400,8 @@ def load_c_library(
 class LibraryForWeights:
     """A model that is compiled once for this machine, and loaded with one set of weights after another.
 
-    Args:
-        signature: Its inputs and outputs.
-        threads: The threads of a call.
-
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.
-
-    Attributes:
-        program: The library with the weights of the model.
     """
 
     def __init__(self, model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> None:

@@ -40,15 +40,11 @@ from tvmflow.targets.linking import padded
 
 
 class KernelTraits(NamedTuple):
-    """The needs of a call of a kernel.
+    """The needs of a call of a kernel: its symbol in C, its work in parallel loops, and memory in bytes.
 
-    Attributes:
-        symbol: Its name in C.
-        work: Its work in parallel loops.
-        scratch: The bytes of memory that it allocates; an expression of the names below where sizes are open.
-        sizes: The names of its sizes in expressions, in the order in which it takes them.
-        open_work: Its work in parallel loops, where it has sizes.
-        failure: What it reports where an operand has a wrong value; empty for others.
+    Where sizes are open, `sizes` are their names in the order in which it takes them, of which scratch memory
+    and `open_work` are expressions. `failure` is what it reports where an operand has a wrong value; empty for
+    others.
     """
 
     symbol: str
@@ -393,10 +389,7 @@ _MAX_OPERATIONS: Final = 1 << 50
 class Values:
     """The numbers that a context computes when a dimension changes: `v[0]`, `v[1]`, … in C.
 
-    The first ones are the dimensions.
-
-    Attributes:
-        lines: The C code that computes the others.
+    The first ones are the dimensions; `lines` has the C code that computes the others.
     """
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
@@ -460,10 +453,7 @@ def place_tensors(
 ) -> tuple[list[str], str, int]:
     """Return the C code of the offset of each tensor, of the size of the arena, and the largest one.
 
-    Args:
-        sizes: The size of each tensor in bytes.
-        below: The tensors that each one lies above; all of them come before it.
-        values: Takes the code.
+    Sizes are in bytes. Each tensor lies above those `below` it, which come before it.
     """
     offsets: list[str] = []
     ends: list[str] = []
@@ -515,12 +505,8 @@ def write_tasks(
 ) -> tuple[str, int]:
     """Return the C code that computes the useful tasks of a call, and the most of them.
 
-    Args:
-        place: The number of the call.
-        work: The work of its kernel, if all of that is of fixed sizes.
-        open_work: The work of its kernel otherwise.
-        sizes: The sizes that the call gives to its kernel.
-        values: Knows the sizes.
+    The place is the number of the call; its kernel has `work`, if all of that is of fixed sizes, or `open_work`
+    for sizes of the call.
     """
     if not open_work:
         most = work.useful_tasks
@@ -639,11 +625,9 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """The work of a kernel in parallel loops.
+    """The work of a kernel in parallel loops: nanoseconds of one core, and how often a call begins a loop.
 
-    Attributes:
-        ns: About how many nanoseconds one core needs for all of them.
-        loops: How often a call begins one; those inside a loop over time steps begin in each step.
+    Loops inside a loop over time steps begin in each step.
     """
 
     ns: float
@@ -663,10 +647,7 @@ class ParallelWork(NamedTuple):
 class OpenWork(NamedTuple):
     """A part of the work of a kernel whose loops have open sizes: both numbers times all extents.
 
-    Attributes:
-        extents: The extents that are open, as expressions of `core.dimensions`.
-        operations: The operations in parallel loops.
-        loops: How often a call begins one.
+    Extents that are open are expressions of `core.dimensions`; `loops` is how often a call begins one.
     """
 
     extents: tuple[str, ...]

@@ -110,11 +110,8 @@ def lower_kernels(
 ) -> tvm.IRModule:
     """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
-    Args:
-        functions: The scheduled kernels.
-        target: The target, a CPU.
-        observe: Receives the kernels when they allocate their memory, and their arithmetic is still TIR's.
-        layouts: The layouts of weights that other levels of CPUs have, too.
+    `observe` receives the kernels when they allocate their memory, and their arithmetic is still TIR's; other
+    levels of CPUs have layouts of weights, too.
     """
     mod = compile_c_sources(tvm.IRModule(functions), target)
     mod = tirx.transform.BindTarget(target.with_host(target))(mod)
@@ -202,13 +199,10 @@ def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_
 
 
 def strip_assembly(text: str, symbol: str) -> str:
-    """Return the assembly of a function and of those that it calls.
+    """Return the assembly of a function and of those that it calls: instructions, constants, used labels.
 
-    It has instructions, constants, and the labels that these use.
-
-    Args:
-        text: What LLVM writes for any system; TVM adds functions for others to share.
-        symbol: The name of the function, before which systems and TVM put something.
+    The text is what LLVM writes for any system; TVM adds functions for others to share. Systems and TVM put
+    something before the name of the function.
     """
     functions = set(_FUNCTION.findall(text))
     lines = list(_keep_code(text.splitlines()))
@@ -273,10 +267,8 @@ _EDGES: Final = (4, 6)
 class SharedLayout(NamedTuple):
     """A tensor whose last axis is a block of channels, with wider blocks.
 
-    Attributes:
-        axes: The axes that number its blocks, with the axes that are these blocks.
-        padded: An axis whose length becomes a multiple of `ratio`; -1 for none.
-        ratio: How many blocks become one.
+    The axes are pairs of those that number its blocks and those that are these blocks. The length of a padded
+    axis (-1 for none) becomes a multiple of `ratio`, which is how many blocks become one.
     """
 
     shape: tuple[int, ...]
@@ -342,11 +334,7 @@ KernelLayouts = Mapping[str, Mapping[int, SharedLayout]]
 def share_weights(
     mod: tvm.IRModule, weights: Sequence[Array]
 ) -> tuple[list[Array], dict[str, dict[int, SharedLayout]]]:
-    """Return the weights of a lowered model in layouts that other levels have, too.
-
-    Returns:
-        The weights, and the layouts in which kernels must read them.
-    """
+    """Return the weights of a lowered model in layouts that other levels have, and these layouts by kernel."""
     variables = list_weights(mod["main"])
     layouts = {
         var: layout

@@ -44,16 +44,10 @@ class Scalar(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch of a device function.
+    """A launch of a device function: blocks of threads (`grid`), and threads of a block.
 
-    Attributes:
-        function: The name of the function in the code.
-        grid: The blocks of threads.
-        block: The threads of a block.
-        arguments: The tensors that it takes, in its order: places in the list of the kernel's tensors, after
-            which those of its scratch memory follow.
-        scalars: The numbers that it takes after the tensors.
-        shared_bytes: The dynamic shared memory of a block.
+    Arguments are places in the list of the kernel's tensors, after which those of its scratch memory follow;
+    scalars come after the tensors, and `shared_bytes` is the dynamic shared memory of a block.
     """
 
     function: str
@@ -65,13 +59,7 @@ class Launch(NamedTuple):
 
 
 class DeviceKernel(NamedTuple):
-    """A kernel as launches.
-
-    Attributes:
-        name: Its name in the lowered module.
-        launches: Its launches, in order.
-        scratch: The bytes of each buffer on the device that it needs while it runs.
-    """
+    """A kernel as launches, with the bytes of each buffer on the device that it needs while it runs."""
 
     name: str
     launches: tuple[Launch, ...]
@@ -79,11 +67,7 @@ class DeviceKernel(NamedTuple):
 
 
 class DeviceProgram(NamedTuple):
-    """Kernels for a device.
-
-    Attributes:
-        functions: The device functions, ready for the code generator of the target.
-    """
+    """Kernels for a device, and the device functions, ready for the code generator of the target."""
 
     functions: tvm.IRModule
     kernels: Mapping[str, DeviceKernel]
@@ -349,12 +333,7 @@ _Where = dict[Storage, set[str]]
 
 
 class TensorsOnDevice(NamedTuple):
-    """The tensors on the device of inputs and outputs, by number.
-
-    Attributes:
-        inputs: Those that inputs are copied to.
-        outputs: Those of outputs that are on the device at the end.
-    """
+    """The tensors on the device by number: inputs are copied to some, and outputs are there at the end."""
 
     inputs: Mapping[int, Storage]
     outputs: Mapping[int, Storage]
@@ -363,12 +342,9 @@ class TensorsOnDevice(NamedTuple):
 def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> TensorsOnDevice:
     """Give each tensor its places on the host and on the device, and add the copies between them.
 
-    Args:
-        program: The program, whose memory is not planned yet. Afterwards calls of kernels of the device have
-            tensors in the places `device` and `constant` alone, the last ones being scratch memory.
-        kernels: The kernels of the device, by name; all others run on the host.
-
-    The memory on the device is planned.
+    Afterwards calls of the kernels of the device have tensors in the places `device` and `constant` alone, the
+    last ones being scratch memory; all other kernels run on the host. The memory of the program must not be
+    planned yet; that on the device is planned here.
     """
     placement = _Placement(program, kernels)
     program.steps = placement.place()
@@ -486,13 +462,7 @@ def _copy(where: _Where) -> _Where:
 
 
 class DeviceCode(NamedTuple):
-    """The code of a device in a library.
-
-    Attributes:
-        tensors: The tensors on the device of inputs and outputs.
-        symbol: The name of the code in C.
-        bytes: Its size.
-    """
+    """The code of a device in a library: its name in C, size and digest, and the tensors on the device."""
 
     kernels: Mapping[str, DeviceKernel]
     tensors: TensorsOnDevice

@@ -132,16 +132,10 @@ def _padded(size: int) -> int:
 
 
 class _Function(NamedTuple):
-    """A function on the device.
+    """A function on the device: a module of WGSL, and its name there.
 
-    Attributes:
-        source: Its module of WGSL.
-        entry: Its name there.
-        access: For each tensor that it takes, `r` for one that it only reads, else `w`.
-        elements: Their elements.
-        fields: How many numbers its launches pass besides.
-        features: The features of the device that it needs.
-        shared_bytes: The workgroup's memory.
+    Of each tensor that it takes, the access is `r` for one that it only reads, else `w`. Its launches pass a
+    number for each field besides, and it needs features of the device and a workgroup's memory.
     """
 
     source: str

@@ -57,12 +57,7 @@ _TYPES: Final[Mapping[str, str]] = {
 
 
 class Library(NamedTuple):
-    """A C library that is a model, or a part of one.
-
-    Attributes:
-        model: What it computes.
-        part: The part's name; empty for a whole model.
-    """
+    """A C library that is a model, or a part of one with a name."""
 
     model: DescribedModel
     part: str = ""
@@ -71,11 +66,8 @@ class Library(NamedTuple):
 class _Tensors(NamedTuple):
     """All tensors that C libraries read and write: inputs, outputs, and what parts hand to each other.
 
-    Attributes:
-        table: The tensors; the place of each is its number.
-        arguments: The places of each library's inputs.
-        results: The places of each library's outputs.
-        copies: The place of an output that no library writes, and that of its values.
+    The place of a tensor in the table is its number. `arguments` and `results` are the places of each library's
+    inputs and outputs; `copies` those of outputs that no library writes, and of their values.
     """
 
     table: list[Json]

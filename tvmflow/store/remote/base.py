@@ -31,11 +31,7 @@ class RemoteCacheError(Exception):
 
 
 class Unreachable(RemoteCacheError):
-    """No answer, or one that says that the remote cache has a problem.
-
-    Attributes:
-        retryable: Another attempt in a moment may succeed.
-    """
+    """No answer, or one that says that the remote cache has a problem; another attempt may succeed."""
 
     def __init__(self, reason: str, *, retryable: bool = False) -> None:
         super().__init__(reason)

@@ -297,13 +297,7 @@ class NotInStore(RemoteCacheError):
 
 
 class ResultSender:
-    """Uploads results.
-
-    Attributes:
-        uploaded: The keys of the results that were uploaded.
-        uploaded_bytes: How many bytes that took.
-        stopped: Set when no further upload may begin.
-    """
+    """Uploads results, counts the bytes that it took, and stops before the next one once `stopped` is set."""
 
     def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:
         self.uploaded: set[str] = set()
@@ -381,12 +375,8 @@ def _make_action(key: str, record: ActionRecord) -> Action:
 class Uploader:
     """Threads that upload what is offered, and what earlier runs left in the spool.
 
-    Every item is noted in the spool before it is uploaded, and removed from it afterwards, so a
-    later run uploads what this one could not.
-
-    Attributes:
-        spool: What has yet to be uploaded.
-        sender: Uploads one result after the other, and counts them.
+    Every item is noted in the spool before it is uploaded, and removed from it afterwards, so a later run
+    uploads what this one could not.
     """
 
     def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:

@@ -218,12 +218,8 @@ class CircuitBreaker:
     """A switch that every request to a remote cache goes through.
 
     It opens, and then no request is sent, after a failure that another attempt cannot mend, after
-    `_MAX_FAILURES` others in a row, when failures have cost `patience_s` seconds, or when the
-    budget of the run is used up.
-
-    Attributes:
-        open: No request is sent any more.
-        budget: How long the run waits for answers in all; by default without a limit.
+    `_MAX_FAILURES` others in a row, when failures have cost `patience_s` seconds, or when the budget of the run
+    is used up.
     """
 
     def __init__(
@@ -320,10 +316,7 @@ _LEAST_S: Final = 1.0
 class TimeBudget:
     """The time for which a run waits for its remote cache; threads that wait at once count once.
 
-    Attributes:
-        allowed_s: How long it may wait, in all.
-        requests: The number of requests that it has waited for.
-        answers: How many of them were answered.
+    It counts the requests that it has waited for, and how many of them were answered.
     """
 
     def __init__(self) -> None:
@@ -336,9 +329,7 @@ class TimeBudget:
     def limit(self, work_s: float | None, unknown_s: float) -> None:
         """Limit the budget to a part of the work that results from the remote cache may save.
 
-        Args:
-            work_s: How long the stages take that are not up to date; None when that is not known.
-            unknown_s: The limit when it is not.
+        That is the time of the stages that are not up to date; `unknown_s` is the limit where it is not known.
         """
         self.allowed_s = unknown_s if work_s is None else max(_SHARE_OF_WORK * work_s, _LEAST_S)
 
