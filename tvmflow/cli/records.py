@@ -8,14 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import (
-    JSON_HELP,
-    StoreOption,
-    StoreOptions,
-    store_option,
-    with_disk_errors,
-)
-from tvmflow.cli.options import Options, argument, days, flag, option, positive_int
+from tvmflow.cli.arguments import StoreOption, StoreOptions, store_option, with_disk_errors
+from tvmflow.cli.options import argument, days, flag, option, positive_int
+from tvmflow.cli.output import print_lines, print_outcome, print_result
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import count_text, latency_text, size_text
 
@@ -30,9 +25,6 @@ if TYPE_CHECKING:
     from tvmflow.tuning.trials import Trial
 
 
-_TRIALS: Final = "trials are"
-
-
 CHECK_HELP: Final = (
     "apply each schedule to its kernel, in a child process, and refuse those that do not apply"
 )
@@ -44,10 +36,10 @@ def _target_keys_option() -> tuple[str, ...]:
 
 
 class _RecordsOptions(StoreOptions):
-    store: StoreOption = store_option(_TRIALS)
+    store: StoreOption = store_option("trials are")
 
 
-class ListOptions(Options):
+class ListOptions(_RecordsOptions):
     """List the targets that have trials, and with --workloads their kernels.
 
     Examples:
@@ -57,11 +49,9 @@ class ListOptions(Options):
 
     target_keys: tuple[str, ...] = _target_keys_option()
     workloads: bool = flag("show a line for each workload")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
 
 
-class ShowOptions(Options):
+class ShowOptions(_RecordsOptions):
     """Show the trials of one workload, the fastest first.
 
     Examples:
@@ -73,8 +63,6 @@ class ShowOptions(Options):
     target_keys: tuple[str, ...] = _target_keys_option()
     best: int | None = option("N", "only the N fastest trials", type=positive_int)
     trace: bool = flag("show the trace of each trial")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
 
 
 class ExportOptions(_RecordsOptions):
@@ -153,7 +141,7 @@ class VerifyOptions(_RecordsOptions):
     replay: bool = flag("apply every trace to its kernel again, if the store has the kernel")
 
 
-class LearnOptions(Options):
+class LearnOptions(_RecordsOptions):
     """Fit the rules' constants to the choices that were measured, and show what would change.
 
     Examples:
@@ -161,13 +149,10 @@ class LearnOptions(Options):
     """
 
     target_keys: tuple[str, ...] = _target_keys_option()
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
 
 
 @with_disk_errors
 def list_targets(options: ListOptions) -> int:
-    from tvmflow.cli.output import print_json, print_lines
     from tvmflow.core.project import shortest_path
     from tvmflow.tuning.ledger_folders import list_target_folders
 
@@ -176,8 +161,7 @@ def list_targets(options: ListOptions) -> int:
     workloads = options.workloads
     if options.json:
         targets = [target_to_json(folder, workloads) for folder in folders]
-        print_json({"targets": targets})
-        return EXIT_OK
+        return print_result({"targets": targets}, (), options)
     if not folders:
         print_lines(f"no trials in {shortest_path(str(ledger))}")
     for folder in folders:
@@ -187,7 +171,6 @@ def list_targets(options: ListOptions) -> int:
 
 @with_disk_errors
 def show(options: ShowOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.tuning.ledger_folders import find_workload_trials
 
     ledger = Path(options.store.locate().ledger)
@@ -204,7 +187,6 @@ def show(options: ShowOptions) -> int:
 
 @with_disk_errors
 def export(options: ExportOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.tuning.packs import export_pack
 
     packed = export_pack(
@@ -255,7 +237,6 @@ def start_trace_check(
 
 
 def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) -> int:
-    from tvmflow.cli.output import print_outcome
 
     value = {
         "targets": result.targets,
@@ -268,7 +249,6 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
 
 @with_disk_errors
 def prune(options: PruneOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.tuning import ledger_folders
     from tvmflow.tuning.ledger import this_machine_class
 
@@ -293,7 +273,6 @@ def prune(options: PruneOptions) -> int:
 
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.tuning import replay
     from tvmflow.tuning.ledger_folders import check_ledger
 
@@ -313,7 +292,6 @@ def verify(options: VerifyOptions) -> int:
 
 @with_disk_errors
 def learn(options: LearnOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.tuning import choice_costs
 
     classes = choice_costs.read_operators(Path(options.store.locate().ledger), options.target_keys)

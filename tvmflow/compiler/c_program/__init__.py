@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -40,16 +40,16 @@ from tvmflow.compiler.c_program.c_kernels import (
 )
 from tvmflow.compiler.c_program.device_program import (
     DeviceCode,
+    DeviceWriter,
     generate_device_code,
     has_threads,
     lower_device_kernels,
     place_on_device,
-    write_device_program,
 )
 from tvmflow.compiler.c_program.program import (
     Program,
     UnsupportedProgram,
-    list_kernel_calls,
+    list_called_kernels,
     plan_memory,
     read_program,
 )
@@ -121,8 +121,7 @@ def compile_program(
     program = read_program(mod, weights)
     program.has_placed_constants = not is_level
     plan_memory(program)
-    names = set(list_kernel_calls(program.steps))
-    traits = _write_kernels(_list_functions(mod, names), target, prefix, layouts, folder)
+    traits = _write_kernels(list_called_kernels(mod, program), target, prefix, layouts, folder)
     triple = cpu_triple(target.export())
     code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
     _write_constants(program, prefix, folder)
@@ -130,14 +129,6 @@ def compile_program(
         places = [[array.nbytes, _digest(array)] for array in program.constants]
         (folder / levels.PLACES).write_text(json.dumps(places))
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
-
-
-def _list_functions(mod: tvm.IRModule, names: Collection[str]) -> dict[str, tirx.PrimFunc]:
-    return {
-        var.name_hint: function
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
-    }
 
 
 def _compile_for_device(
@@ -154,7 +145,7 @@ def _compile_for_device(
     program = read_program(mod, weights)
     if program.dimensions:
         raise UnsupportedProgram("open sizes on a GPU")
-    functions = _list_functions(mod, set(list_kernel_calls(program.steps)))
+    functions = list_called_kernels(mod, program)
     on_host = {name: kernel for name, kernel in functions.items() if not has_threads(kernel)}
     device = lower_device_kernels(
         {name: kernel for name, kernel in functions.items() if name not in on_host}, target
@@ -178,7 +169,7 @@ def _compile_for_device(
     some = min(folder.glob("kernels*.o"))
     pieces = [content, bytes(1 + -(len(content) + 1) % ALIGNMENT)]
     write_data(folder / DEVICE_CODE, some, code.symbol, pieces)
-    text = write_device_program(program, traits, prefix, code)
+    text = DeviceWriter(program, traits, prefix, code).write()
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), text)))
 
 

@@ -249,20 +249,10 @@ class _OpenWriter(Writer):
     """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
 
     def __init__(
-        self,
-        program: Program,
-        kernels: Mapping[str, KernelTraits],
-        prefix: str,
-        address_bits: int,
+        self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int
     ) -> None:
-        self._program = program
-        self._kernels = kernels
-        self._prefix = prefix
+        super().__init__(program, kernels, prefix)
         self._address_bits = address_bits
-        self._offsets = place_constants(program)
-        self._numbers = {}
-        self._arities = {}
-        self._failures = {}
         self._values = Values(program.dimensions)
         self._calls: list[str] = []
         self._most_tasks = 1
@@ -271,9 +261,7 @@ class _OpenWriter(Writer):
         places = {storage: index for index, storage in enumerate(tensors)}
         order = [[places[other] for other in program.above[storage]] for storage in tensors]
         offsets, self._arena, self._largest_arena = place_tensors(
-            [storage.size for storage in tensors],
-            reduce_order(order),
-            self._values,
+            [storage.size for storage in tensors], reduce_order(order), self._values
         )
         self._places = dict(zip(tensors, offsets, strict=True))
 
@@ -543,12 +531,7 @@ def write_dimensions(dimensions: Sequence[Dimension]) -> list[str]:
         f"    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
         for entry in dimensions
     ]
-    return [
-        "static const tf_dimension tf_dimensions[] = {",
-        *rows,
-        "    {NULL, 0, 0, 0},",
-        "};",
-    ]
+    return ["static const tf_dimension tf_dimensions[] = {", *rows, "    {NULL, 0, 0, 0},", "};"]
 
 
 def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) -> list[str]:
@@ -556,8 +539,8 @@ def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) ->
     lines = [
         f"static void {name}(const int64_t *v, size_t tensor, int64_t *shape) {{",
         "  (void)v;",
+        "  switch (tensor) {",
     ]
-    lines.append("  switch (tensor) {")
     for index, shape in enumerate(shapes):
         lines.append(f"    case {index}:")
         lines += [f"      shape[{axis}] = {values.code(size)};" for axis, size in enumerate(shape)]
@@ -731,11 +714,7 @@ def _count_operations(
         if is_parallel and operator_name(call) == "tirx.call_extern":
             add(repeats.extents, repeats.times * _EXTERN_OPERATIONS, 0)
 
-    callbacks = (
-        (tirx.For, visit_loop),
-        (tirx.BufferStore, visit_store),
-        (tvm.ir.Call, visit_call),
-    )
+    callbacks = ((tirx.For, visit_loop), (tirx.BufferStore, visit_store), (tvm.ir.Call, visit_call))
     tvm_ffi.structural_walk(body, callbacks, order="pre")
     return work
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from tvmflow.compiler.open_sizes import is_open
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string
 from tvmflow.targets.backends import backend_for
+from tvmflow.targets.linking import padded
 
 Extents = tuple[int, int, int]
 """Sizes along x, y and z."""
@@ -319,8 +321,8 @@ def _read_extents(kind: str, extents: Mapping[str, int]) -> Extents:
 # A tensor may be in the memory of the host, on the device, or in both. Kernels for the CPU run between
 # launches in the same program; a tensor is copied when a step needs it where it is not.
 
-_ALIGNMENT: Final = 512
-"""`TF_DEVICE_ALIGNMENT` of `device.h`."""
+# `TF_DEVICE_ALIGNMENT` of `device.h`.
+_pad: Final = partial(padded, alignment=512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +350,7 @@ def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> Te
     """
     placement = _Placement(program, kernels)
     program.steps = placement.place()
-    _, program.device_arena = plan_arena(program.steps, "device", _padded)
+    _, program.device_arena = plan_arena(program.steps, "device", _pad)
     return TensorsOnDevice(placement.uploaded, placement.delivered)
 
 
@@ -471,13 +473,6 @@ class DeviceCode(NamedTuple):
     digest: str
 
 
-def write_device_program(
-    program: Program, kernels: Mapping[str, KernelTraits], prefix: str, device: DeviceCode
-) -> str:
-    """Return the C code of a program on a device."""
-    return _DeviceWriter(program, kernels, prefix, device).write()
-
-
 class _Place(NamedTuple):
     """A tensor on the device: fields of `tf_place`, and the number of an input or output, from 1."""
 
@@ -488,15 +483,11 @@ class _Place(NamedTuple):
     outer: int = 0
 
 
-class _DeviceWriter(Writer):
+class DeviceWriter(Writer):
     """Writes the C code of a program on a device: launches in place of calls, and copies."""
 
     def __init__(
-        self,
-        program: Program,
-        kernels: Mapping[str, KernelTraits],
-        prefix: str,
-        device: DeviceCode,
+        self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str, device: DeviceCode
     ) -> None:
         super().__init__(program, kernels, prefix)
         self._device = device
@@ -661,17 +652,12 @@ class _DeviceWriter(Writer):
         if storage.place == "constant":
             if storage.index not in self._weights:
                 self._weights[storage.index] = self._weight_bytes
-                self._weight_bytes += _padded(size)
+                self._weight_bytes += _pad(size)
             offset, source = self._weights[storage.index], self._offsets[storage.index]
             place = _Place(offset, size, source, is_weight=True)
         else:
             place = _Place(storage.offset, size, outer=self._outer.get(storage, 0))
         return self._places.setdefault(place, len(self._places))
-
-
-def _padded(size: int) -> int:
-    """Return the bytes on the device that a tensor takes with what lies before the next one."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _name_list(lists: dict[str, str], ctype: str, prefix: str, items: Iterable[str]) -> str:

@@ -8,23 +8,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_kernels import list_size_parameters
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.compiler.open_sizes import (
-    NoSize,
-    is_open,
-    list_symbols,
-    read_dimensions,
-    size_text,
-)
-from tvmflow.core.dimensions import (
-    choose_representative,
-    evaluate,
-    substitute,
-)
+from tvmflow.compiler.open_sizes import NoSize, is_open, list_symbols, read_dimensions, size_text
+from tvmflow.core.dimensions import choose_representative, evaluate, substitute
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Size
 from tvmflow.targets.linking import padded
@@ -80,6 +70,11 @@ class Copy:
     source: Storage
     target: Storage
 
+    @property
+    def tensors(self) -> tuple[Storage, ...]:
+        """Both tensors."""
+        return (self.source, self.target)
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -89,8 +84,21 @@ class Branch:
     if_true: tuple[Step, ...]
     if_false: tuple[Step, ...]
 
+    @property
+    def tensors(self) -> tuple[Storage, ...]:
+        """The condition; steps have their own."""
+        return (self.condition,)
+
 
 Step = KernelCall | Copy | Branch
+
+
+def walk(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield each step, a branch before the steps of one side and then of the other."""
+    for step in steps:
+        yield step
+        if isinstance(step, Branch):
+            yield from walk((*step.if_true, *step.if_false))
 
 
 @dataclass(slots=True)
@@ -258,12 +266,7 @@ class _Reader:
         size = multiply(_itemsize(str(ty.dtype.dtype)), *shape)
         if isinstance(size, int):
             return Storage(place, size, index)
-        return Storage(
-            place=place,
-            bytes=evaluate(size, self._representative),
-            index=index,
-            open_bytes=size,
-        )
+        return Storage(place, evaluate(size, self._representative), index, open_bytes=size)
 
     def _make_output(self, index: int, source: Storage, steps: list[Step]) -> Storage:
         """Let a result be computed in an output's own memory, or copy it there."""
@@ -428,25 +431,26 @@ _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze"
 
 def list_kernel_calls(steps: Sequence[Step]) -> list[str]:
     """Return the names of the kernels that steps call, once for each call."""
-    names: list[str] = []
-    for step in steps:
-        if isinstance(step, KernelCall):
-            names.append(step.kernel)
-        elif isinstance(step, Branch):
-            names += list_kernel_calls(step.if_true) + list_kernel_calls(step.if_false)
-    return names
+    return [step.kernel for step in walk(steps) if isinstance(step, KernelCall)]
+
+
+def list_called_kernels(mod: tvm.IRModule, program: Program) -> dict[str, tirx.PrimFunc]:
+    """Return the kernels of a module that a program calls, by name."""
+    names = set(list_kernel_calls(program.steps))
+    return {
+        var.name_hint: function
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
+    }
 
 
 def _written_by(steps: Sequence[Step]) -> set[Storage]:
-    written: set[Storage] = set()
-    for step in steps:
-        if isinstance(step, KernelCall):
-            written.update(storage.resolve() for storage in step.tensors[step.inputs :])
-        elif isinstance(step, Copy):
-            written.add(step.target.resolve())
-        else:
-            written |= _written_by(step.if_true) | _written_by(step.if_false)
-    return written
+    return {
+        storage.resolve()
+        for step in walk(steps)
+        if not isinstance(step, Branch)
+        for storage in step.tensors[step.inputs if isinstance(step, KernelCall) else 1 :]
+    }
 
 
 def _flatten(value: Value) -> Iterator[Storage]:
@@ -583,23 +587,10 @@ def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:
 def _find_lifetimes(steps: Sequence[Step], place: Place) -> list[_Lifetime]:
     """Return for each tensor in a place the numbers of the first and the last step that touches it."""
     spans: dict[Storage, tuple[int, int]] = {}
-    for number, touched in enumerate(_touched(steps)):
-        for storage in touched:
+    for number, step in enumerate(walk(steps)):
+        for storage in step.tensors:
             storage = storage.resolve()
             if storage.place == place:
                 first, _ = spans.get(storage, (number, number))
                 spans[storage] = (first, number)
     return [_Lifetime(storage, first, last) for storage, (first, last) in spans.items()]
-
-
-def _touched(steps: Sequence[Step]) -> Iterator[tuple[Storage, ...]]:
-    """Give the tensors of each step, those of branches one after the other."""
-    for step in steps:
-        if isinstance(step, KernelCall):
-            yield step.tensors
-        elif isinstance(step, Copy):
-            yield (step.source, step.target)
-        elif isinstance(step, Branch):
-            yield (step.condition,)
-            yield from _touched(step.if_true)
-            yield from _touched(step.if_false)

@@ -28,12 +28,14 @@ from tvmflow.compiler.c_program.device_program import (
     lower_device_kernels,
 )
 from tvmflow.compiler.c_program.program import (
+    Branch,
     Copy,
     KernelCall,
     Program,
+    Step,
     Storage,
     UnsupportedProgram,
-    list_kernel_calls,
+    list_called_kernels,
     read_program,
 )
 from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
@@ -42,6 +44,7 @@ from tvmflow.compiler.passes.narrow_integers import narrow
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import webgpu
+from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]
 
@@ -104,13 +107,7 @@ def _write_files(
         raise UnsupportedProgram("it has sizes that each call chooses")
     if program.counts:
         raise UnsupportedProgram("it has outputs whose size is known after a call")
-    names = set(list_kernel_calls(program.steps))
-    kernels = {
-        str(var.name_hint): function
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
-    }
-    lowered = lower_device_kernels(kernels, target)
+    lowered = lower_device_kernels(list_called_kernels(mod, program), target)
     functions = _generate_functions(lowered, target)
     document = _Writer(program, lowered.kernels, functions).write()
     sources = (f"// {name}\n{function.source}" for name, function in functions.items())
@@ -119,13 +116,9 @@ def _write_files(
     with (folder / WEBGPU_WEIGHTS).open("wb") as file:
         for array in program.constants:
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.write(bytes(_padded(array.nbytes) - array.nbytes))
+            file.write(bytes(-array.nbytes % _ALIGNMENT))
         # a package has no empty file
         file.write(bytes(_ALIGNMENT))
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 # ---------------------------------------------------------------- WGSL
@@ -341,7 +334,7 @@ class _Writer:
         for index, array in enumerate(program.constants):
             self._add("constant", index, ["weights", array.nbytes, offset])
             self._need_memory(array.nbytes)
-            offset += _padded(array.nbytes)
+            offset += padded(array.nbytes, _ALIGNMENT)
 
     def _add(self, place: str, index: int, buffer: list[Json]) -> None:
         self._fixed[place, index] = len(self._buffers)
@@ -422,12 +415,10 @@ class _Writer:
         return [self._numbers_of_functions[launch.function], arguments, grid, numbers]
 
 
-def _list_tensors(step: Any) -> list[Storage]:
-    if isinstance(step, KernelCall):
-        return [storage.resolve() for storage in step.tensors]
-    if isinstance(step, Copy):
-        return [step.source.resolve(), step.target.resolve()]
-    raise UnsupportedProgram("it has a branch that depends on data")
+def _list_tensors(step: Step) -> list[Storage]:
+    if isinstance(step, Branch):
+        raise UnsupportedProgram("it has a branch that depends on data")
+    return [storage.resolve() for storage in step.tensors]
 
 
 def _bits(scalar: Scalar) -> int:

@@ -264,9 +264,9 @@ _FORMATS: Final[dict[bytes, _DataFormat]] = {
 }
 
 
-def padded(size: int) -> int:
+def padded(size: int, alignment: int = ALIGNMENT) -> int:
     """Return the bytes that a tensor of so many bytes takes with what lies before the next one."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // alignment) * alignment
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
