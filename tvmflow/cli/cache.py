@@ -431,8 +431,6 @@ def _shorten(lines: list[str]) -> list[str]:
 
 
 class _Progress:
-    """The progress of a long check, on a terminal."""
-
     def __init__(self, *, live: bool) -> None:
         self._live = live
         self._next = 0.0
@@ -586,7 +584,6 @@ def clean(options: CleanOptions) -> int:
 
 
 def _confirm(preview: str) -> bool:
-    """Show what would be removed and ask the user."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
             "clean asks before it removes anything, and there is no terminal here",

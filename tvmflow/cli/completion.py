@@ -75,7 +75,6 @@ def completion(options: CompletionOptions) -> int:
 
 
 def _list_values() -> dict[str, Sequence[str]]:
-    """Return the values of options, beside files."""
     from tvmflow.stages import STAGES
     from tvmflow.targets.presets import NAMES
 

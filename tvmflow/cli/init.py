@@ -168,7 +168,6 @@ def init(options: InitOptions) -> int:
 
 
 def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
-    """Write the archive of a PyTorch model that Python code makes."""
     from tvmflow.frontends.pytorch.export import export_factory, is_factory
 
     if not is_factory(factory):

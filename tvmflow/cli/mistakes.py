@@ -113,7 +113,6 @@ def _unknown(prefix: str, word: str, meant: Iterable[str], fix: str) -> UsageErr
 
 
 def _find_subcommands(word: str) -> list[str]:
-    """Return the subcommands of that name, such as `cache pins`."""
     return [c.name for c in load_all_commands() if c.name.endswith(f" {word}")]
 
 

@@ -147,8 +147,6 @@ def flag(text: str) -> Any:
 
 
 def _integer(what: str, least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return the type of a whole number; other texts raise `argparse.ArgumentTypeError`."""
-
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
             raise argparse.ArgumentTypeError(f"'{text}' is not a {what}")
@@ -158,8 +156,6 @@ def _integer(what: str, least: int, most: int | None = None) -> Callable[[str], 
 
 
 def _number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return the type of a number within limits."""
-
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
             if fits(value := float(text)):

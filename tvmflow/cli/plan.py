@@ -139,7 +139,6 @@ def show_plan(
 
 
 def _describe_delivery(paths: Sequence[str]) -> list[str]:
-    """Return the line about files that are missing or not as the results that are there."""
     if not paths:
         return []
     names = names_text(paths, _SHOWN_PATHS)
@@ -272,7 +271,6 @@ def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) ->
 
 
 def _explain_length(options: ExplainOptions) -> int:
-    """Show the stages that decided how long a run took."""
     from tvmflow.cli.report import find_run_of
     from tvmflow.engine.run_records import LATEST, read_run
     from tvmflow.engine.timeline import find_critical_chain, read_timeline

@@ -189,7 +189,6 @@ def retune(
 
 
 def _is_tunable(spec: StageSpec) -> bool:
-    """Return whether the recipe wants this target tuned and there is a device to measure on."""
     return not spec.settings.get("unmeasurable_reason") and bool(
         spec.settings.get("tune", {}).get("repeat")
     )

@@ -207,7 +207,6 @@ def _is_new(options: RunOptions, store: LocalStore) -> bool:
 
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:
-    """Write what CI services show of a run."""
     report = recording.report
     is_asked_for = options.summary is not None or options.junit is not None
     if report is None or not (is_asked_for or any(stage.message for stage in report.stages)):
@@ -512,7 +511,6 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
 
 
 def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> None:
-    """Name the kernels that a lock file does not cover."""
     for entry in update.uncovered:
         if output.json:
             print_json({"event": "not_covered", **entry._asdict()})

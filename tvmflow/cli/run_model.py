@@ -246,7 +246,6 @@ def _add_best(
 def _add_times(
     result: ModelRun, module: Module, feed: samples.Samples, options: RunModelOptions
 ) -> ModelRun:
-    """Return the result with the measurements that were asked for."""
     from tvmflow.cli.run_model_comparison import Operator
     from tvmflow.core.statistics import summarize
 

@@ -402,7 +402,6 @@ def _check_kind(name: str, peer: Peer, module: Module, statement: Statement | No
 def _find_model(
     model: Path | None, statement: Statement | None, store: LocalStore
 ) -> tuple[Path, str]:
-    """Return the model's file, and what is to be said of it."""
     digests = (
         {
             str(entry["name"]): str(entry["digest"]["sha256"])
@@ -431,7 +430,6 @@ def _find_model(
 
 
 def _list_files(path: Path, kind: str, store: LocalStore) -> dict[str, Path]:
-    """Return the model's file and those that belong to it, by role."""
     frontend = FRONTENDS[kind]
     source = frontend.SOURCE.model_validate({kind: str(path.absolute())})
     listed = frontend.files(source, path.parent, lambda *_: str(path), SourceFiles(store))

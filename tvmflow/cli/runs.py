@@ -420,7 +420,6 @@ def _find_libraries(
 def _list_finished(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[StageReport]:
-    """Return the stages of a recipe that are up to date, for one target or all."""
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.report import StageReport
     from tvmflow.planning.decisions import evaluate_plan
@@ -547,7 +546,6 @@ def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator
 
 
 def _format_candidates(kernel: _ShownKernel, code: KernelCode) -> list[str]:
-    """Return a table of the register tiles that a rule ranks first, estimated and measured."""
     from tvmflow.stages.build import RankedTile
 
     if not code.candidates:

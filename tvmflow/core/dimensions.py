@@ -342,7 +342,6 @@ def _number(node: Any) -> int:
 
 
 def _parts(node: Any) -> tuple[str, Any, Any]:
-    """Return the operator or function of an expression, and its operands."""
     if isinstance(node, ast.Call):
         function: Any = node.func
         left, right = node.args

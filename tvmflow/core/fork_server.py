@@ -178,7 +178,6 @@ class ForkServer:
         emit: Emit | None,
         begin: Callable[[int], None],
     ) -> Outcome:
-        """Read the messages of the child until the server reports its end."""
         lines = _LineReader(read_end, started + timeout_s)
         pid, timed_out, result = 0, False, None
         while True:
@@ -272,7 +271,6 @@ def _timeout(started: float, timeout_s: float) -> Outcome:
 
 
 def _describe_death(status: int) -> str:
-    """Return the message for a child that ended without a result."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name

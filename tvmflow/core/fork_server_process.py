@@ -190,7 +190,6 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
 
 
 def _describe_error(error: BaseException) -> dict[str, Any]:
-    """Return an unexpected exception as the result of a call."""
     if isinstance(error, OSError) and (problem := explain(error, os.getcwd())):
         name = type(problem).__name__
         return {"kind": "error", "message": problem.message, "fix": problem.fix, "error": name}

@@ -131,7 +131,6 @@ class _Change(NamedTuple):
 def _find_changes(
     old: Json, new: Json, path: tuple[str, ...] = (), depth: int = 99
 ) -> list[_Change]:
-    """Return every leaf that differs; lists are leaves."""
     if old == new:
         return []
     if not (isinstance(old, dict) and isinstance(new, dict) and depth):

@@ -204,7 +204,6 @@ class MemoryWatch:
     def _check_group(
         self, workers: Mapping[int, Mapping[int, int]], limit: int, *, is_shared: bool
     ) -> int:
-        """Stop the largest of some workers if they take more than a limit; return what is left of it."""
         used = _sum(workers)
         if used > limit:
             workers = {

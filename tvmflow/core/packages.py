@@ -184,7 +184,6 @@ def _find(distribution: str) -> Package:
 
 
 def _package_folder(distribution: str, module: str) -> str:
-    """Return the folder that `import MODULE` would read."""
     spec: ModuleSpec | None = None
     with contextlib.suppress(ImportError, ValueError):
         spec = find_spec(module)
@@ -271,7 +270,6 @@ def _editable_version(distribution: str, source: str) -> str:
 
 
 def _is_editable(path: str, source: str) -> bool:
-    """Return whether pip's note of an installation names a folder that has `source`."""
     import urllib.parse
 
     try:
@@ -444,7 +442,6 @@ class _PackageReader:
             self.programs.add(name)
 
     def walk(self, module: str) -> None:
-        """Add the files below a folder that are not there yet."""
         for path, folders, names in os.walk(f"{self._folder}/{module}"):
             folders[:] = sorted(folder for folder in folders if _is_content(folder, folders))
             for name in sorted(name for name in names if _is_content(name, names)):
@@ -495,7 +492,6 @@ def _is_content(name: str, siblings: Iterable[str]) -> bool:
 
 
 def _is_metadata(line: str) -> bool:
-    """Return whether a line of a RECORD is about what is no file of the package."""
     return _NOT_CODE[0] in line or _NOT_CODE[1] in line or line.startswith(_OUTSIDE)
 
 

@@ -47,7 +47,6 @@ class _Termination:
         self._announcement = _thread.allocate_lock()
 
     def handle(self, number: int, _: object = None) -> None:
-        """Handle a signal in the main thread."""
         if not self.number:
             self.number = number
             # `watch` hears of no signal while asyncio runs
@@ -81,7 +80,6 @@ class _Termination:
                 pass
 
     def end(self) -> "NoReturn":
-        """End the process at once, with everything that it has started."""
         kill_descendants(os.getpid())
         self.announce()
         os._exit(SIGNAL_EXIT_BASE + self.number)

@@ -62,7 +62,6 @@ def _run(model: Model, inputs: Path, outputs: Path) -> None:
 
 
 def _classify(model: Model, files: Sequence[str]) -> None:
-    """Show the best classes of each image."""
     assert model.classes is not None
     preprocessing = model.find_preprocessing()
     samples = image_samples(preprocessing, read_files(files, preprocessing.fit))

@@ -59,7 +59,6 @@ def _write(
     content: Mapping[str, Path | bytes],
     output: Path,
 ) -> None:
-    """Write a zip whose manifest has size and digest of every other file in it."""
     known = manifest.get("sha256", {})
     files = {name: _describe(source, known.get(name)) for name, source in content.items()}
     document = {**manifest, "bundle": bundle_format, "files": files}

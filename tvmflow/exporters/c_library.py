@@ -207,7 +207,6 @@ def _libraries(request: ExportRequest) -> LibraryFiles:
 
 
 def _export_with_weights(built: BuiltModel, folder: Path) -> None:
-    """Write the weights, compile the C code, and write the libraries and the headers."""
     place = folder / _weights_folder_name(built.request)
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])
@@ -269,7 +268,6 @@ def _framework_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_framework(built: BuiltModel, folder: Path) -> None:
-    """Write the framework: the same kernels for both, and C code that is compiled for each."""
     framework = folder / f"{built.name}.xcframework"
     names = LibraryFiles.of(built.name, built.request.triple)
     for part in _SLICES:

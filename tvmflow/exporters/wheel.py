@@ -288,13 +288,11 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 
 
 def _needs_tvm(built: BuiltModel | PartitionedModel) -> bool:
-    """Return whether TVM's virtual machine runs the model, or a part of it."""
     bundle = read_bundle(built.bundle, with_libraries=False)
     return any(runtime_of(part.manifest) == VM for part in (bundle.parts or {"": bundle}).values())
 
 
 def _package_files(package: str, needs_tvm: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the package's modules."""
     for name, source in (("__init__.py", _INIT), ("__main__.py", _MAIN)):
         text = (PACKAGE / source).read_text()
         text = text.replace("from tvmflow.exporters._wheel_package ", f"from {package} ")

@@ -196,7 +196,6 @@ def _with_root_block(function: Any) -> Any:
 
 
 def _spec_of(tensor: Expr) -> Tensor:
-    """Return the shape and dtype of an expression."""
     kind = getattr(tensor, "ty", None)
     if kind is None or not hasattr(kind, "dtype"):
         raise OperatorError(

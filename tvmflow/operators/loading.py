@@ -88,7 +88,6 @@ def list_operator_files(
 
 
 def _imported_modules(path: Path, position: str) -> list[str]:
-    """Return the first parts of the names of all modules that a file imports, in order."""
     try:
         text = path.read_bytes()
         if len(text) > _MAX_BYTES:
@@ -272,11 +271,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run a file, without writing its byte code beside it."""
         exec(self.get_code(module.__name__), module.__dict__)
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the compiled file."""
         path = self.modules[fullname]
         return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
 

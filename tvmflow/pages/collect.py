@@ -159,7 +159,6 @@ def _read_kernels(
 
 
 def _read_times(facts: KnownFacts) -> dict[str, tuple[float, float | None]]:
-    """Return the share of each kernel in a call of the library, and its seconds of it."""
     times = read_kernel_times(facts.get(Verdict))
     return {
         kernel.name: (kernel.share, times.get(kernel.name)) for kernel in list_kernel_shares(facts)

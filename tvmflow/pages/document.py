@@ -232,7 +232,6 @@ def _library_row(library: Library, runtimes: list[str]) -> Row:
 
 
 def _latency_note(library: Library) -> Child:
-    """Return the change of the latency, and how it was measured."""
     previous = library.previous
     changed = None
     if previous and not library.is_same:
@@ -264,7 +263,6 @@ def _times_as_fast(speedup: Speedup | None) -> Child:
 
 
 def _describe_verdict(library: Library) -> Child:
-    """Return the earlier verdict where it was another one."""
     before = library.previous.verdict if library.previous else None
     if not before or not library.state or before == library.state:
         return None
@@ -280,7 +278,6 @@ def _describe_error(previous: float | None, current: float | None) -> Child:
 
 
 def _describe_accuracy(previous: float | None, current: float | None) -> Child:
-    """Return the earlier accuracy, and by how much it is better or worse."""
     if previous is None or current is None or accuracy(previous) == accuracy(current):
         return None
     sign, style = ("▲", "good") if current > previous else ("▼", "bad")

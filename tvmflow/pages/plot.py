@@ -434,8 +434,6 @@ _LOG_RATIO: Final = 4.0
 
 
 class _Cost(NamedTuple):
-    """A cost besides latency: its name, how it is read and how it is written."""
-
     name: str
     read: Callable[[Build], float | None]
     format: Callable[[float], str]
@@ -477,7 +475,6 @@ _Point = tuple[float, float, Library]
 
 
 def _can_be_chosen(library: Library) -> bool:
-    """Return whether a library was timed, and computes what it should."""
     return bool(library.build.latency_s) and library.build.verdict != "rejected"
 
 
@@ -490,7 +487,6 @@ def _points(libraries: Iterable[Library], cost: _Cost) -> list[_Point]:
 
 
 def _differ(points: Sequence[_Point]) -> bool:
-    """Return whether there is anything to choose."""
     return len({x for x, *_ in points}) > 1 and len({y for _, y, _ in points}) > 1
 
 

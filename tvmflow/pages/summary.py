@@ -86,7 +86,6 @@ def _describe_gates(gates: Sequence[Gate]) -> Iterator[str]:
 
 
 def _compare(page: Page) -> Iterator[str]:
-    """Yield how the latency of all libraries has changed."""
     compared = [library for library in page.libraries if library.previous]
     if not page.previous or not compared:
         return
@@ -110,7 +109,6 @@ def _describe_changes(changes: Sequence[tuple[float, Judgement | None]]) -> str:
 
 
 def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, Judgement | None]]:
-    """Return the change of each latency, and what the measurements say of it."""
     changes = (
         (change(library.previous.latency_s, library.build.latency_s), library.judgement)
         for library in libraries

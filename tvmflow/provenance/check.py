@@ -73,7 +73,6 @@ def check_file(
 
 
 def _bundle_problems(path: Path, finding: Finding, max_bytes: int) -> Iterator[str]:
-    """Yield the differences of a bundle from its own manifest and from its statement."""
     try:
         content = find_bundle(path, max_bytes) if path.suffix == BUNDLE else None
     except Unreadable as error:
@@ -239,7 +238,6 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """Return the member that a header describes."""
         member = super().frombuf(buf, encoding, errors)
         is_header = member.type not in tarfile.SUPPORTED_TYPES or member.type in _HEADER_TYPES
         if is_header and member.size > _MAX_HEADER_BYTES:
@@ -375,7 +373,6 @@ def _inspect_statements(path: Path, trusted: Sequence[PublicKey]) -> Json:
 
 
 def _statement_json(signed: SignedStatement) -> dict[str, Json]:
-    """Return a statement that could be read."""
     assert signed.statement is not None
     statement = signed.statement
     return {
@@ -439,7 +436,6 @@ def _inspect_content(path: Path, max_bytes: int) -> dict[str, Json]:
 
 
 def _inspect_lock(path: Path) -> dict[str, Json]:
-    """Return the content of a lock file."""
     lock = read_lock(path).file
     locked = [
         {
@@ -647,7 +643,6 @@ def _by(size: Sequence[int]) -> str:
 
 
 def _scaling_text(image: Mapping[str, Json]) -> str:
-    """Return how the levels of an image become numbers."""
     scale = image["scale"]
     text = "level / 255" if scale == 1 / 255 else "level" if scale == 1 else f"level * {scale:g}"
     if any(image["mean"]):

@@ -232,8 +232,6 @@ def read_builder_id() -> str:
 
 
 class _Repository(NamedTuple):
-    """A checked out repository: its root, git's folder for this checkout, and that of all checkouts."""
-
     root: str
     folder: str
     common: str

@@ -397,10 +397,6 @@ def _public_settings(settings: Mapping[str, Json]) -> Json:
 
 
 def _stage_json(stage: FinishedStage) -> Json:
-    """Return key, version, machine and tools of a stage.
-
-    The key is left out where it depends on this machine.
-    """
     key = {"key": stage.artifact.key} if stage.spec.traits.is_locked else {}
     return {**key, **{name: stage.preimage[name] for name in ("version", "machine", "tools")}}
 

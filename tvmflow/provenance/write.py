@@ -262,7 +262,6 @@ def make_bom(lineage: Lineage) -> bytes:
 
 
 def _needs_tvm(lineage: Lineage) -> bool:
-    """Return whether anything else than plain C libraries was compiled."""
     builds = lineage.find_stages("build")
     files = [file.name.split("/") for stage in builds for file in stage.artifact.files]
     return {folders[0] for folders in files if len(folders) > 1} != {C_LIBRARY}
@@ -552,7 +551,6 @@ def _extents(tensor: Mapping[str, Json], least: Mapping[str, int]) -> list[int]:
 
 
 def _describe_dimensions(signature: Mapping[str, Json]) -> str:
-    """Return the sizes that each call chooses; empty for a model of fixed sizes."""
     lines = [
         f"- {markdown_code(entry.name)}: {entry.range_text}"
         for entry in Dimension.list_of(signature)

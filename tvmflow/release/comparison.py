@@ -182,7 +182,6 @@ def _read_delivery(name: str, folder: Path) -> Side:
 
 
 def _read_delivered_build(path: Path) -> tuple[Build, dict[str, float]]:
-    """Return a build from its measurements, and the seconds of each of its kernels."""
     folder = path.absolute().parent
     try:
         facts = read_json(read_file(path))
@@ -204,12 +203,10 @@ def _make_build(recipe: str, target: str, facts: Json, path: Path) -> Build:
 
 
 def _add_sizes(files: Iterable[tuple[str, int]]) -> int:
-    """Return the bytes of the libraries among files, from their names and sizes."""
     return sum(size for name, size in files if name.endswith(_LIBRARIES))
 
 
 def _find_library_size(folder: Path) -> int | None:
-    """Return the size of the library in a bundle; None without a bundle."""
     for bundle in sorted(folder.glob("*.tvmflow")):
         try:
             with zipfile.ZipFile(bundle) as archive:
@@ -347,7 +344,6 @@ def _is_said(change: Change) -> bool:
 
 
 def _list_figures(before: Build, after: Build) -> Iterator[Figure]:
-    """Yield the figures that are known of a build on at least one side."""
     rows: tuple[tuple[str, Callable[[Build], float | str | None], Callable[..., str]], ...] = (
         ("result", lambda build: verdict_text(build) or None, str),
         ("latency", lambda build: build.latency_s, latency_text),

@@ -192,7 +192,6 @@ def _find_wrong_measurements(
 def _read_statement(
     folder: Path, name: str, about: str, trusted: Sequence[PublicKey]
 ) -> Iterator[tuple[list[str], Statement | None]]:
-    """Yield each statement in a file, or what is wrong with it."""
     for signed in read_statements(folder / name, trusted):
         if signed.problem or signed.statement is None:
             yield [f"{name}: {signed.problem}"], None
@@ -365,7 +364,6 @@ def make_release(
 
 
 def _read_details(plan: Plan, stages: Sequence[StageReport], store: LocalStore) -> Details:
-    """Return what the page of a release says of the run that makes it."""
     kernels = list_kernels(stages, store)
     return Details(list_stages(stages, store), kernels, read_recipes(plan.origins))
 
@@ -416,7 +414,6 @@ def _write_measurements(
 
 
 def _format_sums(files: Mapping[str, str]) -> str:
-    """Return lines that `sha256sum --check` reads."""
     return "".join(f"{digest}{_SUMS_SEPARATOR}{name}\n" for name, digest in sorted(files.items()))
 
 

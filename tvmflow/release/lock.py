@@ -544,7 +544,6 @@ def _match_kernels(
 
 
 def _describe_target(spec: StageSpec, plan: Plan) -> LockedTarget:
-    """Return a target that no lock file has, from what its model was lowered for."""
     needed = {need.stage_id for need in spec.needs}
     (lowered,) = (s for s in plan.stages if s.id in needed and s.stage == lower.NAME)
     return LockedTarget(tvm=lowered.settings["target"], cores=1)
@@ -614,7 +613,6 @@ def import_lock(
 
 
 def _list_targets(lock: Lock) -> Iterator[LockedTarget]:
-    """Yield the targets whose kernels run on a CPU: only there are other devices starting points."""
     for recipe in lock.recipes.values():
         for target in recipe.targets.values():
             if backend_for(target.tvm).RUNS_ON_HOST_CPU:

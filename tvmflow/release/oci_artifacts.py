@@ -171,7 +171,6 @@ def _annotate(folder: Path, signed: Sequence[SignedStatement]) -> dict[str, str]
 
 
 def _make_config(layers: Sequence[Descriptor], name: str) -> bytes:
-    """Return ModelPack's description of a model."""
     files = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
     value = {"descriptor": {"name": name}, "config": {"format": "tvmflow"}, "modelfs": files}
     return canonical(value)
@@ -238,7 +237,6 @@ def pull(
 
 
 def _list_layers(repository: Repository, manifest: Manifest) -> Iterator[Descriptor]:
-    """Yield the files of an artifact, and those that refer to it."""
     yield from manifest.layers
     listed = repository.list_referrers(manifest.digest)
     for kind in _REFERRERS.values():

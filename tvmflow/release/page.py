@@ -161,7 +161,6 @@ def _variant(name: str, base: str) -> str:
 
 
 def _read_builds(file: MeasurementsFile) -> tuple[Build, ...]:
-    """Return the builds as `verify` saw them."""
     stages = (
         StageReport.of_result(f"{recipe}:{verify.NAME}/{target}", facts)
         for recipe, targets in file.verification.items()
@@ -239,7 +238,6 @@ def _format_gate(checked: CheckedGate) -> Gate:
 
 
 def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
-    """Return the kernels that a lock file has measurements of, the one that takes longest first."""
     note = "The course of the search is in the store that the release was made with."
     libraries = []
     for name, recipe in lock.recipes.items():

@@ -46,8 +46,6 @@ Finder = Callable[[bytes, bytes, int], Location | None]
 
 
 class _Member(NamedTuple):
-    """A member of an archive: its name, the other fields of its header, and its content."""
-
     name: str
     header: str
     content: bytes
@@ -139,8 +137,6 @@ def _read_ar(content: bytes) -> Iterator[_Member]:
 
 
 class _Section(NamedTuple):
-    """A section of an ELF file: its name, its number in the file, and its content."""
-
     name: str
     number: int
     data: bytes
@@ -205,7 +201,6 @@ def _json_difference(first: bytes, second: bytes, depth: int) -> Location | None
 
 
 def _compare_json(first: object, second: object, path: str) -> str:
-    """Return where two JSON values differ; empty when they are equal."""
     if isinstance(first, dict) and isinstance(second, dict):
         for name in first:
             if name not in second:
@@ -375,7 +370,6 @@ def _run_build(
     folder: Path,
     environment: BuildEnvironment,
 ) -> tuple[float, list[Json]]:
-    """Return how many seconds a build took, and its stages that failed."""
     work = folder / environment.folder
     work.mkdir(parents=True)
     built_store.create()

@@ -330,7 +330,6 @@ class _Job(NamedTuple):
 
     @property
     def target(self) -> Path:
-        """The complete file."""
         return self.folder / self.name
 
     @property
@@ -543,8 +542,6 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
 
 
 class _LocalFile:
-    """The bytes of a file of this machine."""
-
     start = 0
     validator = ""
 
@@ -553,7 +550,6 @@ class _LocalFile:
         self.total = os.fstat(self._stream.fileno()).st_size
 
     def read(self) -> bytes:
-        """Return the next bytes; none at the end."""
         return self._stream.read(CHUNK)
 
     def close(self) -> None:

@@ -546,7 +546,6 @@ def find_hub_credential(endpoint: str) -> Credential | None:
 
 
 def _hub_token_path() -> Path:
-    """Return the path to which `hf auth login` writes the token."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
     return Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH", f"{home}/token"))).expanduser()

@@ -141,7 +141,6 @@ def last_keys(store: LocalStore) -> dict[str, dict[str, str]]:
 
 
 def _read_pin(store: LocalStore, name: str) -> list[Pin]:
-    """Return the pin of a lock file or a release; nothing when it was removed after it was listed."""
     path = Path(store.root, "pins", name)
     try:
         return [from_json(Pin, json.loads(unseal(read_regular(path), "pins", name)))]

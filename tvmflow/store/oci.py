@@ -204,7 +204,6 @@ def _check_realm(
 
 
 def _is_listed(host: str, server: str) -> bool:
-    """Return whether a host is known as the token server of a registry."""
     if _AUTH_SERVERS.get(host.lower()) == server:
         return True
     for entry in os.environ.get(AUTH_SERVERS_VARIABLE, "").replace(",", " ").split():

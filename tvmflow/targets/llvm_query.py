@@ -136,7 +136,6 @@ def query_targets_in_process(
 
 
 def _describe_crash(target: Json) -> Json:
-    """Return the facts of a target over which LLVM has ended its process."""
     triple = cpu_triple(target or {}) or "this machine"
     return TargetFacts(error=f"LLVM cannot compile for {triple}")._asdict()
 

@@ -157,7 +157,6 @@ def _cpu_arch(tvm: TvmTarget, host: Host, facts: TargetFacts) -> str:
 
 
 def _unrunnable_reason(tvm: TvmTarget, arch: str, required: tuple[str, ...], host: Host) -> str:
-    """Return why code for a target cannot run on this machine, or an empty string."""
     backend = backend_for(tvm)
     if not is_supported(target_kind(tvm)):
         return backend.unrunnable_reason(tvm, in_this_process=False)

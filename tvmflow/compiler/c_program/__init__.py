@@ -232,7 +232,6 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
 def _read_allocation(
     size: Any, names: Mapping[Any, str], bindings: Mapping[Any, Any], symbol: str
 ) -> Size:
-    """Return the bytes that a kernel allocates, as an expression of the names of its sizes."""
     while unbound := {var: bindings[var] for var in list_symbols(size) if var in bindings}:
         size = ir.replace_variables(size, unbound)
     # no size is below 0
@@ -250,7 +249,6 @@ def _read_allocation(
 def _lower(
     kernels: tvm.IRModule, target: tvm.target.Target, prefix: str, layouts: KernelLayouts
 ) -> tuple[tvm.IRModule, dict[str, KernelTraits]]:
-    """Return kernels for a CPU as C functions, and their traits by name."""
     functions = {
         var: function.with_attr("global_symbol", f"{prefix}{var.name_hint}")
         for var, function in kernels.functions_items()
@@ -298,7 +296,6 @@ def _write_kernels(
 
 
 def _write_constants(program: Program, prefix: str, folder: Path) -> None:
-    """Write the constants, each at a multiple of the alignment, to an object file."""
     offsets = place_constants(program)
 
     def pieces() -> Iterator[bytes | memoryview]:
@@ -429,7 +426,6 @@ class LibraryForWeights:
 
 
 def _place(size: int) -> Array:
-    """Return memory for the content of a file of weights."""
     room = np.empty(size + ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
     return room[begin : begin + size]

@@ -144,7 +144,6 @@ class Writer:
         return ", ".join([*["void *"] * arity, *["int64_t"] * sizes]) or "void"
 
     def _write_memory(self) -> list[str]:
-        """Return the code with the sizes of a context's memory, and how many kernels and tasks there are."""
         program, kernels = self._program, self._kernels
         staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
         scratch = max((int(kernel.scratch) for kernel in kernels.values()), default=0)
@@ -160,7 +159,6 @@ class Writer:
         return storage.bytes
 
     def _write_plan(self) -> list[str]:
-        """Return the code that computes sizes and offsets, where these are open."""
         return []
 
     def _write_start(self) -> list[str]:
@@ -513,7 +511,6 @@ def write_tasks(
 def _list_terms(
     open_work: Sequence[OpenWork], sizes: Mapping[str, Size], values: Values
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield the code of operations, of loops, and the most operations of each part of the work of a call."""
     for part in open_work:
         extents = multiply(*(substitute(extent, sizes) for extent in part.extents))
         count = values.code(extents)
@@ -733,7 +730,6 @@ def _read_extent(extent: Any, names: Mapping[Any, str]) -> float | Size:
 
 
 def _cost_of(value: Any) -> int:
-    """Return the operations that compute and store a value, without those of its indices."""
     cost = 1
 
     def visit_load(_: Any) -> Any:

@@ -213,8 +213,6 @@ def _without_offsets(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 class _Evaluation:
-    """Evaluates the code for the host of one kernel."""
-
     def __init__(self, name: str, function: tirx.PrimFunc) -> None:
         self._name = name
         self._launches: list[Launch] = []
@@ -260,7 +258,6 @@ class _Evaluation:
             )
 
     def _allocate(self, buffer: Any) -> None:
-        """Give a buffer on the device its place after the tensors."""
         dtype = tvm.DataType(str(buffer.ty.dtype.dtype))
         elements = math.prod(map(self._number, buffer.ty.shape))
         self._places[buffer] = self._tensors + len(self._scratch)
@@ -441,7 +438,6 @@ class _Placement:
             where[storage] = {*sides, place}
 
     def _twin(self, storage: Storage, place: str) -> Storage:
-        """Return the memory of a tensor in a place."""
         if place == _HOST or storage.place == "constant":
             return storage
         return self._twins.setdefault(storage, Storage("device", storage.bytes, storage.index))
@@ -632,7 +628,6 @@ class DeviceWriter(Writer):
         return super()._address(storage)
 
     def _list_places(self, count: int, tensors: Mapping[int, Storage]) -> str:
-        """Return the numbers of the tensors of inputs or outputs in C."""
         places = [
             str(self._number(tensors[index])) if index in tensors else "TF_NO_PLACE"
             for index in range(count)

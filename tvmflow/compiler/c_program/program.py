@@ -191,8 +191,6 @@ class UnsupportedProgram(StageError):
 
 
 class _Reader:
-    """Reads Relax functions; see `read_program`."""
-
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
         self._program = Program()
@@ -242,7 +240,6 @@ class _Reader:
         return program
 
     def _read_shape(self, ty: Any) -> tuple[Size, ...]:
-        """Return the shape of a tensor in terms of the dimensions."""
         sizes = _sizes_of_type(ty)
         if sizes is None:
             raise UnsupportedProgram(_OPEN_SHAPES)
@@ -371,7 +368,6 @@ class _Reader:
         return tensors, types
 
     def _read_kernel_sizes(self, var: tvm.ir.GlobalVar, types: Sequence[Any]) -> tuple[Size, ...]:
-        """Return the sizes that a call gives to a kernel, in the order of its parameters."""
         function = self._mod[var]
         parameters = list_size_parameters(function)
         if not parameters:
@@ -468,7 +464,6 @@ def _unflatten(like: Value, storages: Iterator[Storage]) -> Value:
 
 
 def _like(storage: Storage, place: Place, index: int = 0) -> Storage:
-    """Return other memory for a tensor of the same size."""
     return Storage(place, storage.bytes, index, open_bytes=storage.open_bytes)
 
 

@@ -284,8 +284,6 @@ def _without_unused(text: str) -> str:
 
 
 class _Writer:
-    """Writes the document; see `write`."""
-
     def __init__(
         self,
         program: Program,
@@ -422,7 +420,6 @@ def _list_tensors(step: Step) -> list[Storage]:
 
 
 def _bits(scalar: Scalar) -> int:
-    """Return a number as a launch passes it, in 32 bits."""
     if scalar.dtype.startswith("float"):
         return int.from_bytes(struct.pack("<f", scalar.value), "little")
     return int(scalar.value) & 0xFFFFFFFF

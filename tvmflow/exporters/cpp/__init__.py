@@ -187,7 +187,6 @@ def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterator[str]:
-    """Yield the class of each C library's functions."""
     for library, arguments, results in zip(
         libraries, tensors.arguments, tensors.results, strict=True
     ):
@@ -213,7 +212,6 @@ def _write_explanation(model: DescribedModel) -> Iterator[str]:
 
 
 def _write_table(tensors: _Tensors) -> dict[str, str]:
-    """Return the C++ of the tensors, their shapes, and which of them are copied."""
     shapes, rows = [], []
     for place, tensor in enumerate(tensors.table):
         shape = tensor["shape"]
@@ -240,7 +238,6 @@ def _write_table(tensors: _Tensors) -> dict[str, str]:
 
 
 def _write_dimensions(model: DescribedModel) -> dict[str, str]:
-    """Return the C++ of the dimensions, and of those along the axes of each input."""
     places = {entry.name: place for place, entry in enumerate(model.dimensions)}
     rows = [
         f"\n    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
@@ -480,7 +477,6 @@ def _check_runtime(part: str, bundle: Bundle) -> None:
 def _describe(
     model: DescribedModel, libraries: Sequence[Library], request: ExportRequest
 ) -> dict[str, str]:
-    """Return the values of the templates."""
     example = write_example(model)
     return {
         "TITLE": model.name,

@@ -216,13 +216,11 @@ def _backends(fetched: _Fetched) -> list[str]:
 
 
 def _describe(built: BuiltModel) -> dict[str, str]:
-    """Return what the comments of all programs say of the model."""
     lines = (f" * {comment(line)}" for line in describe_tensors(built.signature))
     return {"TITLE": comment(built.name), "NAME": built.name, "TENSORS": "\n".join(lines)}
 
 
 def _describe_model(built: BuiltModel) -> dict[str, Json]:
-    """Return what the module knows of the model besides its code."""
     inputs = [TensorSpec.from_json(tensor) for tensor in built.signature["inputs"]]
     images = [
         {

@@ -297,7 +297,6 @@ def _compile_additions(triple: str, folder: Path) -> list[Path]:
 
 
 def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
-    """Return the object with the native methods of a class of Java."""
     lines = [
         f"#define TF(name) {model.prefix}_##name",
         f"#define TF_STATUS(name) {model.prefix.upper()}_##name",
@@ -427,7 +426,6 @@ def _write_memory(model: DescribedModel, program: str) -> str:
 
 
 def _context_bytes(model: DescribedModel) -> int:
-    """Return the bytes of a context on a microcontroller without its tensors."""
     if not model.dimensions:
         return _CONTEXT_BYTES
     tensors = len(model.signature["inputs"]) + len(model.signature["outputs"])
@@ -476,7 +474,6 @@ def _describe_sizes(signature: Mapping[str, Json]) -> Iterator[str]:
 
 
 def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Return the C code that describes inputs or outputs."""
     shapes = [
         f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(header_parts.describe_shape(tensor)) or '0'}}};"
         for index, tensor in enumerate(tensors)

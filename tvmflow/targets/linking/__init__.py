@@ -230,7 +230,6 @@ def link_stub(output: Path, symbols: Sequence[str]) -> None:
 
 @contextmanager
 def _scratch_folder(objects: Sequence[Path], parent: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Give a temporary folder with links to the objects, and their names, sorted."""
     with tempfile.TemporaryDirectory(dir=parent) as scratch:
         folder = Path(scratch)
         for path in objects:
@@ -251,9 +250,7 @@ class _DataFormat(Protocol):
     ) -> None:
         """Write an object file with constant data."""
 
-    def find_data(self, path: Path) -> tuple[int, int]:
-        """Return the place and the size of the data."""
-        ...
+    def find_data(self, path: Path) -> tuple[int, int]: ...
 
 
 # The first bytes of an object file -> the module of the format. COFF's begins with the machine.

@@ -174,7 +174,6 @@ class _Machine(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> _Machine:
-        """Return the machine of an object file."""
         with path.open("rb") as stream:
             header = stream.read(64)
         machine = cls(header[:16], 0, 0)
@@ -184,12 +183,10 @@ class _Machine(NamedTuple):
 
     @property
     def is_64(self) -> bool:
-        """True for addresses of 64 bits."""
         return self.ident[4] == _CLASS_64
 
     @property
     def section_size(self) -> int:
-        """The bytes of an entry of the table of sections."""
         return 64 if self.is_64 else 40
 
     @property
@@ -204,7 +201,6 @@ class _Machine(NamedTuple):
         return struct.pack(self._order + layout.replace("A", "Q" if self.is_64 else "I"), *values)
 
     def symbol(self, name: int, info: int, section: int, size: int) -> bytes:
-        """Return an entry of a symbol table."""
         if self.is_64:
             return self.pack("IBBHQQ", name, info, 0, section, 0, size)
         return self.pack("IIIBBH", name, 0, size, info, 0, section)

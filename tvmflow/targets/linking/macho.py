@@ -144,7 +144,6 @@ def write_for_simulator(source: Path, output: Path) -> None:
 
 
 def _commands(content: bytes | bytearray | mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    """Yield place, kind and size of each load command."""
     at = _HEADER.size
     for _ in range(_HEADER.unpack_from(content)[4]):
         command, size = _COMMAND.unpack_from(content, at)

@@ -142,7 +142,6 @@ def register_compiler(toolkit: Toolkit, errors: list[TvmflowError]) -> None:
 
 
 def _list_architectures(library: Any) -> list[str]:
-    """Return the architectures that the compiler knows, the oldest first."""
     count = ctypes.c_int()
     _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     numbers = (ctypes.c_int * count.value)()
