@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.files import symlink_or_copy
@@ -56,14 +56,16 @@ _LINKED: Final = "linked"
 # What chooses among the levels of a library that has some.
 _LEVELS: Final = "levels.c"
 _JAVA: Final = "java.c"
+_TEMPLATES: Final = (_HEADER, header_parts.DIMENSIONS, _LOADER, header_parts.LOADER)
 SOURCES: Final = tuple(
-    _FOLDER / name for name in (_HEADER, *_COPIED, *_ADDITIONS.values(), _LOADER, _JAVA)
+    _FOLDER / name for name in (*_TEMPLATES, *_COPIED, *_ADDITIONS.values(), _JAVA)
 )
 
 
 def list_sources(has_levels: bool, executor: str = "") -> tuple[Path, ...]:
     """Return the files of this package that a library with or without levels or a device is compiled from."""
     names = [*([_LEVELS] if has_levels else []), *_list_device_sources(executor)]
+    names += [header_parts.DEVICE] if executor else []
     return (*SOURCES, *(_FOLDER / name for name in names))
 
 
@@ -342,8 +344,11 @@ def compile_levels(model: DescribedModel, folder: Path) -> list[Path]:
 def list_statuses(has_dimensions: bool, has_device: bool = False) -> dict[str, str]:
     """Return the numbers of the statuses of a header, by their names without the prefix."""
     text = (_FOLDER / _HEADER).read_text()
-    text += header_parts.STATUSES if has_dimensions else ""
-    text += header_parts.DEVICE_STATUSES if has_device else ""
+    for name, is_there in (
+        (header_parts.DIMENSIONS, has_dimensions),
+        (header_parts.DEVICE, has_device),
+    ):
+        text += header_parts.read_parts(name)[0] if is_there else ""
     return dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", text))
 
 
@@ -365,16 +370,16 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "needs": ", and the driver of the device" if model.executor else "",
     }
     values |= weights.header_values(values, model.weights_head, model.maps_files)
-    parts: list[tuple[str, str, Mapping[str, str]]] = []
+    parts: list[tuple[Any, ...]] = []
     if model.dimensions:
         ranges = {"ranges": ranges_text(model.dimensions)}
-        parts.append((header_parts.STATUSES, header_parts.DECLARATIONS, ranges))
+        parts.append((*header_parts.read_parts(header_parts.DIMENSIONS), ranges))
     if model.levels:
         names = {"levels": ", ".join(level.name for level in model.levels)}
         parts.append((levels.STATUSES, levels.DECLARATIONS, names))
     if model.executor:
         device = header_parts.describe_device(values, model.executor)
-        parts.append((header_parts.DEVICE_STATUSES, header_parts.DEVICE_DECLARATIONS, device))
+        parts.append((*header_parts.read_parts(header_parts.DEVICE), device))
     values["dimension_statuses"] = "".join(text % {**values, **own} for text, _, own in parts)
     values["dimension_functions"] = "".join(text % {**values, **own} for _, text, own in parts)
     return (_FOLDER / _HEADER).read_text() % values
