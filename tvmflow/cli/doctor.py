@@ -119,6 +119,7 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     """Yield a finding for everything that a run depends on, as soon as it is known."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.frontends.peers import PEERS
+    from tvmflow.targets.host import read_host
 
     oldest, newest = _PYTHON_VERSIONS
     yield Finding(
@@ -128,7 +129,11 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
         "use Python {}.{} to {}.{}".format(*oldest, *newest),
     )
     yield from map(_examine_package, _list_required_packages())
-    yield from _examine_machine()
+    host = read_host()
+    cores = count_text(host.cores, "core")
+    yield Finding("this machine", True, f"{host.arch}, {host.model}, {cores}")
+    # it is only needed when a recipe asks for it
+    yield _examine_emulators()
     yield from examine_disks(store, dist)
     yield _examine_gpu()
     yield from map(_examine_peer, PEERS.values())
@@ -219,18 +224,6 @@ def _examine_package(name: str) -> Finding:
         detail = f"{identity} in {package.folder}, and tvmflow needs {requirement}"
         return Finding(subject, False, detail, install_command(name))
     return Finding(subject, True, f"{identity} in {package.folder}")
-
-
-def _examine_machine() -> list[Finding]:
-    from tvmflow.targets.host import read_host
-
-    host = read_host()
-    cores = count_text(host.cores, "core")
-    return [
-        Finding("this machine", True, f"{host.arch}, {host.model}, {cores}"),
-        # It is only needed when a recipe asks for it.
-        _examine_emulators(),
-    ]
 
 
 def _examine_emulators() -> Finding:

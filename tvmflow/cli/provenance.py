@@ -129,7 +129,7 @@ def inspect(options: InspectOptions) -> int:
     from tvmflow.provenance.check import UnknownFile, format_inspection, inspect_file
 
     evidence = _read_evidence(options.statements)
-    for path in [path for file in options.files for path in _find_delivered(file)]:
+    for path in [path for file in options.files for path in _find_statements(file)]:
         try:
             about = inspect_file(path, *evidence)
         except UnknownFile as error:
@@ -240,12 +240,8 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _find_delivered(path: Path) -> list[Path]:
-    """Return the file itself, or the statements in a folder, which are about all files delivered there."""
-    return _find_statements(path) if _existing(path).is_dir() else [path]
-
-
 def _find_statements(path: Path) -> list[Path]:
+    """Return the file itself, or the statements in a folder, which are about all files delivered there."""
     if not _existing(path).is_dir():
         return [path]
     statements = sorted(path.rglob(f"*{STATEMENT_SUFFIX}"))

@@ -17,7 +17,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import latency_text
 from tvmflow.core.schema import ClosedModel, FormatVersion
 from tvmflow.core.types import Artifact, Json, Plan
-from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.builds import list_builds
 from tvmflow.engine.report import RunReport, StageReport, compare_libraries
 from tvmflow.recipe import Gates, Release
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements, read_lock
@@ -78,7 +78,8 @@ def make_measurements(
 
     `previous` is empty if there is no previous release.
     """
-    sizes = {build.name: build.size_bytes for build in _list_builds(plan, artifacts)}
+    builds = list_builds(RunReport(list_results(plan, artifacts), origins=plan.origins))
+    sizes = {build.name: build.size_bytes for build in builds}
     libraries = compare_libraries(plan, artifacts)
     optimal = {f"{row.recipe}/{row.target}" for row in libraries if row.is_pareto_optimal}
     recipes: dict[str, dict[str, MeasuredTarget]] = {}
@@ -109,10 +110,6 @@ def make_measurements(
         recipes=recipes,
         verification=verification,
     )
-
-
-def _list_builds(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Build, ...]:
-    return list_builds(RunReport(list_results(plan, artifacts), origins=plan.origins))
 
 
 def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageReport, ...]:
