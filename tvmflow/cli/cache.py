@@ -251,7 +251,6 @@ def unpin(options: UnpinOptions) -> int:
 
 # ---------------------------------------------------------------- push and pull
 
-
 _SHOWN_LINES: Final = 10
 _SHORT_KEY: Final = 12
 

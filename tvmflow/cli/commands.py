@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tvmflow.cli.options import Options
 
-
 GROUPS: Final = {
     "Start": {
         "init": "Write the recipe of a model.",
@@ -115,7 +114,6 @@ def load_all_commands() -> list[Command]:
 
 
 # ---------------------------------------------------------------- help
-
 
 _DEFAULT_WIDTH: Final = 80
 _MIN_WIDTH: Final = 30

@@ -325,7 +325,6 @@ COMMANDS: Final = {"doctor": doctor}
 # ---------------------------------------------------------------- doctor disks
 # The disks that a run depends on, for `tvmflow doctor`: each is written to, locked, and looked at.
 
-
 _ENOUGH_BYTES: Final = 10**9
 _SHOWN: Final = 3
 # A run holds these locks for an instant.

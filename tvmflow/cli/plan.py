@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tvmflow.planning.prepare import RunRequest
     from tvmflow.store.local import Failure, LocalStore
 
-
 GRAPHS: Final = ("mermaid", "dot", "svg")
 """The formats of a plan's graph."""
 

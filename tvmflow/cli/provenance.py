@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tvmflow.runtime.statements import Finding
     from tvmflow.store.addresses import OciReference
 
-
 _TRUSTED_HELP: Final = (
     "accept only what one of these keys signed: a .pub file or a folder of them "
     "($TVMFLOW_TRUSTED_KEYS; may be repeated)"

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tvmflow.tuning.replay import ReplayResult
     from tvmflow.tuning.trials import Trial
 
-
 CHECK_HELP: Final = (
     "apply each schedule to its kernel, in a child process, and refuse those that do not apply"
 )
@@ -315,7 +314,6 @@ COMMANDS: Final = {
 
 # ---------------------------------------------------------------- records output
 # Trials as text and as JSON, for `tvmflow records`.
-
 
 _SHORT_KEY: Final = 12
 _MORE_CHOICES: Final = "run recipes of more models with 3×3 convolutions, a budget of at least 128 trials and `choices: true`"

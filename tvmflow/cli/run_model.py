@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from tvmflow.runtime.input_files import InputFile
     from tvmflow.runtime.module import Module
 
-
 _RANDOM: Final = "random"
-
 
 _FILLS: Final[Mapping[str, int]] = {"zeros": 0, "ones": 1}
 

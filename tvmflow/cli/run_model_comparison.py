@@ -38,7 +38,6 @@ from tvmflow.store.source_files import SourceFiles
 if TYPE_CHECKING:
     from tvmflow.runtime.samples import Array
 
-
 _MAX_SHOWN: Final = 8
 _KEY: Final = re.compile("[0-9a-f]{64}")
 

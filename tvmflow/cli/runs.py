@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tvmflow.stages.build import KernelCode
     from tvmflow.store.local import LocalStore
 
-
 _SHOWN_RUNS: Final = 20
 
 
@@ -294,7 +293,6 @@ def trace(options: TraceOptions) -> int:
 
 
 # ---------------------------------------------------------------- show
-
 
 _SUBJECT: Final = "RECIPE|RUN"
 _SUBJECT_HELP: Final = "a recipe that was run, or a run (see `tvmflow runs`)"

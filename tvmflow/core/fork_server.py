@@ -45,7 +45,6 @@ _SINGLE_THREADED: Final = {
     "MKL_NUM_THREADS": "1",
 }
 
-
 WITH_TVM: Final = ("numpy", "tvm")
 """What a server imports whose children compile."""
 

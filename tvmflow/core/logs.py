@@ -78,7 +78,6 @@ def configure(level: int, stream: TextIO | None = None) -> None:
 
 # ---------------------------------------------------------------- slow steps
 
-
 IDENTITY_WAIT: Final = "reading the files of {}: a few seconds, once for each version"
 """The text about a package whose files are hashed."""
 

@@ -313,7 +313,6 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 # All others are hashed, and their digests are remembered in the user's cache folder for as long as
 # size, times and inode stay the same.
 
-
 _NOT_CODE: Final = (".dist-info/", "__pycache__/")
 _OUTSIDE: Final = ("..", "/")
 _BYTECODE: Final = ".pyc"

@@ -81,7 +81,6 @@ def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
 # On a busy machine single times say little. In turns, a disturbance meets both alike, and the
 # ratio of two times that were measured one after the other hardly changes.
 
-
 MIN_PAIRS: Final = 8
 """With fewer pairs nothing is beyond the noise: all of them could lie on one side by chance."""
 

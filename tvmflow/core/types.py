@@ -23,7 +23,6 @@ Feed: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 STATEMENT_SUFFIX = ".intoto.jsonl"
 """The end of the name of a statement of provenance, which is beside the files that it is about."""
 
-
 Size = int | str
 """A size of a tensor: a number, or an expression of dimensions such as `2 * seq + 1` (see `core.dimensions`)."""
 

@@ -143,7 +143,6 @@ def _export_params(built: BuiltModel, folder: Path) -> None:
 
 # ---------------------------------------------------------------- C source
 
-
 _C_README: Final = Path(__file__).with_name("c_source.md")
 # Precision -> the type that C lacks.
 _MISSING_TYPES: Final = {"mixed": "float16", "float16": "float16", "bfloat16": "bfloat16"}

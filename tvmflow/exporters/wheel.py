@@ -32,7 +32,6 @@ from tvmflow.targets.c_runtime import describe_tensors
 
 # ---------------------------------------------------------------- modules in packages without tvmflow
 
-
 COPIES: Final = "_tvmflow"
 IMAGES_EXTRA: Final = ("Provides-Extra: images", 'Requires-Dist: pillow >=9.5; extra == "images"')
 """Pillow decodes images; arrays of pixels need none."""
@@ -197,7 +196,6 @@ FORM: Final = ""
 _INIT: Final = "exporters/_wheel_package.py"
 _MAIN: Final = "exporters/_wheel_main.py"
 
-
 SOURCES: Final = (PACKAGE / _INIT, PACKAGE / _MAIN, *list_modules(for_vm=True))
 
 # Tracebacks name classes as programs import them, not the modules of the copied runtime.
@@ -331,7 +329,6 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
 # ---------------------------------------------------------------- wheel bom
 # The bill of materials inside a wheel (PEP 770): the model, its code and weights, and the runtime
 # that is copied.
-
 
 # The fields of a manifest with the versions of what made the library.
 _TOOLS: Final = {"tvmflow": "tvmflow", "tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}

@@ -387,7 +387,6 @@ def make_progress(
 
 # ---------------------------------------------------------------- the page of a run
 
-
 _SHOWN_NAMES: Final = 3
 
 

@@ -399,7 +399,6 @@ def _list_provenance(page: Page) -> Iterator[Markup]:
 # ---------------------------------------------------------------- changes
 # What changed since what a page is compared with: kernels, inputs, settings and packages.
 
-
 _MAX_ROWS: Final = 100
 _FEW_ROWS: Final = 20
 _EXPLANATION: Final = (

@@ -312,7 +312,6 @@ def _reference(value: float | None, at: Callable[[float], float], name: str) -> 
 
 # ---------------------------------------------------------------- layers of quantized models
 
-
 _LABELLED_LAYERS: Final = 5
 _INTEGERS, _FLOATS = 0, 1
 # The smallest error that the chart shows.

@@ -145,7 +145,6 @@ def change(previous: float | None, current: float | None) -> float | None:
 
 # ---------------------------------------------------------------- plots
 
-
 # Pixels of a plot, and of its margins.
 WIDTH: Final = 560
 HEIGHT: Final = 330

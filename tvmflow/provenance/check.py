@@ -147,7 +147,6 @@ def _check_statements(path: Path, trusted: Sequence[PublicKey]) -> Iterator[Find
 
 # ---------------------------------------------------------------- what a file says of itself
 
-
 BUNDLE: Final = ".tvmflow"
 _CHUNK: Final = 1 << 20
 _MAX_ENTRIES: Final = 10_000
@@ -294,7 +293,6 @@ def _read_packed(inner: IO[bytes], name: str, max_bytes: int) -> FoundBundle:
 
 
 # ---------------------------------------------------------------- inspection
-
 
 _DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")
 
@@ -534,7 +532,6 @@ def _read_images(bundle: Bundle) -> tuple[dict[str, Json], list[str]]:
 
 # ---------------------------------------------------------------- inspection text
 # Formats the result of an inspection for people.
-
 
 _SHORT_ID: Final = 12
 _MAX_NAME_WIDTH: Final = 60

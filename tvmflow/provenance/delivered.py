@@ -119,7 +119,6 @@ def _with_needs(
 
 # ---------------------------------------------------------------- the state of the sources
 
-
 BUILDER_VARIABLE: Final = "TVMFLOW_BUILDER_ID"
 DEFAULT_BUILDER: Final = "urn:tvmflow:builder:v1"
 

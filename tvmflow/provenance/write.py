@@ -359,7 +359,6 @@ def _library(tool: Tool, scopes: Mapping[str, str]) -> dict[str, Json]:
 
 # ---------------------------------------------------------------- README
 
-
 _PURPOSES: Final = (
     ("*.lean.tvmflow", "the model without its weights, for Python: `tvmflow.load(FILE, params=…)`"),
     ("*.tvmflow", "the model for Python with tvmflow: `tvmflow.load`"),

@@ -512,7 +512,6 @@ def _measure_latencies(
 # ---------------------------------------------------------------- readme
 # The README of a release: what is where, and how to check it.
 
-
 _FILES: Final = (
     (REPORT, "what the release has, for a browser"),
     (MEASUREMENTS_PAGE, "what was measured, beside the previous release, for a browser"),

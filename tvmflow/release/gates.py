@@ -419,7 +419,6 @@ _CHECKS: Final[Mapping[str, _Check]] = {
 
 # ---------------------------------------------------------------- content
 
-
 StageSettings = tuple[str, str, Mapping[str, Json]]
 """The recipe, the label and the settings of a stage."""
 

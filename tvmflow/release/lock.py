@@ -277,7 +277,6 @@ _REPORTED_SETTINGS: Final = ("target", "inputs", "version")
 # Settings that several stages share, and the stage that they are reported for.
 _SHARED_SETTINGS: Final = {"lowering": lower.NAME, "schedules": build.NAME}
 
-
 Differences = Iterator[tuple[str, str]]
 """Kinds and texts of differences in one place."""
 
@@ -569,7 +568,6 @@ def _with_kernels(
 
 
 # ---------------------------------------------------------------- a ledger with the schedules of a lock file
-
 
 SUFFIXES: Final = (".yaml", ".yml")
 """The ends of the names of lock files: trial packs have others."""

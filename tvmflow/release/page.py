@@ -263,7 +263,6 @@ def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
 # ---------------------------------------------------------------- page comparison
 # A page beside another run, release, lock file or delivery, as `tvmflow compare` judges both.
 
-
 # The profile times each kernel in few calls: smaller differences may be noise.
 _MIN_CHANGE: Final = 0.1
 # Of the library's latency: who looks for what became slower need not see less.

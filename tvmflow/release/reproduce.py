@@ -33,7 +33,6 @@ from tvmflow.store.source_files import copy_snapshots
 # Binary diff: the first place in which two files differ, named by member, section, symbol, tensor,
 # path, line or byte.
 
-
 _AR_MAGIC: Final = b"!<arch>\n"
 _AR_HEADER: Final = 60
 _MAX_DEPTH: Final = 5
@@ -273,7 +272,6 @@ _FORMATS: Final[Mapping[str, tuple[Callable[[bytes], bool], Finder]]] = {
     "safetensors": (_is_safetensors, _tensor_difference),
     "text": (lambda content: b"\0" not in content[:4096], _text_difference),
 }
-
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
     "converged": "nothing is left to gain",
 }
 
-
 TuneStage = Callable[[StageSpec], TuneFacts | None]
 """Runs a `tune` stage with what it needs; None when it did not succeed."""
 

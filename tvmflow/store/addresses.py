@@ -21,7 +21,6 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 # The first part of addresses on the Hub of something that is no model.
 _OTHER_KINDS: Final = frozenset({"datasets", "spaces", "buckets", "kernels"})
 
-
 OCI_FORM: Final = "oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:DIGEST"
 _OCI: Final = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?)"

@@ -197,7 +197,6 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
 # ---------------------------------------------------------------- leftovers
 # What kills, damage and deleted files leave in a store, and when it is removed.
 
-
 DAY: Final = 86_400.0
 # Somebody may want to resume a killed stage, or to examine a damaged file.
 _LEFTOVER_AGE_S: Final = 7 * DAY
@@ -600,7 +599,6 @@ def _clean(store: LocalStore, *, ledger: bool, dry_run: bool) -> Cleaning:
 
 
 # ---------------------------------------------------------------- disk usage
-
 
 _UNSIGNED: Final = "fetched, not signed"
 _FOLDERS: Final = ("downloads", "work", "tmp", "damaged", "logs")

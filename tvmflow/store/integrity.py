@@ -141,7 +141,6 @@ def _has_digest(path: str, digest: str) -> bool:
 # The repair of a store: what is damaged is set aside, what can be made again at once is; nothing
 # is deleted.
 
-
 _BY_NEXT_RUN: Final = "the next run makes it again"
 # What becomes of a file without which nothing is missing, where that is something else.
 _CONSEQUENCES: Final[Mapping[str, str]] = {
@@ -220,7 +219,6 @@ def _shorten(store: LocalStore, path: str) -> str:
 #
 # Results and blobs are read by `integrity`, measured trials by `tuning.ledger_folders`; a log is for
 # people, and any text may be in it.
-
 
 # Gets the path of a regular file; returns whether its content is what was written.
 ContentCheck = Callable[[Path], bool]

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # by the compiler in `ziglang`. Compiling that C library takes nearly all of the time, and depends
 # on the architecture alone.
 
-
 _MAIN: Final = Path(__file__).parent / "emulation_main.c"
 SOURCES: Final = (*c_runtime.SOURCES, _MAIN)
 """All that the program is compiled from, besides the model's own C code."""

@@ -260,7 +260,6 @@ def _parse_riscv_isa(isa: str) -> frozenset[str]:
 #
 # Neither system reports all features. A feature that is not reported may be present or not.
 
-
 _LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 _KERNEL32 = "kernel32"
 

@@ -315,7 +315,6 @@ Names are in lower case, with hyphens. The first pattern that matches a whole na
 means that none has code for such a machine, whatever name looks like its name.
 """
 
-
 NAMES: Final = tuple(sorted({*PRESETS, *OTHER_NAMES}))
 """All names of a preset that recipes may use."""
 

@@ -9,7 +9,6 @@ from tvmflow.core.types import Json
 TvmTarget = Mapping[str, Json]
 """A target as `tvm.target.Target` takes it: `kind`, and `mtriple`, `mcpu`, `mattr`, `num-cores`, `arch`, `host`."""
 
-
 _THREADS = "num-cores"
 """The field of TVM's target with the number of threads that a search makes parallel loops for."""
 

@@ -255,7 +255,6 @@ class RemoteCacheClient:
 #
 # What has yet to be uploaded is in the spool, which is a folder of notes in the local store.
 
-
 _log = logging.getLogger(__name__)
 
 # Uploads an item that is not a result, from the text that was noted with it.

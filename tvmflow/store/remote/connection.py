@@ -306,7 +306,6 @@ class CircuitBreaker:
 # The time budget of a remote cache: how long a run waits for it in all, so that it never costs
 # much more than it saves.
 
-
 # What a run waits for a remote cache in all, relative to the work that it may save …
 _SHARE_OF_WORK: Final = 0.5
 # … and at least.

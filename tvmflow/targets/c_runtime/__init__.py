@@ -108,7 +108,6 @@ _FUNCTIONS: Final = (
     *("threads", "kernel_count", "kernel_name", "profile"),
 )
 
-
 # The native methods of a class of Java.
 _JAVA_METHODS: Final = (
     *("create", "destroy", "compute", "shapeOf", "choose", "message", "missingFeature"),

@@ -24,7 +24,6 @@ from tvmflow.targets.platforms import parse_triple
 PLACES: Final = "constants.json"
 """The file with the bytes and the digest of each constant of a level, in their order in the object."""
 
-
 # Systems whose programs read environment variables by `getenv`.
 _WITH_ENVIRONMENT: Final = ("linux", "android", "macos")
 

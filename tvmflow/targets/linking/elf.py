@@ -149,7 +149,6 @@ def _run_lld(folder: Path, arch: str, output: str, arguments: Sequence[str]) -> 
 # The format is that of the System V ABI, chapter 4; large sections are those of its supplement for
 # x86-64.
 
-
 _CLASS_64: Final = 2
 _LITTLE_ENDIAN: Final = 1
 _RELOCATABLE: Final = 1

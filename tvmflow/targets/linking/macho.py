@@ -45,7 +45,6 @@ def link(
 # Mach-O objects that hold data alone, and symbols that no other library sees. Layout:
 # `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
 
-
 _HEADER: Final = struct.Struct("<IIIIIIII")
 _COMMAND: Final = struct.Struct("<II")
 _SEGMENT: Final = struct.Struct("<II16sQQQQiiII")

@@ -171,7 +171,6 @@ def _decode_name(raw: bytes, content: bytes, strings: int) -> str:
 # COFF objects that hold data alone. Layout: Microsoft's PE format, sections "COFF File Header" to
 # "COFF Symbol Table".
 
-
 _SECTION: Final = struct.Struct("<8sIIIIIIHHI")
 _DATA_SYMBOL: Final = struct.Struct("<IIIHHBB")
 # Initialized data, aligned to 64 bytes, that is read only.

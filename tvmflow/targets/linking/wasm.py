@@ -39,7 +39,6 @@ def link(
 # WebAssembly objects that hold data alone. Layout: WebAssembly's specification, and "Linking" of
 # its tool conventions.
 
-
 _MAGIC: Final = b"\0asm\1\0\0\0"
 _CUSTOM, _DATA = 0, 11
 _SEGMENT_INFO, _SYMBOL_TABLE = 5, 8
