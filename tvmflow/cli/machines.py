@@ -22,7 +22,7 @@ from tvmflow.core.text import columns, did_you_mean
 
 if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
-    from tvmflow.targets.capabilities import Capabilities
+    from tvmflow.targets.resolve import Capabilities
     from tvmflow.targets.tracker import DevicePoolStatus
 
 
@@ -90,11 +90,10 @@ def _find_triple(arch: str) -> str:
 
 def _list_rows(store: LocalStore) -> Iterator[_Row]:
     from tvmflow.targets.backends import backend_for
-    from tvmflow.targets.capabilities import emulator_name, find_capabilities
     from tvmflow.targets.host import read_host
     from tvmflow.targets.llvm_query import load_target_facts
     from tvmflow.targets.presets import OTHER_NAMES, PRESETS
-    from tvmflow.targets.resolve import resolve
+    from tvmflow.targets.resolve import emulator_name, find_capabilities, resolve
     from tvmflow.targets.tvm_target import cpu_target
 
     host = read_host()
@@ -121,8 +120,8 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
 
 
 def _format_table(rows: Sequence[_Row]) -> list[str]:
-    from tvmflow.targets.capabilities import Capabilities
     from tvmflow.targets.emulation import find_emulators
+    from tvmflow.targets.resolve import Capabilities
 
     runs_here = Capabilities._fields.index("runs_here")
     cells: list[Sequence[str]] = [_HEADINGS]
@@ -137,8 +136,8 @@ def _format_table(rows: Sequence[_Row]) -> list[str]:
 
 def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
     """Yield every reason for a `no` in the table, with the targets that it concerns."""
-    from tvmflow.targets.capabilities import has_schedule_rules
     from tvmflow.targets.emulation import INSTALL, find_emulators
+    from tvmflow.targets.resolve import has_schedule_rules
 
     names: dict[str, list[str]] = {}
     for row in rows:

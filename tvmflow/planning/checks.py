@@ -69,9 +69,8 @@ from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC
 from tvmflow.store.local import LocalStore
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.capabilities import unlinkable_reason
 from tvmflow.targets.emulation import EMULATED_ARCHS, UNEMULATED_FEATURES, find_emulated_arch
-from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, unlinkable_reason
 from tvmflow.tuning.roofline import render_roofline
 
 _VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of its kind), or verify.against: none (no check)"

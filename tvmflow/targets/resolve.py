@@ -9,7 +9,9 @@ import logging
 from typing import NamedTuple
 
 from tvmflow.core.types import Json
+from tvmflow.targets import c_runtime, linking
 from tvmflow.targets.backends import backend_for, is_supported
+from tvmflow.targets.emulation import find_emulated_arch
 from tvmflow.targets.features import kernel_feature_names, required_features
 from tvmflow.targets.host import CPU_VARIABLE, Host, find_system_mismatch
 from tvmflow.targets.llvm_query import TargetFacts, capped_target
@@ -170,3 +172,52 @@ def _unrunnable_reason(tvm: TvmTarget, arch: str, required: tuple[str, ...], hos
         cap = f" (capped to {host.capped_to} by {CPU_VARIABLE})" if host.capped_to else ""
         return f"this machine's CPU{cap} lacks {', '.join(missing)}"
     return backend.unrunnable_reason(tvm, in_this_process=False)
+
+
+# ---------------------------------------------------------------- capabilities
+# What can be done for a target on this machine (build, link, run, measure), and the reason where not.
+
+_NOT_BUILT = "nothing is built"
+
+
+class Capabilities(NamedTuple):
+    """For each capability an empty string, or the reason why it is missing."""
+
+    built: str
+    linked: str
+    runs_here: str
+    measured_here: str
+
+
+def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
+    """Return why object code for a target cannot become a library, or an empty string."""
+    triple = cpu_triple(tvm)
+    if toolchain or not c_runtime.unsupported_reason(triple):
+        return ""
+    return linking.unlinkable_reason(triple)
+
+
+def has_schedule_rules(triple: str) -> bool:
+    """Return whether kernels for a CPU can have a schedule: there are rules for CPUs with vectors only."""
+    return not parse_triple(triple).arch.startswith("thumb")
+
+
+def emulator_name(target: ResolvedTarget) -> str:
+    """Return the emulator of a target that this machine does not run, installed or not; empty for none."""
+    if not target.unrunnable_reason:
+        return ""
+    arch = find_emulated_arch(str(target.tvm.get("mtriple", "")))
+    return arch.program if arch else ""
+
+
+def find_capabilities(target: ResolvedTarget) -> Capabilities:
+    """Return the capabilities of this machine for a target."""
+    unbuildable = backend_for(target.tvm).unbuildable_reason(target.tvm)
+    if unbuildable:
+        return Capabilities(unbuildable, _NOT_BUILT, target.unrunnable_reason, _NOT_BUILT)
+    return Capabilities(
+        "",
+        unlinkable_reason(target.tvm, target.toolchain),
+        target.unrunnable_reason,
+        target.unmeasurable_reason,
+    )

@@ -14,16 +14,16 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.backends.cuda import nvrtc
-from tvmflow.targets.capabilities import (
+from tvmflow.targets.host import Host, read_host
+from tvmflow.targets.llvm_query import TargetFacts, load_cpus, load_target_facts
+from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.resolve import (
     Capabilities,
     emulator_name,
     find_capabilities,
     has_schedule_rules,
+    resolve,
 )
-from tvmflow.targets.host import Host, read_host
-from tvmflow.targets.llvm_query import TargetFacts, load_cpus, load_target_facts
-from tvmflow.targets.presets import PRESETS
-from tvmflow.targets.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 PI4 = Host("aarch64", "Cortex-A72", frozenset({"fp", "asimd", "crc32"}), 4)

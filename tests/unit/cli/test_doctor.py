@@ -14,7 +14,7 @@ from tvmflow.core import packages
 from tvmflow.core.packages import REQUIREMENTS, install_command
 from tvmflow.frontends.peers import PEERS
 from tvmflow.store.local import LocalStore
-from tvmflow.targets.capabilities import Capabilities
+from tvmflow.targets.resolve import Capabilities
 
 
 @pytest.mark.slow
