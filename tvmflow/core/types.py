@@ -193,22 +193,12 @@ class RunTraits(NamedTuple):
 class StageSpec(NamedTuple):
     """One stage of a plan: everything that its key is made of, except content that is not known yet.
 
-    Attributes:
-        id: `RECIPE:STAGE[/TARGET]`.
-        recipe: The name of the recipe, or of its variant.
-        target: The name of the target; empty for a stage that runs once for all targets.
-        version: The version of what the stage does.
-        settings: What it depends on of recipe and target, as plain JSON.
-        files: The files from outside the store that it reads.
-        needs: The files of other stages that it reads.
-        tools: The distributions that it uses.
-        timeout_s: How long it may run.
-        pinned: `(file, sha256)` of its output files in a locked run.
-        traits: What it declares about itself; no part of the key.
-        devices: The kinds of this machine's devices that it measures on; no part of the key.
-        memory_bytes: How much memory it may take (see `StageCall`); no part of the key.
-        deliver_every_s: How long it searches until what it found so far is delivered; None for to
-            its end. No part of the key.
+    Its id is `RECIPE:STAGE[/TARGET]`, with the name of a recipe or a variant, and without a target for a stage
+    that runs once for all. The version is that of what the stage does, and settings are plain JSON; it uses
+    distributions (`tools`). `pinned` has `(file, sha256)` of its output files in a locked run. No part of the
+    key are what it declares about itself, the kinds of this machine's devices that it measures on, how much
+    memory it may take (see `StageCall`), and how long it searches until what it found so far is delivered; None
+    for to its end.
     """
 
     id: str

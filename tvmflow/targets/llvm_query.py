@@ -42,13 +42,9 @@ _TIMEOUT_S: Final = 120.0
 class TargetFacts(NamedTuple):
     """TVM's and LLVM's description of a target.
 
-    Attributes:
-        triple: The LLVM triple; empty for a target that is no CPU.
-        cpu: The CPU's name; empty where none is given.
-        arch: The architecture as the Linux kernel calls it, or TVM's kind of a target that is no CPU.
-        features: LLVM's names of the CPU's features; of a GPU's host, if the target has one.
-        error: Why the target is invalid; empty for a valid one.
-        valid_cpus: The names to choose from where the CPU is not valid.
+    The triple is empty for a target that is no CPU, and the architecture then TVM's kind, otherwise the Linux
+    kernel's name. The features of the CPU, or of a GPU's host, have LLVM's names. An invalid target has an
+    error, and names to choose from where the CPU is not valid.
     """
 
     triple: str = ""

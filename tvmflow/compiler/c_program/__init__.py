@@ -100,13 +100,8 @@ def compile_program(
 ) -> None:
     """Write object files with kernels and constants, and the C code that calls the kernels.
 
-    Args:
-        mod: The lowered module with scheduled kernels.
-        weights: The weights that `main` takes after its inputs.
-        target: The target, a CPU or a device with an executor.
-        prefix: The prefix of all symbols.
-        folder: The folder to write into.
-        is_level: The library has code for other CPUs, too, which share its constants.
+    `main` of the lowered module with scheduled kernels takes the weights after its inputs; all symbols begin
+    with the prefix. With `is_level`, the library has code for other CPUs, too, which share its constants.
 
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.

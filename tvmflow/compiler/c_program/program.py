@@ -103,21 +103,13 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 
 @dataclass(slots=True)
 class Program:
-    """A model as steps.
+    """A model as steps in order, and its tensors.
 
-    Attributes:
-        steps: The steps, in order.
-        outputs: Its outputs: those of the steps, or in the order of `main`; then its counts.
-        counts: The outputs that have a count.
-        constants: The weights and other constants, each once.
-        arena: The size of the memory for all other tensors, in bytes.
-        device_arena: That of those on a device.
-        dimensions: The dimensions that its sizes depend on; none where all sizes are fixed.
-        input_shapes: The shapes of the inputs, where there are dimensions.
-        output_shapes: Those of the outputs, and of the counts after them.
-        axes: All open sizes of tensors.
-        above: For each tensor in the arena those above which it lies, in an order that fits all sizes.
-        has_placed_constants: Whether constants have their places now, and not where the library is linked.
+    Outputs are those of the steps, or in the order of `main`, then the `counts` of some. Each constant is there
+    once; they have places now, or where the library is linked. `arena` is the memory for all other tensors in
+    bytes, and `device_arena` that on a device. With dimensions that sizes depend on, there are the shapes of
+    inputs and outputs, all open sizes of tensors (`axes`), and for each tensor in the arena those above which
+    it lies, in an order that fits all sizes.
     """
 
     steps: tuple[Step, ...] = ()
