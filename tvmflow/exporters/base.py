@@ -144,7 +144,11 @@ class Exporter(Protocol):
         """Return the names in `dist` of all files that `export` writes. Called when a run is planned."""
 
     def export(self, built: BuiltModel, folder: Path, /) -> None:
-        """Write the files into a folder: the same bytes for the same input, on any machine."""
+        """Write the files into a folder: the same bytes for the same input, on any machine.
+
+        Raises:
+            StageError: when a compiler or the linker fails; the message holds its error.
+        """
 
 
 class Form(NamedTuple):

@@ -170,9 +170,6 @@ def write_library(
     """Write those files of a C library that have a name.
 
     Without the folder `headers`, the header is written already. `code` has C code and objects of the same model.
-
-    Raises:
-        StageError: when compiler or linker fails; the message holds its error.
     """
     c_runtime.link(
         model,

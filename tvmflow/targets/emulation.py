@@ -2,7 +2,8 @@
 
 A program for the other CPU holds the kernels and constants of the library that users get. It is
 static: it needs no system of the other architecture (see `emulation_build`). The machine needs
-`qemu-<arch>` alone. `docs/emulation.md` has the rest.
+`qemu-<arch>` alone. `docs/emulation.md` has the rest. A compiler that fails
+is a StageError, whose message holds that of the tool.
 """
 
 from __future__ import annotations
@@ -54,9 +55,6 @@ def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
 
     The folder gets an object, `crt1.o`, and archives: the same bytes on every machine. What zig caches in
     `scratch` is reused by a later attempt.
-
-    Raises:
-        StageError: when it cannot be compiled; the message holds the compiler's error.
     """
     _log.debug("compiling the C library for %s in %s", zig_target, scratch)
     # a folder for the cache that the user has chosen is kept for other versions of this stage, too
@@ -84,11 +82,7 @@ def build_program(
     libc: Mapping[str, Path],
     output: Path,
 ) -> None:
-    """Compile the emulation program of a model.
-
-    Raises:
-        StageError: when compiler or linker fails; the message holds its error.
-    """
+    """Compile the emulation program of a model."""
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         code = compile_main(model, compiled, Path(scratch))
         objects = {name: path for name, path in compiled.items() if name.endswith(".o")}
@@ -97,11 +91,7 @@ def build_program(
 
 
 def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> Path:
-    """Compile all C code of the emulation program in a folder, and return the object file.
-
-    Raises:
-        StageError: when the compiler fails; the message holds its error.
-    """
+    """Compile all C code of the emulation program in a folder, and return the object file."""
     c_runtime.write_sources(model, compiled, folder)
     shutil.copyfile(_MAIN, folder / _MAIN.name)
     # one file, because the program uses the names that the model's C code defines

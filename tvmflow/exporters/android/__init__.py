@@ -86,11 +86,7 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel, folder: Path) -> None:
-    """Write the module, and compile and link its library.
-
-    Raises:
-        StageError: when compiler or linker fails; the message holds its error.
-    """
+    """Write the module, and compile and link its library."""
     model, made = built.c_model, java_class(built.name)
     paths = [folder / name for name in files(built.request)]
     for path in paths:

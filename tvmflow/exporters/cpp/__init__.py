@@ -386,11 +386,7 @@ def _copied(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
-    """Write the project, and compile its programs.
-
-    Raises:
-        StageError: when a compiler or the linker fails; the message holds its error.
-    """
+    """Write the project, and compile its programs."""
     request = built.request
     project = folder / f"{request.name}-cpp"
     for name in files(request):

@@ -3,6 +3,7 @@
 `compiler.c_library` compiles those, and writes the C code that calls the kernels. Here this becomes
 one file of C with the runtime (contexts, threads, checks) and the descriptions of inputs and
 outputs, compiled by the compiler in `ziglang` for the system of the target. Nothing here needs TVM.
+A compiler or a linker that fails is a StageError, whose message holds that of the tool.
 """
 
 from __future__ import annotations
@@ -240,9 +241,6 @@ def link(
         import_library: For Windows: what programs are linked with to use the shared library.
         java: The class of Java that calls the shared library.
         folder: Where C code and objects stay, for further libraries of the same model; None to remove them.
-
-    Raises:
-        StageError: when compiler or linker fails; the message holds its error.
     """
     with contextlib.ExitStack() as stack:
         if folder is None:

@@ -5,7 +5,8 @@ Libraries are for any platform, and no compiler is needed.
 May import the rest of targets, store and core. A linker runs in a folder of its own with relative
 names, without build id, time and symbols, so that the same objects give the same bytes anywhere. No
 SDK is needed: the libraries of a system are known by name alone, and symbols are linked without a
-version, so that no version is too old.
+version, so that no version is too old. Where a tool is missing or fails, functions raise a StageError, whose
+message holds that of the tool, with file and line for sources of users.
 """
 
 from __future__ import annotations
@@ -91,11 +92,7 @@ def link_shared(
     triple: str,
     toolchain_identity: ToolchainIdentity | None = None,
 ) -> None:
-    """Link a shared library.
-
-    Raises:
-        StageError: when there is no linker or it fails; the message holds the linker's error.
-    """
+    """Link a shared library."""
     reason = "" if toolchain_identity else unlinkable_reason(triple)
     if reason:
         raise StageError(reason, fix="name another linker: `toolchain: {linker: …}`")
@@ -118,11 +115,7 @@ def link_c_library(
     interface: Interface,
     import_library: Path | None = None,
 ) -> None:
-    """Link a shared library of which programs see some functions alone.
-
-    Raises:
-        StageError: when the linker fails; the message holds its error.
-    """
+    """Link a shared library of which programs see some functions alone."""
     platform = parse_triple(triple)
     with _scratch_folder(objects, output.parent) as (folder, names):
         linked = _C_LINKERS[platform.system].link(folder, names, platform, interface)
@@ -132,21 +125,13 @@ def link_c_library(
 
 
 def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
-    """Compile a file of C11, without warnings and without what depends on this machine.
-
-    Raises:
-        StageError: when the compiler fails; the message holds its error.
-    """
+    """Compile a file of C11, without warnings and without what depends on this machine."""
     command = (*_c_compiler(triple), "-Werror", "-c", source, "-o", output)
     run_zig(folder, *command, action="compiling C")
 
 
 def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
-    """Return LLVM's IR of a user's file of C11, as text and before any optimization.
-
-    Raises:
-        StageError: when the compiler fails; the message holds its errors, with file and line.
-    """
+    """Return LLVM's IR of a user's file of C11, as text and before any optimization."""
     output = "kernel.ll"
     unoptimized = ("-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes")
     done = call_zig(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
@@ -170,11 +155,7 @@ def _c_compiler(triple: str) -> list[str]:
 
 
 def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
-    """Link an executable for a Linux that needs nothing of it but the kernel.
-
-    Raises:
-        StageError: when the linker fails; the message holds its error.
-    """
+    """Link an executable for a Linux that needs nothing of it but the kernel."""
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         folder = Path(scratch)
         for name, path in files.items():
@@ -184,11 +165,7 @@ def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
 
 
 def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
-    """Link what TVM compiled (a model or a kernel) for a target.
-
-    Raises:
-        StageError: when there is no linker or it fails.
-    """
+    """Link what TVM compiled (a model or a kernel) for a target."""
 
     def link(linked: str, objects: list[str], **_: Any) -> None:
         link_shared([Path(path) for path in objects], Path(linked), cpu_triple(tvm))
@@ -197,11 +174,7 @@ def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
 
 
 def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
-    """Put object files into a static library, with an index of their symbols.
-
-    Raises:
-        StageError: when the archiver fails.
-    """
+    """Put object files into a static library, with an index of their symbols."""
     platform = parse_triple(triple)
     layout = _ARCHIVE_LAYOUTS.get(platform.libc) or _ARCHIVE_LAYOUTS.get(platform.system, "gnu")
     with _scratch_folder(objects, output.parent) as (folder, names):

@@ -1,4 +1,7 @@
-"""The protocol of a linker, and the tools in the `ziglang` wheel: compilers, linkers, an archiver."""
+"""The protocol of a linker, and the tools in the `ziglang` wheel: compilers, linkers, an archiver.
+
+A linker that fails is a StageError, whose message holds that of the tool.
+"""
 
 from __future__ import annotations
 
@@ -125,9 +128,6 @@ class Linker(Protocol):
 
         There is an interface for a plain C library, and none for a library of kernels, whose symbols are all
         public. Return the name of the library.
-
-        Raises:
-            StageError: when the linker fails; the message holds its error.
         """
 
 
