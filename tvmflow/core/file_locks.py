@@ -163,7 +163,7 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 
 
 def _report_wait(descriptor: int, subject: str) -> None:
-    """Say for whom this process waits: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml) since 14:03:22`."""
+    """Say what this process waits for: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml)`."""
     status = os.fstat(descriptor)
     holders = describe_holders(status)
     if holders is not None:

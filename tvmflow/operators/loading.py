@@ -44,7 +44,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class OperatorFiles(NamedTuple):
-    """The files of a recipe's operators, and every path that was looked for: a module may appear there later."""
+    """The files of a recipe's operators, and every path that was looked for, where one may appear later."""
 
     files: tuple[InputFile, ...] = ()
     candidates: tuple[Path, ...] = ()

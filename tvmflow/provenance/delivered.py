@@ -139,7 +139,7 @@ class SourceFile(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """The sources of a planned recipe: the files of recipe and pipeline, and the commit that is checked out.
+    """The sources of a planned recipe: files of recipe and pipeline, and the commit that is checked out.
 
     `clean` says whether the files are as in that commit: `yes`, `no`, or why that is unknown. The variant is
     empty for the recipe itself.

@@ -379,7 +379,7 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
 
 
 def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
-    """Return a latency as the second release measured it alternately with the first; other figures as they are.
+    """Return a figure; a latency as the second release measured it alternately with the first.
 
     One library that was measured twice is as fast as itself, whatever the machine did meanwhile.
     """

@@ -376,7 +376,7 @@ def _is_description(name: str) -> bool:
 
 
 def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple[str, str]]:
-    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file; of the measured ones, the release has its own."""
+    """Yield `(RECIPE/TARGET/NAME, sha256)` of delivered files; of measured ones, a release has its own."""
     for delivered in list_delivered_targets(plan, artifacts):
         for name, digest in delivered.reproducible_files:
             yield f"{delivered.recipe}/{delivered.target}/{name}", digest

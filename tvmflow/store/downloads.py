@@ -79,7 +79,7 @@ _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 class HubError(Exception):
-    """The Hub did not give what was requested; with `is_mistake`, the recipe is wrong, not the environment."""
+    """The Hub did not give what was requested; with `is_mistake`, the recipe is to blame."""
 
     def __init__(self, reason: str, fix: str, *, is_mistake: bool = False) -> None:
         super().__init__(reason)

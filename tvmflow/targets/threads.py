@@ -45,7 +45,7 @@ def count_usable_cores(cpus: str = _CPUS) -> int:
 
 
 def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the threads of kernels where no program says otherwise: the environment, or one a usable core.
+    """Return the threads of kernels where no program says otherwise: the environment, or usable cores.
 
     TVM obeys both variables, and would otherwise take half of the machine's CPUs.
     """

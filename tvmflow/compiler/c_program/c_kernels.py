@@ -334,7 +334,7 @@ KernelLayouts = Mapping[str, Mapping[int, SharedLayout]]
 def share_weights(
     mod: tvm.IRModule, weights: Sequence[Array]
 ) -> tuple[list[Array], dict[str, dict[int, SharedLayout]]]:
-    """Return the weights of a lowered model in layouts that other levels have, and these layouts by kernel."""
+    """Return the weights of a lowered model in layouts that levels share, and these layouts by kernel."""
     variables = list_weights(mod["main"])
     layouts = {
         var: layout
