@@ -15,6 +15,7 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import TUNED, BuildFacts, KernelCall, find_kernel_nodes
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
+from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
 from tvmflow.stages.tune import TuneFacts, describe_end
 from tvmflow.stages.verify.verdict import (
@@ -244,6 +245,8 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
     built = facts.list_of(BuildFacts, stages.values())
     fresh = [stage for stage in stages.values() if stage.outcome == "ran"]
     searches = filter(None, facts.list_of(TuneFacts, fresh))
+    picked = [entry for entry in facts.list_of(PickBestFacts, stages.values()) if entry is not None]
+    kept = sum(entry.tuned for entry in picked) if picked else None
     stopped = [stage.outcome == STOPPED for stage in stages.values()]
     problems = (stage.message for stage in stages.values() if stage.outcome != STOPPED)
     incomplete = (facts.problems.get(stage.stage_id, "") for stage in stages.values())
@@ -256,7 +259,9 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
         weight_bytes=imported and imported.weight_bytes,
         quantization=cost_text(imported) if isinstance(imported, QuantizeFacts) else "",
         quantization_error=imported.error if isinstance(imported, QuantizeFacts) else None,
-        search="; ".join(dict.fromkeys(filter(None, map(describe_end, searches)))),
+        search="; ".join(
+            dict.fromkeys(filter(None, (describe_end(search, kept) for search in searches)))
+        ),
         slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),

@@ -23,7 +23,7 @@ from tvmflow.tuning.tuning_job import SearchOptions, TuningResult, WorkClock
 from tvmflow.tuning.workloads import shapes_text
 
 if TYPE_CHECKING:
-    from tvmflow.stages.tune_settings import SearchSettings, TuneSettings
+    from tvmflow.stages.tune_settings import TuneSettings
 
 
 def search(
@@ -44,7 +44,7 @@ def search(
         settings.target, runs=settings.remote is None, by_driver=settings.by_driver
     )
     with ForkServer.fork() as fork_server:
-        options = _make_options(settings.tune)
+        options = _make_options(settings)
         remote: measurer.Measurer | None = None
         if settings.remote:
             remote = rpc_device.RemoteMeasurer(
@@ -63,7 +63,8 @@ def search(
             return ledger, tuning.run()
 
 
-def _make_options(tune: SearchSettings) -> SearchOptions:
+def _make_options(settings: TuneSettings) -> SearchOptions:
+    tune = settings.tune
     return SearchOptions(
         rules=tune.budget_rules,
         seed=tune.seed,
@@ -71,6 +72,7 @@ def _make_options(tune: SearchSettings) -> SearchOptions:
         cost_model=tune.cost_model,
         timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
         trial_timeout_s=tune.trial_timeout_s,
+        schedules=settings.schedules,
     )
 
 

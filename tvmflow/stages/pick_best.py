@@ -30,7 +30,7 @@ from tvmflow.stages.base import (
 )
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import choose_runtime
-from tvmflow.stages.tune import TuneFacts
+from tvmflow.stages.tune import TuneFacts, list_single
 from tvmflow.stages.tune_settings import (
     NO_SEARCH,
     FinalistSettings,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "pick_best"
 TRAITS: Final = StageTraits(
-    version=8,
+    version=9,
     scope="measured",
     needs={
         "lower": (LOWERED,),
@@ -295,6 +295,7 @@ def _measure(
                     "failed": sum(1 for judgement in judgements.values() if judgement["error"]),
                 }
             )
+        drop_negligible(judgements)
         chosen = _choose_traces(judgements, records)
         library = compare_libraries(settings, context, fork_server, tasks, chosen, ledger)
     return judgements, peak, library
@@ -541,8 +542,9 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
     if not facts.untuned_us:
         return []
     tuned = inputs.get(TuneFacts)
+    untried = max(facts.untried - (len(list_single(tuned)) if tuned else 0), 0)
     lines = [
-        f"{_kept_text(facts)}; {facts.coverage:.0%} of the time is in kernels with a schedule"
+        f"{_kept_text(facts, untried)}; {facts.coverage:.0%} of the time is in kernels with a schedule"
         f"{_threads_text(facts)}",
         *describe_libraries(facts.library, tuned.measured + tuned.reused if tuned else 0),
         *describe_roofline(facts, tuned),
@@ -566,15 +568,15 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
         for name, reasons in facts.wrong.items()
         for reason in reasons
     ]
-    lines += _describe_untried(facts.untried, len(tuned.untunable) if tuned else 0)
+    lines += _describe_untried(untried, len(tuned.untunable) if tuned else 0)
     return lines + [f"not measured again: {name}: {error}" for name, error in facts.errors.items()]
 
 
-def _kept_text(facts: PickBestFacts) -> str:
+def _kept_text(facts: PickBestFacts, untried: int) -> str:
     kept = f"tuning kept {facts.tuned} of {count_text(facts.tunable, 'workload')}"
     is_vain = not facts.tuned and not facts.library.get("overruled")
     # where trials failed, or none was made, the lines below say so
-    return f"{kept}: the rules were already fastest" if is_vain and not facts.untried else kept
+    return f"{kept}: the rules were already fastest" if is_vain and not untried else kept
 
 
 def _describe_untried(untried: int, untunable: int) -> list[str]:
@@ -633,10 +635,31 @@ def _saved_per_minute(saved_s: float, tuning_s: float) -> str:
 
 SLOWER_IN_LIBRARY: Final = "slower in the library"
 LIBRARY_SLOWER: Final = "the library is not faster"
+NEGLIGIBLE: Final = "its gain is negligible"
 """Why a kernel has its untuned schedule, though it is faster tuned when it runs alone."""
 
+# Where kernels together save a smaller share of a call, the positions of code and data in memory decide which library is
+# faster, and another build has others.
+_MIN_LIBRARY_GAIN: Final = 0.01
 # Two compilations of the model, and its calls.
 _TIMEOUT_S: Final = 1800.0
+
+
+def drop_negligible(judgements: Mapping[str, Judgement]) -> None:
+    """Take the schedules from the winners if together they save less than 1 % of all kernels' time."""
+    winners = [judgement for judgement in judgements.values() if judgement["winner"]]
+    untuned_us = sum(j["weight"] * (j["untuned_us"] or 0.0) for j in judgements.values())
+    saved_us = sum(
+        j["weight"] * ((j["untuned_us"] or 0.0) - (j["tuned_us"] or 0.0)) for j in winners
+    )
+    if saved_us < _MIN_LIBRARY_GAIN * untuned_us:
+        for judgement in winners:
+            _overrule(judgement, NEGLIGIBLE)
+
+
+def _overrule(judgement: Judgement, reason: str) -> None:
+    judgement["overruled"] = reason
+    judgement["winner"] = judgement["tuned_us"] = None
 
 
 def compare_libraries(
@@ -707,21 +730,19 @@ def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None)
         if times is None or judgement["winner"] is None:
             continue
         if key in times.slower:
-            judgement["overruled"] = SLOWER_IN_LIBRARY
+            _overrule(judgement, SLOWER_IN_LIBRARY)
         elif not times.keeps_tuned:
-            judgement["overruled"] = LIBRARY_SLOWER
-        if judgement["overruled"]:
-            judgement["winner"] = judgement["tuned_us"] = None
+            _overrule(judgement, LIBRARY_SLOWER)
 
 
 def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> LibraryFacts:
     """Return what became of the library."""
-    if times is None:
-        return {}
     overruled: dict[str, list[str]] = {}
     for judgement in judgements.values():
         if judgement["overruled"]:
             overruled.setdefault(judgement["overruled"], []).append(judgement["name"])
+    if times is None:
+        return {"overruled": overruled} if overruled else {}
     facts: LibraryFacts = {"overruled": overruled, "error": times.error}
     if times.tuned:
         low, high = times.pairs.limits
@@ -751,6 +772,12 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
         verb = "is" if len(names) == 1 else "are"
         lines.append(
             f"{count_text(len(names), 'kernel')} {verb} faster tuned alone and slower in the library, "
+            f"so left untuned: {name_some(names)}"
+        )
+    if names := overruled.get(NEGLIGIBLE):
+        verb = "gains" if len(names) == 1 else "gain together"
+        lines.append(
+            f"{count_text(len(names), 'kernel')} {verb} less than {_MIN_LIBRARY_GAIN:.0%} of a call, "
             f"so left untuned: {name_some(names)}"
         )
     if facts.keys() >= {"speedup", "low", "high", "pairs"} and overruled.get(LIBRARY_SLOWER):

@@ -63,12 +63,12 @@ def forecast(
     tasks = load_tasks(inputs, settings.tune)
     folder = ledger / target_key(settings.measured_target, tvm_build, settings.device)
     records = {task.key: read_records(folder / f"{task.key}.jsonl").records for task in tasks}
-    search = search_name(settings.tune.strategy, settings.tune.seed)
+    search = search_name(settings.tune.strategy, settings.tune.seed, settings.schedules)
     return forecast_trials(tasks, records, settings.tune.budget_rules, settings.schedules, search)
 
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="measured",
     needs={"extract_tasks": ("tasks.json", "workloads.json")},
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -293,8 +293,9 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
     lines += _describe_threads(facts)
     if facts.stopped in _STOPPED_TEXTS:
         lines.append(_STOPPED_TEXTS[facts.stopped])
-    single = _list_single(facts)
-    lines += _describe_open_sizes(facts.workloads, single)
+    lines += _describe_open_sizes(facts.workloads)
+    if single := list_single(facts):
+        lines.append(f"the rules have a single schedule for {name_some(single)}")
     lines += _describe_roofline(facts.workloads)
     if facts.drift > _MAX_DRIFT:
         lines.append(
@@ -312,43 +313,42 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
     return lines
 
 
-def describe_end(facts: TuneFacts) -> str:
-    """Return why a search ended before its budget, and what is left to gain; empty for any other."""
-    reason = _STOPPED_TEXTS.get(facts.stopped, "")
-    if not facts.measured or facts.stopped == "time" or not reason:
-        return ""
-    text = f"the search {reason}"
-    if not facts.gain:
-        return f"{text}; it took {duration_text(facts.seconds)}"
-    share = facts.gain["found"] / facts.gain["possible"]
-    return f"{text}; it took {duration_text(facts.seconds)}, and kernels reach {share:.0%} of the roofline"
-
-
-def _list_single(facts: TuneFacts) -> list[str]:
-    """Return the workloads with open sizes for which the rules have a single schedule."""
-    return [
-        w.name for w in facts.workloads if w.sizes and w.name in facts.exhausted and not w.trials
-    ]
-
-
-def _describe_open_sizes(workloads: Sequence[WorkloadFacts], single: Sequence[str]) -> list[str]:
-    """Return at which sizes schedules were measured, and where there was none to measure.
+def describe_end(facts: TuneFacts, kept: int | None) -> str:
+    """Return what a search found, or why it ended before its budget; empty for any other.
 
     Args:
-        workloads: All workloads.
-        single: Those for which the rules have a single schedule.
+        facts: The facts of the search.
+        kept: How many tuned kernels the library has; None where that is not known.
     """
-    opened = [workload for workload in workloads if workload.sizes]
-    if not opened:
+    if not facts.measured:
+        return ""
+    share = ""
+    if facts.gain:
+        reached = facts.gain["found"] / facts.gain["possible"]
+        share = f", and kernels reach {reached:.0%} of the roofline"
+    took = duration_text(facts.seconds)
+    if kept == 0:
+        tried = facts.measured + facts.reused
+        return f"no schedule is faster than the untuned ones: {tried} tried in {took}{share}"
+    reason = "" if facts.stopped == "time" else _STOPPED_TEXTS.get(facts.stopped, "")
+    return reason and f"the search {reason}; it took {took}{share}"
+
+
+def list_single(facts: TuneFacts) -> list[str]:
+    """Return the workloads for which the rules have a single schedule."""
+    return [w.name for w in facts.workloads if w.name in facts.exhausted and not w.trials]
+
+
+def _describe_open_sizes(workloads: Sequence[WorkloadFacts]) -> list[str]:
+    """Return at which sizes the schedules of kernels with dynamic shapes were measured."""
+    dynamic = [workload for workload in workloads if workload.sizes]
+    if not dynamic:
         return []
-    count = count_text(len(opened), "workload")
-    verb = "has" if len(opened) == 1 else "have"
-    lines = [
-        f"{count} {verb} open sizes: each schedule is measured at {'; '.join(opened[0].sizes)}"
+    count = count_text(len(dynamic), "workload")
+    verb = "has" if len(dynamic) == 1 else "have"
+    return [
+        f"{count} {verb} open sizes: each schedule is measured at {'; '.join(dynamic[0].sizes)}"
     ]
-    if single:
-        lines.append(f"their rules have a single schedule for {name_some(single)}")
-    return lines
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:

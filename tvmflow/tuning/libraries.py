@@ -153,11 +153,11 @@ class LibraryTimes(NamedTuple):
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is faster, and slower at no size; an unmeasured one is not judged."""
+        """True if the tuned library is faster beyond the noise, and slower at no size; an unmeasured one is kept."""
         if self.error:
             return True
         is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))
-        return bool(self.tuned) and self.pairs.ratio < 1 and not is_slower
+        return bool(self.tuned) and self.pairs.is_faster and not is_slower
 
     @classmethod
     def of_record(cls, record: LibraryRecord) -> LibraryTimes:

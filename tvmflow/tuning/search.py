@@ -60,8 +60,6 @@ _POPULATION: Final = 4 * BATCH_SIZE
 # How many trials of a workload the cost model and the population start from.
 _MAX_RECALLED: Final = 256
 _MAX_DRAWS: Final = 6
-# How many schedules of the rules are tried before the search begins.
-_MAX_RULE_SCHEDULES: Final = 32
 
 
 class Tuning:
@@ -552,9 +550,10 @@ def make_cost_model(kind: str) -> Any:
 class Proposals:
     """The search for one workload: proposes new schedules and learns from measured ones.
 
-    It begins with the best schedules on near targets and those of the rules. MetaSchedule goes on with random ones,
-    and then with evolution: that needs a measured population, and without one costs forty times as much for the
-    same. MetaSchedule fails on a loop of an open length (apache-tvm 0.27), so that there the rules' are all.
+    It begins with the best schedules on near targets. A kernel that a schedule rule fits has the rule's candidates,
+    ranked by estimated cost, and no others. For other kernels, MetaSchedule proposes random schedules, and then
+    evolves them: that needs a measured population, and without one costs forty times as much for the same.
+    MetaSchedule fails on loops of dynamic extents (apache-tvm 0.27).
 
     Attributes:
         problems: A sentence for each part of the search that failed.
@@ -592,10 +591,13 @@ class Proposals:
         self._left_over: deque[Candidate] = deque()
         self._random: Any = None
         self._evolution: Any = None
-        self._rule_candidates: Iterator[Candidate] = iter(())
-        if cost_model is None:
-            self._rule_candidates = self._generate_rule_candidates(context)
+        self._rule_candidates = self._generate_rule_candidates(context)
+        is_fitted = (
+            next(self._rule_candidates, None) is not None
+        )  # the untuned kernel, which was measured
+        if cost_model is None or (is_fitted and options.strategy == "evolutionary"):
             return
+        self._rule_candidates = iter(())
         self._target = tvm.target.Target(dict(target))
         backend = backend_for(target)
         cores = 1 if backend.RUNS_ON_HOST_CPU else read_host().cores
@@ -607,8 +609,6 @@ class Proposals:
         self._seed = _derive_seed(options.seed, trials.path.stem, len(trials))
         self._random = self._make_context(ms.search_strategy.ReplayTrace())
         if options.strategy == "evolutionary":
-            rule_candidates = self._generate_rule_candidates(context)
-            self._rule_candidates = itertools.islice(rule_candidates, _MAX_RULE_SCHEDULES)
             self._evolution = self._make_context(
                 ms.search_strategy.EvolutionarySearch(
                     population_size=_POPULATION, init_min_unmeasured=BATCH_SIZE
@@ -616,13 +616,13 @@ class Proposals:
             )
 
     def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
-        """Yield the schedules of the rules, without that of the untuned kernel, which was measured."""
+        """Yield the schedules of the rule that fits the kernel, that of the untuned kernel first."""
         from tvmflow.compiler.cpu_model import cpu_model_for
         from tvmflow.compiler.schedules.rules import generate_schedules
 
         cpu_model = cpu_model_for(context.target, context.rules_version)
         choices = generate_schedules(self._mod, cpu_model) if cpu_model else iter(())
-        return (self._candidate(choice.schedule) for choice in itertools.islice(choices, 1, None))
+        return (self._candidate(choice.schedule) for choice in choices)
 
     def _make_context(self, strategy: Any) -> Any:
         from tvm.s_tir import meta_schedule as ms

@@ -23,9 +23,12 @@ from tvmflow.tuning.trials import Failure
 StopReason = Literal["budget", "time", "exhausted", "converged", "finished", "no search"]
 
 
-def search_name(strategy: str, seed: int) -> str:
-    """Return the name of a search in the ledger's mark of an exhausted space."""
-    return f"{strategy}/{seed}"
+def search_name(strategy: str, seed: int, schedules: int) -> str:
+    """Return the name of a search in the ledger's mark of an exhausted space.
+
+    The version of the schedule rules is a part of it: other rules have other candidates.
+    """
+    return f"{strategy}/{seed}/rules {schedules}"
 
 
 class SearchOptions(NamedTuple):
@@ -35,6 +38,7 @@ class SearchOptions(NamedTuple):
         strategy: `evolutionary` or `replay-trace`.
         cost_model: `xgb`, `mlp` or `random`.
         trial_timeout_s: Seconds after which a trial is given up.
+        schedules: The version of the schedule rules.
     """
 
     rules: BudgetRules
@@ -43,11 +47,12 @@ class SearchOptions(NamedTuple):
     cost_model: str
     timing: Timing
     trial_timeout_s: float
+    schedules: int
 
     @property
     def name(self) -> str:
         """The search in the ledger's mark of an exhausted space."""
-        return search_name(self.strategy, self.seed)
+        return search_name(self.strategy, self.seed, self.schedules)
 
 
 class WorkloadFacts(NamedTuple):
