@@ -1,12 +1,12 @@
 """Choices: how an operator is computed where lowering has alternatives, by a rule or by measurement.
 
-A choice is a small JSON object such as `{"winograd": 4}`. Ledgers, packs and lock files of anybody may
-hold some, so that only those that are listed here are taken.
+A choice is a small JSON object such as `{"winograd": 4}` or `{"rows": 258, "columns": 512}`. Ledgers, packs and lock
+files of anybody may hold some, so that only those that are listed here are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.canonical_json import canonical, digest_of
@@ -16,6 +16,10 @@ WINOGRAD: Final = "winograd"
 """The size of a tile of a Winograd convolution (see `tile_size`); 0 for a direct one."""
 
 DIRECT: Final = 0
+
+ROWS: Final = "rows"
+COLUMNS: Final = "columns"
+"""The rows and columns to which a matrix product is padded, so that register tiles divide it."""
 
 _MAX_OPERATOR: Final = 400
 # From this on, a tile's number of rows is followed by that of its columns.
@@ -27,7 +31,12 @@ WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 42: 4e-6, 
 They are those of 256 channels of random numbers, whose sums are added up one by one.
 """
 
-_VALUES: Final[Mapping[str, Collection[int]]] = {WINOGRAD: WINOGRAD_ERRORS}
+_EXTENTS: Final = range(1, 1 << 31)
+_KINDS: Final[Sequence[Mapping[str, Collection[int]]]] = (
+    {WINOGRAD: WINOGRAD_ERRORS},
+    {ROWS: _EXTENTS, COLUMNS: _EXTENTS},
+)
+"""The kinds of choices: what each one has values of."""
 
 Choice = Mapping[str, int]
 """The name of what is chosen -> the alternative."""
@@ -88,9 +97,10 @@ def find_problem(choice: Json) -> str:
     >>> find_problem({"winograd": 4}), find_problem({"winograd": 5})
     ('', 'it is not a choice that this version of tvmflow makes')
     """
-    if isinstance(choice, dict) and len(choice) == 1:
-        ((name, value),) = choice.items()
-        if name in _VALUES and type(value) is int and value in _VALUES[name]:
+    for kind in _KINDS if isinstance(choice, dict) else ():
+        if choice.keys() == kind.keys() and all(
+            type(value) is int and value in kind[name] for name, value in choice.items()
+        ):
             return ""
     return "it is not a choice that this version of tvmflow makes"
 
@@ -109,10 +119,12 @@ def find_problem_of_choices(choices: Json) -> str:
 
 def is_within_tolerance(choice: Choice, rtol: float | None) -> bool:
     """Return whether the error of a choice is well below the `rtol` of a recipe, if it has one."""
-    return rtol is None or 10 * WINOGRAD_ERRORS[choice[WINOGRAD]] <= rtol
+    return rtol is None or 10 * WINOGRAD_ERRORS[choice.get(WINOGRAD, DIRECT)] <= rtol
 
 
 def describe_choice(choice: Choice) -> str:
     """Return a choice for people."""
+    if ROWS in choice:
+        return f"computed as {choice[ROWS]}×{choice[COLUMNS]}"
     rows, columns = tile_size(choice[WINOGRAD])
     return f"Winograd with tiles of {rows}×{columns}" if rows else "direct"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import tvm
 
-from tvmflow.compiler.choices import WINOGRAD, Choices, Operator, tile_size
+from tvmflow.compiler.choices import Choice, Choices, Operator, tile_size
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
 from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
@@ -79,27 +79,19 @@ class LoweringContext:
         """The tiles of Winograd convolutions that a search may measure; none where results are rounded."""
         return self.winograd_tiles if self.has_full_precision() else ()
 
-    def choose_tile(self, text: str, nodes: Marks, ranked: Mapping[int, int], by_rule: int) -> int:
-        """Return the tile of a Winograd convolution: the chosen one, or that of the rules.
+    def choose(self, text: str, nodes: Marks, ranked: Sequence[tuple[Choice, int]]) -> Choice:
+        """Return how an operator is computed: as was chosen by measuring, or as the rules estimate.
 
         Args:
-            text: The description of the convolution.
+            text: The description of the operator.
             nodes: The bindings that it came from.
-            ranked: The size of the weights for each tile, 0 for a direct convolution, the fastest
-                estimate first.
-            by_rule: The tile of the rules.
+            ranked: The alternatives, each with the size of its weights in bytes, the fastest estimate first.
         """
-        alternatives = tuple({WINOGRAD: tile} for tile in ranked)
-        operator = Operator(
-            text=text,
-            nodes=nodes,
-            by_rule={WINOGRAD: by_rule},
-            alternatives=alternatives,
-            weight_bytes=tuple(ranked.values()),
-        )
-        self.operators.append(operator)
-        tile = self.choices.get(text, {}).get(WINOGRAD, by_rule)
-        return tile if tile in ranked else by_rule
+        alternatives, weight_bytes = zip(*ranked, strict=True)
+        by_rule: Choice = alternatives[0]
+        self.operators.append(Operator(text, nodes, by_rule, alternatives, weight_bytes))
+        choice = self.choices.get(text, by_rule)
+        return choice if choice in alternatives else by_rule
 
     def uses_bfloat16(self) -> bool:
         """Return whether the recipe asks for products of bfloat16, and the CPU has an instruction for them."""

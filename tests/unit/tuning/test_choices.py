@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from tests.support.trials import DEVICE, TARGET
-from tests.support.tuning import conv, model, recipe, relu, resolved_target
+from tests.support.tuning import conv, dense, model, recipe, relu, resolved_target
 from tvmflow.compiler import lowering
 from tvmflow.compiler.choices import Choice, Operator, choice_key, is_within_tolerance
 from tvmflow.compiler.options import LoweringOptions
@@ -62,7 +63,19 @@ def test_a_ledger_keeps_the_times_of_choices(records: WorkloadLedger) -> None:
 
 @pytest.mark.parametrize(
     "choice",
-    [{"winograd": 5}, {"winograd": 4.0}, {"winograd": True}, {"pragma_import_c": 4}, {}, [4], "4"],
+    [
+        *(
+            {"winograd": 5},
+            {"winograd": 4.0},
+            {"winograd": True},
+            {"pragma_import_c": 4},
+            {},
+            [4],
+            "4",
+        ),
+        *({"rows": 8}, {"rows": 0, "columns": 8}, {"rows": 8, "columns": 1 << 40}),
+        {"rows": 8, "columns": 8, "winograd": 4},
+    ],
 )
 def test_what_tvmflow_does_not_choose_is_refused(choice: Any) -> None:
     """A ledger may come from anybody: such a line is quarantined."""
@@ -153,6 +166,32 @@ def test_a_chosen_tile_is_lowered_and_computes_the_same() -> None:
         results.append(machine["main"](data, *computed).numpy())
     tiled_result, result = results
     np.testing.assert_allclose(tiled_result, result, atol=1e-5 * np.abs(result).max())
+
+
+def test_a_product_computed_with_other_padding_gives_the_same() -> None:
+    """Padded rows and columns are alternatives of a product; others than those are not taken."""
+    mod = model(dense(70), shape=(31, 48))
+    target, options = lowering.make_target(TARGET), LoweringOptions()
+    rule = lowering.lower(mod, target, options)
+    [operator] = rule.operators
+    assert len(operator.alternatives) > 1
+    foreign = lowering.lower(
+        mod, target, options, choices={operator.text: {"rows": 9, "columns": 9}}
+    )
+    assert tvm_ffi.structural_equal(foreign.mod, rule.mod)
+    random = np.random.default_rng(1)
+    data = random.standard_normal((31, 48)).astype("float32")
+    weights = {
+        name: random.standard_normal((48, 70)).astype("float32") for name in rule.weight_names
+    }
+    for choice in operator.alternatives:
+        lowered = lowering.lower(mod, target, options, choices={operator.text: choice})
+        is_by_rule = tvm_ffi.structural_equal(lowered.mod, rule.mod)
+        assert is_by_rule == (choice == operator.by_rule)
+        computed = map(tvm.runtime.tensor, lowered.compute_weights(weights))
+        machine = relax.VirtualMachine(tvm.compile(lowered.mod, target), tvm.cpu())
+        result = machine["main"](tvm.runtime.tensor(data), *computed).numpy()
+        np.testing.assert_allclose(result, data @ next(iter(weights.values())), atol=1e-4)
 
 
 def test_a_summary_says_what_the_library_gains() -> None:

@@ -411,9 +411,23 @@ def _list_paddings(problem: Contraction, max_vectors: int, cpu: CpuModel) -> lis
 
 def pad_product(problem: Contraction, cpu: CpuModel) -> tuple[int, int]:
     """Return the rows and vectors, at least those of a product, that take the least time."""
+    return rank_paddings(problem, cpu)[0]
+
+
+def rank_paddings(
+    problem: Contraction, cpu: CpuModel, max_ratio: float = 1.0
+) -> list[tuple[int, int]]:
+    """Return rows and vectors to which a product may be padded, that of the least estimated time first.
+
+    Args:
+        problem: The product.
+        cpu: The CPU.
+        max_ratio: The largest estimated time of the others, relative to the least.
+    """
     most = problem.vectors + problem.vectors // _VECTORS_PER_PADDED
-    best = min(_list_paddings(problem, most, cpu))
-    return best.rows, best.vectors
+    paddings = sorted(_list_paddings(problem, most, cpu))
+    near = [each for each in paddings if each.time <= max_ratio * paddings[0].time]
+    return list(dict.fromkeys((each.rows, each.vectors) for each in near))
 
 
 def pad_rows(

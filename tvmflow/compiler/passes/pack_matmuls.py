@@ -10,10 +10,12 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.choices import COLUMNS, ROWS, Choice
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, multiply_add
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, FLOAT_BYTES
+from tvmflow.compiler.marks import read_marks
 from tvmflow.compiler.open_sizes import is_open, known_sizes, sizes_of
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
@@ -26,10 +28,14 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels import blocked, dot_products
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, ROWS
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
+from tvmflow.compiler.tir_kernels.dot_products import ROWS as MATRIX_ROWS
 
 # Fewer rows read each weight too few times for another instruction to matter.
 _MIN_MATRIX_ROWS: Final = 4
+# How many paddings of a product a search measures, and how far from the least their estimated times are.
+_MAX_MEASURED: Final = 4
+_MAX_MEASURED_RATIO: Final = 1.15
 
 
 def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -55,7 +61,7 @@ class _MatmulPacker(TargetRewriter):
         if is_wide and self._context.uses_bfloat16():
             return self._multiply_bfloat16(data, weights)
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
-        rows, padded = self._pad_product(call.args[0], weights)
+        rows, padded = self._pad_product(call, weights)
         packed = self._pack(weights, padded, dtype)
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
@@ -72,7 +78,7 @@ class _MatmulPacker(TargetRewriter):
         if data is None or source is None or block is None:
             return None
         rows = self._count_matrix_rows(call.args[0], columns)
-        products = ROWS if rows else products
+        products = MATRIX_ROWS if rows else products
         data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
         integers = data.integers
         if not rows:
@@ -164,20 +170,31 @@ class _MatmulPacker(TargetRewriter):
         is_tensor = isinstance(expr.ty, relax.TensorType)
         return is_tensor and ir.dtype_of(expr) in self._context.data_dtypes
 
-    def _pad_product(self, data: Any, weights: Any) -> tuple[int | None, int]:
+    def _pad_product(self, call: relax.Call, weights: Any) -> tuple[int | None, int]:
         """Return how many rows and columns are computed, so that tiles divide them.
 
-        An open number of rows, for which None stands, is not padded.
+        A dynamic number of rows, for which None stands, is not padded.
         """
+        data = call.args[0]
         assert self._context.cpu is not None, "weights are packed for a CPU model"
         (depth, columns), shape = ir.known_shape(weights), self.numbers.shape(data)
         assert shape is not None, "the product is supported"
         cpu = self._context.cpu
         vectors = -(-columns // cpu.lanes)
         problem = Contraction(shape[-2], vectors, depth, multiply_add(cpu), spreads_columns=False)
-        rows, vectors = candidates.pad_product(problem, cpu)
         sizes = sizes_of(data)
-        return None if sizes is None or is_open(sizes[-2]) else rows, vectors * cpu.lanes
+        if sizes is None or is_open(sizes[-2]):
+            return None, candidates.pad_product(problem, cpu)[1] * cpu.lanes
+        # results that are rounded depend on nothing that is measured
+        ratio = _MAX_MEASURED_RATIO if self._context.has_full_precision() else 1.0
+        paddings = candidates.rank_paddings(problem, cpu, ratio)[:_MAX_MEASURED]
+        choices: list[tuple[Choice, int]] = [
+            ({ROWS: rows, COLUMNS: vectors * cpu.lanes}, depth * vectors * cpu.lanes * FLOAT_BYTES)
+            for rows, vectors in paddings
+        ]
+        text = f"matmul {'×'.join(map(str, shape))} by {depth}×{columns}"
+        choice = self._context.choose(text, read_marks(call), choices)
+        return choice[ROWS], choice[COLUMNS]
 
     def _choose_packed_columns(self, columns: int) -> int:
         cpu = self._context.cpu

@@ -12,6 +12,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.choices import WINOGRAD
 from tvmflow.compiler.cpu_model import SHARED_LANES
 from tvmflow.compiler.marks import read_marks
 from tvmflow.compiler.open_sizes import is_open, known_sizes
@@ -278,14 +279,16 @@ def _find_winograd(
     has_few, takes_lanes = cpu.has_few_registers and not is_shared, cpu.factor_lanes > 0
     costs = winograd.costs_by_rule(has_few, takes_lanes)
     convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes, groups)
-    tile = by_rule = convolution.rank_tiles(tiles, costs)[0]
+    tile = convolution.rank_tiles(tiles, costs)[0]
     if measured:
         ranked = convolution.rank_tiles(measured, costs)
         text = _describe(call, kernel, window)
         block = rewriter.block
         elements = taps * -(-out // block) * -(-inner // block) * block**2
-        weights = {tile: winograd.count_products(tile) * elements * 4 for tile in ranked}
-        tile = context.choose_tile(text, read_marks(call), weights, by_rule)
+        choices = [
+            ({WINOGRAD: each}, winograd.count_products(each) * elements * 4) for each in ranked
+        ]
+        tile = context.choose(text, read_marks(call), choices)[WINOGRAD]
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, shape[2:], tile)
     if not tile:
         return None
