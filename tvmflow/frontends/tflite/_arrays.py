@@ -117,6 +117,8 @@ def _split_evenly(operation: Operation) -> None:
     axis = operation.axis(0, rank)
     first = operation.is_first(1)
     size = operation.real(1, first=first).shape[axis_in(axis, rank, first)]
+    if not is_open(size) and size % count:
+        raise operation.refusal(f"of {size} entries to {count} outputs")
     if not operation.graph.ranges.is_equal(size // count * count, size):
         operation.fixed([size])
     _write_parts(operation, 1, axis, [size // count] * count)
@@ -255,6 +257,11 @@ def _slice(operation: Operation) -> None:
     slices = {}
     for axis, (begin, size) in enumerate(zip(operation.sizes(1), operation.sizes(2), strict=True)):
         is_rest = not is_open(size) and size == -1
+        extent = value.shape[axis_in(axis, rank, first)]
+        if not any(map(is_open, (begin, size, extent))) and not (
+            0 <= begin <= extent and (is_rest or 0 <= size <= extent - begin)
+        ):
+            raise operation.refusal(f"of {size} entries from {begin} along an axis of {extent}")
         slices[axis_in(axis, rank, first)] = slice(begin, None if is_rest else begin + size)
     operation.write(_sliced(operation, value, slices), first=first)
 

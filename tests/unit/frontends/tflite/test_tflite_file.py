@@ -197,6 +197,18 @@ def _no_stride(model: TfliteBuilder) -> int:
     return model.result("CONV_2D", operands, 4, "Conv2D", StrideW=0, StrideH=1)
 
 
+def _slice_beyond_its_axis(model: TfliteBuilder) -> int:
+    bounds = [model.integers([0, 1]), model.integers([2, 3])]
+    return model.result("SLICE", [model.input("x", (2, 3)), *bounds], 2, "Slice")
+
+
+def _uneven_split(model: TfliteBuilder) -> int:
+    axis, x = model.integers([1]), model.input("x", (2, 3))
+    parts = [model.tensor((2, 1)), model.tensor((2, 1))]
+    model.add("SPLIT", [axis, x], parts, "Split", NumSplits=2)
+    return model.result("ADD", parts, 2, "Add")
+
+
 def _lacks_an_operand(model: TfliteBuilder) -> int:
     return model.result("ADD", [model.input("x", (2, 3))], 2)
 
@@ -236,6 +248,11 @@ LACKS = "tvmflow does not import the TFLite operator"
             "ADD (tensor 't1') cannot be imported: there is no conversion of it for its attributes and the operands "
             "[2, 3]",
         ),
+        (
+            _slice_beyond_its_axis,
+            f"{LACKS} SLICE of 3 entries from 1 along an axis of 3 (tensor 't3')",
+        ),
+        (_uneven_split, f"{LACKS} SPLIT of 3 entries to 2 outputs (tensor 't2')"),
         (_huge, "'t2' has 6,597,069,766,656 elements, and the limit is 2,147,483,648"),
         (_unwritten, "tensor 'state' is read before anything computes it"),
     ],
