@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "import"
 TRAITS: Final = StageTraits(
-    version=19,
+    version=20,
     scope="model",
     reads=("model", "operators", UNKEYED_LABELS),
     tools=("apache-tvm", "apache-tvm-ffi"),

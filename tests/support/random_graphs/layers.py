@@ -242,7 +242,7 @@ def grid_sample(g: Graph) -> None:
     mode = g.draw.choice(names if rank == 2 else names[:2])
     dtype = g.dtype("T1", among="float32 float64")
     n = g.draw.between(1, 2)
-    x = g.tensor([n, g.draw.between(1, 2), *(g.draw.between(2, 6) for _ in range(rank))], dtype, tame=True)
+    x = g.tensor([n, g.draw.between(1, 2), *(g.draw.between(1, 6) for _ in range(rank))], dtype, tame=True)
     shape = [n, *(g.draw.between(1, 4) for _ in range(rank)), rank]
     values = g.rng.random(shape) * 2.6 - 1.3
     padding = g.maybe(g.draw.choice(("zeros", "border", "reflection")))

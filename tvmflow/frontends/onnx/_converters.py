@@ -472,6 +472,8 @@ _MAX_SAMPLES: Final = 4
 # Their square fits 32 bits.
 _MAX_COUNTED_SAMPLES: Final = 1 << 15
 _IMAGE_RANK: Final = 4
+# The names of GridSample's mode before and from opset 20 on.
+_CUBIC: Final = ("bicubic", "cubic")
 # The transpositions around it would otherwise become part of its loops.
 _OPAQUE: Final = {"op_pattern": 8}
 
@@ -482,7 +484,42 @@ def _grid_sample(node: NodeToConvert) -> Any:
     is_open = any(not isinstance(size, int) for shape in shapes for size in shape)
     if len(shapes[0]) > _IMAGE_RANK and is_open:
         raise ValueError("a volume needs a fixed shape")
-    return node.convert_by_tvm(node.inputs)
+    data, grid = node.inputs
+    is_reflected = attribute_text(node.attributes, "padding_mode", "zeros") == "reflection"
+    if is_reflected and node.attributes.get("align_corners", 0):
+        # TVM divides by the length of an axis less 1
+        if not is_open:
+            for axis in range(2, len(shapes[0])):
+                if shapes[0][axis] == 1:
+                    data = node.emit(relax.op.concat([data, data], axis))
+        elif attribute_text(node.attributes, "mode", "linear") in _CUBIC:
+            raise ValueError("with cubic samples of reflected images, these need a fixed shape")
+        else:
+            return _sample_reflected(node)
+    return node.convert_by_tvm([data, grid])
+
+
+def _sample_reflected(node: NodeToConvert) -> Any:
+    """Sample images of dynamic shapes at reflected places, of which all lie within the images."""
+    data, grid = node.inputs
+
+    def number(value: float) -> Any:
+        return constant(value, grid)
+
+    # the distance from the first pixel in lengths of an axis, modulo 2
+    away = node.emit(relax.op.abs((grid + number(1)) * number(0.5)))
+    away = node.emit(away - relax.op.floor(away * number(0.5)) * number(2))
+    away = node.emit(relax.op.minimum(away, number(2) - away))
+    places = node.emit(relax.op.permute_dims(away * number(2) - number(1), [0, 3, 1, 2]))
+    method = attribute_text(node.attributes, "mode", "linear")
+    return relax.op.image.grid_sample(
+        data,
+        places,
+        method="nearest" if method == "nearest" else "bilinear",
+        layout="NCHW",
+        padding_mode="border",
+        align_corners=True,
+    )
 
 
 def _roi_align(node: NodeToConvert) -> Any:

@@ -740,3 +740,27 @@ def test_pixels_follow_from_a_fractional_scale(mode: str, coordinates: str, tmp_
     dimensions = [Dimension("h", 3, 12), Dimension("w", 3, 12)]
     agree_at(made, tmp_path, dimensions, [{"h": 11, "w": 8}, {"h": 3, "w": 12}])
     agree(made, tmp_path, {"x": draw(1, 2, 11, 8)})
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_reflected_samples_of_images_of_one_pixel(mode: str, tmp_path: Path) -> None:
+    """The length of an axis less 1 divides nothing: with one pixel, dividing by it ends the process."""
+    places = np.random.default_rng(0).uniform(-1, 1, (1, 3, 4, 2)).astype(np.float32)
+    how = {"mode": mode, "padding_mode": "reflection", "align_corners": 1}
+    fixed = Graph()
+    sampled = fixed.add("GridSample", "x", places, **how)
+    agree(
+        fixed.made({"x": ([1, 2, 1, 7], "float32")}, {"y": sampled}),
+        tmp_path,
+        {"x": draw(1, 2, 1, 7)},
+    )
+    g = Graph()
+    made = g.made(
+        {"x": ([1, 2, "h", "w"], "float32")}, {"y": g.add("GridSample", "x", places, **how)}
+    )
+    dimensions = [Dimension("h", 1, 12), Dimension("w", 1, 12)]
+    if mode == "bicubic":
+        with pytest.raises(ImportFailed, match="it is imported with fixed sizes alone"):
+            load_open(made, tmp_path, dimensions)
+        return
+    agree_at(made, tmp_path, dimensions, [{"h": 7, "w": 12}, {"h": 1, "w": 5}, {"h": 1, "w": 1}])
