@@ -153,7 +153,7 @@ class LibraryTimes(NamedTuple):
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is faster beyond the noise, and slower at no size; an unmeasured one is kept."""
+        """True if the tuned library is faster beyond the noise, and slower at no size, or not measured."""
         if self.error:
             return True
         is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))
