@@ -136,7 +136,7 @@ class Tune(ClosedModel):
     )
     choices: bool = Field(
         default=True,
-        description="Also measure how else operators can be computed (3×3 convolutions directly, or by Winograd's method with tiles of 2×2 or 4×4), if the budget is at "
+        description="Also measure how else operators can be computed (3×3 convolutions directly, or by Winograd's method with tiles of 2×2 or 4×4; matrix products with other padding), if the budget is at "
         "least 128 trials, or two minutes.",
     )
     min_coverage: float | None = Field(
