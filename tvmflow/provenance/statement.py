@@ -2,6 +2,7 @@
 
 Equal results give equal bytes: there are no paths and no names of machines, and the only times are
 those at which the ledger says that a trial was measured, in the statement about measurements.
+A result that is missing or not what it should be is a DamagedBlob.
 """
 
 from __future__ import annotations
@@ -153,11 +154,7 @@ class Lineage(NamedTuple):
         return (*self.find_stages(join.NAME), *self.find_stages(export.NAME))
 
     def read(self, stage: FinishedStage, name: str) -> Json:
-        """Return the value of a JSON file of a stage; None when it gave none of that name.
-
-        Raises:
-            DamagedBlob: The file is not what it should be.
-        """
+        """Return the value of a JSON file of a stage; None when it gave none of that name."""
         digest = stage.artifact.digests((name,)).get(name)
         try:
             return digest and json.loads(Path(self.store.blobs.verified_path(digest)).read_bytes())
@@ -212,11 +209,7 @@ class Lineage(NamedTuple):
 
 
 def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
-    """Return the lineage behind delivered files.
-
-    Raises:
-        DamagedBlob: The store no longer has a result.
-    """
+    """Return the lineage behind delivered files."""
     stages = []
     for spec in delivered.stages:
         artifact = delivered.artifacts[spec.id]
@@ -460,9 +453,6 @@ def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
 
     It has `name` and `schedule` (`tuned` or a rule); for a model in parts, the `part`; for a tuned model, the
     key of its `workload`; for a tuned kernel, the trial (`record`), of which a locked run knows only the id.
-
-    Raises:
-        DamagedBlob: A result or the lock's choice is not what it should be.
     """
     return [
         kernel

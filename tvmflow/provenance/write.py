@@ -1,4 +1,8 @@
-"""Writes the sidecar files of deliveries and releases, signed where a key is set."""
+"""Writes the sidecar files of deliveries and releases, signed where a key is set.
+
+Functions raise a DamagedBlob for a result that is not what it should be, and a StoreError for a file that
+cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +67,6 @@ def write_target_sidecars(
     """Write the sidecar files of a target; its statement also covers the bill of materials.
 
     Signatures of others stay on a statement whose text does not change.
-
-    Raises:
-        DamagedBlob: A result that has to be read is not what it should be.
-        StoreError: A file cannot be written.
     """
     lineage = load_lineage(delivered, store)
     text = _write_reproducible(lineage, delivered, paths)
@@ -101,12 +101,7 @@ def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: Sid
 def write_release_targets(
     folder: Path, targets: Sequence[DeliveredTarget], store: LocalStore
 ) -> None:
-    """Write statement, bill of materials and README of every target in a release.
-
-    Raises:
-        DamagedBlob: A result that has to be read is not what it should be.
-        StoreError: A file cannot be written.
-    """
+    """Write statement, bill of materials and README of every target in a release."""
     for delivered in targets:
         paths = delivered.sidecar_paths(str(folder))
         _write_reproducible(load_lineage(delivered, store), delivered, paths)
@@ -118,9 +113,6 @@ def write_release_statements(
     """Write the statement about all files of a release but the measured ones, and one about those.
 
     The folder holds all other files.
-
-    Raises:
-        StoreError: A file cannot be written.
     """
     statements = sorted(folder.rglob(f"*{STATEMENT_SUFFIX}"))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in statements)
@@ -210,11 +202,7 @@ def _keep_signatures(text: bytes, path: Path) -> Json:
 
 
 def write_if_changed(path: Path, content: bytes) -> None:
-    """Write a file atomically, unless it already has this content.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
+    """Write a file atomically, unless it already has this content."""
     with contextlib.suppress(Unreadable):
         if not path.is_symlink() and read_file(path) == content:
             return
