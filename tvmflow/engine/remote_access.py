@@ -217,7 +217,7 @@ def prefetch(
             keys = {state.keys[spec.id].digest: state.keys[spec.id] for spec in missing}
             new = [key for digest, key in keys.items() if digest not in requested]
             requested.update(keys)
-            results = pool.map(remote_client.fetch, new)
+            results = pool.map(remote_client.reader.fetch, new)
             fetched = {
                 key.digest: result for key, result in zip(new, results, strict=True) if result
             }

@@ -144,7 +144,7 @@ def _uploading(remote_client: RemoteCacheClient | None, executor: Executor) -> I
         yield
         return
     started = time.monotonic()
-    remote_client.start()
+    remote_client.uploader.start()
     try:
         yield
     except BaseException:

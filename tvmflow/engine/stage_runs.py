@@ -116,7 +116,7 @@ class StageExecution:
                 else:
                     executed = self._run(claim)
             if executed.report.outcome == "ran" and client:
-                client.offer(self.key.digest)
+                client.uploader.offer(self.key.digest)
             if executed.artifact is not None:
                 check_pinned(spec, executed.artifact)
                 store.remember(spec.recipe, spec.label, self.key.digest)
@@ -125,7 +125,7 @@ class StageExecution:
     def _find_result(self) -> ExecutedStage | None:
         artifact, outcome, reason = self.context.store.find(self.key.digest), "hit", self.reason
         if artifact is None and self.context.remote_client:
-            fetched = self.context.remote_client.fetch(self.key)
+            fetched = self.context.remote_client.reader.fetch(self.key)
             if fetched is not None:
                 artifact, outcome, reason = fetched.artifact, "fetched", f"from {fetched.origin}"
         if artifact is None:

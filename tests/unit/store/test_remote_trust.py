@@ -136,7 +136,7 @@ def test_a_result_with_facts_that_no_such_stage_reports_is_rejected(
     cache.ac[action.key] = make_action_result(action, blob)
     machine = RunHost(tmp_path, cache.url)
     client = machine.remote_client()
-    assert client.fetch(StageKey(action.key, preimage)) is None
+    assert client.reader.fetch(StageKey(action.key, preimage)) is None
     client.finish()
     assert machine.messages == [
         f"{cache.url}: the result {action.key[:12]} of build is rejected: "

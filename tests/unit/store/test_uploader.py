@@ -46,7 +46,7 @@ def test_an_item_of_an_unknown_kind_stays_in_the_spool(tmp_path: Path) -> None:
         client = RunHost(tmp_path, cache.url, writes=True).remote_client()
         assert len(client.uploader.waiting_results()) == 4
         client.uploader.spool.add("unknown-1", "text")
-        client.start()
+        client.uploader.start()
         client.finish()
     assert client.uploader.waiting() == ["unknown-1"]
     assert client.uploader.waiting_results() == []

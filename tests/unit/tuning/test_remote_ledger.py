@@ -207,7 +207,7 @@ def test_a_run_pulls_once_and_pushes_what_it_measured(cache: Cache, tmp_path: Pa
     assert len(remote_client.uploader.waiting()) == 1 and cache.ac == {}
     later = one.remote_client()
     LedgerSync(later)
-    later.start()
+    later.uploader.start()
     later.finish()
     assert later.uploader.waiting() == []
     two = RunHost(tmp_path / "2", cache.url)
@@ -220,7 +220,7 @@ def test_a_damaged_item_of_the_spool_is_dropped(text: str, cache: Cache, tmp_pat
     client = RunHost(tmp_path, cache.url, writes=True).remote_client()
     client.uploader.spool.add(f"ledger-{index_key(HERE)}", text)
     LedgerSync(client)
-    client.start()
+    client.uploader.start()
     client.finish()
     assert client.uploader.waiting() == [] and cache.ac == {}
 

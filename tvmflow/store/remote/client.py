@@ -208,18 +208,6 @@ class RemoteCacheClient:
         self.reader = ResultReader(connection, are_valid_facts)
         self.uploader = Uploader(connection, self.reader.needs_repair)
 
-    def fetch(self, key: StageKey) -> Fetched | None:
-        """Fetch a result into the local store; None when the remote cache has no valid one."""
-        return self.reader.fetch(key)
-
-    def offer(self, key: str) -> None:
-        """Upload a result that was made here while the run goes on. Returns at once."""
-        self.uploader.offer(key)
-
-    def start(self) -> None:
-        """Begin with what earlier runs could not upload."""
-        self.uploader.start()
-
     def limit_time(self, work_s: float | None) -> None:
         """Limit how long the run waits for results (see `TimeBudget.limit`)."""
         unknown_s = self.connection.access.patience_s / 2
