@@ -48,16 +48,12 @@ def report_failures(report: RunReport) -> None:
     for stage in [stage for stage in report.stages if stage.message][:_MAX_ANNOTATIONS]:
         if _is_github():
             _annotate({"title": stage.stage_id}, stage.message)
-        if stage.log and (_is_github() or _is_gitlab()):
+        if stage.log and (_is_github() or os.environ.get("GITLAB_CI")):
             _show_log(stage)
 
 
 def _is_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
-def _is_gitlab() -> bool:
-    return bool(os.environ.get("GITLAB_CI"))
 
 
 def _from_workspace(name: str) -> str:

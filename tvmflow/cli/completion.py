@@ -63,7 +63,7 @@ _ZSH_START: Final = "autoload -Uz compinit bashcompinit && compinit && bashcompi
 def completion(options: CompletionOptions) -> int:
     scripts: dict[str, Callable[[], str]] = {
         "bash": _bash_script,
-        "fish": _fish_script,
+        "fish": lambda: "\n".join([*_list_fish_lines(), ""]),
         "zsh": lambda: _ZSH_START + _bash_script(),
     }
     if options.shell not in scripts:
@@ -116,10 +116,6 @@ def _bash_script() -> str:
         options="\n".join(cases),
         stages=" ".join(STAGES),
     )
-
-
-def _fish_script() -> str:
-    return "\n".join([*_list_fish_lines(), ""])
 
 
 def _list_fish_lines() -> Iterator[str]:

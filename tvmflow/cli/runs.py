@@ -684,12 +684,13 @@ def _format_run(run: RunRecord) -> Iterator[str]:
     machine = (
         f"{run.machine.name}: {run.machine.cpu}, {run.machine.cpus} CPUs, {run.machine.platform}"
     )
+    end = f"exit code {run.exit_code}" + (f": {run.message}" if run.message else "")
     yield f"run {run.id}"
     fields = {
         "command": " ".join(map(shell_word, ["tvmflow", *run.argv])),
         "folder": run.folder,
         "began": f"{began}, took {duration_text(run.seconds)}",
-        "ended": run.message if run.end == "stopped" else _end_text(run),
+        "ended": run.message if run.end == "stopped" else end,
         "machine": machine,
         "tvmflow": run.tvmflow,
     }
@@ -709,10 +710,6 @@ def _format_run(run: RunRecord) -> Iterator[str]:
         yield f"{stage.stage_id:<{width}} {outcome:<9} {duration_text(stage.seconds):>12}{reason}"
     yield ""
     yield from summary(run.report, verbose=True, width=find_width()).split("\n")
-
-
-def _end_text(run: RunRecord) -> str:
-    return f"exit code {run.exit_code}" + (f": {run.message}" if run.message else "")
 
 
 COMMANDS: Final = {

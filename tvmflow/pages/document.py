@@ -92,7 +92,7 @@ def render_document(
         element("a", "Skip to the content", href="#content", class_="skip"),
         header,
         element("main", *map(_section, sections), id="content", tabindex=-1),
-        _footer(),
+        element("footer", element("p", f"Made by tvmflow {VERSION}.")),
         element("div", id="tooltip", role="tooltip", hidden=True),
         element("script", Markup(script)),
     )
@@ -136,10 +136,6 @@ def _section(section: tuple[str, str, Markup]) -> Markup:
     name, title, content = section
     heading = element("h2", title, id=f"{name}-title")
     return element("section", heading, content, id=name, aria_labelledby=f"{name}-title")
-
-
-def _footer() -> Markup:
-    return element("footer", element("p", f"Made by tvmflow {VERSION}."))
 
 
 # ---------------------------------------------------------------- sections

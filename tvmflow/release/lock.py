@@ -433,12 +433,8 @@ class _Measurement(NamedTuple):
     relative: bool = False
 
 
-def _show_latency(us: float) -> str:
-    return latency_text(us / 1e6)
-
-
 _MEASUREMENTS: Final = (
-    _Measurement("latency", "latency_us", _show_latency, relative=True),
+    _Measurement("latency", "latency_us", lambda us: latency_text(us / 1e6), relative=True),
     _Measurement("accuracy", "accuracy", "{:.2%}".format),
     _Measurement("coverage", "coverage", "{:.0%}".format),
     _Measurement("error", "max_abs_error", "{:.2g}".format),

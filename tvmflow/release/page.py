@@ -119,7 +119,7 @@ def _list_locked(lock: LockFile) -> list[Library]:
             Build(
                 name,
                 target_name,
-                _variant(name, base),
+                name.removeprefix(base).removeprefix("-"),
                 kernels=len(target.kernels) or None,
                 tuned_kernels=sum(1 for kernel in target.kernels.values() if kernel.trial)
                 if target.kernels
@@ -151,10 +151,6 @@ def _find_base(names: Sequence[str]) -> str:
         if len(names) > 1 and all(name.startswith(f"{base}-") for name in names):
             return base
     return names[0]
-
-
-def _variant(name: str, base: str) -> str:
-    return name.removeprefix(base).removeprefix("-")
 
 
 # ---------------------------------------------------------------- measurements

@@ -339,10 +339,6 @@ def _is_note(path: Path, folders: int = 1) -> bool:
     return True
 
 
-def _is_last_key(path: Path) -> bool:
-    return bool(_DIGEST.fullmatch(_unseal(path, 2)))
-
-
 def _is_pin(path: Path) -> bool:
     pin = from_json(Pin, json.loads(_unseal(path)))
     return pin.name.replace("/", "+") == path.name
@@ -355,7 +351,7 @@ def _is_download(path: Path) -> bool:
 
 _CONTENT_CHECKS: Final[Mapping[str, ContentCheck]] = {
     **dict.fromkeys(("stats", "facts", "delivered"), _is_note),
-    "last": _is_last_key,
+    "last": lambda path: bool(_DIGEST.fullmatch(_unseal(path, 2))),
     "pins": _is_pin,
     "downloads": _is_download,
     "locked": lambda path: hash_file(path) == path.name,
