@@ -168,7 +168,7 @@ def init(options: InitOptions) -> int:
 
 
 def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
-    from tvmflow.frontends.pytorch.export import export_factory, is_factory
+    from tvmflow.frontends.pytorch import export_factory, is_factory
 
     if not is_factory(factory):
         raise UsageError(

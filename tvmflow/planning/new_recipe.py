@@ -30,7 +30,7 @@ from tvmflow.frontends.inputs import (
     suggest_shape,
 )
 from tvmflow.frontends.mxnet import list_epochs
-from tvmflow.frontends.pytorch.export import is_factory
+from tvmflow.frontends.pytorch import is_factory
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_files import Problem, parse_yaml, write_yaml

@@ -10,7 +10,7 @@ def test_shares_of_branches() -> None:
     """Bounds are those of the operator or of its arguments; what inputs do not decide is left out."""
     import torch
 
-    from tvmflow.frontends.pytorch._reference_worker import observe
+    from tvmflow.frontends.pytorch._worker import observe
 
     class Model(torch.nn.Module):  # type: ignore[misc]  # PyTorch may be missing
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tvmflow.frontends.pytorch import export
-from tvmflow.frontends.pytorch._export_worker import (
-    InvalidFactory,
+from tvmflow.frontends import pytorch
+from tvmflow.frontends.pytorch._worker import (
+    Problem,
     describe_error,
     find_factory,
     read_result,
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("text", ["nets:make", "a.b_1.c:_make"])
 def test_the_form_of_a_factory(text: str) -> None:
-    assert export.is_factory(text)
+    assert pytorch.is_factory(text)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_form_of_a_factory(text: str) -> None:
 )
 def test_other_texts_are_none(text: str) -> None:
     """`nets.py:make` has the form, and Python has no such module."""
-    assert export.is_factory(text) == (text == "nets.py:make")
+    assert pytorch.is_factory(text) == (text == "nets.py:make")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_other_texts_are_none(text: str) -> None:
 )  # fmt: skip
 def test_what_cannot_be_called(folder: Path, name: str, problem: str, reason: str) -> None:
     """With the line of the user's own code that is wrong."""
-    with pytest.raises(InvalidFactory) as caught:
+    with pytest.raises(Problem) as caught:
         find_factory(name)
     assert (caught.value.problem, str(caught.value)) == (problem, reason)
 
@@ -110,13 +110,13 @@ def test_inputs_are_positions_or_names(inputs: Any, arguments: Any, named: Any) 
     ],
 )
 def test_other_results_are_refused(result: Any, reason: str) -> None:
-    with pytest.raises(InvalidFactory) as caught:
+    with pytest.raises(Problem) as caught:
         read_result(result, Net)
     assert (caught.value.problem, str(caught.value)) == ("result", reason)
 
 
 def test_remedies_name_the_module_and_its_function() -> None:
-    error = export._factory_error("nets.small:make", "code", "KeyError: 'w'")
+    error = pytorch._factory_error("nets.small:make", "code", "KeyError: 'w'")
     assert str(error) == (
         "nets.small:make: KeyError: 'w'\n"
         "  fix: run it by itself: `python -c 'import nets.small; nets.small.make()'`"

@@ -1,0 +1,634 @@
+"""The processes that run PyTorch: `python -m tvmflow.frontends.pytorch._worker [REQUEST]`.
+
+Without a request it is the reference. Otherwise it runs PyTorch's exporters: the request is a JSON document, see
+`export_to_onnx` and `export_factory`, and the answer a JSON file, with `problem` and `reason` where nothing was exported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import json
+import logging
+import math
+import os
+import pickle
+import re
+import sys
+import traceback
+import warnings
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.text import did_you_mean
+from tvmflow.frontends._reference_process import (
+    Array,
+    LoadedReference,
+    Message,
+    ObservedNode,
+    serve,
+)
+from tvmflow.frontends.onnx.graph import FROM_START
+from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
+
+if TYPE_CHECKING:
+    import torch
+    import torch.fx
+
+# ---------------------------------------------------------------- loading
+# The types of inputs and outputs may come from packages that are not installed, such as transformers:
+# containers of the same form stand in for them.
+
+
+class Problem(Exception):
+    """Something cannot be loaded or exported: the kind of problem, and the reason."""
+
+    def __init__(self, problem: str, reason: str) -> None:
+        super().__init__(reason)
+        self.problem = problem
+
+
+def import_torch() -> Any:
+    """Return the module `torch`, which then loads no pickled objects but tensors.
+
+    Raises:
+        ImportError: whatever went wrong.
+    """
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    warnings.simplefilter("ignore")
+    try:
+        import torch
+        import torch.export
+    except Exception as error:
+        # A missing system library is an OSError.
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+    return torch
+
+
+def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Sequence[str]) -> Any:
+    """Return the `ExportedProgram` of a `.pt2` file, with a flat tuple of outputs and inner tensors.
+
+    The containers of `Archive` need not be importable.
+
+    Raises:
+        Problem: when PyTorch rejects it, or it has no tensor of such a name, which is the reason.
+    """
+    torch = import_torch()
+    for name, fields in containers.items():
+        _register_stand_in(name, fields)
+    _leave_out_example_inputs()
+    logged = _LoggedErrors()
+    logging.getLogger("torch.export").addHandler(logged)
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        cause = logged.error or error
+        raise Problem("load", f"{type(cause).__name__}: {last_line(cause)}") from error
+    _return_tensors(program, tensors)
+    return program
+
+
+class _LoggedErrors(logging.Handler):
+    """Keeps the last error that was logged: PyTorch logs the reason, and raises another error."""
+
+    error: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1]:
+            self.error = record.exc_info[1]
+
+
+def _register_stand_in(name: str, fields: Sequence[str]) -> None:
+    """Register a container for a type that has not been imported: a named tuple if it has fields."""
+    from torch.utils import _pytree as pytree
+
+    if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+        return
+    if fields:
+        pytree._register_namedtuple(
+            namedtuple("StandIn", fields, rename=True), serialized_type_name=name
+        )
+        return
+
+    class StandIn:
+        def __init__(self, children: Sequence[Any], context: Any) -> None:
+            self.children, self.context = list(children), context
+
+    def flatten_with_keys(value: StandIn) -> tuple[list[tuple[Any, Any]], Any]:
+        keys = map(pytree.SequenceKey, range(len(value.children)))
+        return list(zip(keys, value.children, strict=True)), value.context
+
+    pytree.register_pytree_node(
+        StandIn,
+        lambda value: (value.children, value.context),
+        StandIn,
+        flatten_with_keys_fn=flatten_with_keys,
+        serialized_type_name=name,
+        to_dumpable_context=json.dumps,
+        from_dumpable_context=json.loads,
+    )
+
+
+def _leave_out_example_inputs() -> None:
+    """Let PyTorch load an archive without its example inputs, where these are not tensors alone.
+
+    They are pickled with the classes that they had, and nothing here needs them.
+    """
+    from torch._export.serde import serialize
+
+    load: Callable[[Any], Any] = serialize.deserialize_torch_artifact
+
+    def load_tensors(serialized: Any) -> Any:
+        try:
+            return load(serialized)
+        except pickle.UnpicklingError:
+            return None
+
+    serialize.deserialize_torch_artifact = load_tensors
+
+
+def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
+    """Change the outputs of a program to those that are tensors, and inner tensors, in a flat tuple."""
+    from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+    from torch.utils import _pytree as pytree
+
+    nodes = {node.name: node for node in program.graph.nodes}
+    [output] = [node for node in nodes.values() if node.op == "output"]
+    signature = program.graph_signature
+    pairs = [
+        (value, spec)
+        for value, spec in zip(output.args[0], signature.output_specs, strict=True)
+        if spec.kind != OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
+    ]
+    for name in tensors:
+        if name not in nodes:
+            raise Problem("tensor", name)
+        argument = TensorArgument(name=nodes[name].name)
+        pairs.append((nodes[name], OutputSpec(OutputKind.USER_OUTPUT, argument, None)))
+    output.args = (tuple(value for value, _ in pairs),)
+    signature.output_specs[:] = [spec for _, spec in pairs]
+    count = sum(spec.kind == OutputKind.USER_OUTPUT for _, spec in pairs)
+    flat = pytree.tree_flatten((0,) * count)[1]
+    program.module_call_graph[0].signature.out_spec = flat
+
+
+# ---------------------------------------------------------------- branches of piecewise operators
+
+
+# Below the first and above the second number, operators compute something else than between them.
+_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(
+        ("abs", "celu", "elu", "leaky_relu", "prelu", "_prelu_kernel", "relu", "selu"), (0.0, 0.0)
+    ),
+    "hardsigmoid": (-3.0, 3.0),
+    "hardswish": (-3.0, 3.0),
+    "relu6": (0.0, 6.0),
+}
+# The arguments that are their bounds.
+_BOUND_ARGUMENTS: Final[Mapping[str, tuple[str, str]]] = {
+    "clamp": ("min", "max"),
+    "clamp_max": ("", "max"),
+    "clamp_min": ("min", ""),
+    "hardtanh": ("min_val", "max_val"),
+    "threshold": ("threshold", "threshold"),
+}
+
+
+def observe(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[ObservedNode]:
+    """Return the branches that the flat inputs of an exported program take, by running it node by node."""
+    import torch.fx
+
+    observed: list[ObservedNode] = []
+    dependent: set[torch.fx.Node] = set()
+
+    class Observer(torch.fx.Interpreter):  # type: ignore[misc]  # PyTorch may be missing
+        def run_node(self, n: torch.fx.Node) -> Any:
+            if n.op == "placeholder" or not dependent.isdisjoint(n.all_input_nodes):
+                dependent.add(n)
+                if n.op == "call_function":
+                    args, kwargs = self.fetch_args_kwargs_from_env(n)
+                    if branches := _find_branches(n, args, kwargs, dependent):
+                        observed.append(ObservedNode(n.name, _name(n), branches))
+            return super().run_node(n)
+
+    Observer(module).run(*values, enable_io_processing=False)
+    return observed
+
+
+def _name(node: torch.fx.Node) -> str:
+    target = node.target
+    packet = getattr(target, "overloadpacket", target)
+    return str(getattr(packet, "__name__", packet)).rstrip("_")
+
+
+def _find_branches(
+    node: torch.fx.Node,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dependent: set[torch.fx.Node],
+) -> dict[str, float]:
+    """Return the share of elements that take each branch of a node; nothing for other operators."""
+    import torch
+
+    name = _name(node)
+    if name in ("where", "cond") and node.args[0] in dependent:
+        share = _share(torch.as_tensor(args[0]).bool())
+        return {"true": share, "false": 1 - share}
+    if not args or not isinstance(args[0], torch.Tensor) or not args[0].is_floating_point():
+        return {}
+    bounds = _find_bounds(name, node, args, kwargs)
+    if bounds is None or node.args[0] not in dependent:
+        return {}
+    low, high = bounds
+    below, above = _share(args[0] < low), _share(args[0] > high)
+    if low == high == 0:
+        return {"negative inputs": below, "positive inputs": above}
+    branches = {f"inputs below {low:g}": below} if math.isfinite(low) else {}
+    if low != high:
+        branches["inputs between its bounds"] = 1 - below - above
+    return branches | ({f"inputs above {high:g}": above} if math.isfinite(high) else {})
+
+
+def _find_bounds(
+    name: str, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[float, float] | None:
+    import torch
+
+    if name in _BOUNDS:
+        return _BOUNDS[name]
+    if name not in _BOUND_ARGUMENTS:
+        return None
+    schema = node.target._schema.arguments
+    given = {argument.name: argument.default_value for argument in schema}
+    given |= dict(zip(given, args, strict=False)) | dict(kwargs)
+    bounds = []
+    for argument, missing in zip(_BOUND_ARGUMENTS[name], (-math.inf, math.inf), strict=True):
+        value = given.get(argument)
+        if isinstance(value, torch.Tensor):
+            return None
+        bounds.append(missing if value is None else float(value))
+    return bounds[0], bounds[1]
+
+
+def _share(condition: torch.Tensor) -> float:
+    return float(condition.double().mean()) if condition.numel() else 0.0
+
+
+# ---------------------------------------------------------------- the reference
+
+
+class _Program(LoadedReference):
+    """The program of an archive, run operator by operator as PyTorch does by default."""
+
+    def __init__(self, torch: Any, first: Message) -> None:
+        self.name, self.can_observe = f"PyTorch {torch.__version__}", True
+        self._torch = torch
+        torch.set_num_threads(first["threads"])
+        archive = Path(first["archive"])
+        copy = copy_for_pytorch(archive, Path(first["scratch"]))
+        program = open_program(str(copy), read_archive(archive).containers, first["tensors"])
+        self._module = program.module()
+        self._spec = program.call_spec.in_spec
+        self._arguments = [
+            (spec.arg.name, getattr(spec.arg, "value", None))
+            for spec in program.graph_signature.input_specs
+            if spec.kind.name == "USER_INPUT"
+        ]
+
+    def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        outputs = self.prepare(arrays)()
+        return [output.numpy() for output in outputs]
+
+    def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
+        with self._torch.inference_mode():
+            return observe(self._module, self._list_values(arrays))
+
+    def _list_values(self, arrays: Mapping[str, Array]) -> list[Any]:
+        tensors = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
+        return [tensors.get(name, constant) for name, constant in self._arguments]
+
+    def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], Sequence[Any]]:
+        from torch.utils import _pytree as pytree
+
+        values = self._list_values(arrays)
+        positional, by_name = pytree.tree_unflatten(values, self._spec)
+
+        def infer() -> Sequence[Any]:
+            with self._torch.inference_mode():
+                outputs: Sequence[Any] = self._module(*positional, **by_name)
+                return outputs
+
+        return infer
+
+
+# ---------------------------------------------------------------- the export to ONNX
+
+
+# The default differs between versions of PyTorch, and all of them have this one.
+_OPSET: Final = 18
+_MAX_REASON: Final = 400
+_REFUSES_NEGATIVE: Final = re.compile(
+    r"\baten\.(embedding|gather|index_(add|copy|fill|reduce|select)|scatter)(\.|_add|_reduce)"
+)
+"""Operators of PyTorch that take no index from the end."""
+
+
+def _export(request: dict[str, Any]) -> dict[str, str]:
+    try:
+        torch = import_torch()
+        import onnxscript  # noqa: F401  (torch.onnx imports it late, and explains less)
+    except ImportError as error:
+        raise Problem("import", str(error)) from error
+    program = open_program(request["archive"], request["containers"], request["tensors"])
+    try:
+        with torch.no_grad():
+            program = _decompose(torch, program)
+            exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=_OPSET)
+    except Exception as error:
+        raise Problem("export", _root_cause(error)) from error
+    # The exporter has replaced operators that write to their inputs; what is left changes the model.
+    functional = exported.exported_program or program.run_decompositions({})
+    changed = functional.graph_signature.buffers_to_mutate
+    if changed:
+        raise Problem("state", ", ".join(sorted(changed.values())))
+    graph = exported.model.graph
+    names = [*request["outputs"], *request["tensors"]]
+    if len(graph.inputs) != len(request["inputs"]) or len(graph.outputs) != len(names):
+        counts = f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs"
+        expected = f"{len(request['inputs'])} and {len(names)}"
+        raise Problem("signature", f"{counts} in place of {expected}")
+    for node in graph.all_nodes():
+        if _REFUSES_NEGATIVE.search(node.metadata_props.get("pkg.torch.onnx.fx_node", "")):
+            node.metadata_props[FROM_START] = ""
+    _rename(graph, request["inputs"], names)
+    exported.save(request["onnx"], external_data=True)
+    return {}
+
+
+# ---------------------------------------------------------------- decompositions
+# In operators of PyTorch, for what the exporter lacks or miscomputes.
+
+
+_WIDE: Final = """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addcdiv addcmul avg_pool1d avg_pool2d
+    avg_pool3d batch_norm celu cdist cumprod cumsum dist elu expm1 gelu glu group_norm
+    hardsigmoid hardswish hypot instance_norm layer_norm lerp linalg_norm linalg_vector_norm log_sigmoid
+    log_softmax logaddexp logaddexp2 logcumsumexp logit logsumexp mean mish native_batch_norm
+    native_group_norm native_layer_norm nansum norm nuclear_norm prod renorm rms_norm
+    selu silu sinc softmax softplus std std_mean sum tanhshrink var var_mean xlogy _log_softmax _softmax
+""".split()
+"""Operators of several steps, which PyTorch computes in float32 also where their operands are narrower."""
+
+
+def _decompose(torch: Any, program: Any) -> Any:
+    """Return a program without the operators that the exporter cannot express in ONNX, or miscomputes."""
+    aten = torch.ops.aten
+    bound = functools.partial
+    table: dict[Any, Callable[..., Any]] = {
+        aten.scaled_dot_product_attention.default: bound(_attend, torch),
+        aten.masked_scatter.default: bound(_masked_scatter, torch),
+        aten.pad.default: bound(_pad, torch),
+        aten.div.Tensor_mode: bound(_divide, torch),
+    }
+    narrow = {torch.float16, torch.bfloat16}
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    if any(getattr(value, "dtype", None) in narrow for value in values):
+        packets = [getattr(aten, name) for name in _WIDE if hasattr(aten, name)]
+        for operator in (getattr(p, name) for p in packets for name in p.overloads()):
+            table[operator] = bound(_compute_wide, torch, operator)
+    schemas = (getattr(node.target, "_schema", None) for node in program.graph.nodes)
+    # operators that write to their inputs become others first
+    called = {schema.name.removesuffix("_") for schema in schemas if schema is not None}
+    used = {op: function for op, function in table.items() if op._schema.name in called}
+    return program.run_decompositions(used) if used else program
+
+
+def _attend(
+    torch: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return attention whose queries without a visible key have a result of 0.
+
+    The exporter hides keys with the lowest finite value, so that all keys count for such a query.
+    """
+    if enable_gqa:
+        heads = query.size(-3)
+        key, value = (x.repeat_interleave(heads // x.size(-3), -3) for x in (key, value))
+    wide = query.dtype if query.dtype == torch.float64 else torch.float32
+    factor = query.size(-1) ** -0.5 if scale is None else scale
+    scores = (query.to(wide) * factor) @ key.to(wide).transpose(-2, -1)
+    mask = attn_mask
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        mask = torch.where(mask, 0.0, -math.inf) if mask.dtype == torch.bool else mask
+        scores = scores + mask.to(wide)
+    weights = scores.softmax(-1)
+    if attn_mask is not None:
+        weights = torch.where(weights.isnan(), 0.0, weights)
+    return (weights @ value.to(wide)).to(query.dtype)
+
+
+def _masked_scatter(torch: Any, x: Any, mask: Any, source: Any) -> Any:
+    """Return data with the next value of the source wherever the mask is set, in static shapes."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    places = (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp(min=0)
+    return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
+
+
+def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """Return quotients of integers, rounded; the exporter divides them as float32."""
+    tensors = all(isinstance(value, torch.Tensor) for value in (x, y))
+    if not rounding_mode or not tensors or torch.result_type(x, y).is_floating_point:
+        return NotImplemented
+    if rounding_mode == "trunc":
+        x = x - torch.fmod(x, y)
+    return torch.floor_divide(x, y)
+
+
+def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+    """Return data with a margin from its other end; ONNX has no such mode before opset 19."""
+    if mode != "circular":
+        return NotImplemented
+    for index in range(len(pad) // 2):
+        axis, (before, after) = x.dim() - 1 - index, pad[2 * index : 2 * index + 2]
+        x = x.narrow(axis, max(0, -before), x.size(axis) + min(0, before) + min(0, after))
+        parts = [x.narrow(axis, x.size(axis) - before, before)] if before > 0 else []
+        parts += [x, *([x.narrow(axis, 0, after)] if after > 0 else [])]
+        x = torch.cat(parts, axis)
+    return x
+
+
+def _compute_wide(torch: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operator on narrow floats, computed in float32."""
+    narrow = [
+        x.dtype
+        for x in torch.utils._pytree.tree_leaves((args, kwargs))
+        if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+    ]
+    if not narrow:
+        return NotImplemented
+    has_dtype = any(isinstance(x, torch.dtype) for x in (*args, *kwargs.values()))
+
+    def convert(value: Any, source: Any, target: Any) -> Any:
+        def one(x: Any) -> Any:
+            return x.to(target) if isinstance(x, torch.Tensor) and x.dtype in source else x
+
+        return torch.utils._pytree.tree_map(one, value)
+
+    args, kwargs = convert((args, kwargs), set(narrow), torch.float32)
+    result = operator(*args, **kwargs)
+    return result if has_dtype else convert(result, {torch.float32}, narrow[0])
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the error that began a chain of them."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return excerpt(text, _MAX_REASON)
+
+
+def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs their names, and others to inner values and weights that have one of these."""
+    names = {*inputs, *outputs}
+    inner = [value for node in graph.all_nodes() for value in node.outputs]
+    for value in (*inner, *graph.initializers.values()):
+        if value.name in names:
+            _rename_value(graph, value, f"{value.name}__inner")
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        _rename_value(graph, value, name)
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        _rename_value(graph, value, name)
+
+
+def _rename_value(graph: Any, value: Any, name: str) -> None:
+    # Weights are listed by their names.
+    is_weight = value.name in graph.initializers
+    if is_weight:
+        del graph.initializers[value.name]
+    value.name = name
+    if is_weight:
+        graph.initializers[name] = value
+
+
+# ---------------------------------------------------------------- factories
+
+
+class Example(NamedTuple):
+    """A module with the arguments of a call, by position and by name."""
+
+    module: Any
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+def find_factory(name: str) -> Callable[[], Any]:
+    """Return the function `PACKAGE.MODULE:FUNCTION`."""
+    module_name, _, function = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise Problem("module", f"there is no module {quoted(error.name)}") from error
+        raise Problem("code", describe_error(error)) from error
+    except (Exception, SystemExit) as error:
+        raise Problem("code", describe_error(error)) from error
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        text = f"the module has no function {quoted(function)}{did_you_mean(function, names)}"
+        raise Problem("function", text)
+    result: Callable[[], Any] = factory
+    return result
+
+
+def read_result(result: Any, module_type: type) -> Example:
+    """Return what a factory returned as a module with the arguments of a call."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+        text = f"it did not return a module and its inputs, but: {type(result).__name__}{count}"
+        raise Problem("result", text)
+    module, inputs = result
+    if not isinstance(module, module_type):
+        text = f"the first value that it returned is not a torch.nn.Module, but: {type(module).__name__}"
+        raise Problem("result", text)
+    if isinstance(inputs, Mapping):
+        return Example(module, (), inputs)
+    return Example(module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error with the last line of the user's own code that it came from."""
+    paths = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [
+        (path.relative_to(Path.cwd()), line)
+        for path, line in paths
+        if path.is_relative_to(Path.cwd())
+    ]
+    place = " ({}:{})".format(*own[-1]) if own else ""
+    return f"{type(error).__name__}: {last_line(error)}{place}"
+
+
+def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
+    try:
+        import torch
+        import torch.export
+    except Exception as error:
+        # a missing system library is an OSError
+        raise Problem("import", f"{type(error).__name__}: {error}") from error
+    # after PyTorch: no file of the user's takes the place of one of its modules
+    sys.path.insert(0, str(Path.cwd()))
+    factory = find_factory(request["factory"])
+    try:
+        result = factory()
+    except (Exception, SystemExit) as error:
+        raise Problem("code", describe_error(error)) from error
+    example = read_result(result, torch.nn.Module)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                example.module.eval(), example.arguments, dict(example.named)
+            )
+    except Exception as error:
+        # the first line is the reason, and what follows is advice
+        [reason, *_] = [*filter(None, str(error).splitlines()), ""]
+        text = f"{type(error).__name__}: {excerpt(reason, _MAX_REASON)}"
+        raise Problem("export", text) from error
+    # PyTorch ends the process where a file cannot be written
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    try:
+        Path(request["archive"]).write_bytes(content.getbuffer())
+    except OSError as error:
+        raise Problem("write", str(error.errno or 0)) from error
+    return {"torch": str(torch.__version__)}
+
+
+def main() -> None:
+    """Answer the request of the command line, or be the reference."""
+    if len(sys.argv) == 1:
+        serve(lambda first: _Program(import_torch(), first))
+    request = json.loads(sys.argv[1])
+    try:
+        answer = _export_factory(request) if "factory" in request else _export(request)
+    except Problem as error:
+        answer = {"problem": error.problem, "reason": str(error)}
+    Path(request["answer"]).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
