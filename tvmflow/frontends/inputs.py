@@ -213,13 +213,8 @@ def _range_problem(dtype: str, request: InputRequest) -> str:
         if isinstance(scalar, bool) != (dtype == "bool") or (
             "int" in dtype and not isinstance(scalar, int)
         ):
-            noun = (
-                "true or false"
-                if dtype == "bool"
-                else "whole numbers"
-                if "int" in dtype
-                else "numbers"
-            )
+            nouns = {"bool": "true or false", "int": "whole numbers"}
+            noun = nouns.get(dtype.lstrip("u").rstrip("0123456789"), "numbers")
             return f"dtype {dtype}, whose values are {noun}, not {json.dumps(scalar)}"
         if dtype != "bool" and not _holds(dtype, scalar):
             return f"dtype {dtype}, which cannot hold {json.dumps(scalar)}"
