@@ -1,25 +1,107 @@
-"""Converters of activations and arithmetic, in the dtype of their data."""
+"""Converters of activations, arithmetic, reductions, sorting and norms, and what all converters use.
+
+Operators work in the dtype of their data; float16 and bfloat16 are accumulated in float32.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
 from tvmflow.compiler.ir import dtype_of
+from tvmflow.compiler.open_sizes import plain
+from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx import graph
-from tvmflow.frontends.onnx._conversion import (
-    Converter,
-    NodeToConvert,
-    constant,
-    is_float,
-    list_sizes,
-)
+from tvmflow.frontends.onnx._expressions import Windows
+from tvmflow.frontends.onnx.graph import attribute_text
+
+
+class NodeToConvert(NamedTuple):
+    """A node that a converter turns into Relax.
+
+    Attributes:
+        builder: The builder of the model.
+        inputs: The operands; None for missing ones.
+        attributes: The attributes; strings are bytes.
+        opset: The version of the operator set.
+        convert_by_tvm: Converts the node as TVM does, with other operands.
+        counts_rows: Whether a number of rows that is known only when the model runs is a count, and no size.
+    """
+
+    builder: relax.BlockBuilder
+    inputs: Sequence[Any]
+    attributes: Mapping[str, Any]
+    opset: int
+    convert_by_tvm: Callable[[Sequence[Any]], Any]
+    counts_rows: bool = True
+
+    def emit(self, expr: Any) -> Any:
+        """Return an expression with a type."""
+        return self.builder.normalize(expr)
+
+    def cast(self, expr: Any, dtype: str) -> Any:
+        return self.emit(relax.op.astype(expr, dtype))
+
+    def by_tvm(self) -> Any:
+        return self.convert_by_tvm(self.inputs)
+
+    def operand(self, position: int) -> Any:
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def integer(self, name: str, default: int) -> int:
+        return int(self.attributes.get(name, default))
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.attributes.get(name, default))
+
+    def text(self, name: str, default: str) -> str:
+        return attribute_text(self.attributes, name, default)
+
+
+Converter = Callable[[NodeToConvert], Any]
+
+_METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+
+
+def read_interpolation(attributes: Mapping[str, Any]) -> Interpolation:
+    """Return how a Resize finds the values of pixels."""
+    return Interpolation(
+        method=_METHODS[attribute_text(attributes, "mode", "nearest")],
+        coordinates=attribute_text(attributes, "coordinate_transformation_mode", "half_pixel"),
+        rounding=attribute_text(attributes, "nearest_mode", "round_prefer_floor"),
+        cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
+        excludes_outside=bool(attributes.get("exclude_outside", 0)),
+    )
+
+
+def constant(value: float, like: Any) -> Any:
+    return relax.const(value, dtype_of(like))
+
+
+def is_float(expr: Any) -> bool:
+    return "float" in dtype_of(expr)
+
+
+def list_sizes(expr: Any) -> list[Any]:
+    """Return the sizes of a tensor: ints where they are fixed."""
+    return [plain(extent) for extent in expr.ty.shape]
+
+
+def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return the value of a constant operand."""
+    if not isinstance(expr, tvm.ir.Constant):
+        raise ValueError(f"{name} depends on the inputs, which is not supported")
+    return np.asarray(expr.value.numpy())
+
+
+# ---------------------------------------------------------------- activations
 
 
 def _exponential_below(x: Any, scaled: Any, alpha: float) -> Any:
@@ -30,42 +112,38 @@ def _exponential_below(x: Any, scaled: Any, alpha: float) -> Any:
 
 def _elu(node: NodeToConvert) -> Any:
     [x] = node.inputs
-    return _exponential_below(x, x, float(node.attributes.get("alpha", 1.0)))
+    return _exponential_below(x, x, node.number("alpha", 1.0))
 
 
 def _selu(node: NodeToConvert) -> Any:
     [x] = node.inputs
-    alpha = float(node.attributes.get("alpha", 1.67326319217681884765625))
-    gamma = float(node.attributes.get("gamma", 1.05070102214813232421875))
+    alpha = node.number("alpha", 1.67326319217681884765625)
+    gamma = node.number("gamma", 1.05070102214813232421875)
     return constant(gamma, x) * node.emit(_exponential_below(x, x, alpha))
 
 
 def _celu(node: NodeToConvert) -> Any:
-    [x], alpha = node.inputs, float(node.attributes.get("alpha", 1.0))
+    [x], alpha = node.inputs, node.number("alpha", 1.0)
     return _exponential_below(x, node.emit(x / constant(alpha, x)), alpha)
 
 
 def _thresholded_relu(node: NodeToConvert) -> Any:
     """Return values above a threshold, and 0 for others; a product with 0 would be NaN for infinities."""
     [x] = node.inputs
-    is_above = relax.op.greater(x, constant(float(node.attributes.get("alpha", 1.0)), x))
+    is_above = relax.op.greater(x, constant(node.number("alpha", 1.0), x))
     return relax.op.where(is_above, x, relax.op.zeros_like(x))
 
 
 def _shrink(node: NodeToConvert) -> Any:
-    [x] = node.inputs
-    limit, bias = (
-        float(node.attributes.get(name, value)) for name, value in (("lambd", 0.5), ("bias", 0.0))
-    )
-    above = relax.op.where(
-        relax.op.greater(x, constant(limit, x)), x - constant(bias, x), relax.op.zeros_like(x)
-    )
+    [x], limit, bias = node.inputs, node.number("lambd", 0.5), node.number("bias", 0.0)
+    is_above = relax.op.greater(x, constant(limit, x))
     is_below = relax.op.less(x, constant(-limit, x))
+    above = relax.op.where(is_above, x - constant(bias, x), relax.op.zeros_like(x))
     return relax.op.where(is_below, x + constant(bias, x), above)
 
 
 def _swish(node: NodeToConvert) -> Any:
-    [x], alpha = node.inputs, float(node.attributes.get("alpha", 1.0))
+    [x], alpha = node.inputs, node.number("alpha", 1.0)
     return x * relax.op.sigmoid(x if alpha == 1 else constant(alpha, x) * x)
 
 
@@ -84,7 +162,7 @@ def _hardmax(node: NodeToConvert) -> Any:
     """Return 1 at the first maximum along an axis, and 0 elsewhere, also in rows of the lowest value."""
     [x] = node.inputs
     sizes = list_sizes(x)
-    axis = int(node.attributes.get("axis", -1)) % len(sizes)
+    axis = node.integer("axis", -1) % len(sizes)
     if not isinstance(sizes[axis], int):
         raise ValueError("its axis needs a fixed size")
     places = node.emit(relax.op.argmax(x, axis=axis, keepdims=True))
@@ -97,7 +175,7 @@ def _hardmax(node: NodeToConvert) -> Any:
 def _bit_shift(node: NodeToConvert) -> Any:
     """Return shifted bits, none of which are left after as many places as the type has, or more."""
     x, places = node.inputs
-    shifted = node.emit(node.convert_by_tvm(node.inputs))
+    shifted = node.emit(node.by_tvm())
     bits = np.iinfo(dtype_of(x)).bits
     is_short = relax.op.less(places, relax.const(bits, dtype_of(places)))
     return relax.op.where(is_short, shifted, relax.op.zeros_like(shifted))
@@ -123,11 +201,10 @@ def _dynamic_quantize_linear(node: NodeToConvert) -> Any:
 
 def _equal(node: NodeToConvert) -> Any:
     """Return where operands are equal; TVM generates no code that compares bools."""
-    left, right = node.inputs
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in node.inputs)
-    if not is_tensor or dtype_of(left) != "bool":
-        return node.convert_by_tvm(node.inputs)
-    return relax.op.logical_not(node.emit(relax.op.logical_xor(left, right)))
+    if not is_tensor or dtype_of(node.inputs[0]) != "bool":
+        return node.by_tvm()
+    return relax.op.logical_not(node.emit(relax.op.logical_xor(*node.inputs)))
 
 
 def _prelu(node: NodeToConvert) -> Any:
@@ -148,40 +225,27 @@ def _prelu(node: NodeToConvert) -> Any:
 
 def _clip(node: NodeToConvert) -> Any:
     """Return maximum and minimum with constant bounds: layout passes support them."""
-    bounds = _clip_bounds(node.inputs, node.attributes)
-    if bounds is None:
-        return node.convert_by_tvm(node.inputs)
-    value = node.inputs[0]
-    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
-        value = value if bound is None else node.emit(operator(value, bound))
-    return value
-
-
-def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a Clip, None for a missing one; None when they are not constant."""
-    if "min" in attrs or "max" in attrs:
-        values = [attrs.get(name) for name in ("min", "max")]
-        bounds = [None if v is None else constant(float(v), inputs[0]) for v in values]
-    else:
-        bounds = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
+    value, bounds = node.inputs[0], [node.operand(1), node.operand(2)]
+    limits = [node.attributes.get(name) for name in ("min", "max")]
+    if limits != [None, None]:
+        bounds = [None if v is None else constant(float(v), value) for v in limits]
     if any(bound is not None and not isinstance(bound, tvm.ir.Constant) for bound in bounds):
-        return None
-    # A NaN bound counts as missing, as in ONNX Runtime.
-    low, high = (
-        None if bound is None or np.isnan(bound.value.numpy()).any() else bound for bound in bounds
-    )
-    return low, high
+        return node.by_tvm()
+    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
+        # A NaN bound counts as missing, as in ONNX Runtime.
+        if bound is not None and not np.isnan(bound.value.numpy()).any():
+            value = node.emit(operator(value, bound))
+    return value
 
 
 def _pow(node: NodeToConvert) -> Any:
     """Return powers in the dtype of the base; those of integers are computed as float64."""
     base, exponent = node.inputs
     if dtype_of(base) == dtype_of(exponent) and is_float(base):
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     if is_float(base):
         return relax.op.power(base, relax.op.astype(exponent, dtype_of(base)))
-    wide = [node.emit(relax.op.astype(operand, "float64")) for operand in (base, exponent)]
-    power = node.emit(relax.op.power(*wide))
+    power = node.emit(relax.op.power(*(node.cast(x, "float64") for x in (base, exponent))))
     # A power of integers is an integer, except for rounding errors of the C library.
     power = power if is_float(exponent) else node.emit(relax.op.round(power))
     return relax.op.astype(power, dtype_of(base))
@@ -191,7 +255,7 @@ def _mod(node: NodeToConvert) -> Any:
     """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
     left, right = node.inputs
     if node.attributes.get("fmod", 0) or not is_float(left):
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     rest, zero = node.emit(relax.op.mod(left, right)), constant(0, left)
     differs = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(right, zero))
     moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differs)
@@ -217,7 +281,7 @@ def _pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
     TVM copies all into one tensor, and reduces that from a finite start.
     """
     if all(isinstance(operand, tvm.ir.Constant) for operand in node.inputs):
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
 
 
@@ -238,6 +302,332 @@ def _bit_cast(node: NodeToConvert) -> Any:
 
     return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
 
+
+_NARROW: Final = ("float16", "bfloat16")
+_WIDE: Final = "float32"
+
+
+def in_float32(convert: Converter) -> Converter:
+    """Return a converter that computes operators on narrower floats in float32, as ONNX Runtime does."""
+
+    @functools.wraps(convert)
+    def wide(node: NodeToConvert) -> Any:
+        dtypes = [None if x is None else dtype_of(x) for x in node.inputs]
+        dtype = dtypes[0]
+        if dtype not in _NARROW:
+            return convert(node)
+        inputs = [
+            node.cast(x, _WIDE) if x_dtype in _NARROW else x
+            for x, x_dtype in zip(node.inputs, dtypes, strict=True)
+        ]
+        result = node.emit(convert(node._replace(inputs=inputs)))
+        if not isinstance(result, relax.Tuple):
+            return relax.op.astype(result, dtype)
+        fields = [node.emit(field) for field in result.fields]
+        return relax.Tuple(
+            [relax.op.astype(x, dtype) if dtype_of(x) == _WIDE else x for x in fields]
+        )
+
+    return wide
+
+
+# ---------------------------------------------------------------- reductions
+
+
+class _Reduction(NamedTuple):
+    """A reduction.
+
+    Attributes:
+        reduce: The reduction itself, of data, axes and whether these stay with one element.
+        before: The function of each element.
+        after: The function of each result.
+        alone: What both do to an element that is not reduced; None for one after the other.
+        has_float_result: Whether integers are computed as float64.
+        empty: The reduction of no elements; that of integers is the nearest one.
+    """
+
+    reduce: Callable[[Any, Sequence[int] | None, bool], Any]
+    before: Callable[[Any], Any] | None = None
+    after: Callable[[Any], Any] | None = None
+    alone: Callable[[Any], Any] | None = None
+    has_float_result: bool = False
+    empty: float = 0.0
+
+
+def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
+    """Return reduced data; without axes all axes, or none with `noop_with_empty_axes`."""
+    data, dtype = node.inputs[0], dtype_of(node.inputs[0])
+    axes = [int(axis) for axis in node.attributes.get("axes", ())]
+    if node.operand(1) is not None and 0 not in list_sizes(node.operand(1)):
+        axes = [int(axis) for axis in known_array(node.operand(1), "axes").reshape(-1)]
+    keeps = bool(node.attributes.get("keepdims", 1))
+    is_wide = dtype in _NARROW
+    if is_wide or (reduction.has_float_result and not is_float(data)):
+        data = node.cast(data, _WIDE if is_wide else "float64")
+    if not axes and node.attributes.get("noop_with_empty_axes", 0):
+        steps = [reduction.alone] if reduction.alone else [reduction.before, reduction.after]
+    else:
+        reduce = functools.partial(_reduce, node, reduction, axes=axes, keeps=keeps)
+        steps = [reduction.before, reduce, reduction.after]
+    for step in steps:
+        data = data if step is None else node.emit(step(data))
+    return data if dtype_of(data) == dtype else relax.op.astype(data, dtype)
+
+
+def _reduce(
+    node: NodeToConvert, reduction: _Reduction, data: Any, *, axes: Sequence[int], keeps: bool
+) -> Any:
+    """Return data reduced along axes, or all of them; a scalar is its own reduction."""
+    sizes = list_sizes(data)
+    reduced = {axis % len(sizes) for axis in axes} or set(range(len(sizes)))
+    if any(_is_empty(sizes[axis]) for axis in reduced):
+        kept = [1 if n in reduced else size for n, size in enumerate(sizes)]
+        shape = kept if keeps else [size for n, size in enumerate(sizes) if n not in reduced]
+        # TVM divides by the number of elements, and has no kernel of a loop that never runs
+        return relax.op.broadcast_to(constant(_limit(reduction.empty, data), data), shape)
+    return reduction.reduce(data, axes or None, keeps) if sizes else node.emit(data)
+
+
+def _is_empty(size: Any) -> bool:
+    return isinstance(size, int) and size == 0
+
+
+def _limit(value: float, like: Any) -> float:
+    """Return a number that the dtype of a tensor has: the smallest or largest one for an infinity."""
+    if is_float(like) or math.isfinite(value):
+        return value
+    limits = np.iinfo(dtype_of(like))
+    return int(limits.max if value > 0 else limits.min)
+
+
+def _square(x: Any) -> Any:
+    return relax.op.multiply(x, x)
+
+
+def _log_sum_exp(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
+    """Return ln Σ eˣ, computed less the largest element where that is finite."""
+    largest = relax.op.max(x, axes, True)
+    shift = relax.op.where(relax.op.isfinite(largest), largest, relax.op.zeros_like(largest))
+    result = relax.op.log(relax.op.sum(relax.op.exp(x - shift), axes, True)) + shift
+    return result if keeps else relax.op.squeeze(result, axes)
+
+
+def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None, bool], Any]:
+    """Return the reduction to maxima or minima, also of rows of nothing but infinities.
+
+    TVM's start with the lowest or highest finite number; half of any number is within it, and only
+    the double of the start itself is infinite.
+    """
+
+    def function(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
+        if not is_float(x):
+            return reduce(x, axes, keeps)
+        return reduce(x * constant(0.5, x), axes, keeps) * constant(2.0, x)
+
+    return function
+
+
+def _reduce_mean(node: NodeToConvert) -> Any:
+    """Return means; of integers by way of int64.
+
+    TVM computes those of int32 as int64, which it does not say.
+    """
+    reduction, dtype = _Reduction(relax.op.mean), dtype_of(node.inputs[0])
+    is_exact = is_float(node.inputs[0]) or dtype == "int64"
+    return _convert_as(node, reduction, dtype if is_exact else "int64")
+
+
+def _reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empty: float) -> Any:
+    """Return maxima or minima, also of booleans."""
+    dtype = dtype_of(node.inputs[0])
+    reduction = _Reduction(_extreme(reduce), empty=empty)
+    return _convert_as(node, reduction, "uint8" if dtype == "bool" else dtype)
+
+
+def _convert_as(node: NodeToConvert, reduction: _Reduction, dtype: str) -> Any:
+    """Return data reduced in another dtype."""
+    data, *rest = node.inputs
+    if dtype_of(data) == dtype:
+        return _convert_reduction(node, reduction)
+    other = node._replace(inputs=[node.cast(data, dtype), *rest])
+    return relax.op.astype(_convert_reduction(other, reduction), dtype_of(data))
+
+
+# ---------------------------------------------------------------- norms
+
+
+def _lp_normalization(node: NodeToConvert) -> Any:
+    """Return data divided by its norm along an axis; zeros stay zeros."""
+    [x], axis = node.inputs, node.integer("axis", -1)
+    p = 1 if node.integer("p", 2) == 1 else 2
+    norm = node.emit(_root(relax.op.sum(_power(x, p), axis, True), p))
+    is_zero = relax.op.equal(norm, constant(0, x))
+    return relax.op.divide(x, relax.op.where(is_zero, relax.op.ones_like(norm), norm))
+
+
+def _batch_norm(node: NodeToConvert) -> Any:
+    """Return a batch norm, whose parameters may be wider floats than the data."""
+    dtype = dtype_of(node.inputs[0])
+    if dtype not in _NARROW or all(dtype_of(x) == dtype for x in node.inputs):
+        return node.by_tvm()
+    return in_float32(_first_result)(node)
+
+
+def _first_result(node: NodeToConvert) -> Any:
+    """Return the first result of TVM's converter; the others are those of training."""
+    results = node.builder.emit(node.by_tvm())
+    zero = relax.const(np.zeros(0, np.float32))
+    return relax.Tuple([node.emit(relax.TupleGetItem(results, 0)), zero, zero])
+
+
+def _mean_variance_norm(node: NodeToConvert) -> Any:
+    """Return data less its mean, divided by its deviation, which loses no digits as a difference would."""
+    [x], axes = node.inputs, [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
+    centred = node.emit(x - relax.op.mean(x, axes, True))
+    variance = node.emit(relax.op.mean(_square(centred), axes, True))
+    return centred / (relax.op.sqrt(variance) + constant(1e-9, x))
+
+
+def _global_pool(convert: Converter) -> Converter:
+    """Return a converter that refuses images without pixels, as ONNX Runtime does."""
+
+    @functools.wraps(convert)
+    def checked(node: NodeToConvert) -> Any:
+        shape = list_sizes(node.inputs[0])
+        if any(map(_is_empty, shape[1:])):
+            raise ValueError(f"its data of shape {shape} has no pixels")
+        return convert(node)
+
+    return checked
+
+
+def _global_lp_pool(node: NodeToConvert) -> Any:
+    """Return the norms of all pixels of a channel."""
+    [x], p = node.inputs, node.integer("p", 2)
+    axes = list(range(2, len(list_sizes(x))))
+    return _root(relax.op.sum(_power(x, p), axes, True), p)
+
+
+def _lp_pool(node: NodeToConvert) -> Any:
+    """Return the norms of windows, from the means of their powers in the padded data.
+
+    TVM counts all pixels of a window that ends beyond the padded data.
+    """
+    [x], p, attributes = node.inputs, node.integer("p", 2), node.attributes
+    sizes = list_sizes(x)[2:]
+    window, strides, dilations, before, after = Windows.read(
+        attributes, [int(size) for size in attributes["kernel_shape"]]
+    )
+    ends = list(after)
+    if attributes.get("ceil_mode", 0):
+        # what the last windows read beyond the data is 0
+        for axis, (size, step) in enumerate(zip(sizes, strides, strict=True)):
+            reach = (window[axis] - 1) * dilations[axis] + 1
+            if not isinstance(size, int):
+                raise ValueError("ceil_mode needs a known size of the data")
+            room = size + before[axis] + ends[axis] - reach
+            count = -(-room // step) + 1
+            # a window that begins behind the data is none
+            count -= (count - 1) * step >= size + before[axis]
+            ends[axis] += max(0, (count - 1) * step - room)
+    pool = getattr(relax.op.nn, f"avg_pool{len(sizes)}d")
+    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise ValueError("auto_pad needs a known size of the data")
+    powers, pads = _power(x, p), [*before, *ends]
+    means = pool(powers, window, strides, pads, dilations, count_include_pad=True)
+    return _root(means * constant(float(math.prod(window)), x), p)
+
+
+def _power(x: Any, p: int) -> Any:
+    """Return |x| to a power."""
+    if p in (1, 2):
+        return relax.op.abs(x) if p == 1 else _square(x)
+    return relax.op.power(relax.op.abs(x), constant(float(p), x))
+
+
+def _root(x: Any, p: int) -> Any:
+    if p in (1, 2):
+        return x if p == 1 else relax.op.sqrt(x)
+    return relax.op.power(x, constant(1 / p, x))
+
+
+# ---------------------------------------------------------------- positions, orders, running sums
+
+
+def _arg_extreme(node: NodeToConvert) -> Any:
+    """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
+
+    TVM starts with that value and the index -1, which stays where no element beats it.
+    """
+    extent = list_sizes(node.inputs[0])[node.integer("axis", 0)]
+    if isinstance(extent, int) and extent == 0:
+        raise ValueError("its data has no elements along the axis")
+    result = node.emit(node.by_tvm())
+    if not node.attributes.get("select_last_index", 0):
+        return relax.op.maximum(result, constant(0, result))
+    # TVM counts from the end then.
+    return relax.op.minimum(result, constant(extent - 1, result))
+
+
+def _top_k(node: NodeToConvert) -> Any:
+    """Return the largest or smallest values, and their indices; TVM sorts integers of 32 and 64 bits."""
+    data, count = node.inputs
+    dtype = dtype_of(data)
+    if is_float(data) or dtype in ("int32", "int64"):
+        return node.by_tvm()
+    if dtype == "uint64":
+        raise ValueError("uint64 cannot be sorted")
+    wide = node.cast(data, "int64" if dtype == "uint32" else "int32")
+    found = node.emit(node.convert_by_tvm([wide, count]))
+    values = node.emit(relax.op.astype(relax.TupleGetItem(found, 0), dtype))
+    return relax.Tuple([values, node.emit(relax.TupleGetItem(found, 1))])
+
+
+def _cum_sum(node: NodeToConvert) -> Any:
+    """Return sums up to each element along an axis, which TVM has to know."""
+    known_array(node.inputs[1], "axis")
+    return node.by_tvm()
+
+
+def _cum_prod(node: NodeToConvert) -> Any:
+    """Return products of all elements before another along an axis."""
+    x, axis = node.inputs
+    axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
+    is_reversed = bool(node.attributes.get("reverse", 0))
+    data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
+    exclusive = bool(node.attributes.get("exclusive", 0))
+    product = node.emit(relax.op.cumprod(data, axis, dtype_of(x), exclusive))
+    return relax.op.flip(product, axis) if is_reversed else product
+
+
+def _layer_norm(node: NodeToConvert) -> Any:
+    """Return a layer norm of any float; TVM lacks that of float64."""
+    data, scale, *shift = node.inputs
+    if dtype_of(data) != "float64":
+        return node.by_tvm()
+    rank = len(list_sizes(data))
+    axes = list(range(node.integer("axis", -1) % rank, rank))
+    mean = node.emit(relax.op.mean(data, axes, keepdims=True))
+    centred = node.emit(data - mean)
+    variance = node.emit(relax.op.mean(_square(centred), axes, keepdims=True))
+    epsilon = constant(node.number("epsilon", 1e-5), data)
+    scaled = node.emit(centred / relax.op.sqrt(variance + epsilon) * scale)
+    return scaled + shift[0] if shift and shift[0] is not None else scaled
+
+
+_REDUCTIONS: Final[Mapping[str, _Reduction]] = {
+    "ReduceL1": _Reduction(relax.op.sum, before=relax.op.abs),
+    "ReduceL2": _Reduction(
+        relax.op.sum, _square, relax.op.sqrt, alone=relax.op.abs, has_float_result=True
+    ),
+    "ReduceLogSum": _Reduction(relax.op.sum, after=relax.op.log, has_float_result=True),
+    "ReduceLogSumExp": _Reduction(
+        _log_sum_exp, alone=lambda x: x, has_float_result=True, empty=-math.inf
+    ),
+    "ReduceProd": _Reduction(relax.op.prod, empty=1.0),
+    "ReduceSum": _Reduction(relax.op.sum),
+    "ReduceSumSquare": _Reduction(relax.op.sum, before=_square),
+}
 
 ARITHMETIC_CONVERTERS: Final[Mapping[str, Converter]] = {
     "BitCast": _bit_cast,
@@ -263,5 +653,24 @@ ARITHMETIC_CONVERTERS: Final[Mapping[str, Converter]] = {
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
     "Swish": _swish,
     "ThresholdedRelu": _thresholded_relu,
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
+    "CumProd": _cum_prod,
+    "CumSum": _cum_sum,
+    "LayerNormalization": _layer_norm,
+    "TopK": _top_k,
+    **{name: functools.partial(_convert_reduction, reduction=r) for name, r in _REDUCTIONS.items()},
+    "BatchNormalization": _batch_norm,
+    "GlobalAveragePool": _global_pool(NodeToConvert.by_tvm),
+    "GlobalLpPool": _global_pool(in_float32(_global_lp_pool)),
+    "GlobalMaxPool": _global_pool(NodeToConvert.by_tvm),
+    "InstanceNormalization": in_float32(NodeToConvert.by_tvm),
+    "LRN": in_float32(NodeToConvert.by_tvm),
+    "LpNormalization": in_float32(_lp_normalization),
+    "LpPool": in_float32(_lp_pool),
+    "MeanVarianceNormalization": in_float32(_mean_variance_norm),
+    "ReduceMax": functools.partial(_reduce_extreme, reduce=relax.op.max, empty=-math.inf),
+    "ReduceMean": _reduce_mean,
+    "ReduceMin": functools.partial(_reduce_extreme, reduce=relax.op.min, empty=math.inf),
 }
 """Operator -> its converter."""

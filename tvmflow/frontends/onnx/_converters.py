@@ -23,8 +23,8 @@ from tvmflow.compiler.ir_operators import (
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends.base import MAX_ELEMENTS
-from tvmflow.frontends.onnx._arithmetic import ARITHMETIC_CONVERTERS
-from tvmflow.frontends.onnx._conversion import (
+from tvmflow.frontends.onnx._arithmetic import (
+    ARITHMETIC_CONVERTERS,
     Converter,
     NodeToConvert,
     constant,
@@ -49,9 +49,8 @@ from tvmflow.frontends.onnx._expressions import (
     reverse_sequences,
 )
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
-from tvmflow.frontends.onnx._reductions import REDUCTION_CONVERTERS
 from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
-from tvmflow.frontends.onnx.graph import FROM_START, attribute_text
+from tvmflow.frontends.onnx.graph import FROM_START
 
 # ---------------------------------------------------------------- indices
 
@@ -62,25 +61,22 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
     if FROM_START not in node.attributes or not is_tensor:
         is_scatter = operator is relax.op.scatter_elements
-        return _scatter(node) if is_scatter else node.convert_by_tvm(node.inputs)
+        return _scatter(node) if is_scatter else node.by_tvm()
     if operator is not relax.op.scatter_elements:
-        place = int(
-            node.attributes.get("batch_dims" if operator is relax.op.gather_nd else "axis", 0)
-        )
-        return operator(data, indices, place)
+        name = "batch_dims" if operator is relax.op.gather_nd else "axis"
+        return operator(data, indices, node.integer(name, 0))
     beyond = constant(np.iinfo(dtype_of(indices)).min, indices)
-    is_negative = node.emit(relax.op.less(indices, constant(0, indices)))
-    return _scatter(
-        node._replace(inputs=[data, node.emit(relax.op.where(is_negative, beyond, indices)), *rest])
-    )
+    is_negative = relax.op.less(indices, constant(0, indices))
+    places = node.emit(relax.op.where(is_negative, beyond, indices))
+    return _scatter(node._replace(inputs=[data, places, *rest]))
 
 
 def _scatter(node: NodeToConvert) -> Any:
     """Scatter updates; TVM generates no code that adds or multiplies bools, which are integers here."""
     data, indices, updates = node.inputs
-    if dtype_of(data) != "bool" or attribute_text(node.attributes, "reduction", "none") == "none":
-        return node.convert_by_tvm(node.inputs)
-    wide = [node.emit(relax.op.astype(operand, "int32")) for operand in (data, updates)]
+    if dtype_of(data) != "bool" or node.text("reduction", "none") == "none":
+        return node.by_tvm()
+    wide = [node.cast(operand, "int32") for operand in (data, updates)]
     return relax.op.astype(node.emit(node.convert_by_tvm([wide[0], indices, wide[1]])), "bool")
 
 
@@ -94,21 +90,21 @@ def _slice(node: NodeToConvert) -> Any:
     bounds = [operand for operand in operands if operand is not None]
     is_known = len(bounds) > 1 and all(isinstance(bound, tvm.ir.Constant) for bound in bounds)
     if not is_known or not isinstance(data.ty, relax.TensorType):
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     shape = list_sizes(data)
-    given: list[list[int] | None] = [
+    starts, ends, axes, steps = (
         None if operand is None else known_array(operand, "a bound").ravel().tolist()
-        for operand in [*operands, None, None]
-    ]
-    starts, ends = given[0] or [], given[1] or []
-    axes = list(range(len(starts))) if given[2] is None else given[2]
-    steps = [1] * len(starts) if given[3] is None else given[3]
+        for operand in [*operands, None, None][:4]
+    )
+    starts, ends = starts or [], ends or []
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
     fits = 0 < len(starts) == len(ends) == len(axes) == len(steps)
     is_fixed = all(
         -len(shape) <= axis < len(shape) and isinstance(shape[axis], int) for axis in axes
     )
     if not fits or not is_fixed or 0 in steps:
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     limited = [
         _limit_slice(start, end, step, shape[axis])
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
@@ -157,19 +153,16 @@ def _conv_integer(node: NodeToConvert) -> Any:
 
 def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any:
     """Return bytes minus a zero point, if there is one, as int32."""
-    wide = node.emit(relax.op.astype(data, "int32"))
-    if zero_point is None:
-        return wide
-    zero_point = node.emit(relax.op.astype(node.emit(zero_point), "int32"))
-    return node.emit(relax.op.subtract(wide, zero_point))
+    wide = node.cast(data, "int32")
+    return wide if zero_point is None else node.emit(wide - relax.op.astype(zero_point, "int32"))
 
 
 def _affine_grid(node: NodeToConvert) -> Any:
     """Return grids in the dtype of their matrices; TVM's are float32."""
     theta, size = node.inputs
     known_array(size, "size")
-    wide = node.emit(relax.op.astype(theta, "float32"))
-    return relax.op.astype(node.emit(node.convert_by_tvm([wide, size])), dtype_of(theta))
+    grid = node.convert_by_tvm([node.cast(theta, "float32"), size])
+    return relax.op.astype(node.emit(grid), dtype_of(theta))
 
 
 # ---------------------------------------------------------------- sequences
@@ -186,7 +179,7 @@ def _split_to_sequence(node: NodeToConvert) -> Any:
     """
     data, *sizes = node.inputs
     rank = len(list_sizes(data))
-    axis = int(node.attributes.get("axis", 0)) % max(rank, 1)
+    axis = node.integer("axis", 0) % max(rank, 1)
     extent = list_sizes(data)[axis]
     if not isinstance(extent, int):
         raise ValueError("the axis that it splits needs a fixed size")
@@ -240,8 +233,7 @@ def _dft(node: NodeToConvert) -> Any:
     matrix = _transform(count, parts, whole, is_inverse=is_inverse, is_onesided=is_onesided)
     rank = len(shape)
     order = [*(n for n in range(rank - 1) if n != along), along, rank - 1]
-    moved = node.emit(relax.op.permute_dims(x, order))
-    result = _multiply(node, moved, matrix)
+    result = _multiply(node, node.emit(relax.op.permute_dims(x, order)), matrix)
     return relax.op.permute_dims(result, [order.index(n) for n in range(rank)])
 
 
@@ -255,12 +247,10 @@ def _stft(node: NodeToConvert) -> Any:
     length = _integer(size) if size is not None else list_sizes(window)[0]
     starts = np.arange((shape[1] - length) // hop + 1) * hop
     places = relax.const((starts[:, None] + np.arange(length)).ravel(), "int64")
-    frames = node.emit(relax.op.take(signal, places, 1))
     split = [shape[0], len(starts), length, shape[2]]
-    frames = node.emit(relax.op.reshape(frames, split))
+    frames = node.emit(relax.op.reshape(relax.op.take(signal, places, 1), split))
     if window is not None:
-        weights = relax.op.reshape(window, [length, 1])
-        frames = node.emit(relax.op.multiply(frames, weights))
+        frames = node.emit(frames * relax.op.reshape(window, [length, 1]))
     is_onesided = bool(node.attributes.get("onesided", 1))
     matrix = _transform(length, shape[2], length, is_inverse=False, is_onesided=is_onesided)
     return _multiply(node, frames, matrix)
@@ -327,11 +317,11 @@ class _Axis(NamedTuple):
 
 def _resize(node: NodeToConvert) -> Any:
     """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it."""
-    attributes, axes = node.attributes, _find_axes(node.inputs, node.attributes)
+    attributes, axes = node.attributes, _find_axes(node)
     antialias = bool(attributes.get("antialias", 0))
     mode = read_interpolation(attributes)
     if axes is None:
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     is_needed = (
         antialias
         or "axes" in attributes
@@ -342,18 +332,14 @@ def _resize(node: NodeToConvert) -> Any:
         # Factors are float32: 1/3 of 6 counts as exactly 2.
         or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)
     )
-    if resize.is_supported(mode):
-        is_plain = dtype_of(node.inputs[0]) == "float32" and not is_needed
-        return (
-            node.convert_by_tvm(node.inputs)
-            if is_plain
-            else _resize_axes(node, axes, mode, antialias)
-        )
+    is_supported = resize.is_supported(mode)
+    if is_supported and (is_needed or dtype_of(node.inputs[0]) != "float32"):
+        return _resize_axes(node, axes, mode, antialias)
     if is_needed:
         raise ValueError(
             f"the mode {mode.coordinates} with a rounded size or axes is not supported"
         )
-    return node.convert_by_tvm(node.inputs)
+    return node.by_tvm()
 
 
 def _resize_axes(
@@ -369,7 +355,7 @@ def _resize_axes(
     if antialias and dtype == "int8":
         raise ValueError("antialiasing of int8 is not supported")
     wide = "float32" if is_mixed and dtype != "float64" else dtype
-    data = node.emit(relax.op.astype(data, wide)) if wide != dtype else data
+    data = node.cast(data, wide) if wide != dtype else data
     tables: dict[int, list[Any]] = {}
     for axis, source, size, length in axes:
         positions, weights = resize.find_taps(source, size, mode, length, antialias=antialias)
@@ -390,19 +376,19 @@ def _resize_axes(
     return relax.op.astype(data, dtype) if wide != dtype else data
 
 
-def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Axis] | None:
+def _find_axes(node: NodeToConvert) -> list[_Axis] | None:
     """Return the axes that change; None where scales and sizes are no constants."""
-    shape = list_sizes(inputs[0])
-    axes = [int(axis) % len(shape) for axis in attributes.get("axes", range(len(shape)))]
+    shape = list_sizes(node.inputs[0])
+    axes = [int(axis) % len(shape) for axis in node.attributes.get("axes", range(len(shape)))]
     extents = [shape[axis] for axis in axes]
-    scales, sizes = (_constant_operand(inputs, position) for position in (2, 3))
+    scales, sizes = (_constant_operand(node, position) for position in (2, 3))
     if scales is not None:
         lengths = [extent * float(scale) for extent, scale in zip(extents, scales, strict=True)]
         counts = [math.floor(length * (1 + 1e-7)) for length in lengths]
     elif sizes is not None:
         counts = [int(size) for size in sizes]
         lengths = [float(count) for count in counts]
-        policy = attribute_text(attributes, "keep_aspect_ratio_policy", "stretch")
+        policy = node.text("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             choose = min if policy == "not_larger" else max
             factor = choose(n / extent for n, extent in zip(counts, extents, strict=True))
@@ -414,8 +400,8 @@ def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Ax
     return [axis for axis in all_axes if axis.source != axis.length]
 
 
-def _constant_operand(inputs: Sequence[Any], position: int) -> np.ndarray[Any, Any] | None:
-    value = inputs[position] if position < len(inputs) else None
+def _constant_operand(node: NodeToConvert, position: int) -> np.ndarray[Any, Any] | None:
+    value = node.operand(position)
     if isinstance(value, relax.ShapeExpr):
         return np.array([int(extent) for extent in value.values])
     array = np.asarray(value.value.numpy()) if isinstance(value, tvm.ir.Constant) else None
@@ -435,7 +421,7 @@ def _one_hot(node: NodeToConvert) -> Any:
     known = known_array(values, "values")
     off, on = (relax.const(value, str(known.dtype)) for value in known)
     rank = len(list_sizes(indices)) + 1
-    axis = int(node.attributes.get("axis", -1)) % rank
+    axis = node.integer("axis", -1) % rank
     wide = node.emit(relax.op.expand_dims(relax.op.astype(indices, "int64"), axis))
     from_end = relax.op.add(wide, relax.const(count, "int64"))
     wide = relax.op.where(relax.op.less(wide, relax.const(0, "int64")), from_end, wide)
@@ -446,10 +432,8 @@ def _one_hot(node: NodeToConvert) -> Any:
 def _col2im(node: NodeToConvert) -> Any:
     """Return images that are sums of overlapping blocks."""
     columns, *operands = node.inputs
-    image, block = (
-        known_array(operand, name).tolist()
-        for operand, name in zip(operands, ("image_shape", "block_shape"), strict=True)
-    )
+    names = ("image_shape", "block_shape")
+    image, block = (known_array(x, name).tolist() for x, name in zip(operands, names, strict=True))
     windows = Windows.read(node.attributes, block)
     counts = [
         (size + before + after - gap * (edge - 1) - 1) // stride + 1
@@ -485,14 +469,14 @@ def _grid_sample(node: NodeToConvert) -> Any:
     if len(shapes[0]) > _IMAGE_RANK and is_open:
         raise ValueError("a volume needs a fixed shape")
     data, grid = node.inputs
-    is_reflected = attribute_text(node.attributes, "padding_mode", "zeros") == "reflection"
+    is_reflected = node.text("padding_mode", "zeros") == "reflection"
     if is_reflected and node.attributes.get("align_corners", 0):
         # TVM divides by the length of an axis less 1
         if not is_open:
             for axis in range(2, len(shapes[0])):
                 if shapes[0][axis] == 1:
                     data = node.emit(relax.op.concat([data, data], axis))
-        elif attribute_text(node.attributes, "mode", "linear") in _CUBIC:
+        elif node.text("mode", "linear") in _CUBIC:
             raise ValueError("with cubic samples of reflected images, these need a fixed shape")
         else:
             return _sample_reflected(node)
@@ -511,7 +495,7 @@ def _sample_reflected(node: NodeToConvert) -> Any:
     away = node.emit(away - relax.op.floor(away * number(0.5)) * number(2))
     away = node.emit(relax.op.minimum(away, number(2) - away))
     places = node.emit(relax.op.permute_dims(away * number(2) - number(1), [0, 3, 1, 2]))
-    method = attribute_text(node.attributes, "mode", "linear")
+    method = node.text("mode", "linear")
     return relax.op.image.grid_sample(
         data,
         places,
@@ -525,14 +509,14 @@ def _sample_reflected(node: NodeToConvert) -> Any:
 def _roi_align(node: NodeToConvert) -> Any:
     """Convert a RoiAlign; TVM's differs where regions are aligned, and in its maximum."""
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
-    mode = attribute_text(node.attributes, "coordinate_transformation_mode", default)
+    mode = node.text("coordinate_transformation_mode", default)
     regions = Regions(
-        height=int(node.attributes.get("output_height", 1)),
-        width=int(node.attributes.get("output_width", 1)),
-        samples=int(node.attributes.get("sampling_ratio", 0)),
-        scale=float(node.attributes.get("spatial_scale", 1.0)),
+        height=node.integer("output_height", 1),
+        width=node.integer("output_width", 1),
+        samples=node.integer("sampling_ratio", 0),
+        scale=node.number("spatial_scale", 1.0),
         is_aligned=mode == "half_pixel",
-        takes_greatest=attribute_text(node.attributes, "mode", "avg") == "max",
+        takes_greatest=node.text("mode", "avg") == "max",
     )
     data, boxes, images = node.inputs
     _check_regions(node, regions)
@@ -556,7 +540,7 @@ def _roi_align(node: NodeToConvert) -> Any:
 def _check_regions(node: NodeToConvert, regions: Regions) -> None:
     """Refuse what ONNX Runtime does, and samples without end."""
     data, boxes, images = map(list_sizes, node.inputs)
-    mode = attribute_text(node.attributes, "mode", "avg")
+    mode = node.text("mode", "avg")
     if mode not in ("avg", "max"):
         raise ValueError(f"mode is {mode}, not avg or max")
     if regions.height < 1 or regions.width < 1:
@@ -601,12 +585,12 @@ def _windows(node: NodeToConvert) -> Windows:
 def _max_pool(node: NodeToConvert) -> Any:
     """Return maxima of windows, and where they are if a node reads that."""
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
-        return node.convert_by_tvm(node.inputs)
+        return node.by_tvm()
     windows = _windows(node)
     if math.prod(windows.sizes) > MAX_WINDOW:
         raise ValueError(f"a window may have at most {MAX_WINDOW:,} elements")
-    maxima = node.emit(node.convert_by_tvm(node.inputs))
-    if attribute_text(node.attributes, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+    maxima = node.emit(node.by_tvm())
+    if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise ValueError("auto_pad needs a known size of the data")
     maxima = node.builder.emit(maxima)
     find = functools.partial(
@@ -630,24 +614,20 @@ def _max_unpool(node: NodeToConvert) -> Any:
         raise ValueError(
             f"places of shape {list_sizes(places)} do not fit maxima of shape {pooled}"
         )
-    shape = _constant_operand(node.inputs, 2)
-    if shape is None and len(node.inputs) > 2 and node.inputs[2] is not None:
+    shape = _constant_operand(node, 2)
+    if shape is None and node.operand(2) is not None:
         raise ValueError("its shape depends on the inputs, which is not supported")
     sizes = infer_unpooled_shape(pooled, windows)
     if shape is not None:
         given = [int(size) for size in shape]
-        is_small = any(
-            isinstance(least, int) and size < least
-            for size, least in zip(given, sizes, strict=False)
-        )
+        pairs = zip(given, sizes, strict=False)
+        is_small = any(isinstance(least, int) and size < least for size, least in pairs)
         if len(given) != len(sizes) or is_small:
             raise ValueError(f"a result of shape {given} does not have room for {sizes}")
-        if math.prod(given) > MAX_ELEMENTS:
-            text = (
-                f"a result of {math.prod(given):,} elements is above the limit of {MAX_ELEMENTS:,}"
-            )
+        count, sizes = math.prod(given), given
+        if count > MAX_ELEMENTS:
+            text = f"a result of {count:,} elements is above the limit of {MAX_ELEMENTS:,}"
             raise ValueError(text)
-        sizes = given
     count = math.prod(sizes)
     zeros = node.emit(relax.op.zeros([count], dtype_of(maxima)))
     inside = node.builder.emit_te(limit_places, places, count, primfunc_name_hint="limit_places")
@@ -685,18 +665,56 @@ def _non_max_suppression(node: NodeToConvert) -> Any:
     ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
     """
     if node.counts_rows:
-        return convert(node.builder, node.inputs, node.attributes)
-    operands = [*node.inputs[2:], None, None, None]
-    limit = _known_or(operands[0], "max_output_boxes_per_class", np.int64(0))
-    limit = np.minimum(limit, list_sizes(node.inputs[1])[-1])
-    overlap = _known_or(operands[1], "iou_threshold", np.float32(0))
-    score = _known_or(operands[2], "score_threshold", np.float32(-np.inf))
+        return _count_selected(node)
     boxes, scores = node.inputs[:2]
+    limit = _known_or(node.operand(2), "max_output_boxes_per_class", np.int64(0))
+    limit = np.minimum(limit, list_sizes(scores)[-1])
+    overlap = _known_or(node.operand(3), "iou_threshold", np.float32(0))
+    score = _known_or(node.operand(4), "score_threshold", np.float32(-np.inf))
     if score < 0:
         scores, score = _ranks_above(node, scores, score), np.float32(0)
     thresholds = (limit, np.nextafter(overlap, np.float32(np.inf)), score)
     constants = [relax.const(np.asarray(threshold)) for threshold in thresholds]
     return node.convert_by_tvm([boxes, scores, *constants])
+
+
+def _count_selected(node: NodeToConvert) -> Any:
+    """Return the selected boxes, and in the rows after them zeros: as many rows as can be selected.
+
+    As in ONNX Runtime, boxes come class by class, by falling score, equal scores in the order of the
+    boxes, and one is left out that overlaps a selected one by more than the threshold. A score that is
+    NaN is never selected.
+    """
+    boxes, scores = node.inputs[:2]
+    limit, overlap, threshold = (node.operand(place) for place in (2, 3, 4))
+    batch, classes, count = (int(extent) for extent in scores.ty.shape)
+    most = 0 if limit is None else count
+    if isinstance(limit, tvm.ir.Constant):
+        # "All boxes" is often written as the largest number.
+        most = min(max(int(limit.value.numpy().item()), 0), count)
+    rows = batch * classes * most
+    if rows == 0:
+        return relax.const(np.zeros((0, SELECTED_COLUMNS), np.int64), "int64")
+    defaults = (np.int64(0), np.float32(0), np.float32(-np.inf))
+    operands = [
+        _as_vector(node, value, default)
+        for value, default in zip((limit, overlap, threshold), defaults, strict=True)
+    ]
+    operator = NonMaxSuppression(
+        rows=rows,
+        is_centered=bool(node.attributes.get("center_point_box", 0)),
+        takes_all_scores=threshold is None,
+    )
+    result = node.builder.emit(operator.call(boxes, scores, *operands))
+    return node.builder.emit(relax.TupleGetItem(result, 0))
+
+
+def _as_vector(node: NodeToConvert, value: Any, default: Any) -> Any:
+    """Return an operand, or the default of a missing one, as a tensor of one number."""
+    if value is None or isinstance(value, tvm.ir.Constant):
+        return relax.const(_known_or(value, "", default).reshape(1), str(default.dtype))
+    number = node.builder.emit(relax.op.astype(value, str(default.dtype)))
+    return node.builder.emit(relax.op.reshape(number, (1,)))
 
 
 def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
@@ -706,10 +724,8 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
     """
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
     places = node.emit(relax.op.argsort(order, dtype="int64"))
-    count = relax.const(list_sizes(scores)[-1], "int64")
-    ranks = node.emit(
-        relax.op.astype(node.emit(relax.op.subtract(count, places)), dtype_of(scores))
-    )
+    ranks = relax.const(list_sizes(scores)[-1], "int64") - places
+    ranks = node.cast(ranks, dtype_of(scores))
     is_above = node.emit(relax.op.greater(scores, constant(float(threshold), scores)))
     return node.emit(relax.op.where(is_above, ranks, constant(0, scores)))
 
@@ -728,7 +744,6 @@ def _grouped_weights(node: NodeToConvert) -> Any:
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **SEQUENCE_CONVERTERS,
-    **REDUCTION_CONVERTERS,
     **ARITHMETIC_CONVERTERS,
     "AffineGrid": _affine_grid,
     "Col2Im": _col2im,
@@ -755,52 +770,3 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "SplitToSequence": _split_to_sequence,
 }
 """Operator -> its converter; all others are converted as TVM does."""
-
-
-def convert(
-    builder: relax.BlockBuilder, inputs: Sequence[Any], attributes: Mapping[str, Any]
-) -> Any:
-    """Return the selected boxes, and in the rows after them zeros: as many rows as can be selected.
-
-    As in ONNX Runtime, boxes come class by class, by falling score, equal scores in the order of the
-    boxes, and one is left out that overlaps a selected one by more than the threshold. A score that is
-    NaN is never selected.
-    """
-    boxes, scores = inputs[:2]
-    limit, overlap, threshold = [*inputs[2:], None, None, None][:3]
-    batch, classes, count = (int(extent) for extent in scores.ty.shape)
-    most = count
-    if limit is None:
-        most = 0
-    elif isinstance(limit, tvm.ir.Constant):
-        # "All boxes" is often written as the largest number.
-        most = min(max(int(limit.value.numpy().item()), 0), count)
-    rows = batch * classes * most
-    if rows == 0:
-        return relax.const(np.zeros((0, SELECTED_COLUMNS), np.int64), "int64")
-    operands = [
-        _as_vector(builder, value, default)
-        for value, default in (
-            (limit, np.int64(0)),
-            (overlap, np.float32(0)),
-            (threshold, np.float32(-np.inf)),
-        )
-    ]
-    operator = NonMaxSuppression(
-        rows=rows,
-        is_centered=bool(attributes.get("center_point_box", 0)),
-        takes_all_scores=threshold is None,
-    )
-    result = builder.emit(operator.call(boxes, scores, *operands))
-    return builder.emit(relax.TupleGetItem(result, 0))
-
-
-def _as_vector(builder: relax.BlockBuilder, value: Any, default: Any) -> Any:
-    """Return an operand, or the default of a missing one, as a tensor of one number."""
-    if value is None:
-        return relax.const(default.reshape(1), str(default.dtype))
-    if isinstance(value, tvm.ir.Constant):
-        number = value.value.numpy().astype(default.dtype).reshape(1)
-        return relax.const(number, str(default.dtype))
-    number = builder.emit(relax.op.astype(value, str(default.dtype)))
-    return builder.emit(relax.op.reshape(number, (1,)))

@@ -16,7 +16,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.frontends._reference_process import ObservedNode
-from tvmflow.frontends.onnx._functions import inline_functions
+from tvmflow.frontends.onnx._inlining import inline_functions
 from tvmflow.frontends.onnx.graph import (
     attributes_of,
     element_types,
@@ -26,7 +26,8 @@ from tvmflow.frontends.onnx.graph import (
 
 _NEGATIVE, _POSITIVE = "negative inputs", "positive inputs"
 # The operators with a bend at 0.
-_BENT_AT_ZERO: Final = frozenset("Abs Celu Elu LeakyRelu PRelu Relu Selu".split())
+_BENT_AT_ZERO: Final = "Abs Celu Elu LeakyRelu PRelu Relu Selu".split()
+_BOUNDS: Final = {**dict.fromkeys(_BENT_AT_ZERO, (0.0, 0.0)), "HardSwish": (-3.0, 3.0)}
 _SHAPES_ALONE: Final = frozenset({"Shape", "Size"})
 # ONNX Runtime compares these.
 _COMPARED: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
@@ -118,17 +119,12 @@ class _Observer:
     def _bounds(self, node: NodeProto) -> tuple[float, float] | None:
         """Return below and above which value an operator bends; None for others."""
         attributes = attributes_of(node)
-        if node.op_type in _BENT_AT_ZERO:
-            return 0.0, 0.0
         if node.op_type == "ThresholdedRelu":
-            alpha = attributes.get("alpha", 1.0)
-            return alpha, alpha
-        if node.op_type == "HardSwish":
-            return -3.0, 3.0
+            return (attributes.get("alpha", 1.0),) * 2
         if node.op_type == "HardSigmoid":
             alpha, beta = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
             return (-beta / alpha, (1 - beta) / alpha) if alpha > 0 else None
-        return None
+        return _BOUNDS.get(node.op_type)
 
     def _observe_clip(self, node: NodeProto, reached: set[str]) -> Iterator[tuple[str, str]]:
         attributes = attributes_of(node)

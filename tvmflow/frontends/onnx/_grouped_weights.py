@@ -16,13 +16,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends.onnx._header import name_of
-from tvmflow.frontends.onnx._large_tensors import array_of
 from tvmflow.frontends.onnx.graph import (
     Replacement,
     all_graphs,
+    array_of,
     attributes_of,
     node_name,
     replace_nodes,
+    set_entries,
+    value_info,
 )
 
 OPERATOR: Final = "GroupedWeights"
@@ -103,13 +105,9 @@ def _drop_unread(model: ModelProto) -> None:
     read |= {value.name for graph in graphs for value in graph.output}
     for graph in graphs:
         unread = _list_constants(graph).keys() - read
-        for field in (graph.initializer, graph.node):
-            names = [getattr(entry, "name", "") for entry in graph.initializer]
-            if field is graph.node:
-                names = [next(iter(node.output), "") for node in graph.node]
-            for place in reversed(range(len(names))):
-                if names[place] in unread:
-                    del field[place]
+        set_entries(graph.initializer, [t for t in graph.initializer if t.name not in unread])
+        nodes = [node for node in graph.node if next(iter(node.output), "") not in unread]
+        set_entries(graph.node, nodes)
 
 
 class _Additions:
@@ -147,16 +145,13 @@ class _Additions:
             name += "_"
         self._taken.add(name)
         self._weights[wanted] = name
-        self._model.graph.initializer.append(
-            numpy_helper.from_array(np.asarray(array, order="C"), name)
-        )
+        tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
+        self._model.graph.initializer.append(tensor)
         return name
 
     def declare(self, name: str, shape: tuple[int, int]) -> None:
         """Declare a result of which ONNX knows nothing."""
-        self._model.graph.value_info.append(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        )
+        self._model.graph.value_info.append(value_info(name, "float32", shape))
 
 
 class _Conversion:
@@ -226,17 +221,16 @@ class _Conversion:
         weights = self._add_node(operands, columns, attributes)
         transposed = self._new.add("Transpose", weights, perm=[1, 0])
         is_half = scales.data_type == TensorProto.FLOAT16
-        data = self._name(0)
-        data = self._new.add("Cast", data, to=TensorProto.FLOAT) if is_half else data
-        bias, result = self._name(5), self._node.output[0]
-        product = self._new.add(
-            "MatMul", data, transposed, output="" if bias or is_half else result
-        )
-        if bias:
-            wide = self._new.add("Cast", bias, to=TensorProto.FLOAT) if is_half else bias
-            product = self._new.add("Add", product, wide, output="" if is_half else result)
+
+        def widen(name: str) -> str:
+            return self._new.add("Cast", name, to=TensorProto.FLOAT) if is_half else name
+
+        product = self._new.add("MatMul", widen(self._name(0)), transposed)
+        if self._name(5):
+            product = self._new.add("Add", product, widen(self._name(5)))
         if is_half:
-            self._new.add("Cast", product, output=result, to=TensorProto.FLOAT16)
+            self._new.add("Cast", product, to=TensorProto.FLOAT16)
+        self._new.nodes[-1].output[0] = self._node.output[0]
         return self._new.nodes
 
     def _read_zeros(self, columns: int, groups: int, bits: int, scale_type: int) -> str:
@@ -343,21 +337,13 @@ class _Conversion:
         return self._add_node(operands, rows, attributes)
 
     def _add_real(
-        self,
-        integers: _Array,
-        scales: _Array,
-        zeros: _Array,
-        axis: int | None,
-        output_type: int,
+        self, integers: _Array, scales: _Array, zeros: _Array, axis: int | None, output_type: int
     ) -> list[NodeProto]:
         """Add the numbers that integers stand for: no kernel reads these integers as they are."""
         if scales.ndim == integers.ndim and axis is not None and scales.ndim > 0:
-            block = self._integer("block_size", 0)
-            if block:
-                block = min(block, integers.shape[axis])
-                kept = slice(integers.shape[axis])
-                index = tuple(kept if n == axis else slice(None) for n in range(integers.ndim))
-                scales, zeros = (np.repeat(array, block, axis)[index] for array in (scales, zeros))
+            if block := min(self._integer("block_size", 0), integers.shape[axis]):
+                places = np.arange(integers.shape[axis]) // block
+                scales, zeros = (np.take(array, places, axis) for array in (scales, zeros))
         elif axis is not None:
             shape = [1] * integers.ndim
             shape[axis] = -1

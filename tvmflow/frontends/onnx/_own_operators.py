@@ -20,8 +20,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import quoted
 from tvmflow.frontends._emission import call_operator, operator_error, tensor_of
 from tvmflow.frontends._reference_process import check_reference
-from tvmflow.frontends.onnx._functions import inline_functions
-from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
+from tvmflow.frontends.onnx._inlining import inline_functions
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_nodes,
@@ -31,7 +30,9 @@ from tvmflow.frontends.onnx.graph import (
     known_values,
     names_read,
     node_name,
+    read_without_large_tensors,
     subgraphs,
+    value_info,
     versions_of,
 )
 from tvmflow.operators.definition import (
@@ -116,10 +117,8 @@ class OwnNodes:
                 results = self.convert(node, inputs, builder)
                 builder.emit_func_output(results[0])
             for name, result in zip(node.output, results, strict=False):
-                shape, dtype = tensor_of(result)
-                shapes[name], dtypes[name] = shape, dtype
-                element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-                _set_type(model, helper.make_tensor_value_info(name, element, shape))
+                shapes[name], dtypes[name] = tensor_of(result)
+                _set_type(model, value_info(name, dtypes[name], shapes[name]))
         return model
 
     def convert(
@@ -148,12 +147,11 @@ def describe_node(
     node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None] = ()
 ) -> Node:
     """Return a node as implementations and references of operators know it."""
-    attributes = {}
-    for name, value in attributes_of(node).items():
+    attributes = attributes_of(node)
+    for name, value in attributes.items():
         if isinstance(value, GraphProto):
-            raise operator_error(
-                operator, node_name(node), f"cannot have the attribute '{name}', a graph"
-            )
+            text = f"cannot have the attribute '{name}', a graph"
+            raise operator_error(operator, node_name(node), text)
         attributes[name] = _attribute(value)
     return Node(
         operator=operator.name,
@@ -167,10 +165,7 @@ def describe_node(
 
 def _attribute(value: Any) -> Any:
     if isinstance(value, list):
-        return [
-            entry.decode("utf-8", "replace") if isinstance(entry, bytes) else entry
-            for entry in value
-        ]
+        return [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value]
     return numpy_helper.to_array(value) if hasattr(value, "data_type") else value
 
 
@@ -259,24 +254,15 @@ class OwnReferences:
 
 
 def _record(
-    path: Path,
-    node: NodeProto,
-    use: UsedOperator,
-    inputs: Sequence[Array | None],
-    outputs: Sequence[Array],
+    path: Path, node: NodeProto, use: UsedOperator, *arguments: Sequence[Array | None]
 ) -> None:
-    """Write a call as a model of its node alone, with the arrays beside it."""
+    """Write a call, given its inputs and outputs, as a model of its node alone, with the arrays beside it."""
     arrays: dict[str, Array] = {}
     sides = []
-    for names, values in ((node.input, inputs), (node.output, outputs)):
+    for names, values in zip((node.input, node.output), arguments, strict=True):
         side = {n: v for n, v in zip(names, values, strict=False) if n and v is not None}
         arrays |= side
-        sides.append(
-            [
-                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-                for n, v in side.items()
-            ]
-        )
+        sides.append([value_info(name, array.dtype, array.shape) for name, array in side.items()])
     graph = helper.make_graph([node], use.operator.name, *sides)
     versions = {"": _OPSET, node.domain: use.version}
     opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
@@ -304,20 +290,13 @@ class StandardPiece(NamedTuple):
 
     def make_model(self, feed: Mapping[str, Array]) -> bytes:
         """Return a model of the nodes alone, for inputs of the dtypes of some arrays."""
-        inputs = [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-            )
-            for name, array in feed.items()
-        ]
+        inputs = [value_info(name, array.dtype, array.shape) for name, array in feed.items()]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
         read = {name for node in self.nodes for name in names_read(node)}
         weights = [tensor for tensor in self.model.graph.initializer if tensor.name in read]
         graph = helper.make_graph(self.nodes, "piece", inputs, outputs, weights)
-        made = helper.make_model(
-            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
-        )
-        content: bytes = made.SerializeToString()
+        own = {"opset_imports": self.model.opset_import, "ir_version": self.model.ir_version}
+        content: bytes = helper.make_model(graph, **own).SerializeToString()
         return content
 
 

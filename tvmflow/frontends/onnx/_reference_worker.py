@@ -47,12 +47,10 @@ class _Session(LoadedReference):
         self._session = _open(model, threads)
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        results: list[Array] = self._session.run(None, dict(arrays))
-        return results
+        return list(self._session.run(None, dict(arrays)))
 
     def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        results: list[Array] = self._timed.run(None, dict(arrays))
-        return results
+        return list(self._timed.run(None, dict(arrays)))
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         return functools.partial(self._timed.run, None, dict(arrays))
@@ -68,7 +66,7 @@ class _Session(LoadedReference):
         import onnx
 
         from tvmflow.frontends.onnx._exercises import observe_model
-        from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
+        from tvmflow.frontends.onnx.graph import read_without_large_tensors
 
         path = Path(self._model)
         model = onnx.load(str(path), load_external_data=False)
@@ -184,8 +182,7 @@ class _Evaluator(LoadedReference):
             self.note += f". {_own_note(references)}"
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        results: list[Array] = self._evaluator.run(None, dict(arrays))
-        return results
+        return list(self._evaluator.run(None, dict(arrays)))
 
 
 def _own_note(references: OwnReferences) -> str:
@@ -259,17 +256,15 @@ class _TensorRt(LoadedReference):
             raise RuntimeError("ONNX Runtime cannot load its provider for TensorRT")
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        results: list[Array] = self._session.run(None, dict(arrays))
-        return results
+        return list(self._session.run(None, dict(arrays)))
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         import onnxruntime
 
         binding = self._session.io_binding()
         for name, array in arrays.items():
-            binding.bind_ortvalue_input(
-                name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
-            )
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+            binding.bind_ortvalue_input(name, value)
         for output in self._session.get_outputs():
             binding.bind_output(output.name, "cuda", 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -14,7 +15,7 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._open_sizes import SizeRanges
 from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
-from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
+from tvmflow.frontends.onnx._inlining import MAX_UNROLLED_NODES
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     KnownValues,
@@ -44,44 +45,113 @@ class _Context(NamedTuple):
     producers: Mapping[str, NodeProto]
 
 
+class _Rewriting(Replacement):
+    """A node to rewrite, what is known of its operands, and the nodes that replace it.
+
+    Attributes:
+        element_type: The type of the first operand that has a known one, 0 if none has. Operands are
+            of one type in those operators that ask for it.
+    """
+
+    def __init__(self, node: NodeProto, context: _Context) -> None:
+        super().__init__(node)
+        self.node, self.context, self.attributes = node, context, attributes_of(node)
+        types = context.types
+        self.element_type = next((types[name] for name in node.input if name in types), 0)
+
+    def name(self, position: int) -> str:
+        return self.node.input[position] if position < len(self.node.input) else ""
+
+    def names(self, count: int) -> list[str]:
+        """Return the names of those of the first operands that are there."""
+        return [name for name in self.node.input[:count] if name]
+
+    def result(self, position: int = 0) -> str:
+        return self.node.output[position] if position < len(self.node.output) else ""
+
+    def shape(self, position: int) -> tuple[int, ...] | None:
+        return self.context.known.shapes.get(self.name(position))
+
+    def type_of(self, position: int) -> int:
+        return self.context.types.get(self.name(position), 0)
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Return those of some attributes that the node has."""
+        return {name: self.attributes[name] for name in names if name in self.attributes}
+
+    def omit(self, *names: str) -> dict[str, Any]:
+        """Return all attributes but some."""
+        return {name: value for name, value in self.attributes.items() if name not in names}
+
+    def replace(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Add one node with the name and the results of this one."""
+        new = helper.make_node(operator, inputs, self.node.output, self.node.name, **attributes)
+        self.nodes.append(new)
+        return self.result()
+
+    def cast(self, value: str, element_type: int, to: int) -> str:
+        """Return a value of one element type, or of an unknown one, as another one."""
+        return value if element_type == to else self.add("Cast", value, to=to)
+
+    def number(self, value: float) -> str:
+        if self.element_type:
+            return self.constant(np.asarray(value, _numpy_dtype(self.element_type)))
+        return self.add("CastLike", self.constant(np.float32(value)), self.name(0))
+
+    def scaled(self, value: str, factor: float) -> str:
+        return value if factor == 1 else self.add("Mul", value, self.number(factor))
+
+    def finish(self, result: str) -> list[NodeProto]:
+        """Return the nodes, one of which makes the result."""
+        made = next(node for node in self.nodes if result in node.output)
+        if result != self.result():
+            made.output[0] = self.result()
+        return self.nodes
+
+
+_numpy_dtype = helper.tensor_dtype_to_np_dtype
+_Rewrite = Callable[[_Rewriting], str | None]
+"""Adds the nodes, and returns the name of what becomes the first result; None where the node stays."""
+
+
 def rewrite_nodes(model: ModelProto) -> ModelProto:
     """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
-    rewritten = {*_REWRITES, *QOPERATORS, *FUSED_OPERATORS}
     is_old = opset_of(model) < _MIN_OPSET
-    if is_old or rewritten.isdisjoint(node.op_type for node in model.graph.node):
+    if is_old or _REWRITES.keys().isdisjoint(node.op_type for node in model.graph.node):
         return model
     producers = {name: node for node in model.graph.node for name in node.output}
     context = _Context(opset_of(model), known_values(model), element_types(model), producers)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        nodes += _rewrite(node, context) or [node]
+        nodes += _rewrite(node, context)
     replace_nodes(model.graph, nodes)
     return model
 
 
-def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    if is_standard(node) or node.domain == "com.microsoft":
-        if node.op_type in QOPERATORS:
-            return _rewrite_qoperator(node, context.known)
-        if node.op_type in FUSED_OPERATORS:
-            return _rewrite_fused(node, context)
-    rewrite = _REWRITES.get(node.op_type) if is_standard(node) else None
-    return rewrite(node, context) if rewrite else None
+def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto]:
+    is_microsoft = node.domain == "com.microsoft" and node.op_type in QOPERATORS | FUSED_OPERATORS
+    if node.op_type not in _REWRITES or not (is_standard(node) or is_microsoft):
+        return [node]
+    rewriting = _Rewriting(node, context)
+    # constants of the type of an operand wait until that is known
+    waits = context.opset < _CAST_LIKE_OPSET and not rewriting.element_type
+    if node.op_type in FUSED_OPERATORS and waits:
+        return [node]
+    result = _REWRITES[node.op_type](rewriting)
+    return [node] if result is None else rewriting.finish(result)
 
 
-def _cast_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _cast_like(node: _Rewriting) -> str | None:
     """Rewrite a cast to the type of another value, which constants then need not wait for."""
-    to = context.types.get(node.input[1])
-    return None if to is None else [helper.make_node("Cast", node.input[:1], node.output, to=to)]
+    to = node.type_of(1)
+    return node.add("Cast", node.name(0), to=to) if to else None
 
 
-def _same_padding(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _same_padding(node: _Rewriting) -> str | None:
     """Rewrite padding for ceil(size / stride) windows as numbers: TVM has too little for SAME_LOWER."""
-    attributes = attributes_of(node)
+    attributes, shape = node.attributes, node.shape(0)
     mode = attributes.get("auto_pad", "NOTSET")
-    shape = context.known.shapes.get(node.input[0])
-    weights = context.known.shapes.get(node.input[1]) if len(node.input) > 1 else None
-    kernel = attributes.get("kernel_shape") or (weights or ())[2:]
+    kernel = attributes.get("kernel_shape") or (node.shape(1) or ())[2:]
     if not mode.startswith("SAME") or shape is None or not kernel:
         return None
     ones = [1] * len(kernel)
@@ -89,23 +159,21 @@ def _same_padding(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     is_lower = mode != "SAME_UPPER"
     pads = SizeRanges(()).same_padding(shape[2:], kernel, strides, gaps, is_lower=is_lower)
     new = {**attributes, "auto_pad": "NOTSET", "pads": pads}
-    return [helper.make_node(node.op_type, node.input, node.output, node.name, **new)]
+    return node.replace(node.node.op_type, node.node.input, **new)
 
 
-def _conv_transpose(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _conv_transpose(node: _Rewriting) -> str | None:
     """Rewrite the size of the result as padding."""
-    attributes = attributes_of(node)
-    shapes = [context.known.shapes.get(name) for name in node.input[:2]]
-    if "output_shape" not in attributes or None in shapes:
+    attributes, shape, weights = node.attributes, node.shape(0), node.shape(1)
+    if "output_shape" not in attributes or shape is None or weights is None:
         return None
-    data, kernel = (list(shape)[2:] for shape in shapes if shape is not None)
-    rank = len(data)
-    ones, zeros = [1] * rank, [0] * rank
+    rank = len(shape) - 2
+    ones = [1] * rank
     sizes = attributes["output_shape"][-rank:]
     strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
-    extra = list(attributes.get("output_padding", zeros))
+    extra = list(attributes.get("output_padding", [0] * rank))
     before, after = [], []
-    for axis, (size, edge) in enumerate(zip(data, kernel, strict=True)):
+    for axis, (size, edge) in enumerate(zip(shape[2:], weights[2:], strict=True)):
         length = strides[axis] * (size - 1) + extra[axis] + (edge - 1) * gaps[axis] + 1
         total = max(0, length - sizes[axis])
         extra[axis] += max(0, sizes[axis] - length)
@@ -116,142 +184,91 @@ def _conv_transpose(node: NodeProto, context: _Context) -> list[NodeProto] | Non
     # TVM pads a result with less than a step.
     if any(pad and pad >= stride for pad, stride in zip(extra, strides, strict=True)):
         return None
-    for name in ("output_shape", "auto_pad", "pads", "output_padding"):
-        attributes.pop(name, None)
-    new = {**attributes, "pads": before + after, "output_padding": extra}
-    return [helper.make_node("ConvTranspose", node.input, node.output, **new)]
+    kept = node.omit("output_shape", "auto_pad", "pads", "output_padding")
+    new = {**kept, "pads": before + after, "output_padding": extra}
+    return node.add("ConvTranspose", *node.node.input, **new)
 
 
-def _dropout(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _dropout(node: _Rewriting) -> str | None:
     """Rewrite Dropout with its mask, which keeps all elements in inference."""
-    shape = context.known.shapes.get(node.input[0])
-    if len(node.output) < 2 or shape is None or _trains(node, context.known):
+    shape = node.shape(0)
+    if len(node.node.output) < 2 or shape is None or _trains(node.node, node.context.known):
         return None
-    nodes = Replacement(node)
-    kept, size = nodes.constant(True), nodes.constant(np.array(shape, np.int64))
-    nodes.add("Expand", kept, size, output=node.output[1])
-    nodes.add("Identity", node.input[0], output=node.output[0])
-    return nodes.nodes
+    kept, size = node.constant(True), node.constant(np.array(shape, np.int64))
+    node.add("Expand", kept, size, output=node.result(1))
+    return node.add("Identity", node.name(0))
 
 
-def _concat(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _concat(node: _Rewriting) -> str | None:
     """Rewrite a concatenation without the operands that have no elements, such as an empty cache of keys."""
-    kept = [name for name in node.input if 0 not in context.known.shapes.get(name, ())]
-    if not 0 < len(kept) < len(node.input):
+    kept = [name for name in node.node.input if 0 not in node.context.known.shapes.get(name, ())]
+    if not 0 < len(kept) < len(node.node.input):
         return None
-    return [helper.make_node("Concat", kept, node.output, node.name, **attributes_of(node))]
+    return node.replace("Concat", kept, **node.attributes)
 
 
-def _split(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _split(node: _Rewriting) -> str | None:
     """Rewrite a split that has one part, or parts without elements, which become constants."""
-    if len(node.output) == 1:
-        return [helper.make_node("Identity", node.input[:1], node.output, node.name)]
-    kind, constants = context.types.get(node.input[0]), context.known.constants
-    sizes = constants.get(node.input[1]) if len(node.input) > 1 else None
-    if kind is None or sizes is None or sizes.all() or not sizes.any():
+    parts = node.node.output
+    if len(parts) == 1:
+        return node.replace("Identity", node.names(1))
+    kind, known = node.type_of(0), node.context.known
+    sizes = known.constants.get(node.name(1))
+    if not kind or sizes is None or sizes.all() or not sizes.any():
         return None
-    nodes = Replacement(node)
-    for name in (name for name, size in zip(node.output, sizes, strict=True) if not size):
-        shape = context.known.shapes.get(name)
-        if shape is None:
+    for name in (name for name, size in zip(parts, sizes, strict=True) if not size):
+        if name not in known.shapes:
             return None
-        nodes.constant(np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind)), output=name)
-    parts = [name for name, size in zip(node.output, sizes, strict=True) if size]
-    others = nodes.constant(sizes[sizes > 0].astype(np.int64))
-    attributes = {name: at for name, at in attributes_of(node).items() if name != "num_outputs"}
-    nodes.nodes.append(helper.make_node("Split", [node.input[0], others], parts, **attributes))
-    return nodes.nodes
+        node.constant(np.zeros(known.shapes[name], _numpy_dtype(kind)), output=name)
+    left = [name for name, size in zip(parts, sizes, strict=True) if size]
+    others = node.constant(sizes[sizes > 0].astype(np.int64))
+    operands, attributes = [node.name(0), others], node.omit("num_outputs")
+    node.nodes.append(helper.make_node("Split", operands, left, **attributes))
+    return node.result()
 
 
-def _top_k(node: NodeProto, _: _Context) -> list[NodeProto] | None:
+def _top_k(node: _Rewriting) -> str | None:
     """Rewrite a TopK that may return its results in any order as one that sorts them."""
-    if attributes_of(node).get("sorted", 1):
+    if node.attributes.get("sorted", 1):
         return None
-    others = {name: value for name, value in attributes_of(node).items() if name != "sorted"}
-    return [helper.make_node("TopK", node.input, node.output, node.name, **others)]
+    return node.replace("TopK", node.node.input, **node.omit("sorted"))
 
 
-def _eye_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    shape, attributes = context.known.shapes.get(node.input[0]), attributes_of(node)
-    kind = attributes.get("dtype", context.types.get(node.input[0], TensorProto.FLOAT))
-    if shape is None or len(shape) != 2 or shape[0] * shape[1] > _MAX_IDENTITY_ELEMENTS:
+def _eye_like(node: _Rewriting) -> str | None:
+    shape, kind = node.shape(0), node.attributes.get("dtype", node.type_of(0) or TensorProto.FLOAT)
+    if shape is None or len(shape) != 2 or math.prod(shape) > _MAX_IDENTITY_ELEMENTS:
         return None
-    nodes = Replacement(node)
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    nodes.constant(np.eye(*shape, k=attributes.get("k", 0), dtype=dtype), output=node.output[0])
-    return nodes.nodes
+    return node.constant(np.eye(*shape, k=node.attributes.get("k", 0), dtype=_numpy_dtype(kind)))
 
 
-def _tanh(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _tanh(node: _Rewriting) -> str | None:
     """Rewrite the hyperbolic tangent of a softplus, as in Mish."""
-    producer = context.producers.get(node.input[0])
+    producer = node.context.producers.get(node.name(0))
     if producer is None or producer.op_type != "Softplus" or not is_standard(producer):
         return None
-    kind = context.types.get(producer.input[0])
-    if kind is None:
-        return None
-    nodes = Replacement(node)
-    _add_tanh_of_softplus(nodes, producer.input[0], kind, node.output[0])
-    return nodes.nodes
+    kind = node.context.types.get(producer.input[0])
+    return _add_tanh_of_softplus(node, producer.input[0], kind) if kind else None
 
 
-def _mish(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+def _mish(node: _Rewriting) -> str | None:
     """Rewrite x · tanh(ln(1 + eˣ)) without the tangent and the logarithm."""
-    [x] = node.input
-    kind = context.types.get(x)
-    if kind is None:
-        return None
-    nodes = Replacement(node)
-    nodes.add("Mul", x, _add_tanh_of_softplus(nodes, x, kind), output=node.output[0])
-    return nodes.nodes
+    [x], kind = node.node.input, node.type_of(0)
+    return node.add("Mul", x, _add_tanh_of_softplus(node, x, kind)) if kind else None
 
 
-def _add_tanh_of_softplus(nodes: Replacement, x: str, kind: int, output: str = "") -> str:
+def _add_tanh_of_softplus(node: _Rewriting, x: str, kind: int) -> str:
     """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x).
 
     This loses no digits and does not overflow.
     """
-    two = nodes.constant(np.array(2, helper.tensor_dtype_to_np_dtype(kind)))
-    s = nodes.add("Sigmoid", x)
-    p = nodes.add("Mul", s, nodes.add("Sub", two, s))
-    return nodes.add("Div", p, nodes.add("Sub", two, p), output=output)
-
-
-_Rewrite = Callable[[NodeProto, _Context], list[NodeProto] | None]
-
-_REWRITES: Final[Mapping[str, _Rewrite]] = {
-    "AveragePool": _same_padding,
-    "CastLike": _cast_like,
-    "Concat": _concat,
-    "Conv": _same_padding,
-    "ConvInteger": _same_padding,
-    "ConvTranspose": _conv_transpose,
-    "Dropout": _dropout,
-    "EyeLike": _eye_like,
-    "LpPool": _same_padding,
-    "MaxPool": _same_padding,
-    "Mish": _mish,
-    "Split": _split,
-    "Tanh": _tanh,
-    "TopK": _top_k,
-}
+    two = node.constant(np.array(2, _numpy_dtype(kind)))
+    s = node.add("Sigmoid", x)
+    p = node.add("Mul", s, node.add("Sub", two, s))
+    return node.add("Div", p, node.add("Sub", two, p))
 
 
 # ---------------------------------------------------------------- einsum
 # Rewrites Einstein sums of two tensors to matrix products, which have optimized kernels.
-
-
-def convert_einsums(model: ModelProto) -> ModelProto:
-    """Replace Einstein sums of two static tensors by transposes, reshapes and a matrix product."""
-    if not any(node.op_type == "Einsum" for node in model.graph.node):
-        return model
-    shapes = known_values(model).shapes
-    nodes: list[NodeProto] = []
-    for node in model.graph.node:
-        product = _find_product(node, shapes)
-        nodes += [node] if product is None else _Converter(node, *product).convert()
-    replace_nodes(model.graph, nodes)
-    return model
 
 
 class _Product(NamedTuple):
@@ -292,66 +309,44 @@ class _Product(NamedTuple):
         return cls(left, right, result, batch, rows, columns, summed)
 
 
-def _find_product(
-    node: NodeProto, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[_Product, dict[str, int]] | None:
-    """Return the roles and the lengths of a node's labels; None for other nodes, sums and unknown shapes."""
-    if node.op_type != "Einsum" or not is_standard(node) or len(node.input) != 2:
-        return None
-    product = _Product.parse(attributes_of(node)["equation"])
-    if product is None or not all(name in shapes for name in node.input):
+def _einsum(node: _Rewriting) -> str | None:
+    """Rewrite an Einstein sum of two static tensors by transposes, reshapes and a matrix product."""
+    shapes = [node.shape(position) for position in range(len(node.node.input))]
+    product = _Product.parse(node.attributes["equation"]) if len(shapes) == 2 else None
+    if product is None:
         return None
     sizes: dict[str, int] = {}
-    for labels, name in zip((product.left, product.right), node.input, strict=True):
+    for labels, shape in zip((product.left, product.right), shapes, strict=True):
         # ONNX broadcasts an axis of length 1
-        if len(labels) != len(shapes[name]) or any(
-            sizes.setdefault(label, extent) != extent
-            for label, extent in zip(labels, shapes[name], strict=True)
-        ):
+        if shape is None or len(labels) != len(shape):
             return None
-    return product, sizes
+        if any(sizes.setdefault(label, n) != n for label, n in zip(labels, shape, strict=True)):
+            return None
 
-
-class _Converter:
-    def __init__(self, node: NodeProto, product: _Product, sizes: Mapping[str, int]) -> None:
-        self._node, self._product, self._sizes = node, product, sizes
-        self._new = Replacement(node, "/einsum")
-
-    def convert(self) -> list[NodeProto]:
-        """Return the nodes; the last one has the name and the output of the sum."""
-        product = self._product
-        left, right = (
-            self._arrange(name, labels, groups)
-            for name, labels, groups in (
-                (self._node.input[0], product.left, (product.rows, product.summed)),
-                (self._node.input[1], product.right, (product.summed, product.columns)),
-            )
-        )
-        value = self._new.add("MatMul", left, right)
-        order = product.batch + product.rows + product.columns
-        if len(product.rows) != 1 or len(product.columns) != 1:
-            value = self._reshape(value, [self._sizes[label] for label in order])
-        self._transpose(value, order, product.result)
-        last = self._new.nodes[-1]
-        last.name, last.output[0] = self._node.name, self._node.output[0]
-        return self._new.nodes
-
-    def _arrange(self, value: str, labels: str, groups: tuple[str, str]) -> str:
-        """Add what gives a tensor the axes of the batch, and one axis for each of two groups of labels."""
-        batch = self._product.batch
-        value = self._transpose(value, labels, batch + "".join(groups))
-        if all(len(group) == 1 for group in groups):
-            return value
-        lengths = [math.prod(self._sizes[label] for label in group) for group in groups]
-        return self._reshape(value, [*(self._sizes[label] for label in batch), *lengths])
-
-    def _transpose(self, value: str, labels: str, order: str) -> str:
+    def transpose(value: str, labels: str, order: str) -> str:
         if labels == order:
             return value
-        return self._new.add("Transpose", value, perm=[labels.index(label) for label in order])
+        return node.add("Transpose", value, perm=[labels.index(label) for label in order])
 
-    def _reshape(self, value: str, shape: Sequence[int]) -> str:
-        return self._new.add("Reshape", value, self._new.constant(np.array(shape, np.int64)))
+    def reshape(value: str, *groups: str) -> str:
+        """Give each group of labels one axis."""
+        shape = [math.prod(sizes[label] for label in group) for group in groups]
+        return node.add("Reshape", value, node.constant(np.array(shape, np.int64)))
+
+    def arrange(value: str, labels: str, *groups: str) -> str:
+        """Give a tensor the axes of the batch, and one axis for each of two groups of labels."""
+        value = transpose(value, labels, product.batch + "".join(groups))
+        is_arranged = all(len(group) == 1 for group in groups)
+        return value if is_arranged else reshape(value, *product.batch, *groups)
+
+    left = arrange(node.name(0), product.left, product.rows, product.summed)
+    right = arrange(node.name(1), product.right, product.summed, product.columns)
+    value, order = node.add("MatMul", left, right), product.batch + product.rows + product.columns
+    if len(product.rows) != 1 or len(product.columns) != 1:
+        value = reshape(value, *order)
+    value = transpose(value, order, product.result)
+    node.nodes[-1].name = node.node.name
+    return value
 
 
 # ---------------------------------------------------------------- qoperators
@@ -364,346 +359,241 @@ _SOFTMAX_OPSET: Final = 13
 _POOL_ATTRIBUTES: Final = "auto_pad ceil_mode count_include_pad kernel_shape pads strides".split()
 
 
-class _Operands:
-    """A node to rewrite, with its operands, and the nodes that replace it."""
-
-    def __init__(self, node: NodeProto, known: KnownValues) -> None:
-        self.attributes = attributes_of(node)
-        self.new = Replacement(node)
-        self._node = node
-        self._known = known
-
-    def name(self, position: int) -> str:
-        return self._node.input[position] if position < len(self._node.input) else ""
-
-    def shape(self, position: int) -> tuple[int, ...] | None:
-        return self._known.shapes.get(self.name(position))
+def _list_parameters(node: _Rewriting, scale: int) -> list[str]:
+    """Return the names of all scales and zero points, those of the result at `scale`."""
+    starts = range(2, len(node.node.input), 3) if scale == 0 else range(0, scale, 3)
+    places = [place for start in starts for place in (start + 1, start + 2)]
+    return [node.name(position) for position in (scale, scale + 1, *places)]
 
 
-class _Quantized(_Operands):
-    def parameters(self, scale: int) -> list[str]:
-        """Return the names of all scales and zero points, those of the result at `scale`."""
-        last = len(self._node.input) if scale == 0 else scale
-        places = [
-            n for start in range(2 if scale == 0 else 0, last, 3) for n in (start + 1, start + 2)
-        ]
-        return [self.name(position) for position in (scale, scale + 1, *places)]
-
-    def is_vector(self, position: int) -> bool:
-        return max(self._known.shapes[self.name(position)], default=1) > 1
-
-    def real(self, position: int, axis: int = 1) -> str:
-        """Return the numbers that an operand stands for, which its scale and zero point follow.
-
-        Where the scale has several elements, `axis` is that of the channels.
-        """
-        parameters = (self._parameter(position + 1), self._parameter(position + 2))
-        return self.new.add("DequantizeLinear", self.name(position), *parameters, axis=axis)
-
-    def bias(self, position: int, scales: tuple[int, int], factor: float = 1.0) -> str:
-        """Return a bias of int32, whose scale is the product of those of data and weights."""
-        scale = self.new.add("Mul", *(self._parameter(place) for place in scales))
-        if factor != 1.0:
-            scale = self.new.add("Mul", scale, self.new.constant(np.float32(factor)))
-        number = self.new.add("Cast", self.name(position), to=1)
-        return self.new.add("Mul", number, scale)
-
-    def quantize(self, value: str, scale: int) -> list[NodeProto]:
-        """Quantize the result, whose scale is the operand `scale`, and return all nodes."""
-        operands = (value, self._parameter(scale), self._parameter(scale + 1))
-        self.new.add("QuantizeLinear", *operands, output=self._node.output[0])
-        return self.new.nodes
-
-    def _parameter(self, position: int) -> str:
-        """Return a scale or a zero point; one of a single element is a scalar."""
-        name = self.name(position)
-        if self._known.shapes[name] == () or self.is_vector(position):
-            return name
-        return self.new.add("Reshape", name, self.new.constant(np.zeros(0, np.int64)))
+def _is_vector(node: _Rewriting, position: int) -> bool:
+    return max(node.shape(position) or (), default=1) > 1
 
 
-def _quantized_convolution(node: _Quantized) -> str:
-    operands = [node.real(0), node.real(3, axis=0)]
-    if node.name(8):
-        operands.append(node.bias(8, (1, 4)))
-    return node.new.add("Conv", *operands, **node.attributes)
+def _parameter(node: _Rewriting, position: int) -> str:
+    """Return a scale or a zero point; one of a single element is a scalar."""
+    name = node.name(position)
+    if node.shape(position) == () or _is_vector(node, position):
+        return name
+    return node.add("Reshape", name, node.constant(np.zeros(0, np.int64)))
 
 
-def _quantized_product(node: _Quantized) -> str | None:
+def _real(node: _Rewriting, position: int, axis: int = 1) -> str:
+    """Return the numbers that an operand stands for, which its scale and zero point follow.
+
+    Where the scale has several elements, `axis` is that of the channels.
+    """
+    parameters = (_parameter(node, position + 1), _parameter(node, position + 2))
+    return node.add("DequantizeLinear", node.name(position), *parameters, axis=axis)
+
+
+def _bias(node: _Rewriting, position: int, factor: float = 1.0) -> list[str]:
+    """Return the bias, if there is one; its scale is the product of those of data and weights."""
+    if not node.name(position):
+        return []
+    scale = node.add("Mul", *(_parameter(node, place) for place in (1, 4)))
+    if factor != 1.0:
+        scale = node.add("Mul", scale, node.constant(np.float32(factor)))
+    return [node.add("Mul", node.add("Cast", node.name(position), to=1), scale)]
+
+
+def _quantized_convolution(node: _Rewriting) -> str:
+    operands = [_real(node, 0), _real(node, 3, axis=0), *_bias(node, 8)]
+    return node.add("Conv", *operands, **node.attributes)
+
+
+def _quantized_product(node: _Rewriting) -> str | None:
     rank = len(node.shape(3) or ())
-    if node.is_vector(1) or not rank:
+    if _is_vector(node, 1) or not rank:
         return None
-    return node.new.add("MatMul", node.real(0), node.real(3, axis=rank - 1))
+    return node.add("MatMul", _real(node, 0), _real(node, 3, axis=rank - 1))
 
 
-def _quantized_gemm(node: _Quantized) -> str | None:
-    if node.is_vector(1):
+def _quantized_gemm(node: _Rewriting) -> str | None:
+    if _is_vector(node, 1):
         return None
     axis = 0 if node.attributes.get("transB", 0) else 1
-    operands = [node.real(0), node.real(3, axis=axis)]
-    if node.name(6):
-        operands.append(node.bias(6, (1, 4), node.attributes.get("alpha", 1.0)))
-    return node.new.add("Gemm", *operands, **node.attributes)
+    factor = node.attributes.get("alpha", 1.0)
+    operands = [_real(node, 0), _real(node, 3, axis=axis), *_bias(node, 6, factor)]
+    return node.add("Gemm", *operands, **node.attributes)
 
 
-def _binary(operator: str) -> Callable[[_Quantized], str]:
-    return lambda node: node.new.add(operator, node.real(0), node.real(3))
+def _binary(operator: str) -> _Rewrite:
+    return lambda node: node.add(operator, _real(node, 0), _real(node, 3))
 
 
-def _unary(operator: str, attributes: Sequence[str] = ()) -> Callable[[_Quantized], str | None]:
-    def rewrite(node: _Quantized) -> str | None:
+def _unary(operator: str, *attributes: str) -> _Rewrite:
+    def rewrite(node: _Rewriting) -> str | None:
         if node.attributes.get("channels_last", 0):
             return None
-        kept = {name: node.attributes[name] for name in attributes if name in node.attributes}
-        return node.new.add(operator, node.real(0), **kept)
+        return node.add(operator, _real(node, 0), **node.pick(*attributes))
 
     return rewrite
 
 
-def _quantized_softmax(node: _Quantized) -> str | None:
+def _quantized_softmax(node: _Rewriting) -> str | None:
     shape, axis = node.shape(0), node.attributes.get("axis", -1)
     is_last = axis == -1 or (shape is not None and axis == len(shape) - 1)
     if node.attributes.get("opset", 1) < _SOFTMAX_OPSET and not is_last:
         return None
-    return node.new.add("Softmax", node.real(0), axis=axis)
+    return node.add("Softmax", _real(node, 0), axis=axis)
 
 
-def _quantized_concat(node: _Quantized) -> str:
-    count = 2
-    values = []
-    while node.name(count):
-        values.append(node.real(count))
-        count += 3
-    return node.new.add("Concat", *values, axis=node.attributes["axis"])
+def _quantized_concat(node: _Rewriting) -> str:
+    places = itertools.takewhile(node.name, itertools.count(2, 3))
+    values = [_real(node, place) for place in places]
+    return node.add("Concat", *values, axis=node.attributes["axis"])
 
 
 # The position of the scale of the result, and the function that returns the result as real numbers.
-_QUANTIZED_REWRITES: Final[Mapping[str, tuple[int, Callable[[_Quantized], str | None]]]] = {
+_QUANTIZED_REWRITES: Final[Mapping[str, tuple[int, _Rewrite]]] = {
     "QGemm": (7, _quantized_gemm),
     "QLinearAdd": (6, _binary("Add")),
-    "QLinearAveragePool": (3, _unary("AveragePool", _POOL_ATTRIBUTES)),
+    "QLinearAveragePool": (3, _unary("AveragePool", *_POOL_ATTRIBUTES)),
     "QLinearConcat": (0, _quantized_concat),
     "QLinearConv": (6, _quantized_convolution),
     "QLinearGlobalAveragePool": (3, _unary("GlobalAveragePool")),
-    "QLinearLeakyRelu": (3, _unary("LeakyRelu", ["alpha"])),
+    "QLinearLeakyRelu": (3, _unary("LeakyRelu", "alpha")),
     "QLinearMatMul": (6, _quantized_product),
     "QLinearMul": (6, _binary("Mul")),
     "QLinearSigmoid": (3, _unary("Sigmoid")),
     "QLinearSoftmax": (3, _quantized_softmax),
 }
 
-QOPERATORS: Final = frozenset(_QUANTIZED_REWRITES)
+QOPERATORS: Final = _QUANTIZED_REWRITES.keys()
 """Operators of ONNX, and of the domain com.microsoft, that TVM lacks; what cannot be rewritten is refused."""
 
 
-def _rewrite_qoperator(node: NodeProto, known: KnownValues) -> list[NodeProto] | None:
-    """Return the nodes that replace a QOperator; None where it cannot be rewritten."""
-    scale, rewrite = _QUANTIZED_REWRITES[node.op_type]
-    quantized = _Quantized(node, known)
-    names = quantized.parameters(scale)
-    if "" in names or any(name not in known.shapes for name in names):
+def _quantized(node: _Rewriting) -> str | None:
+    """Rewrite a QOperator."""
+    scale, rewrite = _QUANTIZED_REWRITES[node.node.op_type]
+    names = _list_parameters(node, scale)
+    if "" in names or any(name not in node.context.known.shapes for name in names):
         return None
-    result = rewrite(quantized)
-    return None if result is None else quantized.quantize(result, scale)
+    result = rewrite(node)
+    if result is None:
+        return None
+    return node.add("QuantizeLinear", result, _parameter(node, scale), _parameter(node, scale + 1))
 
 
 # ---------------------------------------------------------------- fused operators
 
 
-# Before, constants of the type of an operand wait until that is known.
 _CAST_LIKE_OPSET: Final = 15
 # α·f(β·x), which ONNX's first versions had as operators.
 _SCALED_ACTIVATIONS: Final = {"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"}
 
 
-class _Fused(_Operands):
-    """A node of a fused operator, and the nodes that replace it.
-
-    Attributes:
-        opset: The version of the model's operator set.
-        element_type: The type of the first operand that has a known one, 0 if none has. Operands are
-            of one type in those operators that ask for it.
-    """
-
-    def __init__(self, node: NodeProto, context: _Context) -> None:
-        super().__init__(node, context.known)
-        self.opset = context.opset
-        types = self._types = context.types
-        self.element_type = next((types[name] for name in node.input if name in types), 0)
-
-    def rank(self, position: int) -> int | None:
-        shape = self.shape(position)
-        return None if shape is None else len(shape)
-
-    def type_of(self, position: int) -> int:
-        return self._types.get(self.name(position), 0)
-
-    def result(self, position: int = 0) -> str:
-        return self._node.output[position] if position < len(self._node.output) else ""
-
-    def scaled(self, value: str, factor: float) -> str:
-        return value if factor == 1 else self.new.add("Mul", value, self.number(factor))
-
-    def cast(self, value: str, element_type: int, to: int) -> str:
-        """Return a value of one element type, or of an unknown one, as another one."""
-        return value if element_type == to else self.new.add("Cast", value, to=to)
-
-    def finish(
-        self, operator: str, values: Sequence[str], own: int, to: int, output: str = ""
-    ) -> None:
-        """Add a node that computes a result, in its own element type, and the cast to another one."""
-        output = output or self.result()
-        if own == to:
-            self.new.add(operator, *values, output=output)
-        else:
-            self.new.add("Cast", self.new.add(operator, *values), output=output, to=to)
-
-    def number(self, value: float) -> str:
-        if self.element_type:
-            dtype = helper.tensor_dtype_to_np_dtype(self.element_type)
-            return self.new.constant(np.asarray(value, dtype))
-        return self.new.add("CastLike", self.new.constant(np.float32(value)), self.name(0))
-
-    def activated(self, value: str, parameters: Mapping[str, Any]) -> None:
-        name = self.attributes.get("activation", "")
-        if name == "Clip":
-            limits = [self.number(limit) for limit in parameters.values()]
-            self.new.add(name, value, *limits, output=self.result())
-        elif name in _SCALED_ACTIVATIONS:
-            inner = self.scaled(value, parameters.get("beta", 1.0))
-            outer = self.number(parameters.get("alpha", 1.0))
-            activated = self.new.add(_SCALED_ACTIVATIONS[name], inner)
-            self.new.add("Mul", outer, activated, output=self.result())
-        elif name:
-            self.new.add(name, value, output=self.result(), **parameters)
-        else:
-            self.new.add("Identity", value, output=self.result())
-
-    def finish_product(self, integers: str, scales: tuple[str, str], bias: str) -> list[NodeProto]:
-        """Return all nodes, with the scales and the bias of a product of bytes applied."""
-        real = self.new.add("Cast", integers, to=TensorProto.FLOAT)
-        scale = self.new.add("Mul", *scales)
-        if not bias:
-            self.new.add("Mul", real, scale, output=self.result())
-        else:
-            self.new.add("Add", self.new.add("Mul", real, scale), bias, output=self.result())
-        return self.new.nodes
+def _activate(node: _Rewriting, value: str, parameters: Mapping[str, Any]) -> str:
+    name = node.attributes.get("activation", "")
+    if name == "Clip":
+        return node.add(name, value, *map(node.number, parameters.values()))
+    if name in _SCALED_ACTIVATIONS:
+        inner = node.scaled(value, parameters.get("beta", 1.0))
+        outer = node.number(parameters.get("alpha", 1.0))
+        return node.add("Mul", outer, node.add(_SCALED_ACTIVATIONS[name], inner))
+    return node.add(name, value, **parameters) if name else node.add("Identity", value)
 
 
-def _dynamic_matmul(node: _Fused) -> list[NodeProto]:
+def _scale_product(node: _Rewriting, integers: str, scales: tuple[str, str], bias: str) -> str:
+    """Apply the scales and the bias of a product of bytes."""
+    real = node.add("Cast", integers, to=TensorProto.FLOAT)
+    product = node.add("Mul", real, node.add("Mul", *scales))
+    return node.add("Add", product, bias) if bias else product
+
+
+def _dynamic_matmul(node: _Rewriting) -> str:
     """Rewrite a product of data that are quantized for it with weights of bytes."""
     data, weights, scale = (node.name(position) for position in range(3))
-    integers, data_scale, zero = node.new.add_all("DynamicQuantizeLinear", data, results=3)
+    integers, data_scale, zero = node.add_all("DynamicQuantizeLinear", data, results=3)
     operands = [integers, weights, zero, *filter(None, [node.name(3)])]
-    product = node.new.add("MatMulInteger", *operands)
-    return node.finish_product(product, (data_scale, scale), node.name(4))
+    product = node.add("MatMulInteger", *operands)
+    return _scale_product(node, product, (data_scale, scale), node.name(4))
 
 
-def _matmul_to_float(node: _Fused) -> list[NodeProto]:
+def _matmul_to_float(node: _Rewriting) -> str:
     """Rewrite a product of bytes that is converted to float32."""
     zeros = [node.name(4), node.name(5)]
     while zeros and not zeros[-1]:
         zeros.pop()
-    product = node.new.add("MatMulInteger", node.name(0), node.name(1), *zeros)
-    return node.finish_product(product, (node.name(2), node.name(3)), node.name(6))
+    product = node.add("MatMulInteger", node.name(0), node.name(1), *zeros)
+    return _scale_product(node, product, (node.name(2), node.name(3)), node.name(6))
 
 
-def _matmul(node: _Fused) -> list[NodeProto] | None:
+def _matmul(node: _Rewriting) -> str | None:
     """Rewrite a product of matrices that are transposed and scaled."""
     operands = [_transposed(node, position, side) for position, side in enumerate("AB")]
     known = [name for name in operands if name is not None]
     if len(known) < len(operands):
         return None
-    factor = node.attributes.get("alpha", 1.0)
-    if factor == 1:
-        node.new.add("MatMul", *known, output=node.result())
-    else:
-        product = node.new.add("MatMul", *known)
-        node.new.add("Mul", product, node.number(factor), output=node.result())
-    return node.new.nodes
+    return node.scaled(node.add("MatMul", *known), node.attributes.get("alpha", 1.0))
 
 
-def _transposed(node: _Fused, position: int, side: str) -> str | None:
+def _transposed(node: _Rewriting, position: int, side: str) -> str | None:
     """Return an operand transposed by the attributes of its side; None while its rank is unknown."""
-    name, rank = node.name(position), node.rank(position)
-    moves_batch, swaps = (
-        bool(node.attributes.get(f"{attribute}{side}", 0)) for attribute in ("transBatch", "trans")
-    )
+    name, shape = node.name(position), node.shape(position)
+    moves_batch, swaps = (node.attributes.get(f"{a}{side}", 0) for a in ("transBatch", "trans"))
     if not moves_batch and not swaps:
         return name
-    if rank is None:
+    if shape is None:
         # an equation for any rank, so that what depends on the result need not wait for this one's
-        return None if moves_batch else node.new.add("Einsum", name, equation="...ij->...ji")
+        return None if moves_batch else node.add("Einsum", name, equation="...ij->...ji")
+    rank = len(shape)
     order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
     # a vector stays as it is
     if swaps and rank > 1:
         order[-2:] = reversed(order[-2:])
-    return node.new.add("Transpose", name, perm=order)
+    return node.add("Transpose", name, perm=order)
 
 
-def _fused_gemm(node: _Fused) -> list[NodeProto]:
+def _fused_gemm(node: _Rewriting) -> str:
     """Rewrite a matrix product with its activation."""
-    names = ("alpha", "beta", "transA", "transB")
-    own = {name: node.attributes[name] for name in names if name in node.attributes}
-    operands = [name for name in (node.name(position) for position in range(3)) if name]
-    product = node.new.add("Gemm", *operands, **own)
-    parameters = {
-        name: node.attributes[f"activation_{name}"]
-        for name in ("alpha", "beta", "gamma")
-        if f"activation_{name}" in node.attributes
-    }
-    node.activated(product, parameters)
-    return node.new.nodes
+    own = node.pick("alpha", "beta", "transA", "transB")
+    product = node.add("Gemm", *node.names(3), **own)
+    parameters = node.pick(*(f"activation_{name}" for name in ("alpha", "beta", "gamma")))
+    named = {name.removeprefix("activation_"): value for name, value in parameters.items()}
+    return _activate(node, product, named)
 
 
-def _fused_convolution(node: _Fused) -> list[NodeProto]:
+def _fused_convolution(node: _Rewriting) -> str:
     """Rewrite a convolution with a sum and an activation."""
-    own = {
-        name: value
-        for name, value in node.attributes.items()
-        if name not in ("activation", "activation_params")
-    }
-    operands = [name for name in (node.name(position) for position in range(3)) if name]
-    result = node.new.add("Conv", *operands, **own)
+    own = node.omit("activation", "activation_params")
+    result = node.add("Conv", *node.names(3), **own)
     if node.name(3):
-        result = node.new.add("Add", result, node.name(3))
+        result = node.add("Add", result, node.name(3))
     values = node.attributes.get("activation_params", [])
-    node.activated(result, dict(zip(("alpha", "beta"), values, strict=False)))
-    return node.new.nodes
+    return _activate(node, result, dict(zip(("alpha", "beta"), values, strict=False)))
 
 
-def _quick_gelu(node: _Fused) -> list[NodeProto]:
+def _quick_gelu(node: _Rewriting) -> str:
     x = node.name(0)
-    gate = node.new.add("Sigmoid", node.scaled(x, node.attributes.get("alpha", 1.702)))
-    node.new.add("Mul", x, gate, output=node.result())
-    return node.new.nodes
+    gate = node.add("Sigmoid", node.scaled(x, node.attributes.get("alpha", 1.702)))
+    return node.add("Mul", x, gate)
 
 
-def _rms_norm(node: _Fused) -> list[NodeProto] | None:
+def _rms_norm(node: _Rewriting) -> str | None:
     """Rewrite a norm of the last axes without mean."""
-    axis, rank = node.attributes.get("axis", -1), node.rank(0)
+    axis, shape = node.attributes.get("axis", -1), node.shape(0)
     if axis >= 0:
-        if rank is None:
+        if shape is None:
             return None
-        axis -= rank
+        axis -= len(shape)
     return _add_rms_norm(node, node.name(0), 1, axis, node.result(1))
 
 
-def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
+def _skip_rms_norm(node: _Rewriting) -> str | None:
     """Rewrite a sum and its norm without mean."""
     if node.result(1) or node.result(2):
         return None
-    total = node.new.add(
-        "Add", node.name(0), node.name(1), output="" if node.name(3) else node.result(3)
-    )
+    names = [node.name(0), node.name(1)]
     if node.name(3):
-        total = node.new.add("Add", total, node.name(3), output=node.result(3))
-    return _add_rms_norm(node, total, 2)
+        names = [node.add("Add", *names), node.name(3)]
+    return _add_rms_norm(node, node.add("Add", *names, output=node.result(3)), 2)
 
 
 def _add_rms_norm(
-    node: _Fused, x: str, scale: int, axis: int = -1, inverse: str = ""
-) -> list[NodeProto] | None:
+    node: _Rewriting, x: str, scale: int, axis: int = -1, inverse: str = ""
+) -> str | None:
     """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None where no type is known yet.
 
     Args:
@@ -716,22 +606,25 @@ def _add_rms_norm(
     types, known = (node.type_of(0), node.type_of(scale)), node.element_type
     if not known:
         return None
-    element_type = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT
-    operands = zip((x, node.name(scale)), types, strict=True)
-    x, factors = (node.cast(name, own_type, element_type) for name, own_type in operands)
-    dtype = helper.tensor_dtype_to_np_dtype(element_type)
-    epsilon = node.new.constant(np.asarray(node.attributes.get("epsilon", 1e-5), dtype))
-    mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), range(axis, 0), node.opset)
-    deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
-    node.finish(
-        "Mul", (node.new.add("Div", x, deviation), factors), element_type, types[1] or known
+    wide = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT
+    x, factors = (
+        node.cast(name, own, wide) for name, own in zip((x, node.name(scale)), types, strict=True)
     )
-    if inverse:
-        node.finish("Reciprocal", (deviation,), element_type, TensorProto.FLOAT, inverse)
-    return node.new.nodes
+    epsilon = np.asarray(node.attributes.get("epsilon", 1e-5), _numpy_dtype(wide))
+    offset, square = node.constant(epsilon), node.add("Mul", x, x)
+    mean = node.reduce("ReduceMean", square, range(axis, 0), node.context.opset)
+    deviation = node.add("Sqrt", node.add("Add", mean, offset))
+    product = node.add("Mul", node.add("Div", x, deviation), factors)
+    result = node.cast(product, wide, types[1] or known)
+    if inverse and wide == TensorProto.FLOAT:
+        node.add("Reciprocal", deviation, output=inverse)
+    elif inverse:
+        exact = node.add("Reciprocal", deviation)
+        node.add("Cast", exact, output=inverse, to=TensorProto.FLOAT)
+    return result
 
 
-FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]] = {
+FUSED_OPERATORS: Final[Mapping[str, _Rewrite]] = {
     "DynamicQuantizeMatMul": _dynamic_matmul,
     "FusedConv": _fused_convolution,
     "FusedGemm": _fused_gemm,
@@ -744,16 +637,21 @@ FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]]
 }
 """Operators of the domain com.microsoft, and `SimplifiedLayerNormalization` of no domain, and how they are rewritten."""
 
-
-def _rewrite_fused(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    """Return the nodes that replace a fused operator.
-
-    None where it cannot be rewritten, or not before its shapes are known.
-    """
-    fused = _Fused(node, context)
-    if not fused.element_type and context.opset < _CAST_LIKE_OPSET:
-        return None
-    return FUSED_OPERATORS[node.op_type](fused)
+_REWRITES: Final[Mapping[str, _Rewrite]] = {
+    **dict.fromkeys(("AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool"), _same_padding),
+    **dict.fromkeys(_QUANTIZED_REWRITES, _quantized),
+    **FUSED_OPERATORS,
+    "CastLike": _cast_like,
+    "Concat": _concat,
+    "ConvTranspose": _conv_transpose,
+    "Dropout": _dropout,
+    "Einsum": _einsum,
+    "EyeLike": _eye_like,
+    "Mish": _mish,
+    "Split": _split,
+    "Tanh": _tanh,
+    "TopK": _top_k,
+}
 
 
 # ---------------------------------------------------------------- operators that cannot be imported

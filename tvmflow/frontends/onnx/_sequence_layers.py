@@ -17,8 +17,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS
-from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, list_sizes
-from tvmflow.frontends.onnx._reductions import in_float32
+from tvmflow.frontends.onnx._arithmetic import Converter, NodeToConvert, in_float32, list_sizes
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4
@@ -28,50 +27,60 @@ _ROWS_RANK: Final = 3
 _MASKED: Final = -10000.0
 
 
-def _operand(node: NodeToConvert, position: int) -> Any:
-    return node.inputs[position] if position < len(node.inputs) else None
-
-
 def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
     """Check that a node lacks attributes and operands that are not supported."""
     found = [name for name in names if node.attributes.get(name, 0)]
-    found += [name for place, name in operands.items() if _operand(node, place) is not None]
+    found += [name for place, name in operands.items() if node.operand(place) is not None]
     if found:
         raise ValueError(f"it has {found[0]}, which is not supported")
 
 
 def _add(node: NodeToConvert, *terms: Any) -> Any:
     """Return the sum of those terms that are not None; None of none."""
-    total = None
-    for term in terms:
-        if term is not None:
-            total = term if total is None else node.emit(relax.op.add(total, term))
-    return total
+    terms = tuple(term for term in terms if term is not None)
+    return functools.reduce(lambda x, y: node.emit(relax.op.add(x, y)), terms) if terms else None
+
+
+def _take(node: NodeToConvert, x: Any, index: int, axis: int = 0) -> Any:
+    """Return one of the tensors that an axis of another one counts."""
+    return node.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))
+
+
+def _fields(node: NodeToConvert, x: Any, count: int) -> list[Any]:
+    return [node.emit(relax.TupleGetItem(x, n)) for n in range(count)]
 
 
 # ---------------------------------------------------------------- norms
 
 
+def _norm(
+    node: NodeToConvert, total: Any, scale: Any, shift: Any, epsilon: float
+) -> tuple[Any, Any]:
+    """Return a sum as a variable, and its norm."""
+    total = node.builder.emit(total)
+    norm = relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
+    return total, node.emit(norm)
+
+
 def _skip_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of a sum; further results are its mean, the inverse of its deviation, and the sum."""
-    x, skip, scale, shift, bias = (_operand(node, place) for place in range(5))
-    total = node.builder.emit(_add(node, x, skip, bias))
+    x, skip, scale, shift, bias = (node.operand(place) for place in range(5))
     if shift is None:
         shift = relax.const(np.zeros(list_sizes(scale), ir.dtype_of(scale)))
-    epsilon = float(node.attributes.get("epsilon", 1e-12))
-    result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
+    epsilon = node.number("epsilon", 1e-12)
+    total, result = _norm(node, _add(node, x, skip, bias), scale, shift, epsilon)
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
         return result
     mean = node.emit(relax.op.mean(total, axis=-1, keepdims=True))
     variance = node.emit(relax.op.variance(total, axis=-1, keepdims=True))
-    raised = node.emit(relax.op.add(variance, relax.const(epsilon, ir.dtype_of(total))))
+    raised = variance + relax.const(epsilon, ir.dtype_of(total))
     return relax.Tuple([result, mean, node.emit(relax.op.rsqrt(raised)), total])
 
 
 def _embed_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of the sum of embeddings, the lengths of the mask, and the sum."""
     ids, segments, words, positions, kinds, scale, shift, mask, places = (
-        _operand(node, place) for place in range(9)
+        node.operand(place) for place in range(9)
     )
     batch, steps = list_sizes(ids)
     if not isinstance(steps, int):
@@ -84,14 +93,12 @@ def _embed_layer_norm(node: NodeToConvert) -> Any:
         node.emit(relax.op.take(positions, places, axis=0)),
         None if segments is None else node.emit(relax.op.take(kinds, segments, axis=0)),
     )
-    total = node.builder.emit(total)
-    epsilon = float(node.attributes.get("epsilon", 1e-12))
-    result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
+    total, result = _norm(node, total, scale, shift, node.number("epsilon", 1e-12))
     if mask is None:
         lengths = relax.op.zeros([batch], "int32")
     else:
-        is_one = node.emit(relax.op.equal(mask, relax.const(1, ir.dtype_of(mask))))
-        lengths = relax.op.sum(node.emit(relax.op.astype(is_one, "int32")), axis=1)
+        is_one = relax.op.equal(mask, relax.const(1, ir.dtype_of(mask)))
+        lengths = relax.op.sum(relax.op.astype(is_one, "int32"), axis=1)
     return relax.Tuple([result, node.emit(lengths), total])
 
 
@@ -119,10 +126,9 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
         columns = relax.op.arange(length, dtype="int32")
         count = 1 if counts[0] else 2
         bounds = node.emit(relax.op.reshape(mask, [count, batch, 1]))
-        visible = node.emit(relax.op.less(columns, _take_first(node, bounds, 0)))
+        visible = node.emit(relax.op.less(columns, _take(node, bounds, 0)))
         if count > 1:
-            starts = _take_first(node, bounds, 1)
-            from_start = node.emit(relax.op.greater_equal(columns, starts))
+            from_start = relax.op.greater_equal(columns, _take(node, bounds, 1))
             visible = node.emit(relax.op.logical_and(visible, from_start))
     elif sizes in ([batch, length], [batch, steps, length]):
         visible = node.emit(relax.op.greater(mask, relax.const(0, ir.dtype_of(mask))))
@@ -131,7 +137,7 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
     rows = sizes[1] if len(sizes) == _ROWS_RANK else 1
     visible = node.emit(relax.op.reshape(visible, [batch, 1, rows, length]))
     dtype = ir.dtype_of(node.inputs[0])
-    masked = float(node.attributes.get("mask_filter_value", _MASKED))
+    masked = node.number("mask_filter_value", _MASKED)
     return node.emit(relax.op.where(visible, relax.const(0.0, dtype), relax.const(masked, dtype)))
 
 
@@ -151,13 +157,7 @@ def _causal_mask(node: NodeToConvert, steps: Any, length: Any, past: Any) -> Any
 
 
 def _attend(
-    node: NodeToConvert,
-    queries: Any,
-    keys: Any,
-    values: Any,
-    mask: Any,
-    bias: Any,
-    past: Any,
+    node: NodeToConvert, queries: Any, keys: Any, values: Any, mask: Any, bias: Any, past: Any
 ) -> Any:
     """Return attention (batch, steps, heads · width).
 
@@ -173,15 +173,14 @@ def _attend(
     batch, heads, steps, width = list_sizes(queries)
     length = list_sizes(keys)[2]
     transposed = node.emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
-    scores = node.emit(relax.op.matmul(queries, transposed))
-    scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(width)
-    scores = node.emit(relax.op.multiply(scores, relax.const(scale, ir.dtype_of(queries))))
+    scores = relax.op.matmul(queries, transposed)
+    scale = node.number("scale", 0.0) or 1 / math.sqrt(width)
+    scores = node.emit(scores * relax.const(scale, ir.dtype_of(queries)))
     hidden = _find_mask(node, mask, batch, steps, length)
     earlier = 0 if past is None else list_sizes(past)[2]
     causal = _causal_mask(node, steps, length, earlier)
     scores = _add(node, scores, _add(node, bias, hidden, causal))
-    weights = node.emit(relax.op.nn.softmax(scores, axis=-1))
-    mixed = node.emit(relax.op.matmul(weights, values))
+    mixed = relax.op.matmul(relax.op.nn.softmax(scores, axis=-1), values)
     moved = node.emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
     return node.emit(relax.op.reshape(moved, [batch, steps, heads * list_sizes(values)[3]]))
 
@@ -193,7 +192,7 @@ def _attention(node: NodeToConvert) -> Any:
     """
     names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
     _refuse(node, names, {6: "past_sequence_length"})
-    x, weights, offsets, mask, past, bias = (_operand(node, place) for place in range(6))
+    x, weights, offsets, mask, past, bias = (node.operand(place) for place in range(6))
     heads, units = int(node.attributes["num_heads"]), list_sizes(weights)[1]
     sizes = [int(n) for n in node.attributes.get("qkv_hidden_sizes", ())] or [units // 3] * 3
     product = _add(node, node.emit(relax.op.matmul(x, weights)), offsets)
@@ -203,7 +202,7 @@ def _attention(node: NodeToConvert) -> Any:
     )
     past_keys = None
     if past is not None:
-        past_keys, past_values = (node.builder.emit(_take_first(node, past, n)) for n in range(2))
+        past_keys, past_values = (node.builder.emit(_take(node, past, n)) for n in range(2))
         keys, values = _prepend(node, past_keys, keys), _prepend(node, past_values, values)
     result = _attend(node, queries, keys, values, mask, bias, past_keys)
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
@@ -217,16 +216,11 @@ def _prepend(node: NodeToConvert, past: Any, new: Any) -> Any:
     return node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
 
 
-def _take_first(node: NodeToConvert, x: Any, index: int) -> Any:
-    """Return one of the tensors that the first axis of another one counts."""
-    return node.emit(relax.op.take(x, relax.const(index, "int64"), axis=0))
-
-
 def _multi_head_attention(node: NodeToConvert) -> Any:
     """Convert MultiHeadAttention, whose further results are keys and values with those before them."""
     names = {8: "past_sequence_length", 9: "cache_indirection"}
     _refuse(node, (), names)
-    inputs = [_operand(node, place) for place in range(8)]
+    inputs = [node.operand(place) for place in range(8)]
     queries, keys, values, offsets, mask, bias, past_keys, past_values = inputs
     heads = int(node.attributes["num_heads"])
     if keys is None or values is None or len(list_sizes(queries)) == _PACKED_RANK:
@@ -234,7 +228,7 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
     if offsets is not None:
         units = list_sizes(queries)[2]
         parts = node.builder.emit(relax.op.split(offsets, [units, 2 * units], 0))
-        own = [node.emit(relax.TupleGetItem(parts, n)) for n in range(3)]
+        own = _fields(node, parts, 3)
         queries = _add(node, queries, own[0])
         if len(list_sizes(keys)) != _HEADS_RANK:
             keys, values = _add(node, keys, own[1]), _add(node, values, own[2])
@@ -251,7 +245,7 @@ def _rotary_embedding(node: NodeToConvert) -> Any:
     """Convert RotaryEmbedding: pairs of numbers are turned by an angle of their step."""
     _refuse(node, ("is_packed_batching",), {})
     x, places, cosines, sines = node.inputs
-    width, heads = 2 * list_sizes(cosines)[1], int(node.attributes.get("num_heads", 0))
+    width, heads = 2 * list_sizes(cosines)[1], node.integer("num_heads", 0)
     has_heads = len(list_sizes(x)) == _HEADS_RANK
     if not has_heads:
         x = _split_heads(node, x, heads or list_sizes(x)[2] // width)
@@ -264,26 +258,19 @@ def _rotary_embedding(node: NodeToConvert) -> Any:
     turned, rest = x, []
     if size != width:
         parts = node.builder.emit(relax.op.split(x, [width], 3))
-        turned, *rest = (node.emit(relax.TupleGetItem(parts, n)) for n in range(2))
-    turn = [
-        node.emit(relax.op.expand_dims(node.emit(relax.op.take(table, places, axis=0)), 1))
-        for table in (cosines, sines)
-    ]
+        turned, *rest = _fields(node, parts, 2)
+    tables = [relax.op.take(table, places, axis=0) for table in (cosines, sines)]
+    turn = [node.emit(relax.op.expand_dims(table, 1)) for table in tables]
     is_interleaved = bool(node.attributes.get("interleaved", 0))
     pairs = [width // 2, 2] if is_interleaved else [2, width // 2]
     axis = 4 if is_interleaved else 3
     paired = node.emit(relax.op.reshape(turned, [batch, heads, steps, *pairs]))
-    halves = [
-        node.emit(relax.op.take(paired, relax.const(n, "int64"), axis=axis)) for n in range(2)
-    ]
+    halves = [_take(node, paired, n, axis) for n in range(2)]
     products = [[node.emit(relax.op.multiply(half, by)) for by in turn] for half in halves]
     (one_cos, one_sin), (two_cos, two_sin) = products
     results = (relax.op.subtract(one_cos, two_sin), relax.op.add(one_sin, two_cos))
-    stacked = node.emit(
-        relax.op.concat(
-            [node.emit(relax.op.expand_dims(part, axis)) for part in map(node.emit, results)], axis
-        )
-    )
+    wide = [node.emit(relax.op.expand_dims(part, axis)) for part in map(node.emit, results)]
+    stacked = node.emit(relax.op.concat(wide, axis))
     flat = node.emit(relax.op.reshape(stacked, [batch, heads, steps, width]))
     whole = node.emit(relax.op.concat([flat, *rest], axis=3)) if rest else flat
     if has_heads:
@@ -341,14 +328,10 @@ def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activa
     functions = []
     for name in names:
         # Functions without a parameter leave it to the next one.
-        values = [
-            numbers.pop(0) if numbers else default
-            for numbers, default in zip(parameters, DEFAULTS[name], strict=False)
-        ]
+        pairs = zip(parameters, DEFAULTS[name], strict=False)
+        values = [numbers.pop(0) if numbers else default for numbers, default in pairs]
         functions.append(Activation(name, *map(float, values)))
-    return tuple(
-        tuple(functions[index * count : (index + 1) * count]) for index in range(directions)
-    )
+    return tuple(tuple(functions[n * count : (n + 1) * count]) for n in range(directions))
 
 
 def _text(value: str | bytes) -> str:

@@ -1,11 +1,14 @@
-"""Reads and changes ONNX graphs."""
+"""Reads and changes ONNX graphs; reads models without the bytes of large weights."""
 
 from __future__ import annotations
 
+import copy
 import math
+import mmap
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,8 +26,10 @@ from onnx import (
 )
 from onnx.defs import onnx_opset_version
 
+from tvmflow.core.files import map_file
 from tvmflow.core.formatting import quoted
-from tvmflow.frontends.onnx._large_tensors import array_of
+from tvmflow.frontends.base import NotAModel
+from tvmflow.frontends.onnx._header import Field, fields
 from tvmflow.operators.definition import standard_domain
 
 OWN_DOMAIN: Final = "tvmflow.operators"
@@ -187,9 +192,24 @@ def _node_label(node: NodeProto) -> str:
 
 def replace_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
     """Set the nodes of a graph, which may be some of its present ones."""
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    set_entries(graph.node, [copy.deepcopy(node) for node in nodes])
+
+
+def set_entries(field: Any, entries: Sequence[Any]) -> None:
+    """Set the entries of a repeated field, some of which may be its present ones."""
+    del field[:]
+    field.extend(entries)
+
+
+def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:
+    """Return the type of a value, given its dtype as NumPy names it."""
+    element_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return helper.make_tensor_value_info(name, element_type, list(shape))
+
+
+def declare(tensor: TensorProto) -> ValueInfoProto:
+    """Return the type of a tensor as that of a value of its name."""
+    return helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
 
 
 def names_read(node: NodeProto) -> set[str]:
@@ -213,9 +233,14 @@ def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
     for value in (*graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        for inner in subgraphs(node):
-            rename_captured(inner, names)
+        rename_node(node, names)
+
+
+def rename_node(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Rename values where a node, or a graph in it, reads them."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    for inner in subgraphs(node):
+        rename_captured(inner, names)
 
 
 def make_single(
@@ -284,3 +309,156 @@ class Replacement:
         """Add a constant."""
         tensor = numpy_helper.from_array(np.asarray(array))
         return self.add("Constant", output=output, value=tensor)
+
+
+# ---------------------------------------------------------------- large tensors
+# Large weights are mapped when they are needed. Such a tensor is marked as ONNX marks external data: it has no
+# data of its own, and names a file, an offset and a length. The file may be the ONNX file itself. So passes
+# work on a small model, and protobuf's limit of 2 GiB holds for the graph alone.
+
+
+_MIN_BYTES: Final = 1 << 16
+"""The size from which a tensor stays in its file. It must be larger than what passes read: shapes, axes, scales."""
+
+# Field numbers of onnx.proto3.
+_GRAPH, _INITIALIZER = 7, 5
+_DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 2, 4, 9, 10
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+# Element types whose values have the same bytes in a file and in an array.
+_MAPPED_TYPES: Final = frozenset(
+    (
+        *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16),
+        *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    )
+)
+# Fields with packed values -> the element type whose bytes they hold.
+_PACKED_TYPES: Final = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
+
+
+class Place(NamedTuple):
+    """The place of the bytes of a tensor in a file."""
+
+    file: str
+    offset: int
+    length: int
+
+
+def read_without_large_tensors(path: Path) -> ModelProto:
+    """Return the model in an ONNX file; its large weights stay in the file.
+
+    Raises:
+        OSError: when the file cannot be read.
+        google.protobuf.message.DecodeError: when it is not an ONNX model.
+    """
+    if path.stat().st_size == 0:
+        return ModelProto()
+    with path.open("rb") as stream, map_file(stream) as data:
+        try:
+            content = _Shortener(data, str(path)).shorten(0, len(data), "model")
+        except NotAModel:
+            # protobuf says what is wrong with it
+            content = data[:]
+    return ModelProto.FromString(content)
+
+
+class _Shortener:
+    """Copies the messages of a file, without the data of large weights."""
+
+    _CHILDREN: Final[Mapping[str, tuple[int, str]]] = {
+        "model": (_GRAPH, "graph"),
+        "graph": (_INITIALIZER, "tensor"),
+    }
+
+    def __init__(self, data: mmap.mmap, file: str) -> None:
+        self._data = data
+        self._file = file
+
+    def shorten(self, start: int, end: int, kind: str) -> bytes:
+        """Return the bytes of a message of one of the kinds of `_CHILDREN`, or of a tensor."""
+        if end - start < _MIN_BYTES:
+            return self._data[start:end]
+        if kind == "tensor":
+            return self._shorten_tensor(start, end)
+        number, child = self._CHILDREN[kind]
+        parts, copied = [], start
+        for field in fields(self._data, start, end):
+            if field.number == number and field.end - field.start >= _MIN_BYTES:
+                content = self.shorten(field.start, field.end, child)
+                head = bytes((*_varint(number << 3 | 2), *_varint(len(content))))
+                parts += [self._data[copied : field.begin], head, content]
+                copied = field.end
+        return b"".join([*parts, self._data[copied:end]])
+
+    def _shorten_tensor(self, start: int, end: int) -> bytes:
+        content = list(fields(self._data, start, end))
+        data = _find_data(content)
+        if data is None:
+            return self._data[start:end]
+        mark = TensorProto()
+        leave_in_file(mark, Place(self._file, data.start, data.end - data.start))
+        rest = self._data[start : data.begin] + self._data[data.end : end]
+        return rest + bytes(mark.SerializeToString())
+
+
+def _find_data(content: list[Field]) -> Field | None:
+    """Return the field with all of a tensor's values; None if they must be read with the model."""
+    types = [field.value for field in content if field.number == _DATA_TYPE]
+    data = [
+        field for field in content if field.number == _RAW_DATA or field.number in _PACKED_TYPES
+    ]
+    is_external = any(field.number in (_EXTERNAL_DATA, _DATA_LOCATION) for field in content)
+    if len(types) != 1 or types[0] not in _MAPPED_TYPES or len(data) != 1 or is_external:
+        return None
+    (field,) = data
+    is_large = field.end - field.start >= _MIN_BYTES
+    return field if is_large and _PACKED_TYPES.get(field.number, types[0]) == types[0] else None
+
+
+def _varint(value: int) -> Iterator[int]:
+    while value > 0x7F:
+        yield value & 0x7F | 0x80
+        value >>= 7
+    yield value
+
+
+# ---------------------------------------------------------------- tensors of a model
+
+
+def can_stay(tensor: TensorProto, place: Place) -> bool:
+    """Return whether a tensor with external data is mapped when it is needed, and not read with the model."""
+    return tensor.data_type in _MAPPED_TYPES and place.length >= _MIN_BYTES
+
+
+def leave_in_file(tensor: TensorProto, place: Place) -> None:
+    """Mark a tensor as one whose data is in a file."""
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in zip(("location", "offset", "length"), place, strict=True):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def place_of(tensor: TensorProto) -> Place | None:
+    """Return where the data of a tensor was left; None for one that has its data."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return Place(entries["location"], int(entries["offset"]), int(entries["length"]))
+
+
+def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
+    """Return the values of a tensor. Those in a file are mapped: changes of the array do not reach it."""
+    place = place_of(tensor)
+    if place is None:
+        return np.asarray(numpy_helper.to_array(tensor))
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    # TVM takes arrays that can be written alone
+    return np.asarray(
+        np.memmap(place.file, dtype, mode="c", offset=place.offset, shape=tuple(tensor.dims))
+    )
+
+
+def with_data(tensor: TensorProto) -> TensorProto:
+    """Return a tensor that has its data."""
+    is_in_file = place_of(tensor) is not None
+    return numpy_helper.from_array(array_of(tensor), tensor.name) if is_in_file else tensor

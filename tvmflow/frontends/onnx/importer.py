@@ -28,16 +28,16 @@ from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import OPEN_FIX, LoadedModel
-from tvmflow.frontends.onnx._conversion import NodeToConvert
+from tvmflow.frontends.onnx._arithmetic import NodeToConvert
 from tvmflow.frontends.onnx._converters import CONVERTERS
-from tvmflow.frontends.onnx._large_tensors import array_of, place_of
-from tvmflow.frontends.onnx._loops import list_inputs_of
+from tvmflow.frontends.onnx._inlining import list_inputs_of
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
     OWN_DOMAIN,
     all_graphs,
+    array_of,
     attributes_of,
     branch_nodes,
     captured_names,
@@ -46,6 +46,7 @@ from tvmflow.frontends.onnx.graph import (
     known_values,
     node_name,
     opset_of,
+    place_of,
 )
 from tvmflow.frontends.onnx.sizes import Sizes
 
@@ -86,13 +87,11 @@ def import_prepared(
     _refuse_unsupported(model, is_open=bool(dimensions))
     largest = {entry.name: entry.max for entry in dimensions}
     importer = _Importer(model, own, labels, dimensions)
-    mod = importer.import_model()
     try:
-        counted = count_outputs(mod)
-        bounded = read_counts(counted["main"])
+        mod = count_outputs(importer.import_model())
+        bounded = read_counts(mod["main"])
         if bounded and not counts_rows:
             raise MixedRows("a cut into parts")
-        mod = counted
     except MixedRows as error:
         # TVM's runtime knows the sizes of tensors
         _log.debug("the sizes of tensors are not counted: %s", error.message)
@@ -140,17 +139,17 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
     for reason, nodes in sorted(refused.items()):
         rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         lines.append(f"{reason} (node {node_name(nodes[0])}{rest})")
+    first = refused[min(refused)][0]
     if any(node.op_type in QOPERATORS for node in branch_nodes(model)):
-        raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX)
-    first = next(nodes[0] for _, nodes in sorted(refused.items()))
-    if any(attribute.HasField("g") for attribute in first.attribute):
+        fixes = [_QUANTIZED_FIX]
+    elif any(attribute.HasField("g") for attribute in first.attribute):
         # a loop: its body cannot be handed to a function of the user's
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
-        advice = "; or ".join(filter(None, [advice, OPEN_FIX if is_open else ""]))
-        raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, [advice, _FIX])))
-    name, domain = quoted(first.op_type), quoted(first.domain)
-    fix = _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))
-    raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or {fix}")
+        fixes = [advice, OPEN_FIX if is_open else "", _FIX]
+    else:
+        name, domain = quoted(first.op_type), quoted(first.domain)
+        fixes = [_FIX, _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))]
+    raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, fixes)))
 
 
 def _binding_advice(model: ModelProto, name: str) -> str:
@@ -277,8 +276,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _is_computed(self, node: NodeProto) -> bool:
         """Return whether the shape that a node gives its result is a tensor that is computed."""
         operand = self._nodes[node.input[_SHAPE_OPERANDS[node.op_type]]]
-        is_tensor = isinstance(operand.ty, relax.TensorType)
-        return is_tensor and not isinstance(operand, tvm.ir.Constant)
+        return isinstance(operand.ty, relax.TensorType) and not isinstance(operand, tvm.ir.Constant)
 
     def _refuse_computed_shape(self, node: NodeProto) -> None:
         name = node.input[_SHAPE_OPERANDS[node.op_type]]
@@ -324,30 +322,25 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     def _construct_if(self, node: NodeProto) -> None:
         """Convert an If, of which only the branch that is taken is computed."""
-        branches = attributes_of(node)
-        graphs = [
-            graph for name in ("then", "else") for graph in all_graphs(branches[f"{name}_branch"])
-        ]
-        selects = any(
-            inner.op_type == "NonMaxSuppression" for graph in graphs for inner in graph.node
-        )
-        if selects and not self._counts_rows:
+        branches = [attributes_of(node)[name] for name in ("then_branch", "else_branch")]
+        inner = [n for branch in branches for graph in all_graphs(branch) for n in graph.node]
+        advice = _binding_advice(self._model, node.input[0])
+        if not self._counts_rows and any(n.op_type == "NonMaxSuppression" for n in inner):
             text = (
                 f"If (node {node_name(node)}) cannot be imported: NonMaxSuppression in a branch "
                 "selects a number of boxes that is known only when it runs"
             )
-            raise ImportFailed(text, fix=_binding_advice(self._model, node.input[0]) or _FIX)
+            raise ImportFailed(text, fix=advice or _FIX)
         # What is not bound to a variable yet would be computed in each branch again.
         for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])
         condition = self.bb.emit(relax.op.reshape(self._nodes[node.input[0]], []))
         try:
-            bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
+            bodies = [self._convert_branch(branch) for branch in branches]
         except ImportFailed as error:
-            advice = _binding_advice(self._model, node.input[0])
             raise ImportFailed(error.message, fix=advice or error.fix) from error
-        _check_results(node, bodies, advice=_binding_advice(self._model, node.input[0]))
+        _check_results(node, bodies, advice)
         result = self.bb.emit(relax.If(condition, *bodies))
         if len(node.output) == 1:
             self._nodes[node.output[0]] = result
@@ -407,9 +400,8 @@ def _drop_unused_weights(
     parameters = [*main.params[:count], *kept]
     plain = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
     plain = plain.with_attrs({"num_input": count, "global_symbol": "main"})
-    plain = plain.with_attrs(
-        {name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs}
-    )
+    own = {name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs}
+    plain = plain.with_attrs(own)
     # Kernels that the importer wrote stay in the module.
     mod.update_func(mod.get_global_var("main"), plain)
     return mod, {var.name: weights[var.name][1] for var in kept}
@@ -422,9 +414,8 @@ def _specs(
     counts: Sequence[OutputCount] = (),
 ) -> tuple[TensorSpec, ...]:
     """Return ONNX values with the shapes and dtypes of their Relax types, and their counted axes."""
-    specs = [
-        tensor_spec(value.name, kind, largest) for value, kind in zip(values, kinds, strict=True)
-    ]
+    pairs = zip(values, kinds, strict=True)
+    specs = [tensor_spec(value.name, kind, largest) for value, kind in pairs]
     for entry in counts:
         specs[entry.output] = specs[entry.output]._replace(bounded_axis=entry.axis)
     return tuple(specs)

@@ -28,20 +28,18 @@ from tvmflow.frontends.base import MAX_ELEMENTS, NotAModel
 from tvmflow.frontends.frontend import MODEL
 from tvmflow.frontends.inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx import EXTERNAL
-from tvmflow.frontends.onnx._functions import function_id, inline_functions
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
-from tvmflow.frontends.onnx._large_tensors import (
-    Place,
-    can_stay,
-    leave_in_file,
-    place_of,
-    read_without_large_tensors,
-)
+from tvmflow.frontends.onnx._inlining import function_id, inline_functions
 from tvmflow.frontends.onnx._rewrites import supported_operators
 from tvmflow.frontends.onnx.graph import (
+    Place,
     all_nodes,
+    can_stay,
     is_standard,
+    leave_in_file,
     node_name,
+    place_of,
+    read_without_large_tensors,
     subgraphs,
     versions_of,
     with_inner_nodes,
@@ -65,7 +63,7 @@ def _link(link: Path, path: Path) -> None:
 
 
 def read_model(files: Mapping[str, Path]) -> ModelProto:
-    """Return the model; its large weights stay in their files (see `_large_tensors`).
+    """Return the model; its large weights stay in their files (see `graph`).
 
     Raises:
         NotAModel: when the file is not an ONNX model.
@@ -150,11 +148,9 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
     inner = [name for name in names if name not in outputs]
     unknown = [name for name in inner if name not in tensors]
     if unknown:
+        hints = (f"{quoted(name)}{did_you_mean(name, sorted(tensors))}" for name in unknown)
         raise ImportFailed(
-            "; ".join(
-                f"the model has no tensor {quoted(name)}{did_you_mean(name, sorted(tensors))}"
-                for name in unknown
-            ),
+            "; ".join(f"the model has no tensor {hint}" for hint in hints),
             fix="name tensors, which are outputs of nodes, not nodes; netron.app shows them",
         )
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
@@ -342,23 +338,19 @@ def _check_arities(imports: Iterable[OperatorSetIdProto], nodes: Iterable[NodePr
         if not is_standard(node) or node.op_type not in supported_operators():
             continue
         least = _least_arity(node.op_type, version)
-        for values, count, noun in zip(
-            (node.input, node.output), least, ("input", "output"), strict=True
-        ):
-            if len(values) < count:
-                raise _invalid(
-                    f"{quoted(node.op_type)} (node {node_name(node)}) has {count_text(len(values), noun)}, "
-                    f"and needs {count}"
-                )
+        for noun, count in zip(("input", "output"), least, strict=True):
+            size = len(getattr(node, noun))
+            if size < count:
+                start = f"{quoted(node.op_type)} (node {node_name(node)}) has"
+                raise _invalid(f"{start} {count_text(size, noun)}, and needs {count}")
 
 
 @functools.cache
 def _least_arity(operator: str, version: int) -> tuple[int, int]:
-    try:
-        schema = onnx.defs.get_schema(operator, version, "")
-    except Exception:
-        # The operator is not in this opset; the importer names it.
+    if not onnx.defs.has(operator, version, ""):
+        # the importer names an operator that is not in this opset
         return 0, 0
+    schema = onnx.defs.get_schema(operator, version, "")
     return schema.min_input, schema.min_output
 
 
@@ -434,15 +426,12 @@ def _tensor_problem(tensor: TensorProto) -> str:
     if kind not in helper.get_all_tensor_dtypes():
         return f"has the unknown type {kind}"
     bits = _PACKED_BITS.get(kind) or 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize
-    place = place_of(tensor)
+    place, packed = place_of(tensor), math.ceil(elements * bits / 8)
     if (place or tensor.HasField("raw_data")) and kind != TensorProto.STRING:
-        size = place.length if place else len(tensor.raw_data)
-        needed = math.ceil(elements * bits / 8)
-        return (
-            "" if size == needed else f"has {count_text(size, 'byte')} of data, and needs {needed}"
-        )
-    values = len(getattr(tensor, helper.tensor_dtype_to_field(kind)))
-    if kind in _PACKED_BITS:
-        elements = math.ceil(elements * bits / 8)
-    needed = elements * 2 if kind in _COMPLEX else elements
-    return "" if values == needed else f"has {count_text(values, 'value')}, and needs {needed}"
+        size, needed = place.length if place else len(tensor.raw_data), packed
+        text = f"{count_text(size, 'byte')} of data"
+    else:
+        size = len(getattr(tensor, helper.tensor_dtype_to_field(kind)))
+        needed = packed if kind in _PACKED_BITS else elements * (2 if kind in _COMPLEX else 1)
+        text = count_text(size, "value")
+    return "" if size == needed else f"has {text}, and needs {needed}"

@@ -136,8 +136,8 @@ class OnnxFrontend(OneFileFrontend):
         )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        from tvmflow.frontends.onnx._functions import mixes_opsets
-        from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
+        from tvmflow.frontends.onnx._inlining import mixes_opsets
+        from tvmflow.frontends.onnx.graph import read_without_large_tensors
         from tvmflow.frontends.onnx.model_files import link_files, save_for_reference
         from tvmflow.operators.loading import operator_paths, prepare_calls
 

@@ -6,6 +6,7 @@ it supports. Most of what real models have instead can be rewritten in ONNX's ow
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import math
@@ -31,12 +32,11 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
-from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 from tvmflow.frontends.onnx._header import model_input
-from tvmflow.frontends.onnx._large_tensors import place_of, with_data
-from tvmflow.frontends.onnx._loops import (
+from tvmflow.frontends.onnx._inlining import (
+    inline_functions,
     inline_known_branches,
     name_branch_values,
     simplify_branches,
@@ -46,7 +46,6 @@ from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import (
     FUSED_OPERATORS,
     MISCOMPUTED,
-    convert_einsums,
     rewrite_nodes,
     unsupported_reason,
 )
@@ -56,6 +55,8 @@ from tvmflow.frontends.onnx.graph import (
     all_nodes,
     attributes_of,
     branch_nodes,
+    declare,
+    element_types,
     is_standard,
     known_values,
     make_evaluator,
@@ -63,9 +64,12 @@ from tvmflow.frontends.onnx.graph import (
     names_read,
     node_name,
     opset_of,
+    place_of,
     rename_captured,
     replace_nodes,
+    set_entries,
     subgraphs,
+    with_data,
 )
 
 _log = logging.getLogger(__name__)
@@ -87,10 +91,8 @@ _SCAN_OPSET: Final = 9
 _RESIZE_MODES_OPSET: Final = 11
 # The attributes of Constant that hold plain numbers.
 _CONSTANT_DTYPES: Final = {
-    "value_float": "float32",
-    "value_floats": "float32",
-    "value_int": "int64",
-    "value_ints": "int64",
+    **dict.fromkeys(("value_float", "value_floats"), "float32"),
+    **dict.fromkeys(("value_int", "value_ints"), "int64"),
 }
 
 
@@ -136,15 +138,11 @@ def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
     ONNX's converter drops such attributes silently.
     """
     for node in model.graph.node if opset < opset_of(model) else ():
-        if not is_standard(node):
-            continue
-        try:
+        # An operator that is newer than the opset is refused by the converter itself.
+        if is_standard(node) and onnx.defs.has(node.op_type, opset, ""):
             known = onnx.defs.get_schema(node.op_type, opset, "").attributes
-        except Exception:
-            # The operator is newer than the opset, which the converter itself refuses.
-            continue
-        if any(attribute.name not in known for attribute in node.attribute):
-            return True
+            if any(attribute.name not in known for attribute in node.attribute):
+                return True
     return False
 
 
@@ -179,13 +177,11 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
     missing = {node.op_type for node in model.graph.node if unsupported_reason(node, known)}
     if not missing:
         return model
-    typed = ModelProto.FromString(model.SerializeToString())
+    typed = copy.deepcopy(model)
     with_type = {value.name for value in typed.graph.value_info}
     # The inliner needs the type of every value, and does not look at the initializers.
     typed.graph.value_info.extend(
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in typed.graph.initializer
-        if tensor.name not in with_type
+        declare(tensor) for tensor in typed.graph.initializer if tensor.name not in with_type
     )
     for node in typed.graph.node:
         _set_defaults(node, opset_of(model))
@@ -298,12 +294,11 @@ def fold_shapes(model: ModelProto) -> ModelProto:
             continue
         shape = shapes[node.input[0]]
         attributes = attributes_of(node)
+        value: Any = np.prod(shape, dtype=np.int64)
         if node.op_type == "Shape":
-            part = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
-            value = np.asarray(part, np.int64)
-        else:
-            value = np.asarray(np.prod(shape, dtype=np.int64), np.int64)
-        model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+            value = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
+        array = np.asarray(value, np.int64)
+        model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
     replace_nodes(model.graph, kept)
     return model
 
@@ -320,8 +315,11 @@ def fold_constants(model: ModelProto) -> ModelProto:
     )
     kept = []
     for node in model.graph.node:
-        can_fold = _is_foldable(node, constants) and _fits(model, node, constants, room)
-        results = _evaluate(model, node, constants) if can_fold else None
+        results = None
+        if _is_foldable(node, constants):
+            inferred = _infer_results(model, node, constants)
+            if _fits(node, known_values(inferred).shapes, room):
+                results = _evaluate(node, constants, inferred)
         if results is None:
             kept.append(node)
             continue
@@ -349,14 +347,12 @@ def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     return weights.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(weights.dims) > 1
 
 
-def _fits(
-    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto], room: int
-) -> bool:
+def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
     """Return whether the results of a node are small enough to be evaluated, before anything makes them.
 
     The model may still hold `room` elements; shapes are evaluated also without room.
     """
-    counts = [math.prod(shape) for shape in _result_shapes(model, node, constants).values()]
+    counts = [math.prod(shapes[name]) for name in node.output if name in shapes]
     limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS
     if max(counts, default=0) > limit:
         raise too_large(node, "a constant", max(counts), limit)
@@ -374,24 +370,20 @@ def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFa
     )
 
 
-def _result_shapes(
+def _infer_results(
     model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that ONNX infers for the results of a node with constant inputs."""
-    tensors = [constants[name] for name in dict.fromkeys(node.input) if name]
-    # Inference needs the values of shapes, which are small, and only the types of all else.
-    is_small = [math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS for tensor in tensors]
-    typed = zip(tensors, is_small, strict=True)
-    inputs = [
-        helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-        for t, small in typed
-        if not small
-    ]
-    known = [with_data(t) for t, small in zip(tensors, is_small, strict=True) if small]
+) -> ModelProto:
+    """Return a model of a node with constant inputs, and the types that ONNX infers for its results."""
+    inputs, known = [], []
+    for tensor in (constants[name] for name in dict.fromkeys(node.input) if name):
+        # Inference needs the values of shapes, which are small, and only the types of all else.
+        if math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS:
+            known.append(with_data(tensor))
+        else:
+            inputs.append(declare(tensor))
     single = make_single(node, inputs, known, model.opset_import)
     single.ir_version = model.ir_version
-    shapes = known_values(infer_shapes(single)).shapes
-    return {name: shapes[name] for name in node.output if name in shapes}
+    return infer_shapes(single)
 
 
 def refuse_large_tensors(model: ModelProto) -> None:
@@ -418,53 +410,33 @@ def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 
 
 def _evaluate(
-    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+    node: NodeProto, constants: Mapping[str, TensorProto], inferred: ModelProto
 ) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Return the node's outputs by name, or None when it cannot be folded."""
+    """Return the node's outputs by name, or None when it cannot be folded.
+
+    They have the dtypes that ONNX infers: the reference evaluator widens some.
+    """
     if node.op_type == "DequantizeLinear":
         tensor = constants[node.input[0]]
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         if not tensor.dims and np.issubdtype(dtype, np.integer):
             return {node.output[0]: _dequantize_scalar(node, constants)}
-    outputs = [name for name in node.output if name]
     known = [with_data(constants[name]) for name in dict.fromkeys(node.input) if name]
-    single = make_single(node, [], known, model.opset_import)
+    single = make_single(node, [], known, inferred.opset_import)
     try:
         arrays = make_evaluator(single)({})
     except Exception:
         # The evaluator raises many kinds of errors for operators that it lacks.
         return None
-    if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+    if not arrays or not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return None
-    if not arrays or any(np.asarray(array).size > _MAX_FOLDED_ELEMENTS for array in arrays):
+    if any(array.size > _MAX_FOLDED_ELEMENTS for array in arrays):
         return None
-    dtypes = _declared_dtypes(node, model, constants)
+    names, types = filter(None, node.output), element_types(inferred)
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in types.items()}
     return {
-        name: np.asarray(array).astype(dtypes.get(name, np.asarray(array).dtype), copy=False)
-        for name, array in zip(outputs, arrays, strict=True)
-    }
-
-
-def _declared_dtypes(
-    node: NodeProto, model: ModelProto, constants: Mapping[str, TensorProto]
-) -> dict[str, np.dtype[Any]]:
-    """Return the dtypes that ONNX declares for outputs; the reference evaluator widens some."""
-    [opset] = [e.version for e in model.opset_import if e.domain == node.domain] or [1]
-    types = {
-        name: helper.make_tensor_type_proto(constants[name].data_type, constants[name].dims)
-        for name in node.input
-        if name
-    }
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-        found = onnx.shape_inference.infer_node_outputs(schema, node, types)
-    except Exception:
-        # an operator of another domain, or one that has no inference of types
-        return {}
-    return {
-        name: helper.tensor_dtype_to_np_dtype(declared.tensor_type.elem_type)
-        for name, declared in found.items()
-        if declared.tensor_type.elem_type
+        name: np.asarray(array).astype(dtypes.get(name, array.dtype), copy=False)
+        for name, array in zip(names, arrays, strict=True)
     }
 
 
@@ -519,21 +491,15 @@ def drop_unused_outputs(model: ModelProto) -> ModelProto:
     for node in model.graph.node:
         used |= names_read(node)
     for node in model.graph.node:
-        while (
-            len(node.output) > 1
-            and node.output[-1] not in used
-            and _is_last_output_optional(model, node)
-        ):
+        while node.output[1:] and node.output[-1] not in used and _ends_optional(model, node):
             del node.output[-1]
     return model
 
 
-def _is_last_output_optional(model: ModelProto, node: NodeProto) -> bool:
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset_of(model), node.domain)
-    except Exception:
-        # ONNX does not know the operator.
+def _ends_optional(model: ModelProto, node: NodeProto) -> bool:
+    if not onnx.defs.has(node.op_type, opset_of(model), node.domain):
         return False
+    schema = onnx.defs.get_schema(node.op_type, opset_of(model), node.domain)
     last = len(node.output) - 1
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     return last < len(schema.outputs) and schema.outputs[last].option == optional
@@ -548,10 +514,9 @@ def drop_dead_nodes(model: ModelProto) -> ModelProto:
             continue
         kept.append(node)
         needed |= names_read(node)
-    replace_nodes(model.graph, list(reversed(kept)))
+    replace_nodes(model.graph, kept[::-1])
     weights = {t.name: t for t in model.graph.initializer if t.name in needed}
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(weights.values())
+    set_entries(model.graph.initializer, list(weights.values()))
     return model
 
 
@@ -576,7 +541,6 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     rewrite_nodes,
     expand_unsupported_operators,
     convert_constants_to_initializers,
-    convert_einsums,
     bypass_copies,
     drop_dead_nodes,
 )
@@ -635,22 +599,14 @@ def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> N
     listed = {value.name for value in model.graph.input}
     weights = [t for t in model.graph.initializer if t.name not in listed.intersection(names)]
     known = {tensor.name for tensor in weights}
-    real = [value for value in model.graph.input if value.name not in known]
-    if len(real) < len(listed):
-        del model.graph.input[:]
-        model.graph.input.extend(real)
-    if len(weights) < len(model.graph.initializer):
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(weights)
+    set_entries(model.graph.input, [v for v in model.graph.input if v.name not in known])
+    set_entries(model.graph.initializer, weights)
     # From version 4 on weights need not be inputs, and ONNX's version converter checks that.
     model.ir_version = max(model.ir_version, 4)
 
 
 def _bind_inputs(model: ModelProto, bound: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    free = [value for value in model.graph.input if value.name not in bound]
-    if bound:
-        del model.graph.input[:]
-        model.graph.input.extend(free)
+    set_entries(model.graph.input, [v for v in model.graph.input if v.name not in bound])
     model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in bound.items())
 
 

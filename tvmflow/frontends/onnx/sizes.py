@@ -7,6 +7,7 @@ numbers and expressions of the dimensions, so that what they shape keeps its siz
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from tvmflow.compiler.tir_kernels.resize import Interpolation, is_computed, resi
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
-from tvmflow.frontends.onnx._conversion import read_interpolation
+from tvmflow.frontends.onnx._arithmetic import read_interpolation
 from tvmflow.frontends.onnx.graph import attribute_text, attributes_of, dtype_of
 
 _MAX_ELEMENTS: Final = 1024
@@ -81,11 +82,9 @@ class Sizes(SizeRanges):
         reads_shape = node.op_type in ("Shape", "Size")
         if not reads_shape and not any(name in self._known for name in node.input):
             return False
+        read = self._shape_value if reads_shape else self._value
         try:
-            operands = [
-                None if not name else self._shape_value(name) if reads_shape else self._value(name)
-                for name in node.input
-            ]
+            operands = [read(name) if name else None for name in node.input]
         except _Unknown:
             return False
         result = compute_sizes(self, node, operands)
@@ -189,10 +188,10 @@ class Sizes(SizeRanges):
         return SizeValue(_map(_from_number, array), str(array.dtype))
 
     def _shape_value(self, name: str) -> SizeValue:
-        if name in self._known:
-            return SizeValue(_objects(list(self._known[name].values.shape)), "int64")
         try:
-            return SizeValue(_objects(self.shape_of(self._nodes[name])), "int64")
+            known = self._known.get(name)
+            shape = list(known.values.shape) if known else self.shape_of(self._nodes[name])
+            return SizeValue(_objects(shape), "int64")
         except (OpenSizeProblem, KeyError, AttributeError):
             raise _Unknown from None
 
@@ -240,13 +239,17 @@ class Sizes(SizeRanges):
         right = shapes[1][-1 if attributes.get("transB", 0) else -2]
         self.check_equal(left, right, "the terms of its operands")
 
+    def find_operand(self, node: NodeProto, position: int) -> SizeValue | None:
+        """Return the value of an operand; None where it is missing, or not known."""
+        name = node.input[position] if position < len(node.input) else ""
+        return self.find(name) if name else None
+
     def operand(self, node: NodeProto, position: int) -> list[Any] | None:
         """Return the sizes that a node takes; None for an operand that is missing."""
-        name = node.input[position] if position < len(node.input) else ""
-        if not name:
-            return None
-        value = self.find(name)
+        value = self.find_operand(node, position)
         if value is None:
+            if not any(node.input[position : position + 1]):
+                return None
             raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
@@ -284,8 +287,11 @@ def compute_sizes(
     rule = _RULES.get(node.op_type)
     if rule is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
         return None
+    call = _Call(node, operands, attributes_of(node), ranges)
     try:
-        result = rule(_Call(node, operands, attributes_of(node), ranges))
+        result = rule(call)
+        if not isinstance(result, SizeValue):
+            result = SizeValue(_as_array(result), call.dtype())
     except (_Unknown, IndexError, ValueError, TypeError, ZeroDivisionError):
         return None
     is_large = result.values.size > _MAX_ELEMENTS or not all(map(_is_small, result.values.flat))
@@ -306,6 +312,15 @@ def _is_small(value: Any) -> bool:
 def _objects(values: Sequence[Any]) -> _Array:
     array = np.empty(len(values), object)
     array[:] = values
+    return array
+
+
+def _as_array(values: Any) -> _Array:
+    """Return an element, such as NumPy takes out of its array, as an array."""
+    if isinstance(values, np.ndarray):
+        return values
+    array = np.empty((), object)
+    array[()] = values
     return array
 
 
@@ -360,7 +375,7 @@ class _Call(NamedTuple):
             raise _Unknown
         return operand.dtype
 
-    def integers(self, position: int, attribute: str = "") -> list[int] | None:
+    def optional(self, position: int, attribute: str = "") -> list[int] | None:
         """Return an operand, or an attribute, that is constant; None where it is missing."""
         if attribute in self.attributes:
             return [int(n) for n in np.atleast_1d(self.attributes[attribute])]
@@ -371,93 +386,68 @@ class _Call(NamedTuple):
             raise _Unknown
         return list(values)
 
+    def integers(self, position: int, attribute: str = "") -> list[int]:
+        values = self.optional(position, attribute)
+        if values is None:
+            raise _Unknown
+        return values
 
-def _shape(call: _Call) -> SizeValue:
+    def small_shape(self, position: int) -> tuple[int, ...]:
+        shape = tuple(self.integers(position))
+        if math.prod(shape) > _MAX_ELEMENTS:
+            raise _Unknown
+        return shape
+
+
+def _shape(call: _Call) -> Any:
     shape = call.array(0)
-    end = call.attributes.get("end", len(shape))
-    return SizeValue(shape[call.attributes.get("start", 0) : end], "int64")
+    return shape[call.attributes.get("start", 0) : call.attributes.get("end", len(shape))]
 
 
-def _size(call: _Call) -> SizeValue:
-    return _scalar(call.sizes.simplify(math.prod(call.array(0))), "int64")
+def _gather(call: _Call) -> Any:
+    indices = np.array(call.array(1).tolist(), np.int64)
+    return np.take(call.array(0), indices, int(call.attributes.get("axis", 0)))
 
 
-def _scalar(value: Any, dtype: str) -> SizeValue:
-    array = np.empty((), object)
-    array[()] = value
-    return SizeValue(array, dtype)
-
-
-def _gather(call: _Call) -> SizeValue:
-    data, indices = call.array(0), np.array(call.array(1).tolist(), np.int64)
-    axis = int(call.attributes.get("axis", 0))
-    return SizeValue(_keep(np.take(data, indices, axis)), call.dtype())
-
-
-def _keep(values: Any) -> _Array:
-    """Return an element that NumPy took out of its array as an array again."""
-    return values if isinstance(values, np.ndarray) else _scalar(values, "").values
-
-
-def _concat(call: _Call) -> SizeValue:
+def _concat(call: _Call) -> Any:
     parts = [call.array(position) for position in range(len(call.operands))]
-    return SizeValue(np.concatenate(parts, int(call.attributes["axis"])), call.dtype())
+    return np.concatenate(parts, int(call.attributes["axis"]))
 
 
-def _slice(call: _Call) -> SizeValue:
-    data = call.array(0)
-    starts, ends = call.integers(1, "starts"), call.integers(2, "ends")
-    if starts is None or ends is None:
-        raise _Unknown
-    axes = call.integers(3, "axes") or range(len(starts))
-    steps = call.integers(4) or [1] * len(starts)
+def _slice(call: _Call) -> Any:
+    data, starts, ends = call.array(0), call.integers(1, "starts"), call.integers(2, "ends")
+    axes = call.optional(3, "axes") or range(len(starts))
+    steps = call.optional(4) or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         stop = None if step < 0 and end < -data.shape[axis] else end
         cut = [slice(None)] * data.ndim
         cut[axis] = slice(start, stop, step)
         data = data[tuple(cut)]
-    return SizeValue(data, call.dtype())
+    return data
 
 
-def _unsqueeze(call: _Call) -> SizeValue:
-    axes = call.integers(1, "axes")
-    if axes is None:
-        raise _Unknown
-    return SizeValue(np.expand_dims(call.array(0), tuple(axes)), call.dtype())
+def _squeeze(call: _Call) -> Any:
+    axes = call.optional(1, "axes")
+    return np.squeeze(call.array(0), None if axes is None else tuple(axes))
 
 
-def _squeeze(call: _Call) -> SizeValue:
-    axes = call.integers(1, "axes")
-    squeezed = np.squeeze(call.array(0), None if axes is None else tuple(axes))
-    return SizeValue(_keep(squeezed), call.dtype())
-
-
-def _reshape(call: _Call) -> SizeValue:
-    shape = call.integers(1)
-    if shape is None:
-        raise _Unknown
+def _reshape(call: _Call) -> Any:
     data = call.array(0)
-    shape = [data.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
-    return SizeValue(data.reshape(shape), call.dtype())
+    shape = [data.shape[axis] if n == 0 else n for axis, n in enumerate(call.integers(1))]
+    return data.reshape(shape)
 
 
 def _cast_value(call: _Call) -> SizeValue:
     dtype = dtype_of(call.attributes["to"])
     if dtype == "bool":
         raise _Unknown
-    if "int" in dtype:
-        return _each(call, lambda value: _floor(call.sizes, value), dtype)
-    return SizeValue(call.array(0), dtype)
+    return SizeValue(_each(_floor)(call) if "int" in dtype else call.array(0), dtype)
 
 
-def _ceil_value(call: _Call) -> SizeValue:
-    def ceil(value: Any) -> Any:
-        if not isinstance(value, _Quotient):
-            return value
-        negative = _Quotient(value.expr, -value.factor)
-        return call.sizes.simplify(0 - _floor(call.sizes, negative))
-
-    return _each(call, ceil, call.dtype())
+def _ceil(sizes: SizeRanges, value: Any) -> Any:
+    if not isinstance(value, _Quotient):
+        return value
+    return sizes.simplify(0 - _floor(sizes, _Quotient(value.expr, -value.factor)))
 
 
 def _floor(sizes: SizeRanges, value: Any) -> Any:
@@ -471,37 +461,41 @@ def _floor(sizes: SizeRanges, value: Any) -> Any:
 
 def _map(function: Callable[..., Any], *arrays: _Array) -> _Array:
     """Return the results of a function for the elements of arrays, which are broadcast."""
-    return _keep(np.frompyfunc(function, len(arrays), 1)(*arrays))
+    return _as_array(np.frompyfunc(function, len(arrays), 1)(*arrays))
 
 
-def _each(call: _Call, function: Callable[[Any], Any], dtype: str) -> SizeValue:
-    return SizeValue(_map(function, call.array(0)), dtype)
+_Rule = Callable[[_Call], Any]
+"""Returns a value, or its elements alone where these have the dtype of the first operand."""
+
+
+def _each(function: Callable[[SizeRanges, Any], Any]) -> _Rule:
+    """Return the rule of a unary elementwise operator."""
+    return lambda call: _map(functools.partial(function, call.sizes), call.array(0))
 
 
 _Pairwise = Callable[[_Call, Any, Any], Any]
 
 
-def _pairwise(compute: _Pairwise, dtype: str = "") -> Callable[[_Call], SizeValue]:
-    """Return the rule of a binary elementwise operator with a dtype of its results."""
+def _pairwise(compute: _Pairwise) -> _Rule:
+    """Return the rule of a binary elementwise operator."""
 
-    def rule(call: _Call) -> SizeValue:
+    def rule(call: _Call) -> Any:
         if len(call.operands) != 2:
             raise _Unknown
-        values = _map(functools.partial(compute, call), call.array(0), call.array(1))
-        return SizeValue(values, dtype or call.dtype())
+        return _map(functools.partial(compute, call), call.array(0), call.array(1))
 
     return rule
 
 
-def _whole(function: Callable[[Any, Any], Any]) -> _Pairwise:
-    """Return a function of whole numbers, whose results are simplified."""
+def _whole(function: Callable[[Any, Any], Any]) -> _Rule:
+    """Return the rule of a function of two whole numbers, whose results are simplified."""
 
     def compute(call: _Call, left: Any, right: Any) -> Any:
         if isinstance(left, _Quotient) or isinstance(right, _Quotient):
             raise _Unknown
         return call.sizes.simplify(function(left, right))
 
-    return compute
+    return _pairwise(compute)
 
 
 def _multiply(call: _Call, left: Any, right: Any) -> Any:
@@ -536,9 +530,7 @@ def _divided(call: _Call, left: Any, right: Any, function: Callable[[Any, Any], 
 
 
 def _split(value: Any) -> tuple[Any, Fraction]:
-    if isinstance(value, _Quotient):
-        return value.expr, value.factor
-    return value, Fraction(1)
+    return tuple(value) if isinstance(value, _Quotient) else (value, Fraction(1))
 
 
 def _joined(sizes: SizeRanges, expr: Any, factor: Fraction) -> Any:
@@ -549,12 +541,8 @@ def _joined(sizes: SizeRanges, expr: Any, factor: Fraction) -> Any:
     return _Quotient(expr, factor)
 
 
-def _extreme(of_numbers: Callable[..., Any], of_sizes: Callable[..., Any]) -> _Pairwise:
-    def compute(left: Any, right: Any) -> Any:
-        are_numbers = isinstance(left, int) and isinstance(right, int)
-        return (of_numbers if are_numbers else of_sizes)(left, right)
-
-    return _whole(compute)
+def _extreme(of_numbers: Callable[..., Any], of_sizes: Callable[..., Any]) -> _Rule:
+    return _whole(lambda x, y: (of_numbers if _are_fixed(x, y) else of_sizes)(x, y))
 
 
 def _compare(call: _Call, left: Any, right: Any) -> bool:
@@ -584,11 +572,8 @@ def _where(call: _Call) -> SizeValue:
 
 
 def _constant_of_shape(call: _Call) -> SizeValue:
-    shape = call.integers(0)
-    if shape is None or math.prod(shape) > _MAX_ELEMENTS:
-        raise _Unknown
     value = _value_of_shape(call.attributes)
-    return SizeValue(_map(_from_number, np.full(shape, value)), str(value.dtype))
+    return SizeValue(_map(_from_number, np.full(call.small_shape(0), value)), str(value.dtype))
 
 
 def _value_of_shape(attributes: Mapping[str, Any]) -> Any:
@@ -597,53 +582,46 @@ def _value_of_shape(attributes: Mapping[str, Any]) -> Any:
     return np.float32(0) if value is None else numpy_helper.to_array(value).ravel()[0]
 
 
-def _expand_value(call: _Call) -> SizeValue:
-    shape = call.integers(1)
-    if shape is None or math.prod(shape) > _MAX_ELEMENTS:
-        raise _Unknown
-    data = call.array(0)
-    return SizeValue(
-        np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(shape))), call.dtype()
-    )
+def _expand_value(call: _Call) -> Any:
+    data, shape = call.array(0), call.small_shape(1)
+    return np.broadcast_to(data, np.broadcast_shapes(data.shape, shape))
 
 
-def _product(call: _Call) -> SizeValue:
-    axes = call.integers(1, "axes")
+def _product(call: _Call) -> Any:
     data = call.array(0)
-    if data.ndim != 1 or axes not in (None, [0], [-1]):
+    if data.ndim != 1 or call.optional(1, "axes") not in (None, [0], [-1]):
         raise _Unknown
-    result = _scalar(call.sizes.simplify(math.prod(data)), call.dtype())
-    keeps = call.attributes.get("keepdims", 1)
-    return result._replace(values=result.values.reshape(1)) if keeps else result
+    result = _as_array(call.sizes.simplify(math.prod(data)))
+    return result.reshape(1) if call.attributes.get("keepdims", 1) else result
 
 
 _COMPARISONS: Final = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-_RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
-    **dict.fromkeys(_COMPARISONS, _pairwise(_compare, "bool")),
-    "Add": _pairwise(_whole(operator.add)),
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(_COMPARISONS, lambda call: SizeValue(_pairwise(_compare)(call), "bool")),
+    "Add": _whole(operator.add),
     "Cast": _cast_value,
-    "Ceil": _ceil_value,
+    "Ceil": _each(_ceil),
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Div": _pairwise(_divide),
     "Expand": _expand_value,
-    "Floor": lambda call: _each(call, lambda value: _floor(call.sizes, value), call.dtype()),
+    "Floor": _each(_floor),
     "Gather": _gather,
-    "Identity": lambda call: SizeValue(call.array(0), call.dtype()),
-    "Max": _pairwise(_extreme(max, tirx.max)),
-    "Min": _pairwise(_extreme(min, tirx.min)),
+    "Identity": lambda call: call.array(0),
+    "Max": _extreme(max, tirx.max),
+    "Min": _extreme(min, tirx.min),
     "Mod": _pairwise(_modulo),
     "Mul": _pairwise(_multiply),
-    "Neg": lambda call: _each(call, lambda value: call.sizes.simplify(0 - value), call.dtype()),
-    "Not": lambda call: _each(call, lambda value: not value, "bool"),
+    "Neg": _each(lambda sizes, value: sizes.simplify(0 - value)),
+    "Not": _each(lambda _, value: not value),
     "ReduceProd": _product,
     "Reshape": _reshape,
     "Shape": _shape,
-    "Size": _size,
+    "Size": lambda call: call.sizes.simplify(math.prod(call.array(0))),
     "Slice": _slice,
     "Squeeze": _squeeze,
-    "Sub": _pairwise(_whole(operator.sub)),
-    "Unsqueeze": _unsqueeze,
+    "Sub": _whole(operator.sub),
+    "Unsqueeze": lambda call: np.expand_dims(call.array(0), tuple(call.integers(1, "axes"))),
     "Where": _where,
 }
 """Operator -> its result for numbers and expressions."""
@@ -730,10 +708,9 @@ def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
         count = sizes.simplify(tirx.max(tirx.convert(count), tirx.IntImm("int64", 0)))
     places = sizes.emit(relax.op.arange(0, _plain_expr(count, "int64"), 1, "int64"))
     if step != 1:
-        places = sizes.emit(relax.op.multiply(places, relax.const(step, "int64")))
+        places = sizes.emit(places * relax.const(step, "int64"))
     if not _is(start, 0):
-        first = sizes.tensor(_scalar(start, "int64"))
-        places = sizes.emit(relax.op.add(places, first))
+        places = sizes.emit(places + sizes.tensor(SizeValue(_as_array(start), "int64")))
     return places if dtype == "int64" else relax.op.astype(places, dtype)
 
 
@@ -779,13 +756,12 @@ def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
     shape, repeats = sizes.shape_of(data), sizes.open_operand(node, 1)
     if repeats is None:
         return None
+    pairs = list(zip(repeats, shape, strict=True))
     split = [size for extent in shape for size in (1, extent)]
-    wide = [
-        size for repeat, extent in zip(repeats, shape, strict=True) for size in (repeat, extent)
-    ]
-    whole = [sizes.simplify(repeat * extent) for repeat, extent in zip(repeats, shape, strict=True)]
-    data = sizes.emit(relax.op.reshape(data, _shape_expr(split)))
-    data = sizes.emit(relax.op.broadcast_to(data, _shape_expr(wide)))
+    wide = list(itertools.chain.from_iterable(pairs))
+    whole = [sizes.simplify(repeat * extent) for repeat, extent in pairs]
+    data = relax.op.reshape(data, _shape_expr(split))
+    data = relax.op.broadcast_to(data, _shape_expr(wide))
     return relax.op.reshape(data, _shape_expr(whole))
 
 
@@ -821,7 +797,7 @@ def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
     for width in (*before, *after):
         if not sizes.is_certain(width >= 0):
             raise OpenSizeProblem(f"a width of {shape_text([width])} may be negative")
-    value = sizes.find(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    value = sizes.find_operand(node, 2)
     number = 0 if value is None else value.values.item()
     if isinstance(number, _Quotient):
         number = float(number.factor)
@@ -847,20 +823,16 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     lengths = sizes.operand(node, 3)
     scales: list[float | None] = [None] * len(shape)
     if lengths is None:
-        value = sizes.find(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        value = sizes.find_operand(node, 2)
         if value is None:
             raise OpenSizeProblem("its scales depend on values, and not on the dimensions alone")
-        factors = value.values.ravel().tolist()
-        scales = [
-            float(factor.factor) if isinstance(factor, _Quotient) and _is(factor.expr, 1) else None
-            for factor in factors
+        factors = [_split(factor) for factor in value.values.ravel().tolist()]
+        scales = [float(n) if n != 1 and _is(expr, 1) else None for expr, n in factors]
+        products = [
+            _joined(sizes, sizes.simplify(expr * extent), factor)
+            for (expr, factor), extent in zip(factors, shape, strict=True)
         ]
-        lengths = [
-            _floor(
-                sizes, _joined(sizes, sizes.simplify(_split(factor)[0] * extent), _split(factor)[1])
-            )
-            for factor, extent in zip(factors, shape, strict=True)
-        ]
+        lengths = [_floor(sizes, product) for product in products]
     if _are_fixed(*shape, *lengths):
         return None
     lengths = list(map(sizes.as_seen, lengths))

@@ -14,7 +14,7 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, draw, load, open_session, save
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.onnx import _functions
+from tvmflow.frontends.onnx import _inlining
 
 # each is called on x of 3 rows and 4 columns, some of them negative
 MODELS = {
@@ -276,8 +276,8 @@ def test_functions_that_grow_without_end_are_not_inlined(
     title: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a call becomes is counted before it does; lower limits keep the test short."""
-    monkeypatch.setattr(_functions, "MAX_NODES", 1000)
-    monkeypatch.setattr(_functions, "_MAX_BYTES", 100_000 if title == "constants" else 1 << 28)
+    monkeypatch.setattr(_inlining, "MAX_NODES", 1000)
+    monkeypatch.setattr(_inlining, "_MAX_BYTES", 100_000 if title == "constants" else 1 << 28)
     nodes, bodies, message = BOMBS[title]
     head = '<domain: "my", opset_import: ["" : 20, "my" : 1]> '
     made = onnx.parser.parse_model(
@@ -285,4 +285,4 @@ def test_functions_that_grow_without_end_are_not_inlined(
         f"{{ {nodes} }} " + " ".join(head + body for body in bodies)
     )
     with pytest.raises(ImportFailed, match=re.escape(message)):
-        _functions.inline_functions(made)
+        _inlining.inline_functions(made)

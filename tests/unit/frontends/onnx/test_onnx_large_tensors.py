@@ -14,8 +14,8 @@ from tests.support.onnx_models import model, value
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.frontends.onnx import _large_tensors
-from tvmflow.frontends.onnx._large_tensors import array_of, place_of, read_without_large_tensors
+from tvmflow.frontends.onnx import graph
+from tvmflow.frontends.onnx.graph import array_of, place_of, read_without_large_tensors
 
 frontend = FRONTENDS["onnx"]
 
@@ -73,7 +73,7 @@ def test_weights_in_files_give_the_same_model(
     )
     external = {"data": tmp_path / "data"} if is_external else {}
     expected = load(path, **external)
-    monkeypatch.setattr(_large_tensors, "_MIN_BYTES", 24)
+    monkeypatch.setattr(graph, "_MIN_BYTES", 24)
     actual = load(path, **external)
     assert tvm.ir.save_json(actual.mod) == tvm.ir.save_json(expected.mod)
     assert list(actual.params) == list(expected.params)
@@ -86,7 +86,7 @@ def test_values_are_read_where_they_are(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A weight that stays in the file has its name, type and shape in the model, and its values there."""
-    monkeypatch.setattr(_large_tensors, "_MIN_BYTES", 24)
+    monkeypatch.setattr(graph, "_MIN_BYTES", 24)
     tensors = weights(seed)
     path = tmp_path / "m.onnx"
     onnx.save(summed(tensors), path)
