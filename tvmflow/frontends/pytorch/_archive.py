@@ -19,6 +19,7 @@ import errno
 import json
 import math
 import re
+import shutil
 import struct
 import zipfile
 import zlib
@@ -108,9 +109,8 @@ def _check_operator(text: str) -> None:
 
 
 def _check_formula(text: str) -> None:
-    is_formula = len(text) <= _MAX_FORMULA and _FORMULA.fullmatch(text)
     try:
-        if not is_formula:
+        if len(text) > _MAX_FORMULA or not _FORMULA.fullmatch(text):
             raise ValueError
         tree = ast.parse(text, mode="eval")
         if sum(1 for _ in ast.walk(tree)) > _MAX_PARTS:
@@ -207,9 +207,8 @@ def _sum(parts: Sequence[_Extent]) -> _Extent:
 
 
 def _product(parts: Sequence[_Extent]) -> _Extent:
-    return _Extent(
-        sum(part.bits for part in parts), math.prod(max(part.terms, 1) for part in parts)
-    )
+    terms = math.prod(max(part.terms, 1) for part in parts)
+    return _Extent(sum(part.bits for part in parts), terms)
 
 
 def _opaque(parts: Sequence[_Extent]) -> _Extent:
@@ -218,12 +217,10 @@ def _opaque(parts: Sequence[_Extent]) -> _Extent:
 
 
 def _quotient(parts: Sequence[_Extent]) -> _Extent:
-    numbers = [part.constant for part in parts]
-    match numbers:
+    match [part.constant for part in parts]:
         case [float() as above, float() as below] if below:
             return _product(parts)._replace(constant=above / below)
-        case _:
-            return _product(parts)
+    return _product(parts)
 
 
 def _power(parts: Sequence[_Extent]) -> _Extent:
@@ -320,8 +317,7 @@ def copy_archive(path: Path, graph: str, document: Mapping[str, Any], copy: Path
                 output.writestr(graph, json.dumps({**document, "guards_code": []}))
             elif name.is_relative_to(folder) and files.fullmatch(str(name.relative_to(folder))):
                 with archive.open(entry) as source, output.open(entry.filename, "w") as target:
-                    while block := source.read(_BLOCK_BYTES):
-                        target.write(block)
+                    shutil.copyfileobj(source, target, _BLOCK_BYTES)
 
 
 # ---------------------------------------------------------------- the archive
@@ -477,18 +473,16 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     limits = document.get("range_constraints") or {}
     ranges = {name: _limits(limits[name]) for name in sorted(limits)}
     inputs = tuple(_inputs(signature["input_specs"], graph, ranges))
-    names = name_outputs(json.loads(whole["out_spec"])[1], fields)
+    forms = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
     specs = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
-    is_tensor = ["as_tensor" in spec["arg"] for spec in specs]
-    outputs = [name for name, keep in zip(names, is_tensor, strict=True) if keep]
-    tensors = [spec["arg"]["as_tensor"]["name"] for spec in specs if "as_tensor" in spec["arg"]]
-    types = tuple(_type(graph["tensor_values"].get(name)) for name in tensors)
-    specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
-    containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
+    named = zip(name_outputs(forms[1], fields), (spec["arg"] for spec in specs), strict=True)
+    tensors = [(name, arg["as_tensor"]["name"]) for name, arg in named if "as_tensor" in arg]
+    types = tuple(_type(graph["tensor_values"].get(value)) for _, value in tensors)
+    containers = {kind: names for form in forms for kind, names in _containers(form, fields)}
     return Archive(
         torch_version=str(document.get("torch_version") or ""),
         inputs=inputs,
-        outputs=_distinct(outputs, [value.name for value in inputs]),
+        outputs=_distinct([name for name, _ in tensors], [value.name for value in inputs]),
         output_types=types,
         containers=containers,
     )
@@ -504,8 +498,7 @@ def _inputs(
             name = argument["as_tensor"]["name"]
             tensor = graph["tensor_values"][name]
             dtype, dims = _type(tensor)
-            number = tensor["dtype"]
-            other = _OTHER_DTYPES.get(number, f"number {number} of PyTorch")
+            other = _OTHER_DTYPES.get(tensor["dtype"], f"number {tensor['dtype']} of PyTorch")
             problem = "" if dtype else unsupported_dtype(other)
             own = {dim: limits[dim] for dim in dims or () if isinstance(dim, str) and dim in limits}
             yield ModelInput(str(name), dtype, dims, problem=problem, limits=own)
