@@ -594,9 +594,7 @@ def _max_pool(node: NodeToConvert) -> Any:
         raise ValueError("auto_pad needs a known size of the data")
     maxima = node.builder.emit(maxima)
     find = functools.partial(
-        find_maxima,
-        windows=windows,
-        counts_columns=bool(node.attributes.get("storage_order", 0)),
+        find_maxima, windows=windows, counts_columns=bool(node.attributes.get("storage_order", 0))
     )
     places = node.builder.emit_te(find, node.inputs[0], maxima, primfunc_name_hint="find_maxima")
     return relax.Tuple([maxima, places])

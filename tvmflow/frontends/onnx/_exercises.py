@@ -17,12 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.frontends._reference_process import ObservedNode
 from tvmflow.frontends.onnx._inlining import inline_functions
-from tvmflow.frontends.onnx.graph import (
-    attributes_of,
-    element_types,
-    is_standard,
-    names_read,
-)
+from tvmflow.frontends.onnx.graph import attributes_of, element_types, is_standard, names_read
 
 _NEGATIVE, _POSITIVE = "negative inputs", "positive inputs"
 # The operators with a bend at 0.

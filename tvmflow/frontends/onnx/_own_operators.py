@@ -35,13 +35,7 @@ from tvmflow.frontends.onnx.graph import (
     value_info,
     versions_of,
 )
-from tvmflow.operators.definition import (
-    ADVICE,
-    Node,
-    Operator,
-    Tensor,
-    standard_domain,
-)
+from tvmflow.operators.definition import ADVICE, Node, Operator, Tensor, standard_domain
 from tvmflow.operators.loading import Operators
 
 

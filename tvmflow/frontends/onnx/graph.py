@@ -355,50 +355,35 @@ def read_without_large_tensors(path: Path) -> ModelProto:
         return ModelProto()
     with path.open("rb") as stream, map_file(stream) as data:
         try:
-            content = _Shortener(data, str(path)).shorten(0, len(data), "model")
+            content = _shorten(data, str(path), 0, len(data), "model")
         except NotAModel:
             # protobuf says what is wrong with it
             content = data[:]
     return ModelProto.FromString(content)
 
 
-class _Shortener:
-    """Copies the messages of a file, without the data of large weights."""
+_CHILDREN: Final = {"model": (_GRAPH, "graph"), "graph": (_INITIALIZER, "tensor")}
 
-    _CHILDREN: Final[Mapping[str, tuple[int, str]]] = {
-        "model": (_GRAPH, "graph"),
-        "graph": (_INITIALIZER, "tensor"),
-    }
 
-    def __init__(self, data: mmap.mmap, file: str) -> None:
-        self._data = data
-        self._file = file
-
-    def shorten(self, start: int, end: int, kind: str) -> bytes:
-        """Return the bytes of a message of one of the kinds of `_CHILDREN`, or of a tensor."""
-        if end - start < _MIN_BYTES:
-            return self._data[start:end]
-        if kind == "tensor":
-            return self._shorten_tensor(start, end)
-        number, child = self._CHILDREN[kind]
-        parts, copied = [], start
-        for field in fields(self._data, start, end):
-            if field.number == number and field.end - field.start >= _MIN_BYTES:
-                content = self.shorten(field.start, field.end, child)
-                head = bytes((*_varint(number << 3 | 2), *_varint(len(content))))
-                parts += [self._data[copied : field.begin], head, content]
-                copied = field.end
-        return b"".join([*parts, self._data[copied:end]])
-
-    def _shorten_tensor(self, start: int, end: int) -> bytes:
-        content = list(fields(self._data, start, end))
-        data = _find_data(content)
-        if data is None:
-            return self._data[start:end]
+def _shorten(data: mmap.mmap, file: str, start: int, end: int, kind: str) -> bytes:
+    """Return a message of a kind of `_CHILDREN`, or a tensor, without the data of large weights."""
+    found = _find_data(list(fields(data, start, end))) if kind == "tensor" else None
+    if end - start < _MIN_BYTES or (kind == "tensor" and found is None):
+        return data[start:end]
+    if found is not None:
         mark = TensorProto()
-        leave_in_file(mark, Place(self._file, data.start, data.end - data.start))
-        rest = self._data[start : data.begin] + self._data[data.end : end]
+        leave_in_file(mark, Place(file, found.start, found.end - found.start))
+        rest = data[start : found.begin] + data[found.end : end]
         return rest + bytes(mark.SerializeToString())
+    number, child = _CHILDREN[kind]
+    parts, copied = [], start
+    for field in fields(data, start, end):
+        if field.number == number and field.end - field.start >= _MIN_BYTES:
+            content = _shorten(data, file, field.start, field.end, child)
+            head = bytes((*_varint(number << 3 | 2), *_varint(len(content))))
+            parts += [data[copied : field.begin], head, content]
+            copied = field.end
+    return b"".join([*parts, data[copied:end]])
 
 
 def _find_data(content: list[Field]) -> Field | None:

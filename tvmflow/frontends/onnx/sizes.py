@@ -272,10 +272,6 @@ class Sizes(SizeRanges):
         name = str(getattr(function, "func", function).__name__)
         return self._builder.emit_te(function, *arguments, primfunc_name_hint=name)
 
-    def is_open(self, expr: Any) -> bool:
-        """Return whether a tensor has sizes that depend on dimensions."""
-        return not _are_fixed(*self.shape_of(expr))
-
 
 def compute_sizes(
     ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
