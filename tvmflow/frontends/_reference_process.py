@@ -56,29 +56,20 @@ class ReferenceProcess:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
     ) -> None:
-        self.name = framework
-        self.note = ""
-        self.can_observe = False
+        self.name, self.note, self.can_observe = framework, "", False
         self._framework, self._install = framework, install
-        self._process = process
-        self._log = log
-        self._inputs = inputs
-        self._outputs = outputs
-
-    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        return self._run(feed, as_timed=False)
+        self._process, self._log = process, log
+        self._inputs, self._outputs = inputs, outputs
 
     def run_as_timed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        return self._run(feed, as_timed=True)
+        return self.run(feed, as_timed=True)
 
-    def _run(self, feed: Mapping[str, Array], *, as_timed: bool) -> dict[str, Array]:
+    def run(self, feed: Mapping[str, Array], *, as_timed: bool = False) -> dict[str, Array]:
         call = {"call": "run", "as_timed": as_timed}
         _, arrays = self.request(call, self._check_inputs(feed))
         if len(arrays) != len(self._outputs):
-            raise StageError(
-                f"{self._framework} returned {count_text(len(arrays), 'output')}, but the "
-                f"imported model has {len(self._outputs)}"
-            )
+            returned = f"{self._framework} returned {count_text(len(arrays), 'output')}"
+            raise StageError(f"{returned}, but the imported model has {len(self._outputs)}")
         return {spec.name: arrays[str(index)] for index, spec in enumerate(self._outputs)}
 
     def observe(self, feed: Mapping[str, Array]) -> list[ObservedNode]:
@@ -364,14 +355,8 @@ def _answer(
         return
     try:
         model = load(first[0])
-    except StageError as error:
-        send(outgoing, _stage_problem(error))
-        return
-    except ImportError as error:
-        send(outgoing, {"problem": "import", "reason": f"{type(error).__name__}: {error}"})
-        return
     except Exception as error:
-        send(outgoing, {"problem": "model", "reason": last_line(error)})
+        send(outgoing, _problem("model", error))
         return
     send(outgoing, {"name": model.name, "note": model.note, "can_observe": model.can_observe})
     while (call := receive(incoming)) is not None:
@@ -387,15 +372,17 @@ def _answer(
                 infer = model.prepare(arrays)
                 seconds = _latencies(infer, message["repeat"], message["min_seconds"])
                 send(outgoing, {"seconds": seconds})
-        except StageError as error:
-            send(outgoing, _stage_problem(error))
         except Exception as error:
-            send(outgoing, {"problem": "run", "reason": last_line(error)})
+            send(outgoing, _problem("run", error))
 
 
-def _stage_problem(error: StageError) -> Message:
-    """Return the message of an error that says by itself what to do."""
-    return {"problem": "stage", "reason": error.message, "fix": error.fix}
+def _problem(kind: str, error: Exception) -> Message:
+    """Return the message of an error; a StageError says by itself what to do."""
+    if isinstance(error, StageError):
+        return {"problem": "stage", "reason": error.message, "fix": error.fix}
+    if isinstance(error, ImportError) and kind == "model":
+        return {"problem": "import", "reason": f"{type(error).__name__}: {error}"}
+    return {"problem": kind, "reason": last_line(error)}
 
 
 def _latencies(infer: Callable[[], object], repeat: int, min_seconds: float) -> list[float]:
