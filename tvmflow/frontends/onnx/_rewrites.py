@@ -250,6 +250,14 @@ def _tanh(node: _Rewriting) -> str | None:
     return _add_tanh_of_softplus(node, producer.input[0], kind) if kind else None
 
 
+def _log(node: _Rewriting) -> str | None:
+    """Rewrite ln(sigmoid(x)) as -softplus(-x), which is finite where the sigmoid is 0."""
+    producer = node.context.producers.get(node.name(0))
+    if producer is None or producer.op_type != "Sigmoid" or not is_standard(producer):
+        return None
+    return node.add("Neg", node.add("Softplus", node.add("Neg", producer.input[0])))
+
+
 def _mish(node: _Rewriting) -> str | None:
     """Rewrite x · tanh(ln(1 + eˣ)) without the tangent and the logarithm."""
     [x], kind = node.node.input, node.type_of(0)
@@ -647,6 +655,7 @@ _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "Dropout": _dropout,
     "Einsum": _einsum,
     "EyeLike": _eye_like,
+    "Log": _log,
     "Mish": _mish,
     "Split": _split,
     "Tanh": _tanh,

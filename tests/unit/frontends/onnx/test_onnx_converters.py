@@ -190,6 +190,18 @@ def test_mish_keeps_its_digits(make: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(actual, wide * np.tanh(np.logaddexp(0, wide)), 1e-6, 1e-35)
 
 
+def test_the_logarithm_of_a_sigmoid_is_finite(tmp_path: Path) -> None:
+    """As PyTorch computes logsigmoid, which it exports as two nodes."""
+    x = np.array([-1000, -100, -17, -0.1, 0, 0.1, 17, 100], F)
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["s"]),
+        helper.make_node("Log", ["s"], ["y"]),
+    ]
+    made = model(nodes, [value("x", [8])], [value("y", [8])], opset=18)
+    [actual] = compute(load(made, tmp_path, {"x": x}), {"x": x})
+    np.testing.assert_allclose(actual, -np.logaddexp(0, -x.astype(np.float64)), 1e-5, 1e-7)
+
+
 @pytest.mark.parametrize(
     ("dtype", "weights"),
     [("float16", "float16"), ("float16", "float32"), ("float64", "float64")],
