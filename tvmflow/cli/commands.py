@@ -81,10 +81,7 @@ _MODULES: Final = {
 
 
 class Command(NamedTuple):
-    """A command or subcommand: its name as it is typed, such as `cache gc`, and the function that runs it.
-
-    The function takes the options of the command, and returns the exit code.
-    """
+    """A command or subcommand, named as it is typed (`cache gc`): its options -> its exit code."""
 
     name: str
     run: Callable[[Any], int]

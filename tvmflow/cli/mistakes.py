@@ -86,10 +86,7 @@ def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageEr
 def explain_option(
     command: str, word: str, known: Sequence[str], list_commands: Callable[[str], Sequence[str]]
 ) -> UsageError:
-    """Return the error for an argument that a command does not know.
-
-    `list_commands` returns the commands that have an option.
-    """
+    """Return the error for an argument that a command lacks; `list_commands` has those with an option."""
     fix = f"`tvmflow help {command}` lists its options"
     option = word.partition("=")[0]
     if not option.startswith("-"):

@@ -97,10 +97,7 @@ def show_plan(
     graph: str | None = None,
     output: Path | None = None,
 ) -> bool:
-    """Show what a run would do, and return whether that is nothing.
-
-    The answer of the command line `argv` is saved if everything is up to date.
-    """
+    """Show what a run would do, and return whether that is nothing; the answer is saved then."""
     from tvmflow.engine.plan_text import estimate_stages, find_hits_with_new_weights, format_plan
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
@@ -196,10 +193,7 @@ class ExplainOptions(StoreOptions):
 
 
 class _Explanation(NamedTuple):
-    """All that is known of one stage; `key` and `facts` are None as long as they are not known.
-
-    `failure` is the end of its last attempt, if that had no result.
-    """
+    """All that is known of one stage so far; `failure` is the end of its last attempt without a result."""
 
     decision: Decision
     key: StageKey | None

@@ -156,10 +156,7 @@ def _format_comparison(comparison: Comparison, previous: str) -> Iterator[str]:
 def retune(
     plan: Plan, budget: Retune, run_plan: Callable[[Plan], RunReport | None], output: OutputOptions
 ) -> Plan:
-    """Tune in rounds and return the plan with the trials that each recipe and target was given.
-
-    `run_plan` returns None when the user has interrupted.
-    """
+    """Tune in rounds, and return the plan with all trials; `run_plan` returns None when interrupted."""
 
     def tune(spec: StageSpec) -> TuneFacts | None:
         report = run_plan(select_stage(plan, spec))

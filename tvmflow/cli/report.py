@@ -64,10 +64,7 @@ _LAST: Final = "last"
 
 
 class _Subject(NamedTuple):
-    """The subject of a page: a name for its file, its content, and what it has for a comparison.
-
-    `folder` is that of a release; None for a run.
-    """
+    """The subject of a page, its name in the name of a file, and its side; the folder of a release."""
 
     name: str
     page: Page

@@ -114,10 +114,7 @@ class RunOptions(Options):
 
 
 class StageDump(NamedTuple):
-    """The dump of one stage; the folder is None if the model could not be lowered.
-
-    `problem` is why it could not be lowered to the end, and `exit_code` what this is worth.
-    """
+    """The dump of one stage, or the problem that kept it from being complete, and what this is worth."""
 
     stage_id: str
     folder: Path | None
@@ -344,10 +341,7 @@ def open_driver(
     recording: Recording,
     command: Sequence[str] = (),
 ) -> Iterator[Driver]:
-    """Give the driver of a command whose runs are shown, and recorded as they proceed.
-
-    `command` is the command line of `tvmflow run`, and empty for another command.
-    """
+    """Give the driver of a command whose runs are shown, and recorded as they proceed."""
     import logging
     import shlex
 

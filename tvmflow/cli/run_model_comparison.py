@@ -58,10 +58,7 @@ class Operator(NamedTuple):
 
 
 class OutputSummary(NamedTuple):
-    """An output at a glance.
-
-    Of few elements, it has all values. Least, largest and mean are of the finite ones; None where there are none.
-    """
+    """An output at a glance: all of few values, or the least, largest and mean of the finite ones."""
 
     dtype: str
     shape: tuple[int, ...]

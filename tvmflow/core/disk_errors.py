@@ -210,10 +210,7 @@ def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[N
 
 
 def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -> StoreError | None:
-    """Return an error of the disk as a message with a fix; None for an error that no user can act on.
-
-    See `disk_errors` for the arguments.
-    """
+    """Return an error of the disk as `disk_errors` has it; None for one that no user can act on."""
     if isinstance(error, OutputError):
         return None
     named = [name for name in (error.filename2, error.filename) if isinstance(name, str)]

@@ -276,10 +276,7 @@ class Mismatch(NamedTuple):
 
 
 def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
-    """Return what a file is if it is certainly none of the groups that a command takes.
-
-    The file need not exist; a message names the first of the groups.
-    """
+    """Return what a file is if it is certainly none of these groups; it need not exist."""
     try:
         kind = recognize(path) if path.is_file() else None
     except (OSError, ValueError):

@@ -45,10 +45,7 @@ _notices: dict[str, float] = {}
 
 
 def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
-    """Have `notify` called in this process with what is waited for; return what was called before.
-
-    By default, it is printed on stderr.
-    """
+    """Have `notify` called with what this process waits for; return what was called before."""
     global _notify
     before, _notify = _notify, notify
     return before
@@ -120,10 +117,7 @@ def held(
     subject: str = "",
     folder: int | None = None,
 ) -> Iterator[int]:
-    """Hold the lock of the file at `path` while the block runs, and give its descriptor.
-
-    `folder` is that of `open_lock_file`.
-    """
+    """Hold the lock of the file at `path` while the block runs, and give its descriptor."""
     descriptor = open_lock_file(path, mode=mode, folder=folder)
     try:
         lock(descriptor, shared=shared, wait=wait, subject=subject)

@@ -77,10 +77,7 @@ class Outcome(NamedTuple):
 
 
 class ForkServer:
-    """A fork server and the calls in its children. Safe to use from several threads.
-
-    `is_gone` is true once a call has found that the server has ended.
-    """
+    """A fork server and the calls in its children, for several threads; `is_gone` once it has ended."""
 
     def __init__(self, control: socket.socket, pid: int, reap: Callable[[], None]) -> None:
         self._control = control

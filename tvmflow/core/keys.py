@@ -40,10 +40,7 @@ _MAX_NAMES = 6
 
 
 def group_files(files: Iterable[InputFile]) -> dict[str, list[InputFile]]:
-    """Return the files from outside the store that are part of a key, by the name that the key gives them.
-
-    That is the role of a file, and `data/20 files` for many in one folder.
-    """
+    """Return the files of a key from outside by their name in it: a role, or `data/20 files` of a folder."""
     groups: dict[str, list[InputFile]] = {}
     for file in files:
         if file.keyed:

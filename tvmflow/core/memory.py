@@ -69,10 +69,7 @@ def _cgroup_texts(name: str) -> Iterator[str]:
 
 
 def limit_address_space(size: int) -> None:
-    """Let this process map so many bytes more than now, if the system can limit that.
-
-    This is for processes that neither load TVM nor use a GPU.
-    """
+    """Let this process, without TVM and a GPU, map so many bytes more than now, if that can be limited."""
     import resource
 
     pages = read_text("/proc/self/statm").split()
@@ -241,10 +238,7 @@ class CpuTimeExceeded(BaseException):
 
 
 def limit_cpu_time(seconds: int) -> None:
-    """Raise CpuTimeExceeded after a time, or end this process a little later where that has no effect.
-
-    Processes that it starts inherit the limit, and are ended by it.
-    """
+    """Raise CpuTimeExceeded after a time, or end this process and its children soon after."""
     import resource
 
     def stop(*_: object) -> NoReturn:

@@ -373,10 +373,7 @@ def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageF
 
 
 def digest_libraries(folders: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each file of some folders whose name begins with a prefix, without the path.
-
-    The folders may be missing.
-    """
+    """Return a line for each file of some folders, which may be missing, that begins with a prefix."""
     lines = []
     for folder, prefix in folders:
         with _remembered_digests(f"{folder}/{prefix}") as digests:
@@ -551,10 +548,7 @@ REQUIREMENTS = {
 
 
 def install_command(*distributions: str, again: bool = False) -> str:
-    """Return the command that installs distributions in versions that tvmflow works with.
-
-    `again` replaces also what is installed.
-    """
+    """Return the command that installs distributions as tvmflow needs them, or installs them `again`."""
     names = " ".join(f"'{name}'" for name in dict.fromkeys(map(_find_requirement, distributions)))
     return f"pip install {'--force-reinstall ' if again else ''}{names}"
 

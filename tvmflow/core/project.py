@@ -21,10 +21,7 @@ _HEADERS = (b"\n[tool.tvmflow]", b"\n[tool]", b"\ntool.", b"\ntool=")
 
 
 class Project:
-    """A project, all of whose paths are absolute.
-
-    The `marker` is the file or folder that makes its folder the root, empty where nothing does.
-    """
+    """A project, with absolute paths; the `marker` makes its folder the root, and is empty for none."""
 
     def __init__(self, root: str, marker: str = "", settings: dict[str, str] | None = None) -> None:
         self.root = root

@@ -71,10 +71,7 @@ class PrivateKey(NamedTuple):
 
 
 def generate_key(path: Path) -> PublicKey:
-    """Make a key: the private half in `path`, the public one in a `.pub` file beside it.
-
-    Only the owner may read the private half.
-    """
+    """Make a key: the private half in `path`, for its owner alone, the public one in `.pub` beside it."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -179,10 +179,7 @@ def _count_outer(pairs: int) -> int:
 
 
 def take_turns(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
-    """Return what each subject gives in the turn of a number, from 0.
-
-    Every second turn runs backwards, so that no subject always follows the same one.
-    """
+    """Return what each subject gives in the turn of a number from 0; every second one runs backwards."""
     results = [subject() for subject in (subjects if number % 2 == 0 else reversed(subjects))]
     return results if number % 2 == 0 else results[::-1]
 

@@ -63,10 +63,7 @@ def write_tar(output: Path, files: Mapping[str, Path | bytes]) -> None:
 
 
 def write_tar_gz(output: Path, files: Mapping[str, Path | bytes]) -> None:
-    """Write a compressed tar of files, or of contents, sorted by name.
-
-    Its header has no file name and no time.
-    """
+    """Write a compressed tar, sorted by name, of files or contents, without its own name and time."""
     with (
         output.open("wb") as stream,
         gzip.GzipFile("", "wb", _LEVEL, fileobj=stream, mtime=0) as compressed,

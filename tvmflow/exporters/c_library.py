@@ -232,10 +232,7 @@ _SIMULATOR_TRIPLE: Final = "arm64-apple-ios14.0-simulator"
 
 
 class _Slice(NamedTuple):
-    """A library in the framework, in a folder.
-
-    The triple is empty for the target's; the variant is Xcode's name of what it is for, besides phones.
-    """
+    """A library in a folder of the framework, for the target, or with a triple for Xcode's `variant`."""
 
     folder: str
     triple: str

@@ -162,10 +162,7 @@ def _c_source_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_c_source(built: BuiltModel, folder: Path) -> None:
-    """Write `kernels.c`, `model.c`, the signature, and how to compile them.
-
-    `model.c` has the weights and the order of calls.
-    """
+    """Write `kernels.c`, `model.c` (weights, order of calls), the signature, and how to compile them."""
     base = f"{built.name}-c"
     content: dict[str, Path | bytes] = {
         f"{base}/{_C_NAMES.get(name, name)}": path

@@ -88,10 +88,7 @@ def list_modules(*, for_vm: bool) -> tuple[Path, ...]:
 
 
 def module_files(package: str, *, for_vm: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield name, below the package, and content of its modules.
-
-    They import each other instead of tvmflow.
-    """
+    """Yield name, below the package, and content of its modules, which import each other."""
     yield f"{COPIES}/__init__.py", b""
     for path in list_modules(for_vm=for_vm):
         name = path.relative_to(PACKAGE).as_posix()

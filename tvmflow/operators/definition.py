@@ -183,10 +183,7 @@ class Node:
 
 
 def _with_root_block(function: Any) -> Any:
-    """Return a function of TIR that is a block as a whole, which TVM's passes expect.
-
-    Loops need not be in one.
-    """
+    """Return a function of TIR, whose loops need not be in blocks, that is a block as a whole."""
     from tvm import s_tir, tirx
 
     if isinstance(function.body, s_tir.SBlockRealize):

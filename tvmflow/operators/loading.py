@@ -126,10 +126,7 @@ _Result = TypeVar("_Result")
 
 
 class Operators(NamedTuple):
-    """The operators of a recipe, in the order of their files, with the paths of these.
-
-    `sources` has the text of every file that is not Python, by its name.
-    """
+    """The operators of a recipe in the order of their files, with the text of files of other languages."""
 
     operators: tuple[Operator, ...] = ()
     sources: Mapping[str, str] = {}
@@ -238,10 +235,7 @@ def _is_at(spec: ModuleSpec, path: Path) -> bool:
 
 
 def prepare_calls(scratch: Path) -> Path:
-    """Return an empty folder for the calls of operators that a reference records.
-
-    Each is a model of one node and its arrays.
-    """
+    """Return an empty folder for calls that a reference records: models of one node with its arrays."""
     folder = calls_folder(scratch)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

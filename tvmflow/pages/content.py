@@ -100,10 +100,7 @@ class Kernel(NamedTuple):
 
 
 class KernelChange(NamedTuple):
-    """A kernel of a library that takes another time than in what the library is compared with.
-
-    Times are seconds in one call of the library, and None where it is not in one of them.
-    """
+    """A kernel that takes other seconds in a call than before; None where a library lacks it."""
 
     label: str
     name: str
@@ -120,10 +117,7 @@ class Change(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A search after some trials.
-
-    It has their number, the seconds of measuring, and the best time of all kernels together.
-    """
+    """A search after some trials, seconds of measuring, and the best time of all kernels together."""
 
     trials: int
     measuring_s: float

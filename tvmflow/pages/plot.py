@@ -392,10 +392,7 @@ class _Box(NamedTuple):
 
 
 def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -> list[Markup]:
-    """Return the labels of points, each beside its point where it covers nothing; others are left out.
-
-    Places are pixels; an empty label is none.
-    """
+    """Return the labels of points that cover nothing, beside these; places are pixels."""
     r = _MARK_RADIUS + 1
     taken = [_Box(x - r, y - r, x + r, y + r) for x, y in places]
     inside = _Box(_LEFT, _TOP, WIDTH - 2, HEIGHT - _BOTTOM)

@@ -229,10 +229,7 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 def format_change(
     previous: float | None, current: float | None, judgement: Judgement | None = None
 ) -> Markup | None:
-    """Return the change of a value for which less is better, with its direction in words.
-
-    None if it is not known.
-    """
+    """Return the change, if it is known, of a value for which less is better, with words."""
     part = change(previous, current)
     if part is None:
         return None

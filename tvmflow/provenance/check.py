@@ -57,10 +57,7 @@ _log = logging.getLogger(__name__)
 def check_file(
     path: Path, statements: Sequence[SignedStatement], max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Finding:
-    """Compare a file with statements, and a bundle also with its own manifest.
-
-    A larger bundle than `max_bytes` is not read.
-    """
+    """Compare a file with statements, and a bundle, up to a size, also with its own manifest."""
     if path.is_symlink() or not path.is_file():
         return Finding(path, False, "it is not a regular file, and nothing else was delivered")
     try:

@@ -110,10 +110,7 @@ def write_release_targets(
 def write_release_statements(
     folder: Path, name: str, version: str, measured: Sequence[str] = ()
 ) -> None:
-    """Write the statement about all files of a release but the measured ones, and one about those.
-
-    The folder holds all other files.
-    """
+    """Write the statement about all files of a release but the measured ones, and one about those."""
     statements = sorted(folder.rglob(f"*{STATEMENT_SUFFIX}"))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in statements)
     digests = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
@@ -137,10 +134,7 @@ def write_release_statements(
 
 
 def _write_statement(path: Path, text: bytes) -> None:
-    """Write a statement with the signature of the own key, and those of the present file.
-
-    These must be for its text.
-    """
+    """Write a statement with the signature of the own key, and those of the present file for its text."""
     key = signing.load_signing_key()
     envelope = _keep_signatures(text, path)
     if key is not None:

@@ -274,10 +274,7 @@ class Comparison(NamedTuple):
     changes: tuple[Change, ...]
 
     def list_regressions(self, percent: float) -> list[Figure]:
-        """Return what became worse.
-
-        This is latency or size by more than a percentage, or a library that is no longer verified.
-        """
+        """Return latencies and sizes that grew by more than a percentage, and libraries not verified any more."""
         return [figure for figure in self.figures if _is_regression(figure, percent / 100)]
 
 
@@ -292,10 +289,7 @@ def _is_regression(figure: Figure, limit: float) -> bool:
 
 
 def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
-    """Return all differences of two sides.
-
-    The store has what the stages of runs depended on.
-    """
+    """Return all differences of two sides; the store has what stages of runs depended on."""
     common = _pair_builds(before, after)
     figures = [
         figure
@@ -398,10 +392,7 @@ def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
 
 
 def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
-    """Yield the size of all delivered files, where the size of the library is not known.
-
-    Both sides must have files of the same names.
-    """
+    """Yield the size of all files of the same names, where that of the library is not known."""
     for name, build in after.builds.items():
         old, new = (read_sizes(side, build) for side in (before, after))
         if build.size_bytes is None and old and old.keys() == new.keys():

@@ -157,10 +157,7 @@ def _read_verified(folder: Path, about: str) -> PreviousRelease:
 
 
 def find_problems(folder: Path, about: str) -> Iterator[str]:
-    """Yield what is wrong with a release: files, checksums, measurements, statements and signatures.
-
-    `about` is its name and version, which its statements must give.
-    """
+    """Yield what is wrong with a release, whose statements must give `about`, its name and version."""
     trusted = _trusted_keys(folder / RELEASE_STATEMENT)
     for problem, statement in _read_statement(folder, RELEASE_STATEMENT, about, trusted):
         yield from problem

@@ -74,10 +74,7 @@ def make_measurements(
     plan: Plan,
     artifacts: Mapping[str, Artifact],
 ) -> MeasurementsFile:
-    """Return the measured file of a release.
-
-    `previous` is empty if there is no previous release.
-    """
+    """Return the measured file of a release; `previous` is empty if there is no previous release."""
     builds = list_builds(RunReport(list_results(plan, artifacts), origins=plan.origins))
     sizes = {build.name: build.size_bytes for build in builds}
     libraries = compare_libraries(plan, artifacts)
@@ -456,10 +453,7 @@ def compare_content(current: Collection[str], previous: Collection[str]) -> Cont
 
 
 def list_missing(removed: Iterable[str], declared: Collection[str]) -> list[str]:
-    """Return the names that are gone and that `release.drop` does not declare.
-
-    It declares them by name, or by what they are in.
-    """
+    """Return the names that are gone and that `release.drop` does not declare, themselves or a parent."""
     return [name for name in removed if not _is_within(name, declared)]
 
 

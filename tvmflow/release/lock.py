@@ -422,10 +422,7 @@ def _outputs(recipe: LockedRecipe, label: str) -> Mapping[str, str]:
 
 
 class _Measurement(NamedTuple):
-    """A measurement of a lock file, and its presentation.
-
-    `relative` shows the change as a percentage, too.
-    """
+    """A measurement of a lock file, and how it is shown; a `relative` change as a percentage, too."""
 
     what: str
     field: str
@@ -462,10 +459,7 @@ class UncoveredKernels(NamedTuple):
 
 
 class LockUpdate(NamedTuple):
-    """The plan, without a search, that builds with the schedules of a lock file.
-
-    The lock file has the kernels that the models have now; `uncovered` are those that it does not cover.
-    """
+    """The plan, without a search, and the lock file for the kernels of now; what it does not cover."""
 
     plan: Plan
     lock: Lock
@@ -552,10 +546,7 @@ def _with_kernels(
     *,
     complete: bool,
 ) -> LockedRecipe:
-    """Return a locked recipe with the kernels of one target.
-
-    Their share of the time is unknown if some are new.
-    """
+    """Return a locked recipe with the kernels of one target, without measurements if some are new."""
     measured = target.measured if complete else Measurements()
     entry = target.model_copy(update={"kernels": kernels, "measured": measured})
     if recipe is None:

@@ -63,10 +63,7 @@ def spend_budget(
     tune: TuneStage,
     on_round: Callable[[TuningProgress], None],
 ) -> list[TuningProgress]:
-    """Tune until the budget is spent or no round gains anything.
-
-    Return the progress of each stage of `specs`; `on_round` is called after each round.
-    """
+    """Tune until the budget is spent or no round gains anything, and return the progress of each stage."""
     progress = {spec.id: TuningProgress(spec, spec.settings["tune"]["trials"]) for spec in specs}
     started = time.monotonic()
     while True:
@@ -153,9 +150,6 @@ def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
 
 
 def select_stage(plan: Plan, stage: StageSpec) -> Plan:
-    """Return a plan of `stage`, in place of the one with its id, and of those that it needs.
-
-    It delivers nothing.
-    """
+    """Return a plan of `stage`, in place of the one with its id, and of those that it needs."""
     stages = tuple(stage if spec.id == stage.id else spec for spec in plan.stages)
     return select_stages(Plan(stages, ()), [stage.id])

@@ -158,10 +158,7 @@ def token_variable(host: str) -> str:
 
 
 def parse_hub_file(address: str) -> HubFile:
-    """Return the file of a repository that an address names.
-
-    The revision may follow the name of the repository, as in the Hub's own addresses, or the path.
-    """
+    """Return the file of a repository that an address names; a revision follows its name, or the path."""
     first, *parts = address.partition("://")[2].removeprefix("models/").split("/")
     if first in _OTHER_KINDS:
         raise InvalidAddress(f"only models are read from the Hub: write it as {_HUB_FORM}")

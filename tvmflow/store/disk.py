@@ -41,10 +41,7 @@ def remove_tree(folder: str) -> None:
 
 
 class StoreFolder:
-    """The folder of a store.
-
-    `moved` has the paths of what was damaged and set aside through this object, and where each is now.
-    """
+    """The folder of a store, and what was damaged and `moved` aside through this object, and where to."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -112,10 +109,7 @@ class StoreFolder:
         return f"{self.root}/tmp/{temporary_name()}"
 
     def write(self, data: bytes, target: str, *, flush: bool) -> None:
-        """Write a file completely or not at all.
-
-        `flush` has file and folder on the disk before returning.
-        """
+        """Write a file completely or not at all; with `flush`, it is on the disk before this returns."""
         for attempts_left in reversed(range(_ATTEMPTS)):
             temporary = self.temporary_path()
             try:

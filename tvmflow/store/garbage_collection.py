@@ -210,10 +210,7 @@ _WRITE_TIME_S: Final = 3600.0
 
 
 class Candidate(NamedTuple):
-    """Something to remove (see `Eviction`).
-
-    `remove` removes it and returns the bytes freed; None when it was used meanwhile, and stays.
-    """
+    """Something to remove; `remove` returns the bytes freed, or None when it was used meanwhile."""
 
     kind: str
     name: str
@@ -224,10 +221,7 @@ class Candidate(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """The condition for removing the files of a folder: their age, or that they are obsolete.
-
-    The `kept` last ones stay.
-    """
+    """The condition for removing the files of a folder, but for the `kept` last ones."""
 
     folder: str
     kind: str
@@ -244,10 +238,7 @@ _FILE_MISSING: Final = "the file that it is about no longer exists"
 def find_leftovers(
     root: Path, max_age_s: float, now_ns: int, horizon_ns: int
 ) -> Iterator[Candidate]:
-    """Yield the leftovers in a store.
-
-    Ages are counted from `now_ns`; nothing that changed from `horizon_ns` on is a leftover.
-    """
+    """Yield the leftovers in a store that did not change from `horizon_ns` on."""
     leftover_age_s = min(_LEFTOVER_AGE_S, max_age_s)
     rules = (
         _Rule("tmp", "temporary", "a process that was stopped left it", _WRITE_TIME_S),

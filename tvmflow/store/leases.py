@@ -63,10 +63,7 @@ def _create_lease(folder: str) -> tuple[str, int]:
 
 
 def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
-    """Return when each active run began (ns).
-
-    `remove_stale` removes the leases that killed processes left.
-    """
+    """Return when each active run began (ns), after removing leases of killed processes if asked to."""
     folder = f"{root}/runs"
     began = []
     for name in os.listdir(folder) if os.path.isdir(folder) else ():

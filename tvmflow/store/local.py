@@ -234,10 +234,7 @@ class BlobStore:
         return True
 
     def temporary_path(self) -> str:
-        """Return a path for a new file on the disk of the store.
-
-        A killed process leaves it to the next run, which removes it.
-        """
+        """Return a path for a new file on the disk of the store; what is left there, the next run removes."""
         with disk_errors(self._folder.root):
             return self._folder.temporary_path()
 

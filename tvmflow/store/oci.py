@@ -532,10 +532,7 @@ class Repository:
         return self.request("GET", f"{self.url}/blobs/sha256:{sha256}", headers)
 
     def list_referrers(self, digest: str) -> list[Descriptor]:
-        """Return the manifests that refer to one.
-
-        A registry without a list of them has an index with a tag that is made of the digest.
-        """
+        """Return the manifests that refer to one: the registry's list, or an index with a tag for it."""
         status, content, _ = self._read(f"referrers/{digest}", INDEX)
         return self._parse_index(content) if status == 200 else self._read_tagged_index(digest)
 
@@ -567,10 +564,7 @@ class Repository:
             raise self.error(text, "name another artifact") from None
 
     def put_blob(self, blob: Descriptor, content: bytes | Path, mount_from: str = "") -> int:
-        """Store a blob unless the repository has it, and return how many bytes were sent for it.
-
-        Another repository of the registry may have it, so that it need not be sent.
-        """
+        """Send a blob unless the repository, or another one of the registry, has it; return the bytes sent."""
         mount = {"mount": blob.digest, "from": mount_from} if mount_from else {}
 
         def put() -> int:

@@ -184,10 +184,7 @@ class SourceFiles:
         return tuple(resolved)
 
     def check_complete(self, named: Sequence[InputFile], unnamed: Sequence[InputFile]) -> None:
-        """Check that a model has no file that its recipe does not name.
-
-        The model's own file is the first of those that are named.
-        """
+        """Check that a model, whose own file is named first, has no file that its recipe does not name."""
         if not unnamed:
             return
         pinned = [file for file in named[1:] if file.sha256_field.startswith("files.")]

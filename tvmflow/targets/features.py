@@ -119,10 +119,7 @@ _BFLOAT16: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
-    """Return why a CPU cannot multiply bfloat16, or an empty string.
-
-    The arguments are those of `slow_float16_reason`.
-    """
+    """Return why a CPU cannot multiply bfloat16, or an empty string."""
     if arch not in _BFLOAT16:
         return f"there is no code for {arch} that multiplies bfloat16"
     missing = [name for name in _BFLOAT16[arch] if name not in features]
@@ -130,10 +127,7 @@ def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
 
 
 def no_float16_reason(arch: str, features: Iterable[str]) -> str:
-    """Return why there are no kernels of float16 for a CPU, or an empty string.
-
-    The arguments are those of `slow_float16_reason`.
-    """
+    """Return why there are no kernels of float16 for a CPU, or an empty string."""
     if arch != "aarch64":
         return f"there is no code for {arch} that adds float16"
     missing = [name for name in _AARCH64["fullfp16"] if name not in features]
@@ -143,10 +137,7 @@ def no_float16_reason(arch: str, features: Iterable[str]) -> str:
 
 
 def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
-    """Return the kernel's names of one of LLVM's features.
-
-    There are none for a feature that does not decide where code runs.
-    """
+    """Return the kernel's names of one of LLVM's features; none if it does not decide where code runs."""
     return _TABLES.get(arch, {}).get(feature, ())
 
 
@@ -238,10 +229,7 @@ def flags_of(level: str) -> frozenset[str]:
 
 
 def level_target(base: TvmTarget, level: str) -> dict[str, Json]:
-    """Return TVM's target of a level.
-
-    `base` is a target with the triple that is built for; an empty one for Linux with glibc.
-    """
+    """Return TVM's target of a level for the triple of a base, or for Linux with glibc."""
     arch, cpu, features, *_ = LEVELS[level]
     target = {"kind": "llvm", "mtriple": _TRIPLES[arch], **base, "mcpu": cpu}
     target.pop("mattr", None)

@@ -79,10 +79,7 @@ class Host(NamedTuple):
         return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """Return what decides which target `host` is.
-
-        It is the same on every machine with this CPU, however many cores it has.
-        """
+        """Return what decides which target `host` is: the same on every machine with this CPU."""
         reported = None if self.reported is None else sorted(self.reported)
         fields = {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
         del fields["cores"]

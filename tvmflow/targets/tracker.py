@@ -45,10 +45,7 @@ _START: Final = "python -m tvm.exec.rpc_tracker --host HOST --port 9190"
 
 
 class DevicePoolStatus(NamedTuple):
-    """The devices with one key: how many there are, how many wait for work, and how many requests wait.
-
-    Addresses are `HOST:PORT`.
-    """
+    """The devices with one key, at `HOST:PORT`: in all, free ones, and requests that wait."""
 
     key: str
     total: int
@@ -244,10 +241,7 @@ def serve_device(tracker: str, key: str, host: str, ports: range, say: Say) -> N
 
 
 def _load_backends(say: Say) -> None:
-    """Load the runtime of every backend whose device this machine has.
-
-    A session is a fork of this process.
-    """
+    """Load the runtime of every backend whose device this machine has; sessions are forks of it."""
     for backend in BACKENDS.values():
         if backend.has_device():
             try:

@@ -448,10 +448,7 @@ def _link(
     folder: Path,
     weights_file: Path | None = None,
 ) -> KernelLibrary:
-    """Compile and link a model; arguments and errors as of `load_c_library`, besides an empty folder.
-
-    With a file for them, its weights are written there.
-    """
+    """Compile and link a model in an empty folder, with a file for its weights if one is named."""
     library = folder / "library.so"
     compile_program(model.mod, model.weights, model.target, symbol_prefix(_NAME), folder)
     compiled = {path.name: path for path in folder.iterdir()}

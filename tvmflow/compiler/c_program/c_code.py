@@ -605,10 +605,7 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """The work of a kernel in parallel loops: nanoseconds of one core, and how often a call begins a loop.
-
-    Loops inside a loop over time steps begin in each step.
-    """
+    """The work of a kernel in parallel loops: nanoseconds of one core, and how often they begin."""
 
     ns: float
     loops: float

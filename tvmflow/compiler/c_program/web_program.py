@@ -302,10 +302,7 @@ class _Writer:
         self._limits: dict[str, int] = {}
 
     def write(self) -> Json:
-        """Return the buffers, the functions and the steps, and what the device must have.
-
-        Limits are those that are above what each implementation has.
-        """
+        """Return buffers, functions and steps, and the features and limits that not all devices have."""
         self._add_fixed_buffers()
         steps = list(self._write_steps())
         for kind, size, *_ in self._buffers:

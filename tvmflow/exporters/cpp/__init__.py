@@ -338,10 +338,7 @@ SOURCES: Final = (
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no project for a target, or an empty string.
-
-    All parts must be C libraries of one system.
-    """
+    """Return why there is no project for a target; all parts must be C libraries of one system."""
     reason = c_library.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:

@@ -152,10 +152,7 @@ REMOTE_CACHES: Final[dict[str, Opener]] = {
 
 
 def open_remote_cache(url: str, *, timeout_s: float = 10.0) -> RemoteCache:
-    """Return the remote cache with a URL, or in a folder. No request is sent yet.
-
-    The URL is one of `REMOTE_CACHES`, or the path of a folder.
-    """
+    """Return the remote cache with a URL of `REMOTE_CACHES`, or in a folder. No request is sent yet."""
     schemes = [f"{scheme}://" for scheme in REMOTE_CACHES]
     scheme, separator, _ = url.partition("://")
     if not separator:

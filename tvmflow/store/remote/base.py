@@ -71,10 +71,7 @@ class RemoteCache(Protocol):
         """Return whether there is a file of that size. Its content is not read."""
 
     def put(self, path: str, content: bytes | Path) -> None:
-        """Store bytes, or the content of a local file, replacing the file at `path`.
-
-        The blobs of an action must have been stored before it.
-        """
+        """Store bytes, or a local file, at `path`; the blobs of an action must have been stored before it."""
 
     def close(self) -> None:
         """Close all connections."""

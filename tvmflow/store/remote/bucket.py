@@ -109,10 +109,7 @@ class NoObject(Exception):
 
 
 class ObjectSource:
-    """The bytes of an object from a position on.
-
-    Without an `answer`, it has no bytes; the ETag is empty for none.
-    """
+    """The bytes of an object from a position on; none without an `answer`."""
 
     def __init__(
         self, answer: Any, total: int, timeout_s: float, start: int = 0, validator: str = ""

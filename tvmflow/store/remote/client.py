@@ -185,10 +185,7 @@ _LONGEST_WAIT_S: Final = 30.0
 
 
 class Traffic(NamedTuple):
-    """The transfers between a store and its remote cache in one run.
-
-    `waiting` items have yet to be uploaded; `problems` is what was reported to the user.
-    """
+    """The transfers between a store and its remote cache in one run, and what was reported to the user."""
 
     address: str
     fetched: int
@@ -214,10 +211,7 @@ class RemoteCacheClient:
         self.connection.reads.budget.limit(work_s, unknown_s)
 
     def finish(self, run_s: float = 0.0, *, is_cancelled: bool = False) -> None:
-        """Wait a limited time for uploads, then close the connection.
-
-        The wait is a part of `run_s`, the time that the run took, if the access does not limit it.
-        """
+        """Wait for uploads as long as the access says, or a part of `run_s`, then close the connection."""
         wait_s = self.connection.access.wait_s
         if wait_s is None:
             wait_s = min(max(_SHARE_OF_RUN * run_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
@@ -296,10 +290,7 @@ class ResultSender:
         self._lock = threading.Lock()
 
     def upload(self, key: str) -> int:
-        """Upload a result, its blobs first.
-
-        Return how many bytes that took; 0 when the remote cache has the result.
-        """
+        """Upload a result, its blobs first; return how many bytes that took, 0 when it is there."""
         record, artifact = self._store.record(key), self._store.find(key)
         if record is None or artifact is None:
             raise NotInStore("it is no longer in the store")

@@ -176,10 +176,7 @@ def find_action(
     circuit_breaker: CircuitBreaker,
     on_files: Callable[[Collection[BlobRef]], None] = lambda _: None,
 ) -> VerifiedAction | None:
-    """Return the verified action of a key; None when the remote cache has none.
-
-    `on_files` gets the files that the action lists before it is verified.
-    """
+    """Return the verified action of a key, if there is one; `on_files` gets its files before that."""
     content = connection.get_action(key, circuit_breaker)
     if content is None:
         return None

@@ -240,10 +240,7 @@ def padded(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with pieces of constant data, in order, below a global symbol of C.
-
-    `code` is an object file for the same machine.
-    """
+    """Write an object file with pieces of constant data below a symbol of C, for the machine of `code`."""
     _format_of(code).write_data(output, code, symbol, pieces)
 
 

@@ -82,10 +82,7 @@ def link(
 
 
 def _compile_helpers(folder: Path, arch: str) -> list[str]:
-    """Compile what LLVM calls on 32-bit ARM, and return the linker's options.
-
-    Android has it in no library.
-    """
+    """Compile what LLVM calls on 32-bit ARM and Android lacks, and return the linker's options."""
     if arch != "armv7":
         return []
     source = library_folder() / "compiler_rt.zig"
