@@ -31,7 +31,7 @@ import tvm  # noqa: E402
 
 from tests.support import onnx_models  # noqa: E402
 from tvmflow.compiler import lowering  # noqa: E402
-from tvmflow.compiler.cpu_model import CpuModel  # noqa: E402
+from tvmflow.compiler.contraction.machine import CpuModel  # noqa: E402
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
 from tvmflow.compiler.schedules import register_tiles  # noqa: E402
 from tvmflow.compiler.schedules.rules import list_unscheduled  # noqa: E402

@@ -302,7 +302,7 @@ def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
     from tvm.s_tir import meta_schedule as ms
 
     from tvmflow.compiler import lowering
-    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.contraction.machine import cpu_model_for
     from tvmflow.compiler.schedules.rules import schedule_for_cpu
     from tvmflow.tuning.measure import apply_chosen
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tests.support import tuning
 from tests.support.kernels import FAST
 from tvmflow.compiler import lowering
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.options import LOWERING_VERSION, SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.tuning.workloads import normalize, workload_key

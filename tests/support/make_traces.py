@@ -21,7 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tests.support import onnx_models, tuning
 from tvmflow.compiler import lowering
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import generate_schedules

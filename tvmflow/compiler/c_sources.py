@@ -21,7 +21,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.compiler.ir import find_nodes, operator_name
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 import tvm
 
 from tvmflow.compiler.choices import Choice, Choices, Operator, tile_size
-from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
+from tvmflow.compiler.contraction.machine import (
+    BFLOAT16_INSTRUCTIONS,
+    DOT_INSTRUCTIONS,
+    CpuModel,
+    is_cpu,
+)
 from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels import winograd

@@ -27,7 +27,7 @@ from tvmflow.compiler import c_program, code_generation, ir, lowering
 from tvmflow.compiler.c_program import web_program
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
-from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.compiler.form_names import (
     C_LIBRARY,
     C_SOURCE,

@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.cpu_model import (
+from tvmflow.compiler.contraction.machine import (
     list_masked_types,
 )
 from tvmflow.compiler.ir import (

@@ -21,7 +21,7 @@ from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.choices import Choices, Operator
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker

@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.cpu_model import list_masked_types
+from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.ir import (
     find_nodes,
     kernel_pass,

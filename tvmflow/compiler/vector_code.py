@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import codegen
 
-from tvmflow.compiler.cpu_model import (
+from tvmflow.compiler.contraction.machine import (
     MATRIX_INSTRUCTION,
     find_factor_lanes,
 )

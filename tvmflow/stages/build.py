@@ -43,7 +43,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.compiler.cpu_model import CpuModel
+    from tvmflow.compiler.contraction.machine import CpuModel
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
 
@@ -491,7 +491,7 @@ def _rank_tiles(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> list[Rank
 
 def _find_cpu(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> CpuModel | None:
     """Return the CPU for which rules schedule a kernel; None where no rule does."""
-    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.contraction.machine import cpu_model_for
 
     is_scheduled = kernel.attrs.get("tirx.is_scheduled", False)
     return None if is_scheduled else cpu_model_for(settings.target, settings.schedules)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from tvmflow.compiler.choices import DIRECT, WINOGRAD, choice_key, describe_choice, tile_size
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.tir_kernels.winograd import (
     Convolution,
     Costs,

@@ -105,7 +105,7 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
     import tvm
     from tvm import te
 
-    from tvmflow.compiler.cpu_model import CpuModel
+    from tvmflow.compiler.contraction.machine import CpuModel
     from tvmflow.compiler.schedules import rules
     from tvmflow.compiler.tir_kernels import blocked
     from tvmflow.tuning import measure

@@ -617,7 +617,7 @@ class Proposals:
 
     def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
         """Yield the schedules of the rule that fits the kernel, that of the untuned kernel first."""
-        from tvmflow.compiler.cpu_model import cpu_model_for
+        from tvmflow.compiler.contraction.machine import cpu_model_for
         from tvmflow.compiler.schedules.rules import generate_schedules
 
         cpu_model = cpu_model_for(context.target, context.rules_version)

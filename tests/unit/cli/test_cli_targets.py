@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tvmflow.cli import main
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.backends.cuda import nvrtc

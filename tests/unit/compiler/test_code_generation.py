@@ -15,7 +15,7 @@ from tests.support.tuning import model
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program.c_kernels import lower_kernels
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 
 ALLOCATOR = "TVMBackendAllocWorkspace"

@@ -10,7 +10,7 @@ from tvm import te
 
 from tests.support.kernels import level
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.cpu_model import CpuModel, converts_float16
+from tvmflow.compiler.contraction.machine import CpuModel, converts_float16
 from tvmflow.compiler.schedules import rules
 
 WITHOUT_F16C = "x86-64-v2"

@@ -15,7 +15,7 @@ from tests.support.kernels import FAST, PLAIN, weights_of
 from tests.support.tuning import conv, dense, model, relu, reshape
 from tvmflow.compiler import lowering, pipeline
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.recipe import Kernels

@@ -12,7 +12,7 @@ from tvm import relax
 from tests.support import tuning
 from tests.support.kernels import FAST, host_level, run
 from tvmflow.compiler import lowering
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.lowering import choose_vector_width
 from tvmflow.compiler.options import VectorWidth
 

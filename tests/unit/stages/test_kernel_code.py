@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from tests.support.kernels import level
 from tests.support.tuning import dense, model, relu
 from tvmflow.compiler import lowering
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.stages import build

@@ -10,7 +10,7 @@ from tvm import relax
 
 from tests.support.open_networks import Input, make_network, make_weights
 from tests.support.trials import TARGET, trial
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.codec import from_json, to_json

@@ -54,7 +54,7 @@ from tvmflow.compiler.c_program.program import (
     read_program,
 )
 from tvmflow.compiler.code_generation import split_kernels
-from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.compiler.passes.operand_checks import FAILURE

@@ -28,7 +28,7 @@ from tvmflow.compiler.code_generation import (
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
 )
-from tvmflow.compiler.cpu_model import SHARED_LANES, is_cpu
+from tvmflow.compiler.contraction.machine import SHARED_LANES, is_cpu
 from tvmflow.compiler.ir import (
     find_nodes,
     is_size,

@@ -15,7 +15,20 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from tvmflow.compiler.cpu_model import FLOAT_BYTES, L1_BYTES, CpuModel
+from tvmflow.compiler.contraction.machine import (
+    BROADCAST,
+    BY_ELEMENT,
+    EMBEDDED_BROADCAST,
+    FEW_ROWS,
+    FLOAT_BYTES,
+    L1_BYTES,
+    MIN_ACCUMULATORS,
+    MIN_ACCUMULATORS_BY_ELEMENT,
+    MIN_ACCUMULATORS_WITHOUT_FMA,
+    OPERAND_REGISTERS,
+    VECTORS,
+    CpuModel,
+)
 
 MAX_VECTORS: Final = 8
 """The most vectors of a register tile."""
@@ -31,83 +44,6 @@ _MAX_PADDED_ROWS: Final = 7
 # time in which it is multiplied with so many rows.
 _MAX_PACKED_VECTORS: Final = 4
 _PACKING_TIME: Final = 2.0
-
-# The registers that a tile leaves for operands.
-_OPERAND_REGISTERS: Final = 4
-# Accumulators that keep two pipelines with a latency of four cycles busy. By-element instructions need some more while
-# operands are loaded; without fused multiply-add, the latency of an addition alone counts.
-MIN_ACCUMULATORS: Final = 8
-_MIN_ACCUMULATORS_BY_ELEMENT: Final = 10
-_MIN_ACCUMULATORS_WITHOUT_FMA: Final = 4
-
-
-class _LoopCosts(NamedTuple):
-    """The constants of a loop whose instructions read vectors and scalars.
-
-    Attributes:
-        base: The time of a tile without its loads, in that of its multiplications.
-        load: The time of a load of a vector or a row. Two loads take the time of two multiplications.
-        spill: The time that each register adds which LLVM has to spill.
-        row_tail: The speed of a tile whose rows are tested one by one, if it spills nothing.
-    """
-
-    base: float
-    load: float
-    spill: float
-    row_tail: float
-
-
-# Instructions of AVX-512 read a value from memory for all lanes.
-_EMBEDDED_BROADCAST: Final = _LoopCosts(base=0.5, load=0.6, spill=0.05, row_tail=0.97)
-_VECTORS: Final = _LoopCosts(base=0.1, load=1.25, spill=0.03, row_tail=0.9)
-# Where rows or vectors of a tile are tested one by one, LLVM may spill all of its accumulators.
-_TESTED_TILE: Final = 0.6
-# So many accumulators stay in registers where each row is tested.
-_TESTED_ACCUMULATORS: Final = 14
-# A vector costs more loads than a row where data are vectors, too.
-_MORE_VECTORS_THAN_ROWS: Final = 0.8
-# Tiles of one or two rows load weights for few multiplications.
-_FEW_ROWS: Final = 2
-_FEW_ROWS_SPEED: Final = 0.93
-
-# A value is broadcast to a register first (SSE, AVX2, RISC-V, WebAssembly), measured by benchmarks/tile_ranks.py on a
-# Zen 3 with AVX2: a load takes a part of the time of a multiplication, more from the second-level cache, which the data
-# of a convolution pass through, too. A shuffle to all lanes counts as two loads. LLVM holds the values of all rows
-# while it multiplies, and spills where both rows and vectors have tails, but for few rows.
-_BROADCAST_LOAD: Final = 0.4
-_L2_LOAD_OF_PRODUCT: Final = 0.5
-_L2_LOAD_OF_CONVOLUTION: Final = 0.8
-_LOADS_OF_SHUFFLE: Final = 2
-# Pairs of bytes take three instructions, the first of which reads weights from memory.
-_PAIR_INSTRUCTIONS: Final = 3
-_WEIGHT_LOAD_OF_PAIRS: Final = 0.2
-_BROADCAST_OF_PAIRS: Final = 0.8
-# Depthwise convolutions of more rows spill accumulators where each row is tested.
-_TESTED_DEPTHWISE_ROWS: Final = 8
-_SPILLED_DEPTHWISE: Final = 0.75
-_AVX_LANES: Final = 8
-_SPILLED_BROADCAST: Final = 0.65
-
-# By-element instructions (64-bit ARM): loads of a vector and of a row in multiplications; each register too many costs
-# a share of the tile's time. LLVM loads the next multiplicands of all rows early, and weights shortly before use.
-_VECTOR_LOADS: Final = 2.0
-_ROW_LOADS: Final = 0.5
-_SPILL: Final = 0.1
-_MULTIPLICAND_REGISTERS: Final = 4
-_UNROLLED_MULTIPLICAND_REGISTERS: Final = 9
-_LATE_LOADS: Final = 2
-_MAX_KERNEL_WIDTH: Final = 7
-# CPUs differ little in how fast they read the second-level cache.
-_L2_BYTES_PER_CYCLE: Final = 32
-# The speed of a tile whose vectors of weights lie in several blocks of packed columns.
-_SPREAD_COLUMNS: Final = 0.88
-
-# Dot products: instructions of a loop that do not multiply, registers of products that are not added up yet, and the
-# part of the time of a load that other instructions do not hide.
-_LOOP_INSTRUCTIONS: Final = 4
-_PAIR_REGISTERS: Final = 3
-_EXPOSED_LOAD: Final = 0.1
-_MATRIX_LOAD: Final = 0.3
 
 
 class Arithmetic(Enum):
@@ -191,7 +127,7 @@ def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
     has_tail = computed_rows > problem.rows, computed_vectors > problem.vectors
     speed = _estimate_whole_tile(problem, tile, cpu) * _estimate_tail(problem, tile, has_tail, cpu)
     if not problem.spreads_columns and not cpu.divides_packs(vectors):
-        speed *= _SPREAD_COLUMNS
+        speed *= BY_ELEMENT.spread_columns
     return speed * (problem.rows / computed_rows) * (problem.vectors / computed_vectors)
 
 
@@ -211,11 +147,11 @@ def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel
         speed = 1 / _estimate_time_by_element(tile, cpu)
     else:
         speed = _estimate_loop(tile, cpu)
-    if 0 < problem.kernel_width <= _MAX_KERNEL_WIDTH and cpu.factor_lanes:
+    if 0 < problem.kernel_width <= BY_ELEMENT.max_kernel_width and cpu.factor_lanes:
         # LLVM loads the data of a row of the kernel early, but for a few
         data = (tile.rows - 1) * problem.row_stride + problem.kernel_width
-        spilled = max(0, tile.rows + data - _LATE_LOADS - cpu.registers)
-        speed /= 1 + _SPILL * spilled
+        spilled = max(0, tile.rows + data - BY_ELEMENT.late_loads - cpu.registers)
+        speed /= 1 + BY_ELEMENT.spill * spilled
     read = 0 if problem.arithmetic is Arithmetic.VECTORS else tile.vectors * problem.depth
     return speed / _estimate_weight_time(tile.rows, read, cpu.lanes)
 
@@ -225,19 +161,19 @@ def _estimate_tail(
 ) -> float:
     """Estimate the speed of a tile whose last rows or vectors are tested, relative to one that is not."""
     rows, vectors = tile
-    few_rows = _FEW_ROWS_SPEED if rows <= _FEW_ROWS < problem.rows else 1.0
-    of_vectors = _TESTED_TILE if has_tail[1] else 1.0
+    few_rows = VECTORS.few_rows if rows <= FEW_ROWS < problem.rows else 1.0
+    of_vectors = VECTORS.tested_tile if has_tail[1] else 1.0
     if problem.arithmetic is Arithmetic.BYTE_MATRICES:
         # matrices are multiplied in whole tiles
         return 0.0 if has_tail[0] else of_vectors
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
-        return of_vectors * (_TESTED_TILE if has_tail[0] else 1.0)
+        return of_vectors * (VECTORS.tested_tile if has_tail[0] else 1.0)
     if _broadcasts(problem.arithmetic, cpu):
         operands = vectors if problem.holds_vectors else rows
         needed = tile.accumulators + operands + (1 if cpu.has_fma else 2)
         is_spilled = needed + (problem.is_product and has_tail[0]) > cpu.registers
-        is_spilled = is_spilled or (rows > _FEW_ROWS and all(has_tail))
-        return _SPILLED_BROADCAST if is_spilled else 1.0
+        is_spilled = is_spilled or (rows > FEW_ROWS and all(has_tail))
+        return BROADCAST.spilled if is_spilled else 1.0
     of_rows = _estimate_row_tail(problem, tile, cpu) if has_tail[0] else 1.0
     return of_vectors * few_rows * of_rows
 
@@ -245,24 +181,28 @@ def _estimate_tail(
 def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the speed of a tile whose last rows are tested, relative to one without tails."""
     if problem.arithmetic is Arithmetic.BY_ELEMENT:
-        return _VECTORS.row_tail
+        return VECTORS.row_tail
     if cpu.has_broadcast_loads:
-        is_kept = tile.vectors == 1 or tile.accumulators <= _TESTED_ACCUMULATORS
-        return _EMBEDDED_BROADCAST.row_tail if is_kept else _TESTED_TILE
+        is_kept = tile.vectors == 1 or tile.accumulators <= EMBEDDED_BROADCAST.tested_accumulators
+        return EMBEDDED_BROADCAST.row_tail if is_kept else VECTORS.tested_tile
     if cpu.broadcasts_first and problem.kernel_width:
-        return _VECTORS.row_tail if tile.rows <= _TESTED_DEPTHWISE_ROWS else _SPILLED_DEPTHWISE
-    return _VECTORS.row_tail if tile.vectors == 1 or problem.has_long_loop else _TESTED_TILE
+        return (
+            VECTORS.row_tail
+            if tile.rows <= BROADCAST.tested_depthwise_rows
+            else BROADCAST.spilled_depthwise
+        )
+    return VECTORS.row_tail if tile.vectors == 1 or problem.has_long_loop else VECTORS.tested_tile
 
 
 def _estimate_loop(tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the share of the peak throughput of a tile whose loads compete with its multiplications."""
     rows, vectors = tile
-    costs = _EMBEDDED_BROADCAST if cpu.has_broadcast_loads else _VECTORS
+    costs = EMBEDDED_BROADCAST if cpu.has_broadcast_loads else VECTORS
     time = max(1.0, costs.base + costs.load * (vectors + rows) / tile.accumulators)
     live = tile.accumulators + (vectors if cpu.has_broadcast_loads else min(vectors, rows))
     time *= 1 + costs.spill * max(0, live - cpu.unspilled_registers)
-    if vectors > rows and not cpu.has_broadcast_loads:
-        time /= _MORE_VECTORS_THAN_ROWS
+    if vectors > rows:
+        time /= costs.more_vectors_than_rows
     return min(1.0, tile.accumulators / MIN_ACCUMULATORS) / time
 
 
@@ -275,26 +215,30 @@ def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel)
     """Estimate the share of the peak throughput of a tile whose values are broadcast to registers first."""
     rows, vectors = tile
     if problem.arithmetic is Arithmetic.DOT:
-        instructions = _PAIR_INSTRUCTIONS if cpu.has_narrow_dots else 1
+        instructions = BROADCAST.pair_instructions if cpu.has_narrow_dots else 1
         work = max(instructions * tile.accumulators, MIN_ACCUMULATORS)
-        loads = vectors * _WEIGHT_LOAD_OF_PAIRS + rows * _BROADCAST_OF_PAIRS
+        loads = vectors * BROADCAST.weight_load_of_pairs + rows * BROADCAST.broadcast_of_pairs
         return instructions * tile.accumulators / (work + loads)
-    broadcasts = rows if cpu.lanes == _AVX_LANES else _LOADS_OF_SHUFFLE * rows
-    least = MIN_ACCUMULATORS if cpu.has_fma else _MIN_ACCUMULATORS_WITHOUT_FMA
-    load = _L2_LOAD_OF_PRODUCT if problem.is_product else _L2_LOAD_OF_CONVOLUTION
+    broadcasts = (
+        rows if cpu.lanes == BROADCAST.broadcast_lanes else BROADCAST.loads_of_shuffle * rows
+    )
+    least = MIN_ACCUMULATORS if cpu.has_fma else MIN_ACCUMULATORS_WITHOUT_FMA
+    load = BROADCAST.l2_load_of_product if problem.is_product else BROADCAST.l2_load_of_convolution
     if vectors * problem.depth * cpu.lanes * FLOAT_BYTES <= L1_BYTES:
-        load = _BROADCAST_LOAD
-    loads = vectors * load + broadcasts * _BROADCAST_LOAD
+        load = BROADCAST.load
+    loads = vectors * load + broadcasts * BROADCAST.load
     return tile.accumulators / (max(tile.accumulators, least) + loads)
 
 
 def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the time of a tile of by-element instructions, in that of its multiplications; at least 1."""
     rows, vectors = tile
-    spilled = max(0, tile.accumulators + rows + _MULTIPLICAND_REGISTERS - cpu.registers)
-    waits = math.sqrt(max(1.0, _MIN_ACCUMULATORS_BY_ELEMENT / tile.accumulators))
-    instructions = (_VECTOR_LOADS * vectors + _ROW_LOADS * rows + 1) / tile.accumulators
-    return waits * max(1.0, cpu.issue_time * (1 + instructions)) * (1 + _SPILL * spilled)
+    spilled = max(0, tile.accumulators + rows + BY_ELEMENT.multiplicand_registers - cpu.registers)
+    waits = math.sqrt(max(1.0, MIN_ACCUMULATORS_BY_ELEMENT / tile.accumulators))
+    instructions = (
+        BY_ELEMENT.vector_loads * vectors + BY_ELEMENT.row_loads * rows + 1
+    ) / tile.accumulators
+    return waits * max(1.0, cpu.issue_time * (1 + instructions)) * (1 + BY_ELEMENT.spill * spilled)
 
 
 def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
@@ -303,7 +247,7 @@ def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
     loads = vectors + -(-rows // cpu.factor_lanes)
     # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
     moves = rows if rows < cpu.factor_lanes or not cpu.has_quads else 0
-    others = moves + loads + _LOOP_INSTRUCTIONS
+    others = moves + loads + BY_ELEMENT.loop_instructions
     if cpu.has_quads:
         # two products a cycle, of four instructions
         time = max(tile.accumulators + moves, (tile.accumulators + others) / 2, MIN_ACCUMULATORS)
@@ -311,7 +255,7 @@ def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
         # a product is two instructions, of which two run in a cycle, of three
         issued = (2 * tile.accumulators + others) / 3
         time = max(tile.accumulators + moves / 2, issued, MIN_ACCUMULATORS)
-    return tile.accumulators / (time + _EXPOSED_LOAD * loads)
+    return tile.accumulators / (time + BY_ELEMENT.exposed_load * loads)
 
 
 def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
@@ -322,7 +266,7 @@ def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
     if rows % 2 or tile.accumulators + 2 * vectors + pairs > cpu.registers:
         return 0.0
     time = max(tile.accumulators, 2 * MIN_ACCUMULATORS) + pairs
-    return tile.accumulators / (time + _MATRIX_LOAD * (2 * vectors + rows))
+    return tile.accumulators / (time + BY_ELEMENT.matrix_load * (2 * vectors + rows))
 
 
 def _estimate_weight_time(rows: int, vectors: int, lanes: int) -> float:
@@ -333,12 +277,14 @@ def _estimate_weight_time(rows: int, vectors: int, lanes: int) -> float:
     vector_bytes = FLOAT_BYTES * lanes
     if vectors * vector_bytes <= L1_BYTES:
         return 1.0
-    return max(1.0, 2 * vector_bytes / rows / _L2_BYTES_PER_CYCLE)
+    return max(1.0, 2 * vector_bytes / rows / BY_ELEMENT.l2_bytes_per_cycle)
 
 
 def holds_unrolled_kernel(tile: RegisterTile, cpu: CpuModel) -> bool:
     """Return whether a tile of by-element instructions spills nothing where kernel positions are unrolled."""
-    return tile.accumulators + tile.rows + _UNROLLED_MULTIPLICAND_REGISTERS <= cpu.registers
+    return (
+        tile.accumulators + tile.rows + BY_ELEMENT.unrolled_multiplicand_registers <= cpu.registers
+    )
 
 
 def holds_operands(tile: RegisterTile, cpu: CpuModel) -> bool:
@@ -351,9 +297,13 @@ def _fits(arithmetic: Arithmetic, tile: RegisterTile, cpu: CpuModel) -> bool:
     """Return whether the registers hold the accumulators of a tile and some operands."""
     if arithmetic is Arithmetic.DOT_BY_ELEMENT:
         # words are moved to all lanes shortly before their products are computed
-        words = tile.rows if cpu.has_quads else min(tile.rows, cpu.factor_lanes) + _PAIR_REGISTERS
+        words = (
+            tile.rows
+            if cpu.has_quads
+            else min(tile.rows, cpu.factor_lanes) + BY_ELEMENT.pair_registers
+        )
         return tile.accumulators + tile.vectors + words < cpu.registers
-    return tile.accumulators <= cpu.registers - _OPERAND_REGISTERS
+    return tile.accumulators <= cpu.registers - OPERAND_REGISTERS
 
 
 def rank_tiles(problem: Contraction, cpu: CpuModel) -> list[tuple[float, RegisterTile]]:

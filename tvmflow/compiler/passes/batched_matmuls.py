@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.candidates import MAX_ROWS, choose_row_block
-from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, count_elements, divide_up, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.candidates import choose_row_block
-from tvmflow.compiler.cpu_model import (
+from tvmflow.compiler.contraction.machine import (
     FUNCTION_VECTORS,
     LINE_FLOATS,
     MIN_PARALLEL_PRODUCTS,

@@ -12,7 +12,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import list_features
+from tvmflow.compiler.contraction.machine import list_features
 from tvmflow.compiler.ir_operators import GroupedOperands, GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, count_elements, known_sizes
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main

@@ -14,7 +14,7 @@ from tvmflow.compiler.choices import COLUMNS, ROWS, Choice
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, multiply_add
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, FLOAT_BYTES
+from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS, FLOAT_BYTES
 from tvmflow.compiler.marks import read_marks
 from tvmflow.compiler.open_sizes import is_open, known_sizes, sizes_of
 from tvmflow.compiler.passes.quantization import (

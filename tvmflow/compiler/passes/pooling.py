@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import MIN_LANES, MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.contraction.machine import MIN_LANES, MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.vector_code import MAX_STRIDE

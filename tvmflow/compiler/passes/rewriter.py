@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir, marks
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes, read_dimensions
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import MIN_LANES
+from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
 from tvmflow.compiler.passes import place_reductions
 from tvmflow.compiler.passes.place_reductions import COMPARED_DTYPES, PlaceReduction, has_vectors

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import known_sizes
 from tvmflow.compiler.quantize.points import Layer

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.gpu import schedule_for_gpu as schedule_for_gpu
 from tvmflow.compiler.schedules.rules import (
     ScheduledModule,

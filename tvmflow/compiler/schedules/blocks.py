@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import MIN_LANES
+from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.open_sizes import OPEN_SIZES, list_size_variables
 from tvmflow.compiler.vector_code import MAX_STRIDE

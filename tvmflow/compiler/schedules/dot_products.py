@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.script import tirx as T
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import (
+from tvmflow.compiler.contraction.machine import (
     BFLOAT16_INSTRUCTIONS,
     DOT_INSTRUCTIONS,
     MATRIX_INSTRUCTION,

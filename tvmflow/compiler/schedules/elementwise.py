@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
-from tvmflow.compiler.cpu_model import (
+from tvmflow.compiler.contraction.machine import (
     CACHED_LINES,
     LINE_FLOATS,
     MIN_LANES,

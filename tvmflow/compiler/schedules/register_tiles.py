@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, RegisterTile
-from tvmflow.compiler.cpu_model import (
+from tvmflow.compiler.contraction.machine import (
     FLOAT_BYTES,
     L1_BYTES,
     MIN_LANES,

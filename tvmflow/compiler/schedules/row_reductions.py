@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_tiles import PARTITION_HINT
 from tvmflow.compiler.schedules.blocks import (
     Block,

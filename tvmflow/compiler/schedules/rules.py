@@ -10,7 +10,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.passes.widen_float16 import computes_float16
 from tvmflow.compiler.schedules import (
     elementwise,

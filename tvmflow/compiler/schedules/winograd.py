@@ -24,7 +24,7 @@ from tvmflow.compiler.contraction.candidates import (
     estimate_packed_speed,
     holds_operands,
 )
-from tvmflow.compiler.cpu_model import STRIPS_PER_CORE, CpuModel
+from tvmflow.compiler.contraction.machine import STRIPS_PER_CORE, CpuModel
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import same_sizes
 from tvmflow.compiler.schedules.blocks import (

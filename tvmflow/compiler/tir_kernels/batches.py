@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import BATCHES_PER_CORE
+from tvmflow.compiler.contraction.machine import BATCHES_PER_CORE
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain, same_size
 from tvmflow.compiler.tir_kernels.definitions import positive
 from tvmflow.compiler.tir_kernels.tiles import Workspace

@@ -20,7 +20,12 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, LINE_FLOATS, PAIR_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.contraction.machine import (
+    DOT_INSTRUCTIONS,
+    LINE_FLOATS,
+    PAIR_INSTRUCTIONS,
+    CpuModel,
+)
 from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels import bfloat16

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import RegisterTile, choose_packing_tile
-from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import FLOAT, Sums, Workspace
 

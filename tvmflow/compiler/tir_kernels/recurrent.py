@@ -24,7 +24,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS
+from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS
 from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation

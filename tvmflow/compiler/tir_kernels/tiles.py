@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import MAX_ROWS
-from tvmflow.compiler.cpu_model import PACKED_FLOATS
+from tvmflow.compiler.contraction.machine import PACKED_FLOATS
 from tvmflow.compiler.last_vectors import LAST_LANES
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
 

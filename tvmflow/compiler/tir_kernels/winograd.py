@@ -26,7 +26,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.choices import DIRECT, tile_size
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import positive

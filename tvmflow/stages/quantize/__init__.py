@@ -36,7 +36,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     import numpy as np
 
-    from tvmflow.compiler.cpu_model import CpuModel
+    from tvmflow.compiler.contraction.machine import CpuModel
     from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
     from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
@@ -570,7 +570,7 @@ def _quantize(
 
 def _find_cpu(settings: QuantizeSettings) -> CpuModel | None:
     """Return the CPU that kernels are scheduled for; None for a target that has no rules for them."""
-    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.contraction.machine import cpu_model_for
     from tvmflow.compiler.options import SCHEDULES_VERSION
 
     return cpu_model_for(settings.target, SCHEDULES_VERSION)

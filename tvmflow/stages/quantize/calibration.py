@@ -15,7 +15,7 @@ from tvm import relax
 from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.c_program import LibraryForWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.quantize.bias_correction import ChannelSums, Means

@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 import tvmflow
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.schedules.blocks import analyze_blocks
 from tvmflow.compiler.schedules.register_tiles import analyze_axes, generate_tiles
 from tvmflow.compiler.tir_kernels import blocked

@@ -20,7 +20,7 @@ from tests.support.kernels import FAST, kernels_of, level
 from tests.support.seeds import seeds
 from tests.unit.compiler.passes import test_integer_products
 from tvmflow.compiler import lowering
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.targets.host import read_host

@@ -13,7 +13,7 @@ from tvm import relax
 from tests.support.kernels import FAST, PLAIN, host_level, kernels_of, run, weights_of
 from tests.support.tuning import conv, dense, model, relu
 from tvmflow.compiler import lowering
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules.rules import schedule_for_cpu

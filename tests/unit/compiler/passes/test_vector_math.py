@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import te, tirx
 
 from tests.support.kernels import LEVELS, host_level, level
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.passes.vector_math import exp_of_negative, vectorize_math
 from tvmflow.compiler.schedules import rules
 

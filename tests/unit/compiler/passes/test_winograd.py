@@ -26,7 +26,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.choices import tile_size
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.lowering import make_target
 from tvmflow.compiler.open_sizes import with_numbers
 from tvmflow.compiler.options import SCHEDULES_VERSION

@@ -10,7 +10,7 @@ from onnx import helper
 
 from tests.support.onnx_models import load, model, value
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.quantize.gains import estimate_gains
 from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
 

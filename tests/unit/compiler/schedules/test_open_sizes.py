@@ -13,7 +13,7 @@ from tvm import relax, te, tirx, topi
 from tests.support.kernels import LEVELS_HERE, level
 from tests.support.open_networks import Input, make_network, make_weights
 from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
-from tvmflow.compiler.cpu_model import CpuModel, list_masked_types
+from tvmflow.compiler.contraction.machine import CpuModel, list_masked_types
 from tvmflow.compiler.ir import find_nodes, operator_name, replace_variables
 from tvmflow.compiler.lowering import compile_untuned, lower
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_symbols, with_dimensions

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
+from tvmflow.compiler.contraction.machine import CpuModel, cpu_model_for
 from tvmflow.compiler.schedules import blocks, rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
 

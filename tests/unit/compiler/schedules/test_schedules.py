@@ -17,7 +17,7 @@ from tvm import te, topi
 from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups

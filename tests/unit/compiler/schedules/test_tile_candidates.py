@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tvm import te
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,

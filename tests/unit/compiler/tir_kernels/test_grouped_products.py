@@ -6,7 +6,7 @@ import pytest
 import tvm
 
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.cpu_model import cpu_model_for, list_features
+from tvmflow.compiler.contraction.machine import cpu_model_for, list_features
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.tir_kernels.grouped_products import GroupedProduct, Machine, make_kernel
 

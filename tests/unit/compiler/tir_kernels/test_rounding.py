@@ -16,7 +16,7 @@ from tests.support import onnx_models
 from tests.support.kernels import DOT_TARGETS, FAST, LEVELS_HERE, dot_target, level
 from tvmflow.compiler import lowering
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
+from tvmflow.compiler.contraction.machine import CpuModel, cpu_model_for
 from tvmflow.compiler.ir import DataFlow, as_call
 from tvmflow.compiler.passes import quantization
 from tvmflow.compiler.schedules.rules import schedule_for_cpu

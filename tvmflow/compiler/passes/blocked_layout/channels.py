@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.contraction.machine import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_sizes import (
     IrSize,
     count_elements,

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.choices import WINOGRAD
-from tvmflow.compiler.cpu_model import SHARED_LANES
+from tvmflow.compiler.contraction.machine import SHARED_LANES
 from tvmflow.compiler.marks import read_marks
 from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions

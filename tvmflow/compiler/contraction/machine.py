@@ -1,13 +1,16 @@
-"""A CPU as kernels and schedules see it: vectors, registers, caches, least work for another core.
+"""CPUs as kernels and schedules see them: vectors, instructions, caches, costs of register tiles.
 
-All figures of a CPU that decide how code is divided stand here; `contraction.candidates` estimates the speed of
-register tiles from them.
+All figures of a CPU that decide how code is divided stand here, with where they come from: data sheets, or times that
+`benchmarks/tile_ranks.py` measured on machines A (Zen 4 and 5, AVX-512) and B (Zen 3, AVX2) of `benchmarks/RESULTS.md`,
+or cycles that models of ARM cores count (docs/emulation.md).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm.target import codegen
@@ -34,11 +37,13 @@ BATCHES_PER_CORE: Final = 4
 
 MIN_LANES: Final = 4
 """Vectors of fewer lanes are not worth their instructions."""
-_MANY_REGISTERS: Final = 32
 FUNCTION_VECTORS: Final = 4
 """The vectors of which functions are computed side by side, with their constants loaded once for all."""
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
+_FEW_REGISTERS: Final = 16
+# Instructions take lanes of float16 from half of the registers alone, so that LLVM spills earlier.
+_REGISTERS_WITHOUT_LANES: Final = 4
 # The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
 _PACKED_VECTORS: Final = 4
 
@@ -51,28 +56,6 @@ CACHED_LINES: Final = 64
 """So many lines that lie apart, as rows of a transposed tile do, stay in the first-level cache."""
 PACKED_FLOATS: Final = L1_BYTES * 3 // 4 // FLOAT_BYTES
 """So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
-
-# The time to issue a by-element multiplication, by whether a CPU does one or two of vectors in a cycle.
-_ISSUE_TIMES: Final = (0.6, 0.67)
-_ONE_MULTIPLICATION: Final = frozenset({"cortex-a53", "cortex-a55", "cortex-a57", "cortex-a72"})
-# A division of four numbers takes 34 cycles.
-_SLOW_DIVISIONS: Final = frozenset({"cortex-a57", "cortex-a72"})
-_AVX_LANES: Final = 8
-# Instructions take lanes of float16 from half of the registers alone, so that LLVM spills earlier.
-_REGISTERS_WITHOUT_LANES: Final = 4
-# CPUs with registers of 512 bits and arithmetic units of 256.
-_HALF_WIDE_UNITS: Final = frozenset({"znver4"})
-_HALF_WIDE_COST: Final = 1.7
-# Where LLVM prefers 256 bits, a CPU lowers its clock for wider vectors.
-_LOW_CLOCK_COST: Final = 1.25
-
-
-def _full_vector_cost(cpu: str, features: set[str]) -> float:
-    """Return the time of an operation on 512 bits relative to one on 256, by what LLVM knows of a CPU."""
-    if cpu in _HALF_WIDE_UNITS:
-        return _HALF_WIDE_COST
-    return _LOW_CLOCK_COST if "prefer-256-bit" in features else 1.0
-
 
 DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
     ("uint8", 16): "llvm.x86.avx512.vpdpbusd.512",
@@ -124,23 +107,127 @@ BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {
 _BFLOAT16_FEATURES: Final = {"x86_64": {"avx512bf16", "avx512vl"}, "aarch64": {"bf16", "neon"}}
 
 
-def _find_bfloat16_arch(arch: str, features: set[str]) -> str | None:
-    """Return the architecture of `BFLOAT16_INSTRUCTIONS`; None for a CPU without them."""
-    arch = "aarch64" if arch == "arm64" else arch
-    needed = _BFLOAT16_FEATURES.get(arch)
-    return arch if needed is not None and needed <= features else None
+# ---------------------------------------------------------------- costs of register tiles
+# What `candidates.estimate_speed` computes with, in multiplications of vectors unless an attribute says otherwise.
 
 
-def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
-    """Return the dtype of data that dot product instructions multiply with int8 weights, or None."""
-    if arch == "x86_64" and features & {"avx512vnni", "avxvnni"}:
-        # AVX-512 VNNI without VL has no instructions for vectors of 256 bits.
-        return "uint8" if features & {"avx512vl", "avxvnni"} else None
-    return "int8" if arch in _ARM64 else None
+class LoopCosts(NamedTuple):
+    """The costs of a loop whose loads compete with its multiplications.
+
+    Attributes:
+        base: The time of a tile without its loads, relative to that of its multiplications.
+        load: The time of a load of a vector or a row. Two loads take the time of two multiplications.
+        spill: The time that each register adds which LLVM has to spill.
+        row_tail: The speed of a tile whose rows are tested one by one, if it spills nothing.
+        tested_tile: The same of one whose accumulators LLVM spills, as it may where vectors are tested, too.
+        tested_accumulators: So many accumulators stay in registers where each row is tested.
+        more_vectors_than_rows: The speed of a tile of more vectors than rows, where data are vectors: a vector
+            costs more loads than a row then.
+        few_rows: The speed of tiles of one or two rows, which load weights for few multiplications.
+    """
+
+    base: float
+    load: float
+    spill: float
+    row_tail: float
+    tested_tile: float = 0.6
+    tested_accumulators: int = 14
+    more_vectors_than_rows: float = 1.0
+    few_rows: float = 0.93
 
 
-def _has_narrow_dots(arch: str, features: set[str], lanes: int, dot_dtype: str | None) -> bool:
-    return arch == "x86_64" and dot_dtype is None and PAIR_INSTRUCTIONS[lanes].feature in features
+EMBEDDED_BROADCAST: Final = LoopCosts(base=0.5, load=0.6, spill=0.05, row_tail=0.97)
+"""AVX-512, whose instructions read a value from memory for all lanes; machine A."""
+VECTORS: Final = LoopCosts(
+    base=0.1, load=1.25, spill=0.03, row_tail=0.9, more_vectors_than_rows=0.8
+)
+"""Loops without scalars, such as depthwise convolutions; machines A and B."""
+
+
+class BroadcastCosts(NamedTuple):
+    """The costs of a loop that broadcasts each value to a register first (SSE, AVX2, RISC-V, WebAssembly); machine B.
+
+    LLVM holds the values of all rows while it multiplies, and spills where both rows and vectors have tails, but for
+    few rows.
+
+    Attributes:
+        load: The time of a load from the first-level cache.
+        l2_load_of_product: The same from the second-level cache.
+        l2_load_of_convolution: The same where the data of a convolution pass through that cache, too.
+        broadcast_lanes: A load broadcasts to vectors of so many float32; values are shuffled to all lanes of others.
+        loads_of_shuffle: The loads that a shuffle counts as.
+        spilled: The speed of a tile that is spilled.
+        pair_instructions: Pairs of bytes take so many, the first of which reads weights from memory.
+        weight_load_of_pairs: The time of that load.
+        broadcast_of_pairs: The time of the broadcast of a word of data.
+        tested_depthwise_rows: Depthwise convolutions of more rows spill accumulators where each row is tested.
+        spilled_depthwise: The speed of these.
+    """
+
+    load: float = 0.4
+    l2_load_of_product: float = 0.5
+    l2_load_of_convolution: float = 0.8
+    broadcast_lanes: int = 8
+    loads_of_shuffle: int = 2
+    spilled: float = 0.65
+    pair_instructions: int = 3
+    weight_load_of_pairs: float = 0.2
+    broadcast_of_pairs: float = 0.8
+    tested_depthwise_rows: int = 8
+    spilled_depthwise: float = 0.75
+
+
+BROADCAST: Final = BroadcastCosts()
+
+
+class ByElementCosts(NamedTuple):
+    """The costs of by-element instructions (64-bit ARM), from cycles of Cortex-A72 and Neoverse N1.
+
+    LLVM loads the next multiplicands of all rows early, and weights shortly before use.
+
+    Attributes:
+        vector_loads: The loads of a vector.
+        row_loads: Those of a row.
+        spill: The share of the tile's time that each register too many costs.
+        multiplicand_registers: The registers of multiplicands that are loaded early.
+        unrolled_multiplicand_registers: The same where kernel positions are unrolled.
+        late_loads: The vectors of a row of a depthwise kernel that are not loaded early.
+        max_kernel_width: The widest depthwise kernel that LLVM unrolls.
+        l2_bytes_per_cycle: How fast CPUs read the second-level cache, in which they differ little.
+        spread_columns: The speed of a tile whose vectors of weights lie in several blocks of packed columns.
+        loop_instructions: The instructions of a loop of dot products that do not multiply.
+        pair_registers: The registers of products of pairs that are not added up yet.
+        exposed_load: The part of the time of a load that other instructions do not hide.
+        matrix_load: The same of a load of matrices of bytes.
+    """
+
+    vector_loads: float = 2.0
+    row_loads: float = 0.5
+    spill: float = 0.1
+    multiplicand_registers: int = 4
+    unrolled_multiplicand_registers: int = 9
+    late_loads: int = 2
+    max_kernel_width: int = 7
+    l2_bytes_per_cycle: int = 32
+    spread_columns: float = 0.88
+    loop_instructions: int = 4
+    pair_registers: int = 3
+    exposed_load: float = 0.1
+    matrix_load: float = 0.3
+
+
+BY_ELEMENT: Final = ByElementCosts()
+
+OPERAND_REGISTERS: Final = 4
+"""The registers that a tile leaves for operands."""
+MIN_ACCUMULATORS: Final = 8
+"""Accumulators that keep two pipelines with a latency of four cycles busy."""
+MIN_ACCUMULATORS_BY_ELEMENT: Final = 10
+"""The same of by-element instructions, which need some more while operands are loaded."""
+MIN_ACCUMULATORS_WITHOUT_FMA: Final = 4
+"""The same without fused multiply-add, where the latency of an addition alone counts."""
+FEW_ROWS: Final = 2
+"""See `LoopCosts.few_rows`."""
 
 
 def is_cpu(target: tvm.target.Target) -> bool:
@@ -159,7 +246,7 @@ def converts_float16(target: tvm.target.Target) -> bool:
     if arch not in ("", "x86_64", "i386", "i686"):
         # TVM crashes when it is asked for the features of a triple that LLVM does not know.
         return arch in _ARM64
-    return "f16c" in map(str, codegen.llvm_get_cpu_features(target))
+    return "f16c" in list_features(target)
 
 
 def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
@@ -167,7 +254,7 @@ def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
     if _arch(target.attrs) not in ("", "x86_64"):
         # TVM crashes when it is asked for the features of a triple that LLVM does not know.
         return frozenset()
-    features = set(map(str, codegen.llvm_get_cpu_features(target)))
+    features = list_features(target)
     wide = {"float32", "float64", "int32", "int64"} if "avx" in features else set()
     narrow = {"bool", "int8", "uint8"} if {"avx512bw", "avx512vl"} <= features else set()
     return frozenset(wide | narrow)
@@ -218,7 +305,7 @@ class CpuModel(NamedTuple):
     has_fma: bool = False
     has_float16: bool = False
     factor_lanes: int = 0
-    issue_time: float = _ISSUE_TIMES[1]
+    issue_time: float = 0.67
     divides_slowly: bool = False
 
     @property
@@ -235,7 +322,7 @@ class CpuModel(NamedTuple):
     @property
     def has_few_registers(self) -> bool:
         """True if there are 16 registers for vectors, not 32."""
-        return self.registers < _MANY_REGISTERS
+        return self.registers <= _FEW_REGISTERS
 
     @property
     def cached_weight_bytes(self) -> int:
@@ -291,49 +378,94 @@ class CpuModel(NamedTuple):
         tvm_target = tvm.target.Target(dict(target))
         if not is_cpu(tvm_target):
             return None
-        arch = _arch(target)
-        features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
-        dot_dtype = _find_dot_dtype(arch, features)
-        bfloat16_arch = _find_bfloat16_arch(arch, features)
-        if "avx512f" in features:
-            cost = _full_vector_cost(str(target.get("mcpu", "")), features)
-            wide = cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
-            return wide._replace(
-                dot_dtype=dot_dtype,
-                has_narrow_dots=_has_narrow_dots(arch, features, wide.lanes, dot_dtype),
-                bfloat16_arch=bfloat16_arch,
-                has_fma=True,
-            )
-        if "avx2" in features or "avx" in features:
-            has_fma = "fma" in features
-            narrow = _has_narrow_dots(arch, features, _AVX_LANES, dot_dtype)
-            own = cls(_AVX_LANES, 16, 1 << 19, _CORES, dot_dtype=dot_dtype, has_fma=has_fma)
-            return own._replace(has_narrow_dots=narrow)
-        if arch in ("x86_64", "i686"):
-            return cls(4, 16, 1 << 18, _CORES)
-        if arch in _ARM64:
-            neon = cls(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True)
-            neon = neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
-            neon = neon._replace(
-                has_quads="dotprod" in features,
-                has_matrices="i8mm" in features,
-                has_float16="fullfp16" in features,
-            )
-            mcpu = target.get("mcpu")
-            return neon._replace(
-                factor_lanes=find_factor_lanes(target),
-                issue_time=_ISSUE_TIMES[mcpu not in _ONE_MULTIPLICATION],
-                divides_slowly=mcpu in _SLOW_DIVISIONS,
-            )
-        if arch.startswith("arm") and "neon" in features:
-            return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)
-        # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).
-        if arch == "riscv64" and "v" in features:
-            return cls(4, 32, 1 << 18, _CORES, has_fma=True)
-        # Engines compile WebAssembly for x86-64 or ARM64.
-        if arch.startswith("wasm") and "simd128" in features:
-            return cls(4, 16, 1 << 18, _CORES)
+        arch, features = _arch(target), list_features(tvm_target)
+        for row in _FAMILIES:
+            if re.fullmatch(row.architectures, arch) and (
+                not row.feature or row.feature in features
+            ):
+                own = row.cores.get(str(target.get("mcpu", "")), {})
+                return row.model._replace(
+                    **{**_find_instructions(row.model, arch, features), **own}
+                )
         return None
+
+
+def _find_instructions(model: CpuModel, arch: str, features: frozenset[str]) -> dict[str, Any]:
+    """Return what the features of a CPU add to the model of its family."""
+    dot_dtype = None
+    # AVX-512 VNNI without VL has no instructions for vectors of 256 bits
+    if arch == "x86_64" and ("avxvnni" in features or {"avx512vnni", "avx512vl"} <= features):
+        dot_dtype = "uint8"
+    found: dict[str, Any] = {"has_fma": model.has_fma or bool(features & {"fma", "vfp4"})}
+    if arch in _ARM64:
+        dot_dtype = "int8"
+        found |= {
+            "has_quads": "dotprod" in features,
+            "has_matrices": "i8mm" in features,
+            "has_float16": "fullfp16" in features,
+        }
+    elif "prefer-256-bit" in features and model.has_broadcast_loads:
+        found["full_vector_cost"] = _LOW_CLOCK_COST
+    has_pairs = arch == "x86_64" and model.lanes > MIN_LANES and dot_dtype is None
+    key = "aarch64" if arch in _ARM64 else arch
+    return {
+        **found,
+        "dot_dtype": dot_dtype,
+        "has_narrow_dots": has_pairs and PAIR_INSTRUCTIONS[model.lanes].feature in features,
+        "bfloat16_arch": key if _BFLOAT16_FEATURES.get(key, {""}) <= features else None,
+    }
+
+
+class _Family(NamedTuple):
+    """CPUs with the same vectors.
+
+    Attributes:
+        architectures: A pattern of LLVM's names.
+        feature: LLVM's name of the feature that adds the vectors; empty if all have them.
+        model: What all of them have.
+        cores: What single cores (`mcpu`) have, beside it.
+    """
+
+    architectures: str
+    feature: str
+    model: CpuModel
+    cores: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+
+# Where LLVM prefers 256 bits, a CPU lowers its clock for wider vectors.
+_LOW_CLOCK_COST: Final = 1.25
+# Of these, a core multiplies one vector of 128 bits a cycle (Arm's software optimization guides).
+_ONE_MULTIPLICATION: Final = {"issue_time": 0.6}
+
+_FAMILIES: Final = (
+    # 1 MiB of Skylake-SP, Zen 4 and 5; Zen 4 has registers of 512 bits and units of 256 (machine A: 1.7)
+    _Family(
+        ".*",
+        "avx512f",
+        CpuModel(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, has_fma=True),
+        {"znver4": {"full_vector_cost": 1.7}},
+    ),
+    # 512 KiB of Zen 1 to 3; clients of Intel before Ice Lake have 256 KiB
+    _Family(".*", "avx", CpuModel(8, 16, 1 << 19, _CORES)),
+    _Family("x86_64|i686", "", CpuModel(4, 16, 1 << 18, _CORES)),
+    # 512 KiB to 1 MiB for a core from Cortex-A72 to Neoverse N1; Cortex-A57 and A72 divide four values in 34 cycles
+    _Family(
+        "aarch64|arm64",
+        "",
+        CpuModel(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True, factor_lanes=_NEON_LANES),
+        {
+            "cortex-a53": _ONE_MULTIPLICATION,
+            "cortex-a55": _ONE_MULTIPLICATION,
+            "cortex-a57": {**_ONE_MULTIPLICATION, "divides_slowly": True},
+            "cortex-a72": {**_ONE_MULTIPLICATION, "divides_slowly": True},
+        },
+    ),
+    _Family("arm.*", "neon", CpuModel(4, 16, 1 << 18, _CORES)),
+    # every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b)
+    _Family("riscv64", "v", CpuModel(4, 32, 1 << 18, _CORES, has_fma=True)),
+    # engines compile WebAssembly for x86-64 or ARM64
+    _Family("wasm.*", "simd128", CpuModel(4, 16, 1 << 18, _CORES)),
+)
 
 
 def cpu_model_for(target: Mapping[str, Json], rules_version: int) -> CpuModel | None:
