@@ -31,6 +31,7 @@ import tvm  # noqa: E402
 
 from tests.support import onnx_models  # noqa: E402
 from tvmflow.compiler import lowering  # noqa: E402
+from tvmflow.compiler.contraction import candidates  # noqa: E402
 from tvmflow.compiler.contraction.machine import CpuModel  # noqa: E402
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
 from tvmflow.compiler.schedules import register_tiles  # noqa: E402
@@ -104,7 +105,7 @@ def draw(kind: str, random: np.random.Generator) -> Problem:
 class Tile(NamedTuple):
     """A tile of a kernel, and the call that computes the kernel with it."""
 
-    tile: register_tiles.Tile
+    tile: candidates.Tile
     call: Any
     arguments: list[Any]
 
@@ -183,10 +184,10 @@ def main() -> None:
     print(f"within 5 % of the fastest: {close} of {len(ratios)}; mean ratio {mean:.3f}")
 
 
-def _describe(tile: register_tiles.Tile) -> str:
+def _describe(tile: candidates.Tile) -> str:
     order = "w" if tile.weights_outside else "d"
     rows = f" {tile.window_rows} rows" if tile.window_rows else ""
-    return f"{tile.vectors}x{tile.points} {order}{rows}"
+    return f"{tile.shape.vectors}x{tile.shape.rows} {order}{rows}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvmflow.compiler.choices import choice_key
-from tvmflow.compiler.tir_kernels.winograd import Costs
+from tvmflow.compiler.contraction.winograd import Costs
 from tvmflow.tuning.choice_costs import MeasuredOperator, measured_operator
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.trials import ChoiceTimes

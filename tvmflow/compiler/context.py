@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import tvm
 
 from tvmflow.compiler.choices import Choice, Choices, Operator, tile_size
+from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import (
     BFLOAT16_INSTRUCTIONS,
     DOT_INSTRUCTIONS,
@@ -16,7 +17,6 @@ from tvmflow.compiler.contraction.machine import (
 )
 from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.targets.backends import backend_for, has_host_kernels
 
@@ -74,7 +74,7 @@ class LoweringContext:
         if self.cpu is None:
             return ()
         is_exact = self.has_full_precision() or self.cpu.factor_lanes
-        by_rule = (max if is_exact else min)(winograd.TRANSFORMS)
+        by_rule = (max if is_exact else min)(winograd.SQUARES)
         largest = by_rule if self.options.winograd == "auto" else self.options.winograd
         tiles = winograd.list_tiles(self.cpu.factor_lanes > 0)
         return tuple(tile for tile in tiles if max(tile_size(tile)) <= largest)

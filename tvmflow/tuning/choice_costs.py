@@ -20,7 +20,7 @@ import numpy as np
 
 from tvmflow.compiler.choices import DIRECT, WINOGRAD, choice_key, describe_choice, tile_size
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.tir_kernels.winograd import (
+from tvmflow.compiler.contraction.winograd import (
     Convolution,
     Costs,
     Geometry,

@@ -20,7 +20,7 @@ from tests.support.choices import (
 )
 from tests.support.trials import DEVICE
 from tvmflow.compiler.choices import choice_key
-from tvmflow.compiler.tir_kernels.winograd import Costs
+from tvmflow.compiler.contraction.winograd import Costs
 from tvmflow.core.types import Json
 from tvmflow.tuning import choice_costs
 from tvmflow.tuning.choice_costs import (

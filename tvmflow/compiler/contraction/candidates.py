@@ -323,6 +323,140 @@ def _list_tiles(
     return (tile for tile in itertools.starmap(RegisterTile, sizes) if _fits(arithmetic, tile, cpu))
 
 
+# ---------------------------------------------------------------- tiles of loops
+# A register tile, and the order of the loops around it.
+
+
+SHORT_REDUCTION: Final = 5
+"""Reduction axes of at most this length are unrolled if their tile is small."""
+MAX_DYNAMIC_ROWS: Final = 8
+"""The most rows of a tile along a dynamic axis: code grows with the tiles that compute the last rows."""
+
+# The cost of copying one element into a padded window, in multiplications.
+_COPY_COST: Final = 3
+# The cost of reading one element of a window that leaves the first-level cache, where weights are few.
+_L2_COST: Final = 1.5
+# The relative cost of testing each row where the last window is not full.
+_PARTIAL_WINDOW_COST: Final = 1.1
+_MAX_WINDOW_HEIGHTS: Final = 4
+
+
+class Tile(NamedTuple):
+    """The part of a result that is held in registers, and the order of the loops around it.
+
+    Attributes:
+        shape: The register tile.
+        weights_outside: True if the loop over weights is outside the loop over data.
+        window_rows: The rows of the result that share a window of padded data; 0 to pad all data first.
+        speed: The estimated share of the peak throughput.
+    """
+
+    shape: RegisterTile
+    weights_outside: bool
+    window_rows: int
+    speed: float = 0.0
+
+    def __str__(self) -> str:
+        order = ", weights outside" if self.weights_outside else ""
+        window = f", windows of {self.window_rows} rows" if self.window_rows else ""
+        return f"{self.shape.rows}×{self.shape.vectors}{order}{window}"
+
+
+class Window(NamedTuple):
+    """Padded data that rows of a result may share.
+
+    Attributes:
+        height: The rows of the result.
+        step: How many new rows of padded data each of them reads.
+        halo: How many more the last one reads.
+        row_elements: The elements of a row of padded data that one part of the work reads.
+        parts: The parts of the work around rows.
+        work: All multiplications.
+        has_weights: Whether data are multiplied with weights of several channels.
+        has_dynamic_height: Whether each call chooses the height.
+    """
+
+    height: int
+    step: int
+    halo: int
+    row_elements: int
+    parts: int
+    work: int
+    has_weights: bool
+    has_dynamic_height: bool
+
+
+def generate_tiles(
+    problem: Contraction,
+    window: Window | None,
+    has_order: bool,
+    weights_outside: bool,
+    cpu: CpuModel,
+) -> Iterator[Tile]:
+    """Yield all tiles that fit the registers, in the order of their estimated speed.
+
+    The first tiles have the preferred order of loops, and the best window.
+
+    Args:
+        problem: The contraction.
+        window: The padded data that rows may share; None if nothing is padded.
+        has_order: Whether there are loops over weights and over data.
+        weights_outside: Whether the former are better outside.
+        cpu: The CPU.
+    """
+    shapes = [(speed, shape) for speed, shape in rank_tiles(problem, cpu) if speed > 0]
+    heights = [0] if window is None else _choose_window_heights(window, cpu)
+    preferred = (weights_outside, 0 if weights_outside else heights[0])
+    for speed, shape in shapes:
+        yield Tile(shape, *preferred, speed)
+    for speed, shape in shapes:
+        for height in dict.fromkeys((*heights, 0)):
+            for outside in (False, True) if height == 0 and has_order else (False,):
+                if (outside, height) != preferred:
+                    yield Tile(shape, outside, height, speed)
+
+
+def measure_overlap(padded: int, extent: int) -> tuple[int, int]:
+    """Return how many new rows of padded data each row of a result reads, and how many more the last one."""
+    step = max(1, (padded - 1) // (extent - 1)) if extent > 1 else 1
+    return step, max(0, padded - step * extent)
+
+
+def _measure_imbalance(window: Window, rows: int, cores: int) -> float:
+    """Return the time of windows of so many rows, relative to that of cores which are busy alike.
+
+    Images are up to twice as small as one of this height; the last window ends where the image does.
+    """
+    parts, height = window.parts, window.height
+    heights = range(-(-height // 2), height + 1)
+    times = [math.ceil(parts * math.ceil(n / rows) / cores) * rows / n for n in heights]
+    return sum(times) / len(times) * cores / parts
+
+
+def _choose_window_heights(window: Window, cpu: CpuModel) -> list[int]:
+    """Return how many rows may share a padded window, the cheapest first; [0] if they are too large."""
+    height, parts = window.height, window.parts
+    row_work = window.work // height // parts
+    costs = []
+    for rows in range(1, height + 1):
+        elements = (rows * window.step + window.halo) * window.row_elements
+        if FLOAT_BYTES * elements > cpu.cached_data_bytes:
+            break
+        cost = row_work + _COPY_COST * elements / rows
+        leaves_l1 = FLOAT_BYTES * elements > L1_BYTES * 3 // 4
+        if not window.has_weights and cpu.broadcasts_first and leaves_l1:
+            cost += _L2_COST * elements / rows
+        if window.has_dynamic_height:
+            cost *= _measure_imbalance(window, rows, cpu.cores)
+        else:
+            all_parts = parts * math.ceil(height / rows)
+            balance = math.ceil(all_parts / cpu.cores) * cpu.cores / all_parts
+            cost = cost * balance / (height / rows / math.ceil(height / rows))
+            cost = cost if height % rows == 0 else _PARTIAL_WINDOW_COST * cost
+        costs.append((cost, rows))
+    return [rows for _, rows in sorted(costs)[:_MAX_WINDOW_HEIGHTS]] or [0]
+
+
 # ---------------------------------------------------------------- padding
 
 

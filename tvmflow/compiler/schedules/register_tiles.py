@@ -18,10 +18,16 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction import candidates
-from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, RegisterTile
+from tvmflow.compiler.contraction.candidates import (
+    MAX_DYNAMIC_ROWS,
+    SHORT_REDUCTION,
+    Arithmetic,
+    Contraction,
+    Tile,
+    Window,
+    measure_overlap,
+)
 from tvmflow.compiler.contraction.machine import (
-    FLOAT_BYTES,
-    L1_BYTES,
     MIN_LANES,
     MIN_PARALLEL_PRODUCTS,
     PARTS_PER_CORE,
@@ -294,7 +300,7 @@ def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) ->
         width = math.gcd(final.spatial_extents[last], axes.lanes)
         part, vector = schedule.split(vector, [None, width])
         split = split._replace(stores=[part], vector=vector)
-    for axis, size in ((axes.weight, tile.vectors), (axes.data, tile.points)):
+    for axis, size in ((axes.weight, tile.shape.vectors), (axes.data, tile.shape.rows)):
         if axis is not None:
             outer[axis], inner = schedule.split(outer[axis], [None, size])
             split.registers.append(inner)
@@ -537,7 +543,7 @@ def _schedule_reduction(
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
-    sums = tile.vectors * tile.points
+    sums = tile.shape.accumulators
     longest, limit = (
         max(SHORT_REDUCTION, cpu.factor_lanes, factors if takes_lanes else 0),
         _MAX_UNROLLED,
@@ -547,7 +553,7 @@ def _schedule_reduction(
     elif cpu.factor_lanes and _measure_kernel(block, axes.data)[0]:
         longest = _LONG_REDUCTION
     elif takes_lanes and not is_dot:
-        holds_taps = candidates.holds_unrolled_kernel(RegisterTile(tile.points, tile.vectors), cpu)
+        holds_taps = candidates.holds_unrolled_kernel(tile.shape, cpu)
         limit = _MAX_TAPS if holds_taps else factors * sums
     _unroll_short(schedule, reduction_loops, extents, sums, longest, limit)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
@@ -638,49 +644,13 @@ def _unroll_short(
         schedule.unroll(loop)
 
 
-# ---------------------------------------------------------------- tile candidates
-# The register tiles that fit a reduction, ordered by an estimate of their speed.
+# ---------------------------------------------------------------- the contraction of a block
 
 
-SHORT_REDUCTION: Final = 5
-"""Reduction axes of at most this length are unrolled if their tile is small."""
-
-# The cost of copying one element into a padded window, in multiplications.
-_COPY_COST: Final = 3
-# The cost of reading one element of a window that leaves the first-level cache, where weights are few.
-_L2_COST: Final = 1.5
-# The relative cost of testing each row where the last window is not full.
-_PARTIAL_WINDOW_COST: Final = 1.1
-_MAX_WINDOW_HEIGHTS: Final = 4
-# The most points of a tile along an open axis.
-_MAX_OPEN_POINTS: Final = 8
 # Pooling reads vectors of numbers with so small a stride.
 _STRIDES: Final = range(1, MAX_STRIDE + 1)
 # The first axes of a convolution's data and result are images and channels.
 _FIRST_SPATIAL: Final = 2
-
-
-class Tile(NamedTuple):
-    """The part of a result that is held in registers, and the order of the loops around it.
-
-    Attributes:
-        vectors: The number of vectors that read different weights.
-        points: The number of positions that read different data.
-        weights_outside: True if the loop over weights is outside the loop over data.
-        window_rows: The rows of the result that share a window of padded data; 0 to pad all data first.
-        speed: The estimated share of the peak throughput.
-    """
-
-    vectors: int
-    points: int
-    weights_outside: bool
-    window_rows: int
-    speed: float = 0.0
-
-    def __str__(self) -> str:
-        order = ", weights outside" if self.weights_outside else ""
-        window = f", windows of {self.window_rows} rows" if self.window_rows else ""
-        return f"{self.points}×{self.vectors}{order}{window}"
 
 
 class ReductionAxes(NamedTuple):
@@ -830,30 +800,12 @@ def _limit_to_blocks(
 def generate_tiles(
     block: Block, pad: Block | None, axes: ReductionAxes, cpu: CpuModel
 ) -> Iterator[Tile]:
-    """Yield all tiles that fit the registers, in the order of their estimated speed.
-
-    The first tiles have the order of loops that the size of the weights suggests, and the best window.
-    """
-    outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
-    shapes = _rank_shapes(block, axes, cpu)
-    heights = _choose_window_heights(block, pad, axes, cpu)
-    preferred = (outside, 0 if outside else heights[0])
-    for speed, (points, vectors) in shapes:
-        yield Tile(vectors, points, *preferred, speed)
+    """Yield the tiles of a reduction whose data a block may pad, the fastest estimate first."""
     has_order = bool(axes.weights) and axes.data is not None
-    for speed, (points, vectors) in shapes:
-        for height in dict.fromkeys((*heights, 0)):
-            for weights_outside in (False, True) if height == 0 and has_order else (False,):
-                if (weights_outside, height) != preferred:
-                    yield Tile(vectors, points, weights_outside, height, speed)
-
-
-def _rank_shapes(
-    block: Block, axes: ReductionAxes, cpu: CpuModel
-) -> list[tuple[float, RegisterTile]]:
-    """Return the register tiles that fit a reduction with their speeds, the fastest estimate first."""
-    ranked = candidates.rank_tiles(_describe(block, axes, cpu), cpu)
-    return [candidate for candidate in ranked if candidate[0] > 0]
+    outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
+    return candidates.generate_tiles(
+        _describe(block, axes, cpu), _describe_window(block, pad, axes), has_order, outside, cpu
+    )
 
 
 def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
@@ -867,7 +819,7 @@ def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
     width, stride = _measure_kernel(block, axes.data)
     return Contraction(
         # code grows with the tiles that compute the last rows
-        rows=min(rows, _MAX_OPEN_POINTS) if has_dynamic_rows else rows,
+        rows=min(rows, MAX_DYNAMIC_ROWS) if has_dynamic_rows else rows,
         vectors=vectors,
         depth=math.prod(block.reduction_extents),
         arithmetic=_find_arithmetic(block, axes, cpu),
@@ -906,59 +858,24 @@ def _takes_words_from_lanes(block: Block, cpu: CpuModel) -> bool:
     return cpu.factor_lanes > 0 and products in (INTEGERS, PAIRS)
 
 
-def _useful_share(extent: int, size: int) -> float:
-    """Return the share of the work that lies within an extent that is split into pieces of `size`."""
-    return extent / size / math.ceil(extent / size)
-
-
-def _measure_overlap(padded: int, extent: int) -> tuple[int, int]:
-    """Return how many new rows of padded data each row of a result reads, and how many more the last one."""
-    step = max(1, (padded - 1) // (extent - 1)) if extent > 1 else 1
-    return step, max(0, padded - step * extent)
-
-
-def _measure_imbalance(parts: int, height: int, rows: int, cores: int) -> float:
-    """Return the time of windows of so many rows, relative to that of cores which are busy alike.
-
-    Images are up to twice as small as one of this height; the last window ends where the image does.
-    """
-    heights = range(-(-height // 2), height + 1)
-    times = [math.ceil(parts * math.ceil(n / rows) / cores) * rows / n for n in heights]
-    return sum(times) / len(times) * cores / parts
-
-
-def _choose_window_heights(
-    block: Block, pad: Block | None, axes: ReductionAxes, cpu: CpuModel
-) -> list[int]:
-    """Return how many rows may share a padded window, the cheapest first; [0] if nothing is padded."""
-    if pad is None or axes.row is None or not _FIRST_SPATIAL <= axes.row < len(pad.spatial_extents):
-        return [0]
+def _describe_window(block: Block, pad: Block | None, axes: ReductionAxes) -> Window | None:
+    """Return the padded data that rows of a result may share; None if nothing is padded."""
+    row = axes.row
+    if pad is None or row is None or not _FIRST_SPATIAL <= row < len(pad.spatial_extents):
+        return None
     extents, padded = block.typical_extents, pad.typical_extents
-    height = extents[axes.row]
-    step, halo = _measure_overlap(padded[axes.row], height)
-    # Without weights (depthwise, pooling), each block of channels reads one block of data.
-    channels = padded[1] if axes.weights else 1
-    row_elements = math.prod(padded[axes.row + 1 :]) * channels
-    # A row of a volume reads rows of several planes.
-    for axis in range(_FIRST_SPATIAL, axes.row):
-        row_elements *= sum(_measure_overlap(padded[axis], extents[axis]))
-    outer = [extents[axis] for axis in range(axes.row) if axis not in axes.weights]
-    outer_parts = math.prod(outer)
-    row_work = math.prod(extents) * math.prod(block.reduction_extents) // height // outer_parts
-    costs = []
-    for rows in range(1, height + 1):
-        window = (rows * step + halo) * row_elements
-        if FLOAT_BYTES * window > cpu.cached_data_bytes:
-            break
-        cost = row_work + _COPY_COST * window / rows
-        if not axes.weights and cpu.broadcasts_first and FLOAT_BYTES * window > L1_BYTES * 3 // 4:
-            cost += _L2_COST * window / rows
-        if axes.row in block.open_axes:
-            cost *= _measure_imbalance(outer_parts, height, rows, cpu.cores)
-        else:
-            parts = outer_parts * math.ceil(height / rows)
-            balance = math.ceil(parts / cpu.cores) * cpu.cores / parts
-            cost = cost * balance / _useful_share(height, rows)
-            cost = cost if height % rows == 0 else _PARTIAL_WINDOW_COST * cost
-        costs.append((cost, rows))
-    return [rows for _, rows in sorted(costs)[:_MAX_WINDOW_HEIGHTS]] or [0]
+    # without weights (depthwise, pooling), each block of channels reads one block of data
+    read = padded[1] if axes.weights else 1
+    # a row of a volume reads rows of several planes
+    planes = [sum(measure_overlap(padded[n], extents[n])) for n in range(_FIRST_SPATIAL, row)]
+    step, halo = measure_overlap(padded[row], extents[row])
+    return Window(
+        height=extents[row],
+        step=step,
+        halo=halo,
+        row_elements=math.prod((*padded[row + 1 :], read, *planes)),
+        parts=math.prod(extents[axis] for axis in range(row) if axis not in axes.weights),
+        work=math.prod(extents) * math.prod(block.reduction_extents),
+        has_weights=bool(axes.weights),
+        has_dynamic_height=row in block.open_axes,
+    )

@@ -19,12 +19,8 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.candidates import (
-    RegisterTile,
-    estimate_packed_speed,
-    holds_operands,
-)
-from tvmflow.compiler.contraction.machine import STRIPS_PER_CORE, CpuModel
+from tvmflow.compiler.contraction.machine import FLOAT_BYTES, CpuModel
+from tvmflow.compiler.contraction.winograd import Split, TiledProduct, divide_open, list_splits
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import same_sizes
 from tvmflow.compiler.schedules.blocks import (
@@ -38,11 +34,8 @@ from tvmflow.compiler.schedules.blocks import (
 from tvmflow.compiler.schedules.register_tiles import has_long_rows, schedule_window
 from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.tiles import FLOAT
-from tvmflow.compiler.tir_kernels.winograd import OpenBlocks, OpenConvolution
+from tvmflow.compiler.tir_kernels.winograd import OpenConvolution
 
-_FLOAT_BYTES: Final = 4
-# Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
-_MIN_TILES: Final = 96
 _MAX_SCHEDULES: Final = 12
 _COLUMNS: Final = (winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS)
 _NAMES: Final = (
@@ -78,22 +71,6 @@ class _Blocks(NamedTuple):
         return self.image.spatial_extents[5], self.image.spatial_extents[6]
 
     @property
-    def tile_rows(self) -> int:
-        """The rows of tiles of one slice."""
-        return self.image.spatial_extents[3]
-
-    @property
-    def tile_columns(self) -> int:
-        """The columns of tiles of one slice."""
-        return self.image.spatial_extents[4]
-
-    @property
-    def groups(self) -> int:
-        """The number of groups of channels."""
-        _, chunks, _ = self.product.reduction_extents
-        return self.data.spatial_extents[2] // chunks
-
-    @property
     def weights(self) -> Any:
         """The buffer of transformed weights."""
         (weights,) = (
@@ -104,31 +81,29 @@ class _Blocks(NamedTuple):
         return weights
 
     @property
-    def weight_bytes(self) -> int:
-        """The size of the transformed weights in float32."""
-        return math.prod(map(int, self.weights.shape)) * _FLOAT_BYTES
+    def tiled_product(self) -> TiledProduct:
+        """The products, as splits divide them."""
+        height, width, out_blocks, images, depth, _, lanes = self.product.spatial_extents
+        taps, chunks, _ = self.product.reduction_extents
+        blocks, slices = self.data.spatial_extents[2], self.data.spatial_extents[4]
+        groups = blocks // chunks
+        inner = math.prod(self.product.reduction_extents)
+        return TiledProduct(
+            images=images,
+            depth=depth,
+            tiles=(self.image.spatial_extents[3], self.image.spatial_extents[4]),
+            elements=height * width,
+            channels=slices * groups * inner // taps,
+            out_blocks=out_blocks,
+            groups=groups,
+            lanes=lanes,
+            weight_bytes=math.prod(map(int, self.weights.shape)) * FLOAT_BYTES,
+        )
 
     @property
     def has_open_tiles(self) -> bool:
         """True if each call chooses how many tiles there are in an image."""
         return not self.image.open_axes.isdisjoint({3, 4})
-
-
-class _Split(NamedTuple):
-    """The split of a convolution into parts.
-
-    Attributes:
-        rows: The rows of tiles that are computed together.
-        vectors: The vectors of output channels whose product is held in registers.
-        points: The tiles whose product is held in registers.
-        in_strips: True if parts of the image run in parallel; False if output channels do, because
-            all weights together do not fit into a core's cache.
-    """
-
-    rows: int
-    vectors: int
-    points: int
-    in_strips: bool
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
@@ -142,7 +117,7 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
             made = tirx.transform.ConvertSSA()(tvm.IRModule({"main": function}))
             yield Schedule(made, seed=1)
         return
-    for split in _list_splits(blocks, cpu)[:_MAX_SCHEDULES] if blocks else ():
+    for split in list_splits(blocks.tiled_product, cpu)[:_MAX_SCHEDULES] if blocks else ():
         schedule = Schedule(mod, seed=1)
         own = _find_blocks(schedule)
         assert own is not None, "the kernel had these blocks"
@@ -184,68 +159,13 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
     return found
 
 
-def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
-    """Return all splits whose sums fit the registers, the fastest estimate first."""
-    height, width, out_blocks, _, depth, _, lanes = blocks.product.spatial_extents
-    elements, inner = height * width, math.prod(blocks.product.reduction_extents)
-    taps = blocks.product.reduction_extents[0]
-    slices, groups = blocks.data.spatial_extents[4], blocks.groups
-    in_strips = blocks.weight_bytes <= cpu.cached_weight_bytes
-    splits = []
-    for vectors in _list_divisors(out_blocks // groups):
-        channels = slices * groups * inner // taps + depth * vectors * lanes
-        tile_bytes = elements * channels * _FLOAT_BYTES
-        rows = _choose_rows(blocks, tile_bytes, in_strips, cpu)
-        for points in _list_divisors(rows * blocks.tile_columns):
-            if holds_operands(RegisterTile(points, vectors), cpu):
-                splits.append(_Split(rows, vectors, points, in_strips))
-    return sorted(splits, key=lambda split: _estimate_cost(split, out_blocks, cpu))
-
-
-def _list_divisors(extent: int) -> list[int]:
-    return [size for size in range(1, extent + 1) if extent % size == 0]
-
-
-def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
-    """Return how many rows of tiles are computed together.
-
-    Args:
-        blocks: The blocks of the kernel.
-        tile_bytes: The size of a tile's data and product.
-        in_strips: See `_Split`.
-        cpu: The CPU to schedule for.
-    """
-    images, rows = blocks.image.spatial_extents[0], _list_divisors(blocks.tile_rows)
-    if in_strips:
-        parts = STRIPS_PER_CORE * cpu.cores
-        small = [
-            count
-            for count in rows
-            if count * blocks.tile_columns * tile_bytes <= cpu.cached_data_bytes
-            and images * blocks.tile_rows // count >= parts
-        ]
-        return max(small, default=1)
-    row_tiles = blocks.image.spatial_extents[2] * blocks.tile_columns
-    enough = [count for count in rows if count * row_tiles >= _MIN_TILES]
-    return min(enough, default=blocks.tile_rows)
-
-
-def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float, int]:
-    """Return an estimate of the time for a product of vectors; of equal ones, more sums come last."""
-    sums = split.vectors * split.points
-    time = 1 / estimate_packed_speed(RegisterTile(split.points, split.vectors), cpu)
-    parts = out_blocks // split.vectors
-    is_balanced = split.in_strips or parts % cpu.cores == 0 or parts >= STRIPS_PER_CORE * cpu.cores
-    return time * (1.0 if is_balanced else 1.2), sums
-
-
-def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) -> None:
+def _apply(schedule: Schedule, blocks: _Blocks, split: Split, cpu: CpuModel) -> None:
     image, out, *depth, y, z, lane = schedule.get_loops(blocks.final.handle)
     rows, columns = blocks.tile
     strip, row = schedule.split(y, [None, split.rows * rows])
     tile_row, p = schedule.split(row, [split.rows, rows])
-    tile_column, q = schedule.split(z, [blocks.tile_columns, columns])
-    group, block = schedule.split(out, [None, split.vectors])
+    tile_column, q = schedule.split(z, [blocks.image.spatial_extents[4], columns])
+    group, block = schedule.split(out, [None, split.tile.vectors])
     schedule.reorder(image, strip, group, block, *depth, tile_row, tile_column, p, q, lane)
     around = schedule.fuse(image, strip)
     parallel = around if split.in_strips else group
@@ -282,22 +202,20 @@ def _schedule_image(schedule: Schedule, block: Block, tile: Any) -> None:
     schedule.decompose_reduction(block.handle, row)
 
 
-def _schedule_product(
-    schedule: Schedule, block: Block, split: _Split, *, takes_lanes: bool
-) -> None:
+def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_lanes: bool) -> None:
     """Hold the sums of some vectors of channels and some tiles in registers.
 
     Data of all lanes of a block are read together where instructions take one lane (`takes_lanes`).
     """
     *_, i, j, out, image, depth, tile, lane, tap, chunk, channel = schedule.get_loops(block.handle)
-    vectors, vector = schedule.split(out, [None, split.vectors])
-    points, point = schedule.split(tile, [None, split.points])
+    vectors, vector = schedule.split(out, [None, split.tile.vectors])
+    points, point = schedule.split(tile, [None, split.tile.rows])
     outer = (i, j, vectors, image, depth, points)
     schedule.reorder(*outer, tap, chunk, channel, vector, point, lane)
     store = schedule.cache_write(block.handle, 0, "local")
     schedule.reverse_compute_at(store, points)
     # it has no loops of one iteration
-    count = sum(size > 1 for size in (split.vectors, split.points))
+    count = sum(size > 1 for size in (split.tile.vectors, split.tile.rows))
     *_, store_lane = store_loops = schedule.get_loops(store)
     for loop in (vector, point, *store_loops[-1 - count : -1]):
         schedule.unroll(loop)
@@ -351,11 +269,6 @@ def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> An
 # Tiles of an open number are computed by loops that are written statement by statement
 # (`tir_kernels.winograd`), which end with the epilogue of the kernel.
 
-# There are loops for each number of tiles that may be left.
-_MAX_OPEN_POINTS: Final = 8
-# With so many sums, reading the weights from the second-level cache takes no time of its own.
-_ENOUGH_SUMS: Final = 14
-
 
 def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
     """Return a convolution of images of open sizes as loops; None for other kernels."""
@@ -405,7 +318,7 @@ def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.Prim
         store=store,
     )
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        winograd.emit_open(convolution, _divide_open(blocks, cpu))
+        winograd.emit_open(convolution, divide_open(blocks.tiled_product, cpu))
     return tirx.PrimFunc(
         function.params, builder.get().body, function.ret_type, attrs=function.attrs
     )
@@ -422,35 +335,3 @@ def _inline(statement: Any, block: Block) -> Any:
         )
 
     return tvm_ffi.structural_map(statement, (tvm.ir.TensorLoad, compute))
-
-
-def _divide_open(blocks: _Blocks, cpu: CpuModel) -> OpenBlocks:
-    """Return the division of an open number of tiles."""
-    elements, inner = (
-        blocks.product.spatial_extents[0] ** 2,
-        math.prod(blocks.product.reduction_extents),
-    )
-    out_blocks, lanes = blocks.product.spatial_extents[2], blocks.product.spatial_extents[-1]
-    in_blocks = blocks.weight_bytes <= cpu.cached_weight_bytes
-    splits = [
-        _Split(1, vectors, points, in_blocks)
-        for vectors in _list_divisors(out_blocks)
-        for points in range(1, _MAX_OPEN_POINTS + 1)
-        if holds_operands(RegisterTile(points, vectors), cpu)
-    ]
-
-    def rate(split: _Split) -> tuple[float, int, int]:
-        cost, sums = _estimate_cost(split, out_blocks, cpu)
-        return cost, -min(sums, _ENOUGH_SUMS), split.points
-
-    split = min(splits, key=rate)
-    tile_bytes = elements * (inner + split.vectors * lanes) * _FLOAT_BYTES
-    limit = cpu.cached_data_bytes // tile_bytes if in_blocks else _MIN_TILES
-    return OpenBlocks(
-        limit=max(limit // split.points, 1) * split.points,
-        parts=STRIPS_PER_CORE * cpu.cores,
-        vectors=split.vectors,
-        points=split.points,
-        in_blocks=in_blocks,
-        is_parallel=cpu.cores > 1,
-    )

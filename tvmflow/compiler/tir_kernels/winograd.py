@@ -1,15 +1,12 @@
-"""Winograd convolutions of 3×3, F(2×2, 3×3), F(4×2, 3×3) and F(4×4, 3×3), on blocked data.
+"""The kernels of Winograd convolutions of 3×3 (`contraction.winograd`) on blocked data.
 
 The result is split into tiles. Data and weights of a tile are transformed, multiplied
 elementwise (a matrix product over channels for each element of the tile), and the product is
-transformed back. Algorithm and matrices: Lavin and Gray, "Fast Algorithms for Convolutional
-Neural Networks", 2015, arXiv:1509.09308. A tile of 2×2 takes 16 multiplications instead of
-36, one of 4×2 24 instead of 72, one of 4×4 36 instead of 144.
+transformed back. Algorithm and matrices: Lavin and Gray, arXiv:1509.09308.
 
 With stride 2, the first and the last tap of an axis read data at even places, and the middle one
 at odd places. The former are a convolution of two taps with stride 1, F(2, 2) or F(4, 2), the
-latter are multiplied as they are, all with the same transformed weights. A tile of 2×2 takes 25
-multiplications instead of 36, one of 4×2 45 instead of 72, one of 4×4 81 instead of 144.
+latter are multiplied as they are, all with the same transformed weights.
 """
 
 from __future__ import annotations
@@ -23,12 +20,9 @@ import numpy as np
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.choices import DIRECT, tile_size
-from tvmflow.compiler.contraction import candidates
-from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
-from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
-from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.choices import tile_size
+from tvmflow.compiler.contraction.winograd import KERNEL, Geometry, OpenBlocks
+from tvmflow.compiler.open_sizes import IrSize, divide_up, plain
 from tvmflow.compiler.tir_kernels.definitions import positive
 from tvmflow.compiler.tir_kernels.tiles import FLOAT, Workspace
 
@@ -42,11 +36,6 @@ IMAGE: Final = "winograd_image"
 """The name of the block that transforms the product into tiles of the result."""
 IMAGE_COLUMNS: Final = "winograd_image_columns"
 """The name of the block that transforms columns of the product first, where transforms are separate."""
-
-RECTANGLE: Final = 42
-"""A tile of 4×2: with 7 pixels along an axis, two of 4 and four of 2 waste the same."""
-
-_KERNEL: Final = 3
 
 
 class Transforms(NamedTuple):
@@ -96,7 +85,7 @@ def _make_strided_transforms(
     """
     tile, even = image.shape
     edge = even + tile
-    all_data, all_weights = np.zeros((edge, edge)), np.zeros((even + 1, _KERNEL))
+    all_data, all_weights = np.zeros((edge, edge)), np.zeros((even + 1, KERNEL))
     all_data[:even, ::2], all_data[even:, 1::2] = data, np.eye(tile)
     all_weights[:even, ::2], all_weights[even, 1] = weights, 1
     return Transforms(
@@ -155,215 +144,11 @@ _STRIDED_TRANSFORMS: Final[Mapping[int, Transforms]] = {
 }
 
 
-class Costs(NamedTuple):
-    """The constants of an estimated time: times in multiplications of vectors, for each lane of a vector.
-
-    Attributes:
-        transforms: By the size of a tile and the stride, to transform the data, or the result, of a tile of one
-            block of channels.
-        memory: To read a vector of weights from memory.
-        gain: By this factor a tile must be better than the direct convolution.
-    """
-
-    transforms: Mapping[tuple[int, int], float]
-    memory: float
-    gain: float
-
-
-_COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
-# With 16 registers, which do not hold the 36 numbers of a tile.
-_SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
-# For 64-bit ARM it is assumed that a core reads 2 bytes from memory in the time of a multiplication: 3 GB/s of a
-# Cortex-A72 of 1.5 GHz, 10 GB/s of a Neoverse N1 of 2.6 GHz, which does two in a cycle.
-_LANE_COSTS: Final = _COSTS._replace(
-    transforms={**_COSTS.transforms, (RECTANGLE, 1): 15, (RECTANGLE, 2): 55}, memory=2
-)
-# By this factor columns that are added must make the product faster.
-_MIN_PADDING_GAIN: Final = 1.05
-
-
-class Geometry(NamedTuple):
-    """The sizes of a Winograd convolution over volumes; images are volumes with a depth of 1.
-
-    Attributes:
-        tile: The size of a tile of the result (see `choices.tile_size`).
-        shape: Images, depth, height and width of the result.
-        padding: Front, top, left.
-        taps: The depth of the kernel.
-        stride: The stride down the depth.
-        dilation: The dilation down the depth.
-        tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
-        is_separate: Whether tiles are transformed along one axis and then along the other. This takes fewer
-            sums, and registers for all elements of a tile.
-        step: The stride in height and width, 1 or 2; 2 only where transforms are separate.
-    """
-
-    tile: int
-    shape: tuple[IrSize, IrSize, IrSize, IrSize]
-    padding: tuple[int, int, int]
-    taps: int = 1
-    stride: int = 1
-    dilation: int = 1
-    tile_columns: int = 1
-    is_separate: bool = False
-    step: int = 1
-
-    @property
-    def edges(self) -> tuple[int, int]:
-        """The rows and columns of a tile of data."""
-        rows, columns = ((size - 1) * self.step + _KERNEL for size in tile_size(self.tile))
-        return rows, columns
-
-    @property
-    def transforms(self) -> tuple[Transforms, Transforms]:
-        """The transforms of a tile: down its columns, and along its rows."""
-        by_size = TRANSFORMS if self.step == 1 else _STRIDED_TRANSFORMS
-        rows, columns = (by_size[size] for size in tile_size(self.tile))
-        return rows, columns
-
-    @property
-    def tiles(self) -> tuple[IrSize, IrSize]:
-        """The rows and columns of tiles in one slice of the result."""
-        sizes = zip(self.shape[2:], tile_size(self.tile), strict=True)
-        rows, columns = (simplify(divide_up(n, size)) for n, size in sizes)
-        return rows, blocked.pad_to_tiles(columns, self.tile_columns)
-
-    @property
-    def slices(self) -> IrSize:
-        """The depth of the data that the result reads, with padding."""
-        return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
-
-
-def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
-    """Return the tiles of Winograd convolutions, the smallest first.
-
-    Args:
-        takes_lanes: Instructions take lanes as factors.
-    """
-    return (2, RECTANGLE, 4) if takes_lanes else tuple(TRANSFORMS)
-
-
-def list_strides(cpu: CpuModel) -> Sequence[int]:
-    """Return the strides in height and width of convolutions that may be Winograd's on a CPU."""
-    # with 16 registers, most of the larger tile of data would be spilled
-    return (1, 2) if cpu.factor_lanes else (1,)
-
-
-def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:
-    """Return the constants by which the rules estimate a time.
-
-    Args:
-        has_few_registers: There are 16 registers for vectors, not 32.
-        takes_lanes: Instructions take lanes as factors.
-    """
-    if takes_lanes:
-        return _LANE_COSTS
-    return _SPILLED_COSTS if has_few_registers else _COSTS
-
-
-class Work(NamedTuple):
-    """The work of a convolution, by which its time is estimated.
-
-    Weights come from memory, data from a cache.
-
-    Attributes:
-        tile: The size of a tile; 0 for a direct convolution.
-        step: The stride in height and width.
-        products: Multiplications of vectors.
-        weights: Vectors of weights that are read, times their lanes; fewer where these are not float32.
-        transforms: Transforms of a tile of one block of channels, times the lanes of a vector.
-    """
-
-    tile: int
-    step: int
-    products: int
-    weights: float
-    transforms: int
-
-    def estimate(self, costs: Costs) -> float:
-        """Return the time in multiplications of vectors; `gain` times that of a tile."""
-        time = max(float(self.products), costs.memory * self.weights)
-        if not self.tile:
-            return time
-        return costs.gain * (time + costs.transforms[self.tile, self.step] * self.transforms)
-
-
-class Convolution(NamedTuple):
-    """A convolution and the instructions that compute it directly.
-
-    Attributes:
-        geometry: The sizes over which it slides; their tile is not read.
-        out: The number of output channels.
-        inner: The number of input channels of a group.
-        lanes: The number of values in a vector register.
-        terms: The products that an instruction of the direct convolution computes for each result.
-        weight_bytes: The size of a weight.
-        groups: The number of groups; each has so many input channels.
-    """
-
-    geometry: Geometry
-    out: int
-    inner: int
-    lanes: int
-    terms: int = 1
-    weight_bytes: int = 4
-    groups: int = 1
-
-    def rank_tiles(self, tiles: Sequence[int], costs: Costs) -> list[int]:
-        """Return tiles, that with the least estimated time first; 0 for a direct convolution.
-
-        Args:
-            tiles: The tiles to choose from.
-            costs: The constants of the estimate.
-        """
-
-        def estimate(tile: int) -> float:
-            return self.count_work(tile).estimate(costs) * (self.terms if tile else 1)
-
-        return sorted((DIRECT, *tiles), key=estimate)
-
-    def count_work(self, tile: int) -> Work:
-        """Return what it takes with a tile; 0 for a direct convolution."""
-        geometry, lanes = self.geometry, self.lanes
-        n, depth, height, width = geometry.shape
-        inner_blocks, out_blocks = -(-self.inner // lanes), -(-self.out // lanes)
-        # a direct convolution does not multiply the empty lanes of a single block
-        is_one_block = not tile and self.terms == 1 and self.inner < lanes
-        channels = self.inner if is_one_block else inner_blocks * lanes
-        vectors = geometry.taps * channels * out_blocks
-        weights = count_products(tile) * vectors * lanes * self.weight_bytes / 4
-        if not tile:
-            products = _KERNEL**2 * vectors * n * depth * height * width
-            return Work(tile, geometry.step, int(products), weights, transforms=0)
-        own = geometry._replace(tile=tile)
-        count = n * math.prod(own.tiles)
-        data_blocks = self.groups * inner_blocks
-        transforms = lanes * count * (own.slices * data_blocks + depth * out_blocks)
-        products = math.prod(own.edges) * vectors * depth * count
-        return Work(tile, geometry.step, int(products), weights, int(transforms))
-
-
-def count_products(tile: int) -> int:
-    """Return the elements of a transformed kernel; those of the kernel for a direct convolution (0)."""
-    return math.prod(size + _KERNEL - 1 for size in tile_size(tile)) if tile else _KERNEL**2
-
-
-def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
-    """Return a convolution with columns of tiles added where no register tile divides those that it has.
-
-    Args:
-        geometry: The sizes of the convolution.
-        out_blocks: The number of blocks of output channels of a group.
-        inner: The number of input channels of a group.
-        cpu: The CPU.
-    """
-    columns = geometry.tiles[1]
-    # all of a row are one register tile
-    if candidates.holds_operands(RegisterTile(columns, 1), cpu):
-        return geometry
-    problem = Contraction(columns, out_blocks, inner, multiply_add(cpu))
-    padded = candidates.pad_rows(problem, cpu, divides_rows=True, min_gain=_MIN_PADDING_GAIN)
-    return geometry._replace(tile_columns=padded if padded > columns else 1)
+def transforms_of(geometry: Geometry) -> tuple[Transforms, Transforms]:
+    """Return the transforms of a tile: down its columns, and along its rows."""
+    by_size = TRANSFORMS if geometry.step == 1 else _STRIDED_TRANSFORMS
+    rows, columns = (by_size[size] for size in tile_size(geometry.tile))
+    return rows, columns
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
@@ -406,7 +191,7 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
     down_step, step = (size * geometry.step for size in tile_size(geometry.tile))
     size = (rows * down_step + height - down_step, columns * step + width - step)
     data = te.compute((n, blocks, geometry.slices, *size, lanes), padded, name="pad")
-    of_columns, of_rows = geometry.transforms
+    of_columns, of_rows = transforms_of(geometry)
     shape = (height, width, blocks, n, geometry.slices, rows * columns, lanes)
     if geometry.is_separate:
 
@@ -459,7 +244,7 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     height, width, blocks, *_, lanes = map(plain, x.shape)
     (rows, columns), (tile_rows, tile_columns) = geometry.tiles, tile_size(geometry.tile)
     row, column = te.reduce_axis((0, height), "row"), te.reduce_axis((0, width), "column")
-    of_columns, of_rows = geometry.transforms
+    of_columns, of_rows = transforms_of(geometry)
 
     def down(p: Any, z: Any, *place: Any) -> Any:
         values = [x(y, z, *place) for y in range(height)]
@@ -565,26 +350,6 @@ class OpenConvolution(NamedTuple):
     store: Callable[[Sequence[Any], Any], None]
 
 
-class OpenBlocks(NamedTuple):
-    """The division of an open number of tiles.
-
-    Attributes:
-        limit: The most tiles of a block, a multiple of `points`.
-        parts: If blocks of tiles run in parallel: there are so many, unless these are larger than the limit.
-        vectors: The vectors of output channels whose product is held in registers.
-        points: The tiles whose product is held in registers.
-        in_blocks: True if blocks of tiles run in parallel; False if channels do.
-        is_parallel: Whether anything runs in parallel.
-    """
-
-    limit: int
-    parts: int
-    vectors: int
-    points: int
-    in_blocks: bool
-    is_parallel: bool
-
-
 def emit_open(convolution: OpenConvolution, blocks: OpenBlocks) -> None:
     """Emit the loops of a convolution; must be called within an `IRBuilder`."""
     _OpenLoops(convolution, blocks).emit()
@@ -595,11 +360,11 @@ class _OpenLoops:
 
     def __init__(self, convolution: OpenConvolution, blocks: OpenBlocks) -> None:
         self._own, self._blocks = convolution, blocks
-        self._edge = convolution.tile + _KERNEL - 1
+        self._edge = convolution.tile + KERNEL - 1
         self._inner, self._lanes = (int(convolution.data.shape[axis]) for axis in (1, 4))
         # an odd number of vectors, so that not all elements of a tile have the same place in a cache
         self._data_step = (self._inner * blocks.limit | 1) * self._lanes
-        self._product_step = (blocks.vectors * blocks.limit | 1) * self._lanes
+        self._product_step = (blocks.tile.vectors * blocks.limit | 1) * self._lanes
         self._count: Any = None
         self._places: Any = None
 
@@ -609,8 +374,8 @@ class _OpenLoops:
         rows, columns = (T.Bind(divide_up(size, own.tile)) for size in own.size)
         total = T.Bind(own.data.shape[0] * rows * columns)
         parts = blocks.parts if blocks.in_blocks else positive(divide_up(total, blocks.limit))
-        pieces = divide_up(divide_up(total, parts), blocks.points)
-        size = T.Bind(tirx.min(pieces * blocks.points, blocks.limit))
+        pieces = divide_up(divide_up(total, parts), blocks.tile.rows)
+        size = T.Bind(tirx.min(pieces * blocks.tile.rows, blocks.limit))
         with self._loop(divide_up(total, positive(size)), blocks.in_blocks) as block:
             first = T.Bind(block * size)
             self._count = T.Bind(tirx.min(size, total - first))
@@ -621,11 +386,11 @@ class _OpenLoops:
                 T.serial(self._count) as t,
             ):
                 self._transform_data(data, channel, t)
-            groups = int(own.weights.shape[2]) // blocks.vectors
+            groups = int(own.weights.shape[2]) // blocks.tile.vectors
             with self._loop(_int64(groups), not blocks.in_blocks) as group:
                 product = Workspace.allocate(self._edge**2 * self._product_step)
                 self._multiply(data, product, group)
-                with T.serial(self._count) as t, T.serial(_int64(blocks.vectors)) as vector:
+                with T.serial(self._count) as t, T.serial(_int64(blocks.tile.vectors)) as vector:
                     self._transform_product(product, group, vector, t)
 
     def _loop(self, extent: Any, is_parallel: bool) -> Any:
@@ -678,7 +443,7 @@ class _OpenLoops:
                 self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
 
     def _multiply(self, data: Workspace, product: Workspace, group: Any) -> None:
-        points = self._blocks.points
+        points = self._blocks.tile.rows
         with T.serial(_int64(self._edge)) as i, T.serial(_int64(self._edge)) as j:
             with T.serial(self._count // points) as piece:
                 self._multiply_tiles(data, product, group, (i, j), piece * points, points)
@@ -697,7 +462,7 @@ class _OpenLoops:
         points: int,
     ) -> None:
         """Emit the product of some tiles, whose sums are held in registers."""
-        (i, j), limit, vectors = element, self._blocks.limit, self._blocks.vectors
+        (i, j), limit, vectors = element, self._blocks.limit, self._blocks.tile.vectors
         number = i * self._edge + j
         sums = self._allocate_registers(points, vectors)
         with _unroll(points, vectors, lanes=self._lanes) as at:
@@ -733,7 +498,13 @@ class _OpenLoops:
 
         def store(y: Any, z: Any) -> None:
             with T.vectorized(_int64(self._lanes)) as lane:
-                place = [image, group * self._blocks.vectors + vector, row + y, column + z, lane]
+                place = [
+                    image,
+                    group * self._blocks.tile.vectors + vector,
+                    row + y,
+                    column + z,
+                    lane,
+                ]
                 own.store(place, tirx.BufferLoad(result, [y, z, lane]))
 
         height, width = own.size

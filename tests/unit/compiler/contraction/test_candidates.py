@@ -70,8 +70,8 @@ def test_products_are_padded_for_the_tile_that_they_are_scheduled_with(
     axes = analyze_axes(block, AVX2)
     assert axes is not None
     tile = next(generate_tiles(block, None, axes, AVX2))
-    assert padded == rows or padded % tile.points == 0
-    assert width == columns or width // AVX2.lanes % tile.vectors == 0
+    assert padded == rows or padded % tile.shape.rows == 0
+    assert width == columns or width // AVX2.lanes % tile.shape.vectors == 0
 
 
 @pytest.mark.parametrize("cpu", CPUS)

@@ -26,14 +26,15 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.choices import tile_size
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import cpu_model_for
+from tvmflow.compiler.contraction.winograd import Convolution, Geometry
 from tvmflow.compiler.lowering import make_target
 from tvmflow.compiler.open_sizes import with_numbers
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
-from tvmflow.compiler.tir_kernels import winograd
-from tvmflow.compiler.tir_kernels.winograd import Convolution, Geometry
+from tvmflow.compiler.tir_kernels import winograd as emitter
 from tvmflow.core.types import Dimension, TensorSpec
 
 # The tolerance for each tile, relative to the largest number.
@@ -43,13 +44,13 @@ ERRORS = {2: 1e-5, winograd.RECTANGLE: 2e-5, 4: 5e-5}
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Winograd convolutions for small shapes too, where they are not profitable."""
-    monkeypatch.setattr(winograd.Convolution, "rank_tiles", lambda _, tiles, *costs: tiles[::-1])
+    monkeypatch.setattr(Convolution, "rank_tiles", lambda _, tiles, *costs: tiles[::-1])
 
 
 @pytest.fixture(params=ERRORS)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Use Winograd convolutions with each tile, those that are not for this machine too."""
-    monkeypatch.setattr(winograd.Convolution, "rank_tiles", lambda *_: [request.param])
+    monkeypatch.setattr(Convolution, "rank_tiles", lambda *_: [request.param])
     return int(request.param)
 
 
@@ -266,13 +267,13 @@ def test_prime_numbers_of_tiles_are_padded(columns: int, mcpu: str, channels: in
     """No register tile divides them: a scalar one would read all weights for each tile, and one of all would be code without end."""
     cpu = cpu_model_for({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}, 1)
     assert cpu is not None
-    geometry = winograd.Geometry(2, (1, 1, 6, 2 * columns - 1), (0, 1, 1))
+    geometry = Geometry(2, (1, 1, 6, 2 * columns - 1), (0, 1, 1))
     blocks = channels // cpu.lanes
     padded = winograd.pad_columns(geometry, blocks, channels, cpu)
     assert columns <= padded.tiles[1] <= columns + 7
     x = te.placeholder((1, blocks, 6, 2 * columns - 1, cpu.lanes), name="x")
     w = te.placeholder((4, 4, blocks, 1, blocks, cpu.lanes, cpu.lanes), name="w")
-    function = te.create_prim_func([x, w, winograd.conv(x, w, padded)])
+    function = te.create_prim_func([x, w, emitter.conv(x, w, padded)])
     kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     (schedule, *_) = schedules.generate(kernel, cpu)
     assert largest_unrolled(schedule.mod["main"]) <= 256
@@ -285,7 +286,7 @@ def test_prime_numbers_of_tiles_are_padded(columns: int, mcpu: str, channels: in
 def test_columns_that_register_tiles_divide_stay(columns: int) -> None:
     cpu = cpu_model_for({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}, 1)
     assert cpu is not None
-    geometry = winograd.Geometry(2, (1, 1, 6, 2 * columns), (0, 1, 1))
+    geometry = Geometry(2, (1, 1, 6, 2 * columns), (0, 1, 1))
     for blocks in (1, 2, 4, 6, 16):
         assert winograd.pad_columns(geometry, blocks, 16 * blocks, cpu) == geometry
 
@@ -339,7 +340,7 @@ def test_each_layer_has_the_tile_that_is_estimated_to_be_fastest(
     channels: int, size: int, tile: int
 ) -> None:
     """Few pixels do not pay for the larger weights of a tile of 4, and few of few channels for no transforms."""
-    geometry = winograd.Geometry(2, (1, 1, size, size), (0, 1, 1))
+    geometry = Geometry(2, (1, 1, size, size), (0, 1, 1))
     convolution = Convolution(geometry, channels, channels, lanes=4)
     assert choose_tile(convolution) == tile
     assert choose_tile(convolution, (2,)) == min(tile, 2)
@@ -353,7 +354,7 @@ def test_tiles_of_4_by_2_where_a_core_reads_fast(
     channels: int, size: int, step: int, tile: int
 ) -> None:
     """With 7 pixels along an axis they waste the fewest products of those whose weights are read in time."""
-    geometry = winograd.Geometry(2, (1, 1, size, size), (0, 1, 1), step=step)
+    geometry = Geometry(2, (1, 1, size, size), (0, 1, 1), step=step)
     costs = winograd.costs_by_rule(False, takes_lanes=True)
     convolution = Convolution(geometry, channels, channels, lanes=4)
     assert convolution.rank_tiles(winograd.list_tiles(True), costs)[0] == tile
@@ -377,7 +378,7 @@ def test_the_estimate_knows_groups() -> None:
 
 
 def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels() -> None:
-    geometry = winograd.Geometry(2, (1, 1, 56, 56), (0, 1, 1))
+    geometry = Geometry(2, (1, 1, 56, 56), (0, 1, 1))
     convolution = Convolution(geometry, 8, 8, lanes=8)
     assert [choose_tile(convolution, has_few=has_few) for has_few in (False, True)] == [4, 0]
 
@@ -386,7 +387,7 @@ def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels
 def test_a_direct_convolution_does_not_multiply_the_empty_lanes_of_a_single_block(
     inner: int, tile: int
 ) -> None:
-    geometry = winograd.Geometry(2, (1, 1, 112, 112), (0, 1, 1))
+    geometry = Geometry(2, (1, 1, 112, 112), (0, 1, 1))
     convolution = Convolution(geometry, 16, inner, lanes=16)
     assert choose_tile(convolution) == tile
     assert convolution.count_work(0).products == 9 * inner * 112 * 112

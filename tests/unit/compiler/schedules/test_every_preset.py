@@ -21,7 +21,7 @@ from tests.unit.compiler.passes.test_blocked_layouts import (
 )
 from tests.unit.compiler.passes.test_fuse_attention import attention
 from tvmflow.compiler import lowering
-from tvmflow.compiler.tir_kernels import winograd
+from tvmflow.compiler.contraction import winograd
 from tvmflow.targets.presets import PRESETS
 
 CPUS = {

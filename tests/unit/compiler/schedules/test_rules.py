@@ -17,6 +17,7 @@ from tvm.s_tir import Schedule
 from tests.support.kernels import LEVELS_HERE, host_level, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel, cpu_model_for
+from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.schedules import blocks, rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
 
@@ -532,7 +533,7 @@ def test_winograd_convolutions_of_any_size(
     top, left, bottom, right = padding
     shape = (images, 1, height + top + bottom - 2, width + left + right - 2)
     columns = -(-shape[3] // tile) + added
-    geometry = winograd.Geometry(tile, shape, (0, top, left), tile_columns=columns)
+    geometry = Geometry(tile, shape, (0, top, left), tile_columns=columns)
     x = te.placeholder((images, inner, height, width, lanes), name="x")
     w = te.placeholder((tile + 2, tile + 2, out, 1, inner, lanes, lanes), name="w")
     mod = kernel(x, w, winograd.conv(x, w, geometry))

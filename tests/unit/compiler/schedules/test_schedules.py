@@ -18,6 +18,7 @@ from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel
+from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups
@@ -310,7 +311,7 @@ def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
 
 
 def winograd_convolution(height: int, width: int, padding: int = 1) -> tvm.IRModule:
-    geometry = winograd.Geometry(4, (1, 1, height, width), (0, padding, padding))
+    geometry = Geometry(4, (1, 1, height, width), (0, padding, padding))
     size = (height + 2 - 2 * padding, width + 2 - 2 * padding)
     data = te.placeholder((1, 4, *size, 4), name="data")
     weights = te.placeholder((6, 6, 4, 1, 4, 4, 4), name="weights")

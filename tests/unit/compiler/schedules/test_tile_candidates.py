@@ -86,13 +86,13 @@ def test_all_tiles_of_a_convolution_fit(
     assert tiles and len(set(tiles)) == len(tiles)
     height, width = (int(extent) for extent in y.shape[2:4])
     for tile in tiles:
-        assert 1 <= tile.vectors <= out and 1 <= tile.points <= width
-        assert tile.vectors * tile.points < cpu.registers
+        assert 1 <= tile.shape.vectors <= out and 1 <= tile.shape.rows <= width
+        assert tile.shape.vectors * tile.shape.rows < cpu.registers
         assert 0 <= tile.window_rows <= height and (pad is not None or tile.window_rows == 0)
         window = (tile.window_rows + edge - 1) * (width + edge - 1) * lanes * inner * 4
         assert tile.window_rows == 0 or window <= cpu.l2_bytes
     first = tiles[0]
-    assert first.vectors * first.points >= min(out * min(width, 8), 4)
+    assert first.shape.accumulators >= min(out * min(width, 8), 4)
 
 
 @FAST
@@ -105,7 +105,7 @@ def test_weights_beyond_the_first_cache_are_loaded_for_many_points(width: int) -
     cpu = CpuModel(16, 32, 1 << 20, 2, has_broadcast_loads=True)
     axes = analyze_axes(block, cpu)
     assert axes is not None
-    assert next(generate_tiles(block, None, axes, cpu)).points > 3
+    assert next(generate_tiles(block, None, axes, cpu)).shape.rows > 3
 
 
 @FAST

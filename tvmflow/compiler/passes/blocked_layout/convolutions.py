@@ -13,7 +13,9 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.choices import WINOGRAD
+from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import SHARED_LANES
+from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.marks import read_marks
 from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions
@@ -26,10 +28,10 @@ from tvmflow.compiler.passes.quantization import (
     scale_sums,
     to_dot_data,
 )
-from tvmflow.compiler.tir_kernels import blocked, dot_products, winograd
+from tvmflow.compiler.tir_kernels import blocked, dot_products
+from tvmflow.compiler.tir_kernels import winograd as winograd_kernels
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 from tvmflow.compiler.tir_kernels.dot_products import MATRICES, PAIRS, TAPS
-from tvmflow.compiler.tir_kernels.winograd import Geometry
 
 _log = logging.getLogger(__name__)
 
@@ -296,7 +298,7 @@ def _find_winograd(
     if any(map(is_open, sizes)):
         return geometry
     # a large tile takes less time in two steps, and much less to compile
-    is_separate = cpu.factor_lanes > 0 or step > 1 or tile > min(winograd.TRANSFORMS)
+    is_separate = cpu.factor_lanes > 0 or step > 1 or tile > min(winograd.SQUARES)
     geometry = geometry._replace(is_separate=is_separate)
     return winograd.pad_columns(geometry, -(-out // rewriter.block) // groups, inner, cpu)
 
@@ -327,7 +329,9 @@ def _emit_winograd(
     block = rewriter.block
     kernel = rewriter.cast(rewriter.pad_to_multiples(kernel, [block, block]), "float32")
     o, i = ir.known_shape(kernel)[:2]
-    rows, columns = (each.weights.astype("float32") for each in geometry.transforms)
+    rows, columns = (
+        each.weights.astype("float32") for each in winograd_kernels.transforms_of(geometry)
+    )
     left = rewriter.emit(relax.op.matmul(relax.const(rows), kernel))
     both = rewriter.emit(relax.op.matmul(left, relax.const(columns.T.copy())))
     split = [o // block, block, i // block, block, geometry.taps, len(rows), len(columns)]
@@ -335,7 +339,7 @@ def _emit_winograd(
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
     return rewriter.kernel(
         # of the kernel's own variables
-        lambda x, w, shape: winograd.conv(x, w, geometry._replace(shape=shape)),
+        lambda x, w, shape: winograd_kernels.conv(x, w, geometry._replace(shape=shape)),
         f"winograd_{name}",
         x,
         weights,

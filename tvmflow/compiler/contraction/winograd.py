@@ -1,0 +1,359 @@
+"""Winograd convolutions of 3×3: what a tile costs, and how the tiles of an image are divided.
+
+F(2×2, 3×3), F(4×2, 3×3) and F(4×4, 3×3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015,
+arXiv:1509.09308. A tile of 2×2 takes 16 multiplications instead of 36, one of 4×2 24 instead of 72, one of 4×4 36
+instead of 144; with stride 2, 25, 45 and 81.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tvmflow.compiler.choices import DIRECT, tile_size
+from tvmflow.compiler.contraction import candidates
+from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
+from tvmflow.compiler.contraction.machine import FLOAT_BYTES, STRIPS_PER_CORE, CpuModel
+from tvmflow.compiler.open_sizes import IrSize, divide_up, simplify
+
+RECTANGLE: Final = 42
+"""A tile of 4×2: with 7 pixels along an axis, two of 4 and four of 2 waste the same."""
+SQUARES: Final = (2, 4)
+"""The tiles with as many rows as columns, the smallest first."""
+KERNEL: Final = 3
+"""The rows and columns of a kernel."""
+
+
+class Costs(NamedTuple):
+    """The constants of an estimated time: times in multiplications of vectors, for each lane of a vector.
+
+    Attributes:
+        transforms: By the size of a tile and the stride, to transform the data, or the result, of a tile of one
+            block of channels.
+        memory: To read a vector of weights from memory.
+        gain: By this factor a tile must be better than the direct convolution.
+    """
+
+    transforms: Mapping[tuple[int, int], float]
+    memory: float
+    gain: float
+
+
+_COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
+# With 16 registers, which do not hold the 36 numbers of a tile.
+_SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
+# For 64-bit ARM it is assumed that a core reads 2 bytes from memory in the time of a multiplication: 3 GB/s of a
+# Cortex-A72 of 1.5 GHz, 10 GB/s of a Neoverse N1 of 2.6 GHz, which does two in a cycle.
+_LANE_COSTS: Final = _COSTS._replace(
+    transforms={**_COSTS.transforms, (RECTANGLE, 1): 15, (RECTANGLE, 2): 55}, memory=2
+)
+# By this factor columns that are added must make the product faster.
+_MIN_PADDING_GAIN: Final = 1.05
+
+
+class Geometry(NamedTuple):
+    """The sizes of a Winograd convolution over volumes; images are volumes with a depth of 1.
+
+    Attributes:
+        tile: The size of a tile of the result (see `choices.tile_size`).
+        shape: Images, depth, height and width of the result.
+        padding: Front, top, left.
+        taps: The depth of the kernel.
+        stride: The stride down the depth.
+        dilation: The dilation down the depth.
+        tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
+        is_separate: Whether tiles are transformed along one axis and then along the other. This takes fewer
+            sums, and registers for all elements of a tile.
+        step: The stride in height and width, 1 or 2; 2 only where transforms are separate.
+    """
+
+    tile: int
+    shape: tuple[IrSize, IrSize, IrSize, IrSize]
+    padding: tuple[int, int, int]
+    taps: int = 1
+    stride: int = 1
+    dilation: int = 1
+    tile_columns: int = 1
+    is_separate: bool = False
+    step: int = 1
+
+    @property
+    def edges(self) -> tuple[int, int]:
+        """The rows and columns of a tile of data."""
+        rows, columns = ((size - 1) * self.step + KERNEL for size in tile_size(self.tile))
+        return rows, columns
+
+    @property
+    def tiles(self) -> tuple[IrSize, IrSize]:
+        """The rows and columns of tiles in one slice of the result."""
+        sizes = zip(self.shape[2:], tile_size(self.tile), strict=True)
+        rows, columns = (simplify(divide_up(n, size)) for n, size in sizes)
+        return rows, simplify(divide_up(columns, self.tile_columns) * self.tile_columns)
+
+    @property
+    def slices(self) -> IrSize:
+        """The depth of the data that the result reads, with padding."""
+        return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+
+def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
+    """Return the tiles of Winograd convolutions, the smallest first; by whether a CPU multiplies by element."""
+    return (2, RECTANGLE, 4) if takes_lanes else SQUARES
+
+
+def list_strides(cpu: CpuModel) -> Sequence[int]:
+    """Return the strides in height and width of convolutions that may be Winograd's on a CPU."""
+    # with 16 registers, most of the larger tile of data would be spilled
+    return (1, 2) if cpu.factor_lanes else (1,)
+
+
+def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:
+    """Return the constants by which the rules estimate a time.
+
+    They depend on whether there are 16 registers, not 32, and whether instructions multiply by element.
+    """
+    if takes_lanes:
+        return _LANE_COSTS
+    return _SPILLED_COSTS if has_few_registers else _COSTS
+
+
+class Work(NamedTuple):
+    """The work of a convolution, by which its time is estimated.
+
+    Weights come from memory, data from a cache.
+
+    Attributes:
+        tile: The size of a tile; 0 for a direct convolution.
+        step: The stride in height and width.
+        products: Multiplications of vectors.
+        weights: Vectors of weights that are read, times their lanes; fewer where these are not float32.
+        transforms: Transforms of a tile of one block of channels, times the lanes of a vector.
+    """
+
+    tile: int
+    step: int
+    products: int
+    weights: float
+    transforms: int
+
+    def estimate(self, costs: Costs) -> float:
+        """Return the time in multiplications of vectors; `gain` times that of a tile."""
+        time = max(float(self.products), costs.memory * self.weights)
+        if not self.tile:
+            return time
+        return costs.gain * (time + costs.transforms[self.tile, self.step] * self.transforms)
+
+
+class Convolution(NamedTuple):
+    """A convolution and the instructions that compute it directly.
+
+    Attributes:
+        geometry: The sizes over which it slides; their tile is not read.
+        out: The number of output channels.
+        inner: The number of input channels of a group.
+        lanes: The number of values in a vector register.
+        terms: The products that an instruction of the direct convolution computes for each result.
+        weight_bytes: The size of a weight.
+        groups: The number of groups; each has so many input channels.
+    """
+
+    geometry: Geometry
+    out: int
+    inner: int
+    lanes: int
+    terms: int = 1
+    weight_bytes: int = 4
+    groups: int = 1
+
+    def rank_tiles(self, tiles: Sequence[int], costs: Costs) -> list[int]:
+        """Return some tiles and 0, a direct convolution, that with the least estimated time first."""
+
+        def estimate(tile: int) -> float:
+            return self.count_work(tile).estimate(costs) * (self.terms if tile else 1)
+
+        return sorted((DIRECT, *tiles), key=estimate)
+
+    def count_work(self, tile: int) -> Work:
+        """Return what it takes with a tile; 0 for a direct convolution."""
+        geometry, lanes = self.geometry, self.lanes
+        n, depth, height, width = geometry.shape
+        inner_blocks, out_blocks = -(-self.inner // lanes), -(-self.out // lanes)
+        # a direct convolution does not multiply the empty lanes of a single block
+        is_one_block = not tile and self.terms == 1 and self.inner < lanes
+        channels = self.inner if is_one_block else inner_blocks * lanes
+        vectors = geometry.taps * channels * out_blocks
+        weights = count_products(tile) * vectors * lanes * self.weight_bytes / 4
+        if not tile:
+            products = KERNEL**2 * vectors * n * depth * height * width
+            return Work(tile, geometry.step, int(products), weights, transforms=0)
+        own = geometry._replace(tile=tile)
+        count = n * math.prod(own.tiles)
+        data_blocks = self.groups * inner_blocks
+        transforms = lanes * count * (own.slices * data_blocks + depth * out_blocks)
+        products = math.prod(own.edges) * vectors * depth * count
+        return Work(tile, geometry.step, int(products), weights, int(transforms))
+
+
+def count_products(tile: int) -> int:
+    """Return the elements of a transformed kernel; those of the kernel for a direct convolution (0)."""
+    return math.prod(size + KERNEL - 1 for size in tile_size(tile)) if tile else KERNEL**2
+
+
+def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
+    """Return a convolution with columns of tiles added where no register tile divides those that it has.
+
+    A group has so many blocks of output channels, and so many input channels (`inner`).
+    """
+    columns = geometry.tiles[1]
+    # all of a row are one register tile
+    if candidates.holds_operands(RegisterTile(columns, 1), cpu):
+        return geometry
+    problem = Contraction(columns, out_blocks, inner, multiply_add(cpu))
+    padded = candidates.pad_rows(problem, cpu, divides_rows=True, min_gain=_MIN_PADDING_GAIN)
+    return geometry._replace(tile_columns=padded if padded > columns else 1)
+
+
+# ---------------------------------------------------------------- division into parts
+
+# Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
+_MIN_TILES: Final = 96
+# The relative time of a product whose parts do not keep all cores busy.
+_IMBALANCE: Final = 1.2
+# There are loops for each number of tiles that may be left of an open one.
+_MAX_OPEN_ROWS: Final = 8
+# With so many accumulators, reading the weights from the second-level cache takes no time of its own.
+_ENOUGH_ACCUMULATORS: Final = 14
+
+
+class TiledProduct(NamedTuple):
+    """The products of transformed data and weights: a matrix product for each element of a tile.
+
+    Attributes:
+        images: The number of images.
+        depth: The depth of the result.
+        tiles: The rows and columns of tiles in a slice of the result.
+        elements: The elements of a tile.
+        channels: The values of transformed data of one element of a tile.
+        out_blocks: The vectors of output channels.
+        groups: The groups that they are divided into.
+        lanes: The values of a vector.
+        weight_bytes: The size of the weights in float32.
+    """
+
+    images: int
+    depth: int
+    tiles: tuple[int, int]
+    elements: int
+    channels: int
+    out_blocks: int
+    groups: int
+    lanes: int
+    weight_bytes: int
+
+    def count_bytes(self, vectors: int) -> int:
+        """Return the size of a tile's data and of so many vectors of its product."""
+        return self.elements * (self.channels + self.depth * vectors * self.lanes) * FLOAT_BYTES
+
+    def estimate_cost(
+        self, tile: RegisterTile, in_strips: bool, cpu: CpuModel
+    ) -> tuple[float, int]:
+        """Return the relative time of a product of vectors; of equal ones, more accumulators come last."""
+        time = 1 / candidates.estimate_packed_speed(tile, cpu)
+        parts = self.out_blocks // tile.vectors
+        is_balanced = in_strips or parts % cpu.cores == 0 or parts >= STRIPS_PER_CORE * cpu.cores
+        return time * (1.0 if is_balanced else _IMBALANCE), tile.accumulators
+
+
+class Split(NamedTuple):
+    """The split of a convolution into parts.
+
+    Attributes:
+        rows: The rows of tiles that are computed together.
+        tile: The tiles and vectors of output channels whose product is held in registers.
+        in_strips: True if parts of the image run in parallel; False if output channels do, because
+            all weights together do not fit into a core's cache.
+    """
+
+    rows: int
+    tile: RegisterTile
+    in_strips: bool
+
+
+def list_splits(product: TiledProduct, cpu: CpuModel) -> list[Split]:
+    """Return all splits whose accumulators fit the registers, the fastest estimate first."""
+    in_strips = product.weight_bytes <= cpu.cached_weight_bytes
+    splits = []
+    for vectors in _list_divisors(product.out_blocks // product.groups):
+        rows = _choose_rows(product, product.count_bytes(vectors), in_strips, cpu)
+        for points in _list_divisors(rows * product.tiles[1]):
+            tile = RegisterTile(points, vectors)
+            if candidates.holds_operands(tile, cpu):
+                splits.append(Split(rows, tile, in_strips))
+    return sorted(splits, key=lambda split: product.estimate_cost(split.tile, in_strips, cpu))
+
+
+def _list_divisors(extent: int) -> list[int]:
+    return [size for size in range(1, extent + 1) if extent % size == 0]
+
+
+def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
+    """Return how many rows of tiles are computed together, each tile with data and product of so many bytes."""
+    tile_rows, columns = product.tiles
+    rows = _list_divisors(tile_rows)
+    if in_strips:
+        parts = STRIPS_PER_CORE * cpu.cores
+        small = [
+            count
+            for count in rows
+            if count * columns * tile_bytes <= cpu.cached_data_bytes
+            and product.images * tile_rows // count >= parts
+        ]
+        return max(small, default=1)
+    enough = [count for count in rows if count * product.depth * columns >= _MIN_TILES]
+    return min(enough, default=tile_rows)
+
+
+class OpenBlocks(NamedTuple):
+    """The division of an open number of tiles.
+
+    Attributes:
+        limit: The most tiles of a block, a multiple of the rows of `tile`.
+        parts: If blocks of tiles run in parallel: there are so many, unless these are larger than the limit.
+        tile: The tiles and vectors of output channels whose product is held in registers.
+        in_blocks: True if blocks of tiles run in parallel; False if channels do.
+        is_parallel: Whether anything runs in parallel.
+    """
+
+    limit: int
+    parts: int
+    tile: RegisterTile
+    in_blocks: bool
+    is_parallel: bool
+
+
+def divide_open(product: TiledProduct, cpu: CpuModel) -> OpenBlocks:
+    """Return the division of an open number of tiles."""
+    in_blocks = product.weight_bytes <= cpu.cached_weight_bytes
+    tiles = [
+        tile
+        for vectors in _list_divisors(product.out_blocks)
+        for points in range(1, _MAX_OPEN_ROWS + 1)
+        if candidates.holds_operands(tile := RegisterTile(points, vectors), cpu)
+    ]
+
+    def rate(tile: RegisterTile) -> tuple[float, int, int]:
+        cost, accumulators = product.estimate_cost(tile, in_blocks, cpu)
+        return cost, -min(accumulators, _ENOUGH_ACCUMULATORS), tile.rows
+
+    tile = min(tiles, key=rate)
+    limit = _MIN_TILES
+    if in_blocks:
+        limit = cpu.cached_data_bytes // product.count_bytes(tile.vectors)
+    return OpenBlocks(
+        limit=max(limit // tile.rows, 1) * tile.rows,
+        parts=STRIPS_PER_CORE * cpu.cores,
+        tile=tile,
+        in_blocks=in_blocks,
+        is_parallel=cpu.cores > 1,
+    )
