@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -626,3 +626,35 @@ def estimate_packed_speed(tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the speed of a tile of a packed matrix, whose columns are in the first-level cache."""
     problem = Contraction(*tile, 1, multiply_add(cpu), holds_vectors=True)
     return estimate_speed(problem, tile, cpu)
+
+
+# ---------------------------------------------------------------- accumulators of other kernels
+# Kernels whose weights are converted in registers, and recurrent ones, whose depth is short.
+
+_DOT_ROWS: Final = range(5, 15)
+
+
+def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> int:
+    """Return the largest of some sizes whose accumulators, so many each, fill half of the registers at most.
+
+    LLVM keeps operands in the others; it is the smallest size if none fits.
+    """
+    sizes = list(sizes)
+    return max((n for n in sizes if n * accumulators <= registers // 2), default=min(sizes))
+
+
+def divide_sums(terms: int, accumulators: int, wanted: int) -> int:
+    """Return the number of parts, a divisor of the terms, in which sums give as many accumulators as are wanted."""
+    return largest_divisor(terms, max(1, wanted // accumulators))
+
+
+def largest_divisor(extent: int, limit: int) -> int:
+    """Return the largest divisor of an extent up to a limit."""
+    return next(n for n in range(min(extent, limit), 0, -1) if extent % n == 0)
+
+
+def pad_dot_rows(rows: int) -> int:
+    """Return the next number of rows that a tile divides: no instruction of dot products computes a part of one."""
+    if rows <= max(_DOT_ROWS):
+        return rows
+    return next(n for n in itertools.count(rows) if any(n % tile == 0 for tile in _DOT_ROWS))

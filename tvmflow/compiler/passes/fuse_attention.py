@@ -14,13 +14,13 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.candidates import choose_row_block
+from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.contraction.machine import (
     FUNCTION_VECTORS,
     LINE_FLOATS,
     MIN_PARALLEL_PRODUCTS,
     CpuModel,
 )
-from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.open_sizes import (
     IrSize,
     count_elements,

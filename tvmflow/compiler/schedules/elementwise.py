@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
+from tvmflow.compiler.contraction.candidates import largest_divisor
 from tvmflow.compiler.contraction.machine import (
     CACHED_LINES,
     LINE_FLOATS,
@@ -174,7 +175,7 @@ def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     is_open = is_open_loop(schedule, loop)
     extent = loop_length(schedule, loop)
     if not is_open and extent % cpu.lanes and has_computed_indices(schedule):
-        lanes = divisor(extent, cpu.lanes)
+        lanes = largest_divisor(extent, cpu.lanes)
         cpu = cpu._replace(lanes=lanes) if lanes >= MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
         if extent % cpu.lanes and not is_open:
@@ -237,7 +238,7 @@ def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: i
     Return the loops around these.
     """
     extent = block.spatial_extents[position]
-    rows = divisor(extent, CACHED_LINES)
+    rows = largest_divisor(extent, CACHED_LINES)
     outer = list(loops)
     if position in block.open_axes:
         schedule.reorder(*loops[:position], *loops[position + 1 :], loops[position])
@@ -304,8 +305,8 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
     is_open = [axis in block.open_axes for axis in (position, len(extents) - 1)]
-    rows = LINE_FLOATS if is_open[0] else divisor(extents[position], LINE_FLOATS)
-    columns = CACHED_LINES if is_open[1] else divisor(extents[-1], CACHED_LINES)
+    rows = LINE_FLOATS if is_open[0] else largest_divisor(extents[position], LINE_FLOATS)
+    columns = CACHED_LINES if is_open[1] else largest_divisor(extents[-1], CACHED_LINES)
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
@@ -335,13 +336,8 @@ def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:
 
 def _choose_rows(extent: int) -> int:
     """Return the rows of a tile: a divisor of the extent, or a whole line if that is much more."""
-    rows = divisor(extent, LINE_FLOATS)
+    rows = largest_divisor(extent, LINE_FLOATS)
     return rows if 2 * rows >= min(extent, LINE_FLOATS) else LINE_FLOATS
-
-
-def divisor(extent: int, limit: int) -> int:
-    """Return the largest divisor of an extent up to a limit."""
-    return next(n for n in range(min(extent, limit), 0, -1) if extent % n == 0)
 
 
 # ---------------------------------------------------------------- pieces

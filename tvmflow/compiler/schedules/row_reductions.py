@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import tvm_ffi
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.contraction.candidates import largest_divisor
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_tiles import PARTITION_HINT
 from tvmflow.compiler.schedules.blocks import (
@@ -26,7 +27,6 @@ from tvmflow.compiler.schedules.blocks import (
     loop_length,
 )
 from tvmflow.compiler.schedules.elementwise import (
-    divisor,
     follow_each_other,
     fuse,
     fuse_and_parallelize,
@@ -321,7 +321,7 @@ def _choose_columns(
     while split > reduced and math.prod(shape[split:]) <= limit:
         split -= 1
     inner = math.prod(shape[split + 1 :])
-    extent = divisor(shape[split], max(limit // inner, 1))
+    extent = largest_divisor(shape[split], max(limit // inner, 1))
     if extent * inner < cpu.lanes:
         extent = shape[split]
     return _Columns(reduced, split, extent) if 1 < extent * inner <= _MAX_UNDIVIDED else None

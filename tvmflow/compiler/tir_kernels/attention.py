@@ -8,14 +8,20 @@ in the memory of the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.contraction.gpu_tiles import (
+    VECTOR,
+    AttentionSizes,
+    AttentionTile,
+    Device,
+    choose_attention_tile,
+)
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels.batches import Operand, StridedMatrices
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
@@ -93,120 +99,21 @@ def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc |
     sizes = (attention.batch, attention.queries, attention.keys)
     if any(map(is_open, sizes)) or attention.queries < _MIN_QUERIES:
         return None
-    tile = _choose_tile(attention, device)
+    tile = choose_attention_tile(
+        AttentionSizes(*attention.typical, attention.depth, attention.values), device
+    )
     return None if tile is None else _Emitter(attention, tile).emit()
 
 
 # With fewer, most of a tile is empty.
 _MIN_QUERIES: Final = 8
-_VECTOR: Final = 4
-# What a thread needs besides sums and operands, such as addresses.
-_MORE_REGISTERS: Final = 20
-# A number that is copied to shared memory takes as long as so many products, an exponential as long as others.
-_LOAD_COST: Final = 8
-_EXPONENTIAL_COST: Final = 16
-# Where all threads wait for each other.
-_WAIT_COST: Final = 100
 _UNROLLED: Final = 4
-
-
-class _Tile(NamedTuple):
-    """The division of a block of threads.
-
-    Attributes:
-        rows: The queries of a thread.
-        columns: The keys whose scores a thread computes at once.
-        values: The numbers of a result that a thread computes.
-        down: The threads along queries.
-        across: The threads along keys, and along the numbers of a result.
-    """
-
-    rows: int
-    columns: int
-    values: int
-    down: int
-    across: int
-
-    @property
-    def threads(self) -> int:
-        """The threads of a block."""
-        return self.down * self.across
-
-    @property
-    def queries(self) -> int:
-        """The queries of a block."""
-        return self.rows * self.down
-
-    @property
-    def keys(self) -> int:
-        """The keys whose scores a block computes at once."""
-        return self.columns * self.across
-
-    @property
-    def query_stride(self) -> int:
-        """The distance of rows in shared memory that have a number for each query, in few banks."""
-        return self.queries + _VECTOR
-
-    @property
-    def key_stride(self) -> int:
-        """The same for each key."""
-        return self.keys + _VECTOR
-
-    @property
-    def value_stride(self) -> int:
-        """The distance of values in shared memory."""
-        return self.values * self.across
-
-    def shared_sizes(self, depth: int) -> tuple[int, int, int, int]:
-        """Return the numbers in shared memory: queries, keys or values, weights, and parts of sums."""
-        return (
-            depth * self.query_stride,
-            max(depth * self.key_stride, self.keys * self.value_stride),
-            self.keys * self.query_stride,
-            self.queries * self.across,
-        )
-
-
-def _choose_tile(attention: Attention, device: Device) -> _Tile | None:
-    """Return the tile with the least estimated time; None if none fits the GPU."""
-
-    def estimate(tile: _Tile) -> float:
-        blocks = attention.typical.batch * -(-attention.typical.queries // tile.queries)
-        scores, results = tile.rows * tile.columns, tile.rows * tile.values
-        products = attention.depth * (scores + tile.rows + tile.columns)
-        products += tile.keys * (results + tile.rows + tile.values)
-        copied = tile.keys * (attention.depth + attention.values) / tile.threads
-        work = products + _EXPONENTIAL_COST * scores + _LOAD_COST * copied + 3 * _WAIT_COST
-        steps = -(-attention.typical.keys // tile.keys)
-        return device.estimate_time(blocks, tile.threads, steps * work, results)
-
-    return min(_list_fitting(attention, device), key=estimate, default=None)
-
-
-def _list_fitting(attention: Attention, device: Device) -> Iterator[_Tile]:
-    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
-    for across in (4, 8, 16, 32):
-        values = -(-attention.values // across)
-        values = values if values in (1, 2) else -(-values // _VECTOR) * _VECTOR
-        for down in (4, 8, 16):
-            for rows in (2, 4):
-                for columns in (1, 2, 4):
-                    tile = _Tile(rows, columns, values, down, across)
-                    sums = rows * (columns + values + 2)
-                    registers = sums + 2 * _VECTOR + _MORE_REGISTERS
-                    if (
-                        tile.threads >= device.lanes
-                        and 4 * tile.threads <= device.threads
-                        and registers <= device.registers
-                        and 4 * sum(tile.shared_sizes(attention.depth)) <= device.shared_bytes
-                    ):
-                        yield tile
 
 
 class _Emitter:
     """Emits the launch of one kernel."""
 
-    def __init__(self, attention: Attention, tile: _Tile) -> None:
+    def __init__(self, attention: Attention, tile: AttentionTile) -> None:
         self._attention = attention
         self._tile = tile
 
@@ -459,7 +366,7 @@ class _Memory:
 
     def read(self, source: _Memory, first: Any, count: int) -> None:
         """Emit loads of neighbors, in vectors."""
-        lanes = min(count, _VECTOR)
+        lanes = min(count, VECTOR)
         for start in range(0, count, lanes):
             with T.vectorized(lanes) as lane:
                 self[start + lane] = source[first + start + lane]

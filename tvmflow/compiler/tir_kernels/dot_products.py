@@ -9,18 +9,16 @@ dtype that the instruction takes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx, topi
 
+from tvmflow.compiler.contraction.candidates import pad_dot_rows
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open, plain, same_size, same_sizes
 from tvmflow.compiler.tir_kernels import bfloat16, blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 
-_TILES: Final = range(5, 15)
-"""How many points a tile of registers may have."""
 _OPEN_TILE: Final = 8
 """How many rows of an open number make a tile."""
 
@@ -216,9 +214,7 @@ def _round_up(points: IrSize) -> IrSize:
     """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
     if is_open(points):
         return divide_up(points, _OPEN_TILE) * _OPEN_TILE
-    if points <= max(_TILES):
-        return points
-    return next(n for n in itertools.count(points) if any(n % tile == 0 for tile in _TILES))
+    return pad_dot_rows(points)
 
 
 def _limit(point: Any, points: IrSize) -> Any:

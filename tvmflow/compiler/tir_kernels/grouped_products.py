@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.contraction.candidates import fill_registers
 from tvmflow.compiler.contraction.machine import (
     DOT_INSTRUCTIONS,
     LINE_FLOATS,
@@ -229,23 +230,10 @@ class _Sums:
         rows = self._product.rows
         self._allocate_data()
         self._arrange()
+        most = fill_registers((1, 2, _MAX_POINTS), self._digits, self._machine.registers)
         with T.parallel(self._product.tiles) as tile:
-            for first, points in _iterate_rows(rows, self._most_points()):
+            for first, points in _iterate_rows(rows, most):
                 self._emit_tile(tile, first, points)
-
-    def _most_points(self) -> int:
-        """Return the most rows that are multiplied with a weight while it is in a register."""
-        room = self._machine.registers // 2 // self._digits
-        return next(n for n in (4, 2, 1) if n <= room)
-
-    def _count_vectors(self, points: int) -> int:
-        """Return the vectors of columns whose sums are computed together.
-
-        LLVM keeps words of the data in registers, which all vectors share: half of these are sums.
-        """
-        most = self._product.width // self._machine.lanes
-        room = self._machine.registers // 2 // (points * self._digits)
-        return max(n for n in range(1, most + 1) if most % n == 0 and n <= max(1, room))
 
     def _arrange(self) -> None:
         """Emit the arrangement of the data, several rows of them on all cores."""
@@ -266,7 +254,9 @@ class _Sums:
         """Emit the sums of some rows of a tile."""
         product, lanes = self._product, self._machine.lanes
         self._points = points
-        vectors = self._count_vectors(points)
+        widest = product.width // lanes
+        divisors = (n for n in range(1, widest + 1) if widest % n == 0)
+        vectors = fill_registers(divisors, points * self._digits, self._machine.registers)
         totals = _allocate((points, product.width), _FLOAT)
         for point in range(points):
             for column in self._columns():

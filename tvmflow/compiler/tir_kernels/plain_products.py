@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.candidates import RegisterTile, choose_packing_tile
+from tvmflow.compiler.contraction.candidates import choose_packing_tile
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import FLOAT, Sums, Workspace
@@ -49,11 +49,6 @@ class PlainProduct(NamedTuple):
         return math.prod(self.image)
 
 
-def choose_tile(product: PlainProduct, cpu: CpuModel) -> RegisterTile:
-    """Return the tile of a kernel; as many rows of the weights as it has are packed together."""
-    return choose_packing_tile(product.outputs, product.pixels, cpu)
-
-
 def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """Return the kernel.
 
@@ -62,7 +57,7 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """
     number, outputs, depth, image = product[:4]
     pixels = product.pixels
-    points, vectors = choose_tile(product, cpu)
+    points, vectors = choose_packing_tile(outputs, pixels, cpu)
     parameters = {
         "weights": ((-(-outputs // points), depth, points), FLOAT),
         "data": ((number, depth, *image), FLOAT),

@@ -24,6 +24,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.contraction.candidates import divide_sums, largest_divisor
 from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS
 from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain
@@ -129,7 +130,7 @@ class RecurrentLayer(NamedTuple):
 
 def count_rows(batch: int) -> int:
     """Return how many sequences of a batch are computed side by side on a CPU."""
-    return next(n for n in range(_MAX_ROWS, 0, -1) if batch % n == 0)
+    return largest_divisor(batch, _MAX_ROWS)
 
 
 class RecurrentInputs(NamedTuple):
@@ -438,7 +439,7 @@ class _Loops:
         vectors = [vector * dots.lanes for vector in range(layer.lanes // dots.lanes)]
         count = len(gates) * len(vectors) * rows
         quads = layer.units // TERMS
-        parts = next(n for n in range(max(1, _SUMS // count), 0, -1) if quads % n == 0)
+        parts = divide_sums(quads, count, _SUMS)
         sums = T.buffer_proxy(
             T.alloc_buffer((parts * rows, len(gates), layer.lanes), "int32", scope="local")
         )
@@ -484,12 +485,10 @@ class _Loops:
         """Return in how many parts sums of some gates are computed, and how many terms are added at a time."""
         layer = self._layer
         if layer.factors == 1:
-            parts = max(1, _SUMS // gates)
-            parts = next(number for number in range(parts, 0, -1) if layer.units % number == 0)
+            parts = divide_sums(layer.units, gates, _SUMS)
             return parts, parts
         vectors = gates * -(-layer.lanes // layer.factors)
-        parts = max(1, min(layer.factors, _SUMS_OF_LANES // vectors))
-        return next(n for n in range(parts, 0, -1) if layer.factors % n == 0), layer.factors
+        return divide_sums(layer.factors, vectors, _SUMS_OF_LANES), layer.factors
 
     def _projected(self, place: _Place, row: int, tile: Any, gate: int, lane: Any) -> Any:
         position, unit = self._position(place, row), tile * self._layer.lanes + lane

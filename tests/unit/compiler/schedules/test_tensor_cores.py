@@ -17,10 +17,10 @@ from tests.support.gpu import kernels, ptxas
 from tests.support.onnx_models import draw, load
 from tests.unit.compiler.schedules.test_gpu_schedules import Made, conv, one, product
 from tvmflow.compiler import lowering
+from tvmflow.compiler.contraction import gpu_tiles
+from tvmflow.compiler.contraction.gpu_tiles import Tile
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import gpu
-from tvmflow.compiler.schedules.gpu import tensor_cores
-from tvmflow.compiler.schedules.gpu.products import Tile
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.backends.cuda import nvrtc
 
@@ -145,12 +145,12 @@ def test_other_gpus_compute_as_before(target: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", tensor_cores.TILES, ids=str)
+@pytest.mark.parametrize("tile", gpu_tiles.WARP_TILES, ids=str)
 def test_every_tile_computes_what_numpy_does(
     tile: Tile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in tiles that a result does not fill."""
-    monkeypatch.setattr(tensor_cores, "TILES", (tile,))
+    monkeypatch.setattr(gpu_tiles, "WARP_TILES", (tile,))
     rows, columns, depth = tile.rows + 9, tile.columns + 11, 61
     target = make_target("sm_80")
     mod = tvm.IRModule({"product": multiply(rows, columns, depth)})
@@ -176,8 +176,8 @@ def test_tiles_have_registers_for_their_squares(
     """No tile spills, and a compute unit has registers and memory for 8 warps at least."""
     target = make_target(arch)
     shared = {"sm_75": 65536, "sm_80": 167936, "sm_86": 102400, "sm_90": 233472}[arch]
-    for tile in tensor_cores.TILES:
-        monkeypatch.setattr(tensor_cores, "TILES", (tile,))
+    for tile in gpu_tiles.WARP_TILES:
+        monkeypatch.setattr(gpu_tiles, "WARP_TILES", (tile,))
         function = multiply(2 * tile.rows, 2 * tile.columns, 256)
         scheduled, rules = gpu.schedule_for_gpu(tvm.IRModule({"product": function}), target)
         assert list(rules.values()) == ["tensor_cores"]

@@ -184,7 +184,7 @@ def emit_plain_product(
     ):
         return None
     product = PlainProduct(sizes[0], outputs, inputs, tuple(sizes[2:]))
-    points = plain_products.choose_tile(product, cpu).rows
+    points = candidates.choose_packing_tile(product.outputs, product.pixels, cpu).rows
     rows = rewriter.pad_to_multiples(rewriter.reshape(kernel, [outputs, inputs]), [points])
     packed = rewriter.rearrange(rows, [-(-outputs // points), points, inputs], [0, 2, 1])
     return _emit_product(rewriter, PlainConvolution(product, [packed, data]))

@@ -10,7 +10,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -12,9 +12,6 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import find_nodes, replace_variables
 from tvmflow.compiler.schedules.blocks import REDUCTION, list_all_blocks, uses
-
-VECTOR: Final = 4
-"""The numbers that a thread loads or stores at once: 16 bytes of float32."""
 
 
 def is_reduction(schedule: Schedule, handle: Any) -> bool:

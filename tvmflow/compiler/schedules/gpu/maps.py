@@ -9,11 +9,10 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
 from tvmflow.compiler.schedules.blocks import depends_on, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
-    VECTOR,
     element_stride,
     find_read,
     fuse_before,

@@ -9,7 +9,7 @@ it reads is stored: threads copy the tile of it that they need next into shared 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -17,11 +17,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device, Tile, choose_depth, choose_tile
 from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
-    VECTOR,
     element_stride,
     find_read,
     fuse_after,
@@ -37,16 +36,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 
 # Rows or columns below this are left to rules without tiles.
 _MIN_SIDE: Final = 4
-# The share of multiplications among the instructions of a thread with so many results.
-_EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
-# A number that is copied from the memory of the GPU takes as long as so many products.
-_LOAD_COST: Final = 8
-_MORE_REGISTERS: Final = 32
-# Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the same unit
-# of time. The numbers of a step are loaded during the one before.
-_LANES: Final = 128
-_WAIT: Final = 800
-_GROUPS: Final = (1, 2, 4, 8)
 _DTYPE_INDEX: Final = "int64"
 
 
@@ -57,53 +46,6 @@ _KINDS: Final = {
     (False, True, True): "second",
     (True, True, False): "depth",
 }
-
-
-class Tile(NamedTuple):
-    """The part of a result that a block of threads computes.
-
-    Attributes:
-        rows: Its rows.
-        columns: Its columns.
-        down: The threads along its rows.
-        across: The threads along its columns.
-        groups: Groups of so many threads, each of which adds up a part of the depth.
-    """
-
-    rows: int
-    columns: int
-    down: int
-    across: int
-    groups: int = 1
-
-    @property
-    def threads(self) -> int:
-        """The threads of a group."""
-        return self.down * self.across
-
-    @property
-    def results(self) -> int:
-        """The results of a thread."""
-        return self.rows * self.columns // self.threads
-
-
-TILES: Final = (
-    Tile(128, 128, 16, 16),
-    Tile(128, 64, 16, 16),
-    Tile(64, 128, 8, 32),
-    Tile(64, 64, 8, 16),
-    Tile(128, 32, 16, 8),
-    Tile(32, 128, 4, 32),
-    Tile(32, 64, 8, 16),
-    Tile(64, 32, 16, 8),
-    Tile(16, 128, 4, 32),
-    Tile(16, 64, 4, 16),
-    Tile(32, 32, 8, 8),
-    Tile(16, 32, 8, 8),
-    Tile(32, 16, 16, 4),
-    Tile(16, 16, 16, 4),
-)
-"""The tiles that are tried, the largest first."""
 
 
 class Product(NamedTuple):
@@ -143,8 +85,8 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
     product = find_product(schedule)
     if product is None:
         return None
-    depth = _choose_depth(product.lengths["depth"])
-    tile = _choose_tile(product.lengths, depth, device)
+    depth = choose_depth(product.lengths["depth"])
+    tile = choose_tile(product.lengths, depth, device)
     return None if tile is None else _apply_tile(schedule, product, tile, depth)
 
 
@@ -283,49 +225,6 @@ def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
     # whole vectors begin at multiples of their size: rows of odd lengths do not
     is_aligned = all(stride is not None and stride % VECTOR == 0 for stride in others)
     return VECTOR if count % VECTOR == 0 and is_aligned else 1
-
-
-# ---------------------------------------------------------------- tiles
-
-
-def _choose_depth(depth: int) -> int:
-    """Return how much of the depth is in shared memory at once: what wastes least, of equals the most."""
-    return min((16, 8, 4), key=lambda part: (-(-depth // part) * part, -part))
-
-
-def _choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | None:
-    """Return the tile with the least estimated time."""
-
-    def estimate(tile: Tile) -> float:
-        blocks = lengths["batch"] * math.prod(
-            -(-lengths[kind] // size)
-            for kind, size in (("row", tile.rows), ("column", tile.columns))
-        )
-        loads = _LOAD_COST * (tile.rows + tile.columns) / tile.threads
-        work = depth * (tile.results / _EFFICIENCY[tile.results] + loads)
-        steps = -(-lengths["depth"] // (depth * tile.groups))
-        on_each = -(-blocks // device.units) * tile.groups * tile.threads
-        return steps * max(work * on_each / _LANES, _WAIT)
-
-    return min(_list_fitting(depth, device), key=estimate, default=None)
-
-
-def _list_fitting(depth: int, device: Device) -> Iterator[Tile]:
-    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
-    for tile in (tile._replace(groups=groups) for groups in _GROUPS for tile in TILES):
-        sums = tile.rows * tile.columns if tile.groups > 1 else 0
-        numbers = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
-        # its results, the numbers that it multiplies and those of the next step, and addresses
-        registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
-        if (
-            4 * tile.threads <= device.threads
-            # each thread adds up some results of all groups
-            and tile.groups <= tile.results
-            and 2 * tile.groups * tile.threads <= device.threads
-            and 4 * numbers <= device.shared_bytes
-            and registers <= device.registers
-        ):
-            yield tile
 
 
 # ---------------------------------------------------------------- the schedule

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,

@@ -6,9 +6,6 @@ a square are in its registers is not known: it loads squares from shared memory,
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
 from typing import Any, Final
 
 import tvm
@@ -16,10 +13,17 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, Schedule
 
-from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.contraction.gpu_tiles import (
+    ROW_OFFSET,
+    SIDE,
+    VECTOR,
+    WARP,
+    Device,
+    Tile,
+    choose_warp_tile,
+)
 from tvmflow.compiler.schedules.blocks import list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
-    VECTOR,
     fuse_after,
     fuse_before,
     fuse_epilogue,
@@ -29,7 +33,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 )
 from tvmflow.compiler.schedules.gpu.products import (
     Product,
-    Tile,
     divide_copy,
     divide_groups,
     find_position,
@@ -39,37 +42,8 @@ from tvmflow.compiler.schedules.gpu.products import (
 )
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 
-SIDE: Final = 16
-"""The rows, columns and depth of a square."""
-
-# Bytes of a number of an operand, and of a result.
-_BYTES: Final = 2
-_RESULT_BYTES: Final = 4
-# Rows that begin in different banks of shared memory are loaded at once.
-_ROW_OFFSET: Final = SIDE // 2
-# Of the numbers that are multiplied, at least so many must be of the product, and not fill squares up.
-_LEAST_USE: Final = 0.25
-# Cycles for copies to shared memory that threads wait for.
-_WAIT: Final = 100
 # Targets of CUDA have the same intrinsics.
 _ANY_TARGET: Final = {"kind": "cuda"}
-# The threads of a warp.
-_LANES: Final = 32
-
-TILES: Final = (
-    Tile(128, 128, 2, 4),
-    Tile(128, 64, 4, 2),
-    Tile(64, 128, 2, 4),
-    Tile(64, 64, 2, 2),
-    Tile(32, 128, 2, 2),
-    Tile(128, 32, 4, 1),
-    Tile(64, 32, 4, 1),
-    Tile(32, 64, 2, 2),
-    Tile(16, 128, 1, 4),
-    Tile(32, 32, 2, 2),
-    Tile(16, 64, 1, 4),
-)
-"""The tiles that are tried, the largest first; their threads are warps."""
 
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
@@ -86,11 +60,7 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
         product = find_product(schedule)
     if product is None or product.left == 1:
         return None
-    choice = min(
-        _list_fitting(product.lengths, device),
-        key=lambda choice: _estimate(product.lengths, choice[0], choice[1], device),
-        default=None,
-    )
+    choice = choose_warp_tile(product.lengths, device)
     if choice is None:
         return None
     load_intrinsics(_ANY_TARGET)
@@ -128,52 +98,6 @@ def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
     return Schedule(tvm.IRModule({"main": function.with_body(body)}), seed=1)
 
 
-# ---------------------------------------------------------------- tiles
-
-
-def _list_fitting(lengths: dict[str, int], device: Device) -> Iterator[tuple[Tile, int]]:
-    """Yield tiles, and the depth in shared memory at once, that a device has room for and a product fills."""
-    for tile, depth in itertools.product(TILES, (2 * SIDE, SIDE)):
-        sizes = {"row": tile.rows, "column": tile.columns, "depth": depth}
-        use = math.prod(
-            lengths[kind] / _round_up(lengths[kind], size) for kind, size in sizes.items()
-        )
-        left = _BYTES * tile.rows * (depth + _ROW_OFFSET)
-        right = _BYTES * depth * (tile.columns + _ROW_OFFSET)
-        result = _RESULT_BYTES * SIDE * tile.down * tile.columns
-        if (
-            tile.threads * _LANES <= device.threads
-            and left + right + result <= device.shared_bytes
-            and use >= _LEAST_USE
-            # TVM would put a smaller result, of float32, where an operand was, and fail to address it
-            and result > max(left, right)
-        ):
-            yield tile, depth
-
-
-def _round_up(length: int, size: int) -> int:
-    return -(-length // size) * size
-
-
-def _estimate(lengths: dict[str, int], tile: Tile, depth: int, device: Device) -> float:
-    """Return the time of a product with a tile, in no unit.
-
-    For a depth of 16, a compute unit of an A100 takes 4 cycles to multiply two squares, 4 to load a square
-    from shared memory, and 1 for 64 bytes of the memory of the GPU.
-    """
-    blocks = lengths["batch"] * math.prod(
-        -(-lengths[kind] // size) for kind, size in (("row", tile.rows), ("column", tile.columns))
-    )
-    down, across = tile.rows // tile.down // SIDE, tile.columns // tile.across // SIDE
-    cycles = 4 * tile.threads * (down * across + down + across) + (tile.rows + tile.columns) / 2
-    steps = -(-lengths["depth"] // depth)
-    work = steps * (cycles * depth / SIDE + _WAIT)
-    threads = tile.threads * _LANES
-    return device.estimate_time(
-        blocks, threads, work / threads, tile.rows * tile.columns // threads
-    )
-
-
 # ---------------------------------------------------------------- the schedule
 
 
@@ -204,7 +128,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     stored = schedule.cache_write(main, 0, "wmma.accumulator")
     _store_result(schedule, stored, result, product, warp, length(schedule, down))
 
-    threads = tile._replace(down=warps, across=_LANES)
+    threads = tile._replace(down=warps, across=WARP)
     copies = []
     for operand, by_depth, lanes in (
         (1, product.right_by_depth, product.right_lanes),
@@ -215,7 +139,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         if by_depth:
             # neighbors read along the other axis than they write
             schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
-        schedule.storage_align(shared, 0, axis=1, factor=SIDE, offset=_ROW_OFFSET)
+        schedule.storage_align(shared, 0, axis=1, factor=SIDE, offset=ROW_OFFSET)
         divide_copy(schedule, shared, threads, lanes)
         fuse_before(schedule, shared)
         copies.append(shared)
@@ -258,7 +182,7 @@ def _store_result(
     schedule.reorder(row, squares, column)
     lanes = VECTOR if product.stores_columns else 1
     fused = schedule.fuse(row, squares, column)
-    _, thread, vector = schedule.split(fused, [None, _LANES, lanes])
+    _, thread, vector = schedule.split(fused, [None, WARP, lanes])
     schedule.bind(thread, "threadIdx.x")
     fuse_after(schedule, result)
     if lanes > 1:

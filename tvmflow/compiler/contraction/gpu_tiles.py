@@ -1,0 +1,395 @@
+"""GPUs as kernels see them, and the tiles of products and of attention that take the least estimated time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import tvm
+
+# Compute units of NVIDIA's GPUs: those of the smallest board of an architecture, from NVIDIA's data sheets.
+_CUDA_UNITS: Final = {
+    "sm_50": 5,
+    "sm_52": 13,
+    "sm_53": 1,
+    "sm_60": 56,
+    "sm_61": 10,
+    "sm_62": 2,
+    "sm_70": 80,
+    "sm_72": 6,
+    "sm_75": 40,
+    "sm_80": 108,
+    "sm_86": 28,
+    "sm_87": 8,
+    "sm_89": 58,
+    "sm_90": 114,
+}
+# The oldest architecture with tensor cores that CUDA C is compiled for: LLVM has no code of TVM's for them.
+_TENSOR_CORES: Final = 75
+# Of GPUs of which nothing is known: what integrated ones have.
+_UNITS: Final = 16
+# The least that OpenCL, WebGPU and Metal promise.
+_THREADS: Final = 256
+_SHARED_BYTES: Final = 16384
+_LANES: Final = 32
+# Of 32 bits: with more, a compute unit holds too few threads.
+_REGISTERS: Final = {"cuda": 128, "nvptx": 128, "rocm": 128, "metal": 96}
+_FEW_REGISTERS: Final = 68
+# With so many results at once, and so many threads, a compute unit is busy while others wait.
+_BUSY_RESULTS: Final = 2048
+_BUSY_THREADS: Final = 128
+
+
+class Device(NamedTuple):
+    """The limits of a GPU.
+
+    Attributes:
+        threads: The most threads of a block.
+        shared_bytes: The most shared memory of a block.
+        lanes: The threads that compute in step (warp, subgroup).
+        units: The compute units that blocks are divided between.
+        registers: The most registers of a thread that leave enough threads for a compute unit.
+        has_tensor_cores: Whether kernels may multiply squares of float16 by units for it.
+    """
+
+    threads: int
+    shared_bytes: int
+    lanes: int
+    units: int
+    registers: int
+    has_tensor_cores: bool = False
+
+    @classmethod
+    def from_target(cls, target: tvm.target.Target) -> Device:
+        """Return the limits that a target states, and the least that such GPUs have where it states none."""
+
+        def limit(name: str, least: int) -> int:
+            value = target.attrs.get(name)
+            return int(value) if value is not None and int(value) > 1 else least
+
+        arch = str(target.attrs.get("arch", "")).rstrip("af")
+        return cls(
+            threads=limit("max_threads_per_block", _THREADS),
+            shared_bytes=limit("max_shared_memory_per_block", _SHARED_BYTES),
+            lanes=limit("thread_warp_size", _LANES),
+            units=_CUDA_UNITS.get(arch, _UNITS),
+            registers=_REGISTERS.get(str(target.kind.name), _FEW_REGISTERS),
+            has_tensor_cores=arch.removeprefix("sm_").isdigit() and int(arch[3:]) >= _TENSOR_CORES,
+        )
+
+    def estimate_time(self, blocks: int, threads: int, work: float, results: int) -> float:
+        """Return the time of blocks whose threads have so much work for some results, in no unit.
+
+        A compute unit with few threads is idle while these wait, unless each has several results to
+        work on (Volkov, Better performance at lower occupancy, 2010).
+        """
+        on_each = -(-blocks // self.units) * threads
+        return work * max(on_each, _BUSY_RESULTS // results, _BUSY_THREADS)
+
+
+# ---------------------------------------------------------------- products
+
+VECTOR: Final = 4
+"""The numbers that a thread loads or stores at once: 16 bytes of float32."""
+
+# The share of multiplications among the instructions of a thread with so many results.
+_EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
+# A number that is copied from the memory of the GPU takes as long as so many products.
+_LOAD_COST: Final = 8
+_MORE_REGISTERS: Final = 32
+# Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the same unit
+# of time. The numbers of a step are loaded during the one before.
+_PIPELINES: Final = 128
+_WAIT: Final = 800
+_GROUPS: Final = (1, 2, 4, 8)
+
+
+class Tile(NamedTuple):
+    """The part of a result that a block of threads computes.
+
+    Attributes:
+        rows: Its rows.
+        columns: Its columns.
+        down: The threads along its rows.
+        across: The threads along its columns.
+        groups: Groups of so many threads, each of which adds up a part of the depth.
+    """
+
+    rows: int
+    columns: int
+    down: int
+    across: int
+    groups: int = 1
+
+    @property
+    def threads(self) -> int:
+        """The threads of a group."""
+        return self.down * self.across
+
+    @property
+    def results(self) -> int:
+        """The results of a thread."""
+        return self.rows * self.columns // self.threads
+
+
+TILES: Final = (
+    Tile(128, 128, 16, 16),
+    Tile(128, 64, 16, 16),
+    Tile(64, 128, 8, 32),
+    Tile(64, 64, 8, 16),
+    Tile(128, 32, 16, 8),
+    Tile(32, 128, 4, 32),
+    Tile(32, 64, 8, 16),
+    Tile(64, 32, 16, 8),
+    Tile(16, 128, 4, 32),
+    Tile(16, 64, 4, 16),
+    Tile(32, 32, 8, 8),
+    Tile(16, 32, 8, 8),
+    Tile(32, 16, 16, 4),
+    Tile(16, 16, 16, 4),
+)
+"""The tiles that are tried, the largest first."""
+
+
+def choose_depth(depth: int) -> int:
+    """Return how much of the depth is in shared memory at once: what wastes least, of equals the most."""
+    return min((16, 8, 4), key=lambda part: (-(-depth // part) * part, -part))
+
+
+def choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | None:
+    """Return the tile with the least estimated time; None if none fits a GPU."""
+
+    def estimate(tile: Tile) -> float:
+        blocks = lengths["batch"] * math.prod(
+            -(-lengths[kind] // size)
+            for kind, size in (("row", tile.rows), ("column", tile.columns))
+        )
+        loads = _LOAD_COST * (tile.rows + tile.columns) / tile.threads
+        work = depth * (tile.results / _EFFICIENCY[tile.results] + loads)
+        steps = -(-lengths["depth"] // (depth * tile.groups))
+        on_each = -(-blocks // device.units) * tile.groups * tile.threads
+        return steps * max(work * on_each / _PIPELINES, _WAIT)
+
+    return min(_list_tiles(depth, device), key=estimate, default=None)
+
+
+def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
+    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
+    for tile in (tile._replace(groups=groups) for groups in _GROUPS for tile in TILES):
+        sums = tile.rows * tile.columns if tile.groups > 1 else 0
+        numbers = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
+        # its results, the numbers that it multiplies and those of the next step, and addresses
+        registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
+        if (
+            4 * tile.threads <= device.threads
+            # each thread adds up some results of all groups
+            and tile.groups <= tile.results
+            and 2 * tile.groups * tile.threads <= device.threads
+            and 4 * numbers <= device.shared_bytes
+            and registers <= device.registers
+        ):
+            yield tile
+
+
+# ---------------------------------------------------------------- tensor cores
+
+SIDE: Final = 16
+"""The rows, columns and depth of a square."""
+WARP: Final = 32
+"""The threads of a warp."""
+
+# Bytes of a number of an operand, and of a result.
+_BYTES: Final = 2
+_RESULT_BYTES: Final = 4
+ROW_OFFSET: Final = SIDE // 2
+"""Rows that begin in different banks of shared memory are loaded at once."""
+# Of the numbers that are multiplied, at least so many must be of the product, and not fill squares up.
+_LEAST_USE: Final = 0.25
+# Cycles for copies to shared memory that threads wait for.
+_WAIT_FOR_COPIES: Final = 100
+
+WARP_TILES: Final = (
+    Tile(128, 128, 2, 4),
+    Tile(128, 64, 4, 2),
+    Tile(64, 128, 2, 4),
+    Tile(64, 64, 2, 2),
+    Tile(32, 128, 2, 2),
+    Tile(128, 32, 4, 1),
+    Tile(64, 32, 4, 1),
+    Tile(32, 64, 2, 2),
+    Tile(16, 128, 1, 4),
+    Tile(32, 32, 2, 2),
+    Tile(16, 64, 1, 4),
+)
+"""The tiles that are tried, the largest first; their threads are warps."""
+
+
+def choose_warp_tile(lengths: dict[str, int], device: Device) -> tuple[Tile, int] | None:
+    """Return the tile for tensor cores with the least estimated time, and the depth in shared memory at once."""
+    return min(
+        _list_warp_tiles(lengths, device),
+        key=lambda choice: _estimate_warps(lengths, *choice, device),
+        default=None,
+    )
+
+
+def _list_warp_tiles(lengths: dict[str, int], device: Device) -> Iterator[tuple[Tile, int]]:
+    """Yield tiles, and the depth in shared memory at once, that a device has room for and a product fills."""
+    for tile, depth in itertools.product(WARP_TILES, (2 * SIDE, SIDE)):
+        sizes = {"row": tile.rows, "column": tile.columns, "depth": depth}
+        use = math.prod(
+            lengths[kind] / _round_up(lengths[kind], size) for kind, size in sizes.items()
+        )
+        left = _BYTES * tile.rows * (depth + ROW_OFFSET)
+        right = _BYTES * depth * (tile.columns + ROW_OFFSET)
+        result = _RESULT_BYTES * SIDE * tile.down * tile.columns
+        if (
+            tile.threads * WARP <= device.threads
+            and left + right + result <= device.shared_bytes
+            and use >= _LEAST_USE
+            # TVM would put a smaller result, of float32, where an operand was, and fail to address it
+            and result > max(left, right)
+        ):
+            yield tile, depth
+
+
+def _round_up(length: int, size: int) -> int:
+    return -(-length // size) * size
+
+
+def _estimate_warps(lengths: dict[str, int], tile: Tile, depth: int, device: Device) -> float:
+    """Return the time of a product with a tile, in no unit.
+
+    For a depth of 16, a compute unit of an A100 takes 4 cycles to multiply two squares, 4 to load a square
+    from shared memory, and 1 for 64 bytes of the memory of the GPU.
+    """
+    blocks = lengths["batch"] * math.prod(
+        -(-lengths[kind] // size) for kind, size in (("row", tile.rows), ("column", tile.columns))
+    )
+    down, across = tile.rows // tile.down // SIDE, tile.columns // tile.across // SIDE
+    cycles = 4 * tile.threads * (down * across + down + across) + (tile.rows + tile.columns) / 2
+    steps = -(-lengths["depth"] // depth)
+    work = steps * (cycles * depth / SIDE + _WAIT_FOR_COPIES)
+    threads = tile.threads * WARP
+    return device.estimate_time(
+        blocks, threads, work / threads, tile.rows * tile.columns // threads
+    )
+
+
+# ---------------------------------------------------------------- attention
+
+
+class AttentionSizes(NamedTuple):
+    """The sizes of attention: so many pairs of matrices, whose queries have a length of `depth`.
+
+    The length of a value is `values`.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    depth: int
+    values: int
+
+
+# What a thread needs besides sums and operands, such as addresses.
+_ATTENTION_REGISTERS: Final = 20
+# An exponential takes as long as so many products.
+_EXPONENTIAL_COST: Final = 16
+# Where all threads wait for each other.
+_WAIT_COST: Final = 100
+
+
+class AttentionTile(NamedTuple):
+    """The division of a block of threads.
+
+    Attributes:
+        rows: The queries of a thread.
+        columns: The keys whose scores a thread computes at once.
+        values: The numbers of a result that a thread computes.
+        down: The threads along queries.
+        across: The threads along keys, and along the numbers of a result.
+    """
+
+    rows: int
+    columns: int
+    values: int
+    down: int
+    across: int
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return self.down * self.across
+
+    @property
+    def queries(self) -> int:
+        """The queries of a block."""
+        return self.rows * self.down
+
+    @property
+    def keys(self) -> int:
+        """The keys whose scores a block computes at once."""
+        return self.columns * self.across
+
+    @property
+    def query_stride(self) -> int:
+        """The distance of rows in shared memory that have a number for each query, in few banks."""
+        return self.queries + VECTOR
+
+    @property
+    def key_stride(self) -> int:
+        """The same for each key."""
+        return self.keys + VECTOR
+
+    @property
+    def value_stride(self) -> int:
+        """The distance of values in shared memory."""
+        return self.values * self.across
+
+    def shared_sizes(self, depth: int) -> tuple[int, int, int, int]:
+        """Return the numbers in shared memory: queries, keys or values, weights, and parts of sums."""
+        return (
+            depth * self.query_stride,
+            max(depth * self.key_stride, self.keys * self.value_stride),
+            self.keys * self.query_stride,
+            self.queries * self.across,
+        )
+
+
+def choose_attention_tile(sizes: AttentionSizes, device: Device) -> AttentionTile | None:
+    """Return the tile with the least estimated time; None if none fits the GPU."""
+
+    def estimate(tile: AttentionTile) -> float:
+        blocks = sizes.batch * -(-sizes.queries // tile.queries)
+        scores, results = tile.rows * tile.columns, tile.rows * tile.values
+        products = sizes.depth * (scores + tile.rows + tile.columns)
+        products += tile.keys * (results + tile.rows + tile.values)
+        copied = tile.keys * (sizes.depth + sizes.values) / tile.threads
+        work = products + _EXPONENTIAL_COST * scores + _LOAD_COST * copied + 3 * _WAIT_COST
+        steps = -(-sizes.keys // tile.keys)
+        return device.estimate_time(blocks, tile.threads, steps * work, results)
+
+    return min(_list_attention_tiles(sizes, device), key=estimate, default=None)
+
+
+def _list_attention_tiles(sizes: AttentionSizes, device: Device) -> Iterator[AttentionTile]:
+    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
+    for across in (4, 8, 16, 32):
+        values = -(-sizes.values // across)
+        values = values if values in (1, 2) else -(-values // VECTOR) * VECTOR
+        for down in (4, 8, 16):
+            for rows in (2, 4):
+                for columns in (1, 2, 4):
+                    tile = AttentionTile(rows, columns, values, down, across)
+                    sums = rows * (columns + values + 2)
+                    registers = sums + 2 * VECTOR + _ATTENTION_REGISTERS
+                    if (
+                        tile.threads >= device.lanes
+                        and 4 * tile.threads <= device.threads
+                        and registers <= device.registers
+                        and 4 * sum(tile.shared_sizes(sizes.depth)) <= device.shared_bytes
+                    ):
+                        yield tile
