@@ -14,6 +14,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvmflow.compiler.contraction.machine import (
     list_masked_types,
 )
+from tvmflow.compiler.contraction.packed import LAST_LANES
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -24,8 +25,6 @@ from tvmflow.compiler.ir import (
     simplify_indices,
 )
 
-LAST_LANES: Final = "tvmflow.last_lanes"
-"""The annotation of a loop over the numbers of a last vector: how many lanes that has."""
 _DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 

@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.contraction.machine import list_masked_types
+from tvmflow.compiler.contraction.packed import LAST_LANES
 from tvmflow.compiler.ir import (
     find_nodes,
     kernel_pass,
@@ -28,7 +29,7 @@ from tvmflow.compiler.ir import (
     rewrite_nodes,
     simplify_indices,
 )
-from tvmflow.compiler.last_vectors import LAST_LANES, as_int, list_terms, may_mask
+from tvmflow.compiler.last_vectors import as_int, list_terms, may_mask
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.compiler.contraction.machine import (
     BROADCAST,
@@ -538,6 +538,15 @@ def pad_rows(
 # ---------------------------------------------------------------- blocks of rows
 # Kernels that pack a matrix while they run multiply it with some rows at a time. A smaller tile computes their last
 # vectors, so that nothing is tested.
+
+
+# The most rows of a tile where their number is open: the last tile should compute few others.
+_MAX_OPEN_ROWS: Final = 4
+
+
+def most_tile_rows(rows: Any) -> int:
+    """Return the most rows of a tile, of a number of rows that may be open."""
+    return MAX_ROWS if isinstance(rows, int) else _MAX_OPEN_ROWS
 
 
 class RowBlock(NamedTuple):

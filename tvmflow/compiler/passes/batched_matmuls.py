@@ -12,23 +12,24 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.contraction.candidates import MAX_ROWS, choose_row_block
+from tvmflow.compiler.contraction.candidates import MAX_ROWS, choose_row_block, most_tile_rows
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.contraction.packed import (
+    FLOAT,
+    Batches,
+    Columns,
+    Product,
+    allocate,
+    count_rows,
+    emit_batches,
+    iterate_vectors,
+    pack,
+)
 from tvmflow.compiler.open_sizes import IrSize, count_elements, divide_up, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
-from tvmflow.compiler.tir_kernels.batches import Batches, Operand, contiguous, emit_batches
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.tiles import (
-    FLOAT,
-    Columns,
-    Product,
-    Workspace,
-    count_rows,
-    iterate_vectors,
-    max_points_of,
-    pack,
-)
+from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
 
 
 def pack_batched_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -125,13 +126,13 @@ def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> Non
     *outer, typical_rows, typical_width, typical_depth = product.typical
     count = -(-typical_width // cpu.lanes)
     together, ((points, vectors),) = choose_row_block(
-        typical_rows, (count,), MAX_ROWS, max_points_of(rows), cpu
+        typical_rows, (count,), MAX_ROWS, most_tile_rows(rows), cpu
     )
     columns = Columns(width, cpu.lanes, vectors)
     left, right = product.left.matrices, product.right.matrices
     out = contiguous(product.shape, range(len(product.shape)))
 
-    def pack_right(group: Any, packed: Sequence[Workspace], slot: Any) -> None:
+    def pack_right(group: Any, packed: Sequence[Any], slot: Any) -> None:
         def source(row: Any, column: Any) -> Any:
             place = right.place(group * right.repeats, row, column)
             return tirx.BufferLoad(buffers[1], [place])
@@ -139,14 +140,14 @@ def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> Non
         base = slot * product.depth * columns.padded
         pack(source, right.column == 1, product.depth, columns, packed[0], base)
 
-    def multiply(matrix: Any, block: Any, packed: Sequence[Workspace], slot: Any) -> None:
+    def multiply(matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
         def source(row: Any, k: Any) -> Any:
             existing = block * together + row
             if is_open(rows) or rows % together:
                 existing = tirx.min(existing, rows - 1)
             return tirx.BufferLoad(buffers[0], [left.place(matrix, existing, k)])
 
-        result = Workspace.allocate(together * columns.padded)
+        result = allocate(together * columns.padded)
         base = slot * product.depth * columns.padded
         computed = count_rows(rows, block * together, together, points)
         factors = max(1, cpu.factor_lanes)

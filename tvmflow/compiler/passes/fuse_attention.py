@@ -13,13 +13,26 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.contraction.candidates import choose_row_block
+from tvmflow.compiler.contraction.candidates import choose_row_block, most_tile_rows
 from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.contraction.machine import (
     FUNCTION_VECTORS,
     LINE_FLOATS,
     MIN_PARALLEL_PRODUCTS,
     CpuModel,
+)
+from tvmflow.compiler.contraction.packed import (
+    FLOAT,
+    Batches,
+    Columns,
+    Product,
+    allocate,
+    count_rows,
+    emit_batches,
+    iterate_last,
+    iterate_pieces,
+    iterate_vectors,
+    pack,
 )
 from tvmflow.compiler.open_sizes import (
     IrSize,
@@ -39,26 +52,8 @@ from tvmflow.compiler.tir_kernels.attention import (
     Typical,
     make_gpu_kernel,
 )
-from tvmflow.compiler.tir_kernels.batches import (
-    Batches,
-    Operand,
-    StridedMatrices,
-    contiguous,
-    emit_batches,
-)
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.tiles import (
-    FLOAT,
-    Columns,
-    Product,
-    Workspace,
-    count_rows,
-    iterate_last,
-    iterate_pieces,
-    iterate_vectors,
-    max_points_of,
-    pack,
-)
+from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices, contiguous
 
 _log = logging.getLogger(__name__)
 
@@ -354,7 +349,7 @@ class _Emitter:
         typical = attention.typical
         padded_keys = -(-typical.keys // cpu.lanes) * cpu.lanes
         max_rows = max(4, cpu.cached_data_bytes // 4 // padded_keys)
-        points = max_points_of(attention.queries)
+        points = most_tile_rows(attention.queries)
         counts = tuple(-(-size // cpu.lanes) for size in (typical.keys, attention.values))
         self._rows, ((self._key_points, key_vectors), (self._value_points, value_vectors)) = (
             choose_row_block(typical.queries, counts, max_rows, points, cpu)
@@ -373,7 +368,7 @@ class _Emitter:
         parameters = self._attention.parameters
         with define_flat_kernel("attention", parameters, has_root=False) as (builder, buffers):
             *self._inputs, out = buffers
-            self._out = Workspace(out)
+            self._out = T.buffer_proxy(out)
             self._emit_batches()
         return builder.get()
 
@@ -398,7 +393,7 @@ class _Emitter:
             self._attend,
         )
 
-    def _pack(self, group: Any, packed: Sequence[Workspace], slot: Any) -> None:
+    def _pack(self, group: Any, packed: Sequence[Any], slot: Any) -> None:
         keys, values = packed
         a, matrix = self._attention, group * self._shared
         for position, depth, columns, target, size in (
@@ -409,16 +404,16 @@ class _Emitter:
             source = self._load(position, matrix)
             pack(source, is_contiguous, depth, columns, target, slot * size)
 
-    def _attend(self, matrix: Any, block: Any, packed: Sequence[Workspace], slot: Any) -> None:
+    def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
         """Emit the attention of a block of queries."""
         a, rows = self._attention, self._rows
         keys, values = packed
         factors = max(1, self._cpu.factor_lanes)
         first = block * rows
-        queries = Workspace.allocate(rows * a.depth)
-        scores = Workspace.allocate(rows * self._score_stride)
-        totals = Workspace.allocate(rows)
-        result = Workspace.allocate(rows * self._values.padded)
+        queries = allocate(rows * a.depth)
+        scores = allocate(rows * self._score_stride)
+        totals = allocate(rows)
+        result = allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
         scored = count_rows(a.queries, first, rows, self._key_points)
         Product(
@@ -462,7 +457,7 @@ class _Emitter:
         is_whole = not is_open(queries) and queries % self._rows == 0
         return row if is_whole else tirx.min(row, queries - 1)
 
-    def _copy_queries(self, matrix: Any, first: Any, queries: Workspace) -> None:
+    def _copy_queries(self, matrix: Any, first: Any, queries: Any) -> None:
         """Emit the copy of a block of queries, multiplied with the factors of the scores."""
         a = self._attention
         source, is_vector = self._load(0, matrix), a.operands[0].matrices.column == 1
@@ -474,9 +469,7 @@ class _Emitter:
                     value = value / factor if divides else value * factor
                 queries[row * a.depth + column] = value
 
-    def _softmax(
-        self, matrix: Any, query: Any, row: Any, scores: Workspace, totals: Workspace
-    ) -> None:
+    def _softmax(self, matrix: Any, query: Any, row: Any, scores: Any, totals: Any) -> None:
         """Emit the exponentials of a row of scores and their sum."""
         a, base = self._attention, row * self._score_stride
         lanes = self._count_side_by_side()
@@ -526,7 +519,7 @@ class _Emitter:
         elif rest:
             emit(rest)
 
-    def _end_row(self, matrix: Any, query: Any, row: Any, rest: IrSize, scores: Workspace) -> None:
+    def _end_row(self, matrix: Any, query: Any, row: Any, rest: IrSize, scores: Any) -> None:
         """Emit the steps on the scores of keys that fill no vector, and -∞ for the lanes behind them."""
         a, key = self._attention, self._attention.keys - rest
         place = row * self._score_stride + key
@@ -542,9 +535,7 @@ class _Emitter:
             other = tirx.min(score, lowest) + lowest
             scores[place + lane] = tirx.Select(lane < rest, score, other)
 
-    def _find_largest(
-        self, matrix: Any, query: Any, row: Any, scores: Workspace, largest: Any
-    ) -> None:
+    def _find_largest(self, matrix: Any, query: Any, row: Any, scores: Any, largest: Any) -> None:
         """Emit the steps on whole vectors of a row of scores, and the largest score of each lane."""
         a, base = self._attention, row * self._score_stride
         whole = a.keys // self._lanes * self._lanes
@@ -583,9 +574,7 @@ class _Emitter:
                 T.buffer_store(vector, function(*halves), [lane])
             width //= 2
 
-    def _write(
-        self, matrix: Any, first: Any, row: Any, result: Workspace, totals: Workspace
-    ) -> None:
+    def _write(self, matrix: Any, first: Any, row: Any, result: Any, totals: Any) -> None:
         a = self._attention
         for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
             value = result[row * self._values.padded + column] / totals[row]

@@ -13,10 +13,10 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.contraction.packed import iterate_vectors
 from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
 
 _FUNCTIONS: Final[Mapping[str, tuple[Callable[[Any, Any], Any], int]]] = {
     "relax.cumsum": (tirx.Add, 0),

@@ -13,13 +13,13 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import MIN_LANES
+from tvmflow.compiler.contraction.packed import positive
 from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
 from tvmflow.compiler.passes import place_reductions
 from tvmflow.compiler.passes.place_reductions import COMPARED_DTYPES, PlaceReduction, has_vectors
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import (
     define_flat_kernel,
-    positive,
     with_own_sizes,
 )
 

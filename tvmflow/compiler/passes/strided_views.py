@@ -12,12 +12,15 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
-from tvmflow.compiler.tir_kernels.batches import StridedMatrices, StridedView, find_strides
+from tvmflow.compiler.tir_kernels.strides import StridedMatrices, StridedView
 
 _Array = np.ndarray[Any, Any]
 
-# The places of a larger tensor are not worth the memory.
-_MAX_PLACES: Final = 1 << 24
+_VIEWS: Final = (
+    *("reshape", "expand_dims", "squeeze"),
+    *("permute_dims", "broadcast_to", "take", "strided_slice"),
+)
+"""The operators whose results are read in their operands, where these have strides."""
 
 
 class MatrixView(NamedTuple):
@@ -63,17 +66,16 @@ def find_view(
 def _find_matrices(
     flow: ir.DataFlow, tensor: Any, calls: Sequence[Any], batch: Sequence[IrSize]
 ) -> StridedMatrices | None:
-    """Return how matrices lie in a tensor; None if they have no strides, arguments as of `_follow`."""
+    """Return how matrices lie in a tensor; None if they have no strides."""
     shapes = [sizes_of(expr) for expr in (tensor, *calls) if expr is not None]
-    if None in shapes or not any(is_open(n) for shape in (batch, *shapes) for n in shape or ()):
-        places = _follow(flow, tensor, calls)
-        return None if places is None else find_strides(places, batch)
-    view = _follow_open(flow, tensor, calls)
+    if any(shape is not None and 0 in shape for shape in shapes):
+        return None
+    view = _follow(flow, tensor, calls)
     return view.matrices(batch) if view is not None and len(view.axes) > 1 else None
 
 
-def _follow_open(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
-    """Return a view of a tensor with open sizes; None if it is not known, arguments as of `_follow`."""
+def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
+    """Return a view of a tensor after some calls, the last one first; None if it is not known."""
     view: StridedView | None = StridedView.of_tensor(sizes_of(tensor) or ())
     before = sizes_of(tensor)
     for call in reversed(calls):
@@ -167,7 +169,7 @@ def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
     if value is None:
         return None
     name = ir.operator_name(value)
-    if name in _RULES:
+    if name.removeprefix("relax.") in _VIEWS:
         return value.args[0], value, None
     if with_factors and name in ("relax.multiply", "relax.divide"):
         data, factor = value.args
@@ -189,60 +191,7 @@ def is_scalar(expr: Any) -> bool:
     return shape is not None and math.prod(shape) == 1 and ir.is_float32(expr)
 
 
-def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> _Array | None:
-    """Return for each element of a view its place in the tensor; None if that is not known.
-
-    Args:
-        flow: The data flow of the function.
-        tensor: The tensor.
-        calls: The calls between the view and the tensor, the last one first.
-    """
-    shape = ir.shape_of(tensor)
-    if shape is None or math.prod(shape) > _MAX_PLACES:
-        return None
-    places: _Array = np.arange(math.prod(shape)).reshape(shape)
-    for call in reversed(calls):
-        if call is None:
-            continue
-        result = ir.shape_of(call)
-        if result is None or math.prod(result) > _MAX_PLACES:
-            return None
-        moved: _Array | None
-        if isinstance(call, relax.TupleGetItem):
-            moved = read_split(flow.values[call.tuple_value], places, call.index)
-        else:
-            moved = _RULES[ir.operator_name(call)](flow, call, places)
-        if moved is None or moved.shape != result:
-            return None
-        places = moved
-    return places if places.ndim >= 2 else None
-
-
 # ---------------------------------------------------------------- rules
-
-
-def _reshape(_: ir.DataFlow, call: Any, places: _Array) -> _Array:
-    return places.reshape(ir.known_shape(call))
-
-
-def _permute(_: ir.DataFlow, call: Any, places: _Array) -> _Array:
-    axes = call.attrs.axes
-    return places.transpose(None if axes is None else [int(axis) for axis in axes])
-
-
-def _broadcast(_: ir.DataFlow, call: Any, places: _Array) -> _Array:
-    return np.broadcast_to(places, ir.known_shape(call))
-
-
-def _take(flow: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
-    index = _find_integer(flow, call.args[1])
-    if index is None or call.attrs.axis is None:
-        return None
-    axis = int(call.attrs.axis)
-    if not -places.shape[axis] <= index < places.shape[axis]:
-        return None
-    part: _Array = np.take(places, index, axis)
-    return part.reshape(ir.known_shape(call))
 
 
 def read_slice(call: Any, places: _Array) -> _Array | None:
@@ -271,15 +220,6 @@ def read_split(call: Any, places: _Array, index: int) -> _Array:
         cuts = [int(cut) for cut in sections]
     part: _Array = np.split(places, cuts, axis)[index]
     return part
-
-
-_RULES: Final[Mapping[str, Callable[[ir.DataFlow, Any, _Array], _Array | None]]] = {
-    **dict.fromkeys(("relax.reshape", "relax.expand_dims", "relax.squeeze"), _reshape),
-    "relax.permute_dims": _permute,
-    "relax.broadcast_to": _broadcast,
-    "relax.take": _take,
-    "relax.strided_slice": lambda _, call, places: read_slice(call, places),
-}
 
 
 def _integer(expr: Any) -> Any:

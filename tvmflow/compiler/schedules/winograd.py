@@ -20,6 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import FLOAT_BYTES, CpuModel
+from tvmflow.compiler.contraction.packed import FLOAT
 from tvmflow.compiler.contraction.winograd import Split, TiledProduct, divide_open, list_splits
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import same_sizes
@@ -33,7 +34,6 @@ from tvmflow.compiler.schedules.blocks import (
 )
 from tvmflow.compiler.schedules.register_tiles import has_long_rows, schedule_window
 from tvmflow.compiler.tir_kernels import winograd
-from tvmflow.compiler.tir_kernels.tiles import FLOAT
 from tvmflow.compiler.tir_kernels.winograd import OpenConvolution
 
 _MAX_SCHEDULES: Final = 12

@@ -22,10 +22,10 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     Device,
     choose_attention_tile,
 )
+from tvmflow.compiler.contraction.packed import FLOAT
 from tvmflow.compiler.open_sizes import IrSize, is_open
-from tvmflow.compiler.tir_kernels.batches import Operand, StridedMatrices
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.tiles import FLOAT
+from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
 
 
 class ScoreStep(NamedTuple):

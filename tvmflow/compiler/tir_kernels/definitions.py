@@ -73,11 +73,6 @@ def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
     return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
 
 
-def positive(size: IrSize) -> IrSize:
-    """Return a size as a divisor: TVM takes some open ones for 0 (apache-tvm 0.27)."""
-    return tirx.max(size, 1) if is_open(size) else size
-
-
 def with_own_sizes(
     function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
 ) -> tuple[tirx.PrimFunc, list[Any]]:

@@ -17,8 +17,8 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import choose_packing_tile
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.contraction.packed import FLOAT, Accumulators, allocate
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.tiles import FLOAT, Sums, Workspace
 
 Activation = Callable[[Any], Any]
 """A sum -> the element of the result."""
@@ -97,7 +97,7 @@ class _Emitter(NamedTuple):
     def emit(self, matrix: Any, start: Any, vectors: int) -> None:
         """Emit the product of all rows and some columns; `start` is the first of these."""
         depth, width = self.product.depth, vectors * self.lanes
-        packed = Workspace.allocate(depth * width)
+        packed = allocate(depth * width)
         with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(self.lanes) as lane:
             column = v * self.lanes + lane
             place = (matrix * depth + k) * self.product.pixels + start + column
@@ -109,7 +109,7 @@ class _Emitter(NamedTuple):
             self._multiply(matrix, start, packed, groups, rest, vectors)
 
     def _multiply(
-        self, matrix: Any, start: Any, packed: Workspace, group: Any, rows: int, vectors: int
+        self, matrix: Any, start: Any, packed: Any, group: Any, rows: int, vectors: int
     ) -> None:
         """Emit the product of the first rows of a group and a tile."""
         depth, outputs, pixels = (
@@ -117,20 +117,19 @@ class _Emitter(NamedTuple):
             self.product.outputs,
             self.product.pixels,
         )
-        sums = Sums.allocate(rows, vectors, self.lanes)
+        sums = Accumulators.allocate(rows, vectors, self.lanes)
         for index, _, _ in sums.iterate():
-            sums.store(index, T.float32(0))
+            sums.buffer[index] = T.float32(0)
         with T.serial(depth) as k:
-            for index, point, column in sums.iterate():
-                place = (group * depth + k) * self.points + point
-                weight = tirx.BufferLoad(self.buffers[0], [place])
-                sums.store(
-                    index,
-                    sums.load(index) + weight * packed[k * (vectors * self.lanes) + column],
-                )
+            sums.add(
+                lambda row: tirx.BufferLoad(
+                    self.buffers[0], [(group * depth + k) * self.points + row]
+                ),
+                lambda column: packed[k * (vectors * self.lanes) + column],
+            )
         for index, point, column in sums.iterate():
             row = group * self.points + point
-            value = sums.load(index)
+            value = sums.buffer[index]
             if self.product.has_bias:
                 value = value + tirx.BufferLoad(self.buffers[2], [row])
             for activation in self.product.activations:

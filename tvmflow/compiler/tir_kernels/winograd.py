@@ -21,10 +21,9 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.choices import tile_size
+from tvmflow.compiler.contraction.packed import FLOAT, allocate, positive
 from tvmflow.compiler.contraction.winograd import KERNEL, Geometry, OpenBlocks
 from tvmflow.compiler.open_sizes import IrSize, divide_up, plain
-from tvmflow.compiler.tir_kernels.definitions import positive
-from tvmflow.compiler.tir_kernels.tiles import FLOAT, Workspace
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
@@ -380,7 +379,7 @@ class _OpenLoops:
             first = T.Bind(block * size)
             self._count = T.Bind(tirx.min(size, total - first))
             self._find_places(first, rows, columns)
-            data = Workspace.allocate(self._edge**2 * self._data_step)
+            data = allocate(self._edge**2 * self._data_step)
             with (
                 self._loop(_int64(self._inner), not blocks.in_blocks) as channel,
                 T.serial(self._count) as t,
@@ -388,7 +387,7 @@ class _OpenLoops:
                 self._transform_data(data, channel, t)
             groups = int(own.weights.shape[2]) // blocks.tile.vectors
             with self._loop(_int64(groups), not blocks.in_blocks) as group:
-                product = Workspace.allocate(self._edge**2 * self._product_step)
+                product = allocate(self._edge**2 * self._product_step)
                 self._multiply(data, product, group)
                 with T.serial(self._count) as t, T.serial(_int64(blocks.tile.vectors)) as vector:
                     self._transform_product(product, group, vector, t)
@@ -409,7 +408,7 @@ class _OpenLoops:
         """Emit image, row and column of a tile."""
         return [T.Bind(tirx.BufferLoad(self._places, [t * 3 + axis])) for axis in range(3)]
 
-    def _transform_data(self, data: Workspace, channel: Any, t: Any) -> None:
+    def _transform_data(self, data: Any, channel: Any, t: Any) -> None:
         own, edge = self._own, self._edge
         image, *corner = self._read_place(t)
         # a variable below 0 would be taken for one that is not (`open_tiles`)
@@ -442,7 +441,7 @@ class _OpenLoops:
                     T.buffer_store(patch, value, at)
                 self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
 
-    def _multiply(self, data: Workspace, product: Workspace, group: Any) -> None:
+    def _multiply(self, data: Any, product: Any, group: Any) -> None:
         points = self._blocks.tile.rows
         with T.serial(_int64(self._edge)) as i, T.serial(_int64(self._edge)) as j:
             with T.serial(self._count // points) as piece:
@@ -454,8 +453,8 @@ class _OpenLoops:
 
     def _multiply_tiles(
         self,
-        data: Workspace,
-        product: Workspace,
+        data: Any,
+        product: Any,
         group: Any,
         element: tuple[Any, Any],
         first: Any,
@@ -483,7 +482,7 @@ class _OpenLoops:
             place = number * self._product_step + (vector * limit + first + point) * self._lanes
             product[place + lane] = tirx.BufferLoad(sums, at)
 
-    def _transform_product(self, product: Workspace, group: Any, vector: Any, t: Any) -> None:
+    def _transform_product(self, product: Any, group: Any, vector: Any, t: Any) -> None:
         own, edge, tile = self._own, self._edge, self._own.tile
         image, row, column = self._read_place(t)
         base = (vector * self._blocks.limit + t) * self._lanes

@@ -1,32 +1,47 @@
-"""Products of two matrices that the model computes, as loops with their sums in registers.
+"""Products of two matrices that the model computes, as loops with their accumulators in registers.
 
-A tile is `vectors` of columns times `points`, which are rows (see `schedules.register_tiles`). The
-right matrix is packed first, so that the columns of a tile are one contiguous piece of memory.
-The functions emit TIR; they must be called within an `IRBuilder`.
+A register tile is `vectors` of columns times `rows`. The right matrix is packed first, so that the columns of a tile
+are one contiguous piece of memory. The functions emit TIR; they must be called within an `IRBuilder`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.candidates import MAX_ROWS
-from tvmflow.compiler.contraction.machine import PACKED_FLOATS
-from tvmflow.compiler.last_vectors import LAST_LANES
+from tvmflow.compiler.contraction.machine import BATCHES_PER_CORE, PACKED_FLOATS
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""
 
 FLOAT: Final = "float32"
+LAST_LANES: Final = "tvmflow.last_lanes"
+"""The annotation of a loop over the numbers of a last vector: how many lanes that has."""
 
-# The most rows of a tile where their number is open.
-_MAX_OPEN_POINTS: Final = 4
+
+def positive(size: IrSize) -> IrSize:
+    """Return a size as a divisor: TVM takes some open ones for 0 (apache-tvm 0.27)."""
+    return tirx.max(size, 1) if is_open(size) else size
+
+
+def allocate(size: IrSize, dtype: str = FLOAT) -> Any:
+    """Emit the allocation of a buffer of one axis."""
+    buffer = T.alloc_buffer((size,), dtype)
+    if is_open(size):
+        # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
+        buffer = T.decl_buffer((size,), dtype, data=buffer.data)
+    return T.buffer_proxy(buffer)
+
+
+def allocate_registers(*shape: int, dtype: str = FLOAT) -> Any:
+    """Emit the allocation of a buffer that LLVM holds in registers."""
+    return T.buffer_proxy(T.alloc_buffer(shape, dtype, scope="local"))
 
 
 class Columns(NamedTuple):
@@ -105,44 +120,17 @@ def iterate_last(count: IrSize, lanes: int) -> AbstractContextManager[Any]:
     return loop
 
 
-class Workspace(NamedTuple):
-    """A flat buffer, of which matrices are used."""
-
-    buffer: Any
-
-    @classmethod
-    def allocate(cls, size: IrSize) -> Workspace:
-        """Emit an allocation."""
-        buffer = T.alloc_buffer((size,), FLOAT)
-        if is_open(size):
-            # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
-            buffer = T.decl_buffer((size,), FLOAT, data=buffer.data)
-        return cls(buffer)
-
-    def __getitem__(self, index: Any) -> Any:
-        return tirx.BufferLoad(self.buffer, [index])
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        T.buffer_store(self.buffer, value, [index])
-
-
 def pack(
     source: Element,
     is_contiguous: bool,
     depth: IrSize,
     columns: Columns,
-    packed: Workspace,
+    packed: Any,
     base: Any,
 ) -> None:
     """Emit the packing of a matrix (depth, columns) into tiles, padded with zeros to whole vectors.
 
-    Args:
-        source: The matrix.
-        is_contiguous: True if the elements of a row are next to each other.
-        depth: The number of rows.
-        columns: The tiles of columns.
-        packed: Where to write it.
-        base: The place of its first tile.
+    The first tile is written at `base`. Elements of a row are next to each other in memory if it `is_contiguous`.
     """
     for start, count in columns.iterate():
         width = divide_up(count, columns.lanes) * columns.lanes
@@ -184,21 +172,13 @@ class Product(NamedTuple):
     factors: int = 1
     stride: IrSize | None = None
 
-    def emit(self, left: Element, packed: Workspace, base: Any, result: Workspace) -> None:
-        """Emit the product.
-
-        Args:
-            left: The rows.
-            packed: The right matrix, as `pack` writes it.
-            base: The place of its first tile.
-            result: Where to write the product.
-        """
+    def emit(self, left: Element, packed: Any, base: Any, result: Any) -> None:
+        """Emit the product of rows and what `pack` has written at a base."""
         for start, vectors in self.columns.iterate_tiles():
             for terms in self._iterate_terms(vectors * self.columns.lanes):
                 with T.serial(self.rows // self.points) as group:
-                    sums = Sums.allocate(self.points, vectors, self.columns.lanes)
                     corner = group * self.points, start
-                    self._emit_tile(left, packed, base, result, sums, corner, terms)
+                    self._emit_tile(left, packed, base, result, vectors, corner, terms)
 
     def _iterate_terms(self, width: int) -> Iterator[tuple[Any, IrSize]]:
         """Emit the loop over terms whose part of a tile stays in the cache; yield the first, and their number."""
@@ -225,10 +205,10 @@ class Product(NamedTuple):
     def _emit_tile(
         self,
         left: Element,
-        packed: Workspace,
+        packed: Any,
         base: Any,
-        result: Workspace,
-        sums: Sums,
+        result: Any,
+        vectors: int,
         corner: tuple[Any, Any],
         terms: tuple[Any, IrSize],
     ) -> None:
@@ -239,63 +219,103 @@ class Product(NamedTuple):
         def place(point: Any, column: Any) -> Any:
             return (row + point) * stride + start + column
 
+        tile, width = base + start * self.depth, vectors * self.columns.lanes
+        sums = Accumulators.allocate(self.points, vectors, self.columns.lanes)
         for index, point, column in sums.iterate():
             initial = T.float32(0)
             if is_open(self.depth) or count < self.depth:
                 zero = tirx.const(0, first.ty.dtype) if is_open(first) else 0
                 initial = tirx.Select(tirx.EQ(first, zero), initial, result[place(point, column)])
-            sums.store(index, initial)
-        tile, width = base + start * self.depth, sums.vectors * sums.lanes
+            sums.buffer[index] = initial
         with self._iterate_factors(count) as k:
-            for index, point, column in sums.iterate():
-                term = left(row + point, first + k) * packed[tile + (first + k) * width + column]
-                sums.store(index, sums.load(index) + term)
+            sums.add(
+                lambda point: left(row + point, first + k),
+                lambda column: packed[tile + (first + k) * width + column],
+            )
         for index, point, column in sums.iterate():
-            result[place(point, column)] = sums.load(index)
+            result[place(point, column)] = sums.buffer[index]
 
 
-class Sums(NamedTuple):
-    """The sums of a tile; LLVM holds them in registers."""
+class Accumulators(NamedTuple):
+    """The accumulators of a register tile: (rows, vectors, lanes)."""
 
     buffer: Any
-    points: int
+    rows: int
     vectors: int
     lanes: int
 
     @classmethod
-    def allocate(cls, points: int, vectors: int, lanes: int) -> Sums:
+    def allocate(cls, *shape: int) -> Accumulators:
         """Emit an allocation."""
-        shape = (points, vectors, lanes)
-        return cls(T.alloc_buffer(shape, FLOAT, scope="local"), *shape)
+        return cls(allocate_registers(*shape), *shape)
 
     def iterate(self) -> Iterator[tuple[list[Any], Any, Any]]:
-        """Emit loops over all sums; yield the index of a sum, its point and its column."""
-        with T.unroll(self.points) as p, T.unroll(self.vectors) as v, T.vectorized(self.lanes) as c:
+        """Emit loops over all accumulators; yield the index of one, its row and its column."""
+        with T.unroll(self.rows) as p, T.unroll(self.vectors) as v, T.vectorized(self.lanes) as c:
             yield [p, v, c], p, v * self.lanes + c
 
-    def load(self, index: list[Any]) -> Any:
-        """Return the expression that loads a sum."""
-        return tirx.BufferLoad(self.buffer, index)
-
-    def store(self, index: list[Any], value: Any) -> None:
-        """Emit the store of a sum."""
-        T.buffer_store(self.buffer, value, index)
-
-
-def max_points_of(rows: IrSize) -> int:
-    """Return the most rows of a tile: of an open number, the last tile should compute few others."""
-    return _MAX_OPEN_POINTS if is_open(rows) else MAX_ROWS
+    def add(self, left: Callable[[Any], Any], right: Callable[[Any], Any]) -> None:
+        """Emit the addition of a product of the values of a row and of a column."""
+        for index, row, column in self.iterate():
+            self.buffer[index] = self.buffer[index] + left(row) * right(column)
 
 
 def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
-    """Return how many rows of a block are computed: whole tiles, where the number of rows is open.
-
-    Args:
-        rows: The number of rows.
-        first: The first row of the block.
-        together: The rows of a block.
-        points: The rows of a tile.
-    """
+    """Return how many rows of a block of `together` are computed: whole tiles of an open number of rows."""
     if not is_open(rows):
         return together
     return tirx.min(divide_up(rows - first, points) * points, together)
+
+
+class Batches(NamedTuple):
+    """The parts of a kernel's work.
+
+    Attributes:
+        matrices: The number of matrices of the result.
+        shared: How many consecutive ones share the packed matrices.
+        blocks: The blocks of rows of each of them.
+        typical: About how many matrices there are, where their number is open.
+    """
+
+    matrices: IrSize
+    shared: int
+    blocks: IrSize
+    typical: int
+
+
+def emit_batches(
+    batches: Batches,
+    sizes: Sequence[IrSize],
+    cores: int,
+    pack: Callable[[Any, Sequence[Any], Any], None],
+    compute: Callable[[Any, Any, Sequence[Any], Any], None],
+) -> None:
+    """Emit the loops over the parts of a kernel's work.
+
+    Args:
+        batches: The parts.
+        sizes: The sizes of the packed matrices of a group that shares them.
+        cores: The cores that the work is divided for.
+        pack: Emits the packing for a group, into a slot of buffers.
+        compute: Emits a block of rows of a matrix, with the packed matrices in a slot of buffers.
+    """
+    groups, is_parallel = batches.matrices // batches.shared, cores > 1
+    if not is_parallel or batches.typical // batches.shared >= BATCHES_PER_CORE * cores:
+        with _loop(groups, is_parallel) as group:
+            packed = [allocate(size) for size in sizes]
+            pack(group, packed, 0)
+            with T.serial(batches.shared) as member, T.serial(batches.blocks) as block:
+                compute(group * batches.shared + member, block, packed, 0)
+        return
+    packed = [allocate(groups * size) for size in sizes]
+    with _loop(groups, is_parallel) as group:
+        pack(group, packed, group)
+    with _loop(batches.matrices * batches.blocks, is_parallel) as part:
+        blocks = positive(batches.blocks)
+        matrix = part // blocks
+        compute(matrix, part % blocks, packed, matrix // batches.shared)
+
+
+def _loop(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
+    loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
+    return loop

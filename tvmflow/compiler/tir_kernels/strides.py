@@ -1,20 +1,14 @@
-"""Kernels over batches of matrices, of which some are packed for the tiles of `tir_kernels.tiles`."""
+"""How a kernel reads the matrices of a tensor through reshapes, transposes, slices and broadcasts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tvm
-from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.machine import BATCHES_PER_CORE
+from tvmflow.compiler.contraction.packed import positive
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain, same_size
-from tvmflow.compiler.tir_kernels.definitions import positive
-from tvmflow.compiler.tir_kernels.tiles import Workspace
 
 
 class Operand(NamedTuple):
@@ -31,64 +25,6 @@ class Operand(NamedTuple):
     matrices: StridedMatrices
 
 
-class Batches(NamedTuple):
-    """The parts of a kernel's work.
-
-    Attributes:
-        matrices: The number of matrices of the result.
-        shared: How many consecutive ones share the packed matrices.
-        blocks: The blocks of rows of each of them.
-        typical: About how many matrices there are, where their number is open.
-    """
-
-    matrices: IrSize
-    shared: int
-    blocks: IrSize
-    typical: int
-
-
-def emit_batches(
-    batches: Batches,
-    sizes: Sequence[IrSize],
-    cores: int,
-    pack: Callable[[Any, Sequence[Workspace], Any], None],
-    compute: Callable[[Any, Any, Sequence[Workspace], Any], None],
-) -> None:
-    """Emit the loops over the parts of a kernel's work.
-
-    Args:
-        batches: The parts.
-        sizes: The sizes of the packed matrices of a group that shares them.
-        cores: The cores that the work is divided for.
-        pack: Emits the packing for a group, into a slot of buffers.
-        compute: Emits a block of rows of a matrix, with the packed matrices in a slot of buffers.
-    """
-    groups, is_parallel = batches.matrices // batches.shared, cores > 1
-    if not is_parallel or batches.typical // batches.shared >= BATCHES_PER_CORE * cores:
-        with _loop(groups, is_parallel) as group:
-            packed = [Workspace.allocate(size) for size in sizes]
-            pack(group, packed, 0)
-            with T.serial(batches.shared) as member, T.serial(batches.blocks) as block:
-                compute(group * batches.shared + member, block, packed, 0)
-        return
-    packed = [Workspace.allocate(groups * size) for size in sizes]
-    with _loop(groups, is_parallel) as group:
-        pack(group, packed, group)
-    with _loop(batches.matrices * batches.blocks, is_parallel) as part:
-        blocks = positive(batches.blocks)
-        matrix = part // blocks
-        compute(matrix, part % blocks, packed, matrix // batches.shared)
-
-
-def _loop(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
-    loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
-    return loop
-
-
-# ---------------------------------------------------------------- matrices in memory
-# How a kernel reads a tensor through reshapes, transposes, slices and broadcasts.
-
-_Array = np.ndarray[Any, Any]
 Digit = tuple[IrSize, IrSize]
 """A length and a stride."""
 
@@ -129,51 +65,8 @@ class StridedMatrices(NamedTuple):
         return int(length) if not is_open(length) and same_size(stride, 0) else 1
 
 
-def find_strides(places: _Array, batch: Sequence[int]) -> StridedMatrices | None:
-    """Return a tensor's places as strides; None if there are none.
-
-    Args:
-        places: The place of each element, of rank 2 or more; axes that are broadcast may have length 1.
-        batch: The shape of the batch of matrices, to which the outer axes are broadcast.
-    """
-    if places.size == 0:
-        return None
-    first = int(places.flat[0])
-    rows = places.reshape(-1, *places.shape[-2:])[0, :, 0] - first
-    columns = places.reshape(-1, *places.shape[-2:])[0, 0] - first
-    outer = places[..., 0, 0]
-    row, column = (int(axis[1]) if len(axis) > 1 else 0 for axis in (rows, columns))
-    expected = (
-        outer[..., None, None]
-        + row * np.arange(len(rows))[:, None]
-        + column * np.arange(len(columns))
-    )
-    digits = _find_digits(np.broadcast_to(outer, batch).reshape(-1) - first)
-    if digits is None or not np.array_equal(places, expected):
-        return None
-    return StridedMatrices(first, digits, row, column)
-
-
-def _find_digits(table: _Array) -> tuple[tuple[int, int], ...] | None:
-    """Return lengths and strides of digits whose products with their strides add up to a table of numbers."""
-    digits = []
-    while len(table) > 1:
-        step = int(table[1] - table[0])
-        lengths = (n for n in range(len(table), 1, -1) if len(table) % n == 0)
-        length = next((n for n in lengths if _repeats(table.reshape(-1, n), step)), None)
-        if length is None:
-            return None
-        digits.append((length, step))
-        table = table[::length]
-    return tuple(digits)
-
-
-def _repeats(table: _Array, step: int) -> bool:
-    return bool((table == table[:, :1] + step * np.arange(table.shape[1])).all())
-
-
 class StridedView(NamedTuple):
-    """The axes by which a tensor with open sizes is read, whose digits each have a stride.
+    """The axes by which a tensor is read, whose digits each have a stride.
 
     Attributes:
         offset: The place of the first element.
@@ -219,9 +112,10 @@ class StridedView(NamedTuple):
 
     def cut(self, axis: int, begin: int, step: int, length: int) -> StridedView | None:
         """Return some places along an axis of one digit; None for other axes."""
-        if len(self.axes[axis]) != 1:
-            return self if not self.axes[axis] and (begin, length) == (0, 1) else None
-        [(_, stride)] = self.axes[axis]
+        digits = _merge_digits(self.axes[axis])
+        if len(digits) != 1:
+            return self if not digits and (begin, length) == (0, 1) else None
+        [(_, stride)] = digits
         axes = list(self.axes)
         axes[axis] = ((length, stride * step),) if length > 1 else ()
         return StridedView(self.offset + begin * stride, tuple(axes))
@@ -290,12 +184,7 @@ def contiguous(shape: Sequence[IrSize], axes: Sequence[int]) -> StridedMatrices:
         axes: The axes in the order of memory.
     """
     written = [shape[axis] for axis in axes]
-    order = [int(axis) for axis in np.argsort(axes)]
-    if any(map(is_open, shape)):
-        open_strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])
-        assert open_strides is not None, "a permuted tensor has strides"
-        return open_strides
-    places = np.arange(math.prod(shape)).reshape(written)
-    strides = find_strides(places.transpose(np.argsort(axes)), shape[:-2])
+    order = sorted(range(len(axes)), key=axes.__getitem__)
+    strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])
     assert strides is not None, "a permuted tensor has strides"
     return strides
