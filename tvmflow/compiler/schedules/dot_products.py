@@ -24,6 +24,7 @@ from tvmflow.compiler.contraction.machine import (
     CpuModel,
 )
 from tvmflow.compiler.schedules.blocks import Block, find_loads
+from tvmflow.compiler.tir_kernels.definitions import add_narrow_products, call_llvm
 from tvmflow.compiler.tir_kernels.dot_products import (
     BFLOAT16,
     INTEGERS,
@@ -78,13 +79,11 @@ def _load_narrow_intrinsic(lanes: int) -> str:
 
     It adds four products of bytes to each sum, pairs of them as int16.
     """
-    instructions = PAIR_INSTRUCTIONS[lanes]
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
-        data = tirx.reinterpret(f"uint8x{4 * lanes}", words)
-        pairs = _call(instructions.multiply, f"int16x{2 * lanes}", data, weights)
-        ones = T.broadcast(T.int16(1), 2 * lanes)
-        return sums + _call(instructions.widen, f"int32x{lanes}", pairs, ones)
+        return add_narrow_products(
+            sums, tirx.reinterpret(f"uint8x{4 * lanes}", words), weights, lanes
+        )
 
     name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
     return _register_words(name, INTEGERS, ("uint8", "int8", "int32"), lanes, add)
@@ -96,8 +95,8 @@ def _load_pairs_intrinsic() -> str:
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret("int8x8", words)
-        products = _call("llvm.aarch64.neon.smull.v8i16", "int16x8", weights, data)
-        return sums + _call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
+        products = call_llvm("llvm.aarch64.neon.smull.v8i16", "int16x8", weights, data)
+        return sums + call_llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
 
     return _register_words(
         f"tvmflow.dot_int8_4x{PAIRS.terms}", PAIRS, ("int8", "int8", "int32"), 4, add
@@ -113,7 +112,7 @@ def _load_taps_intrinsic() -> str:
         numbers = weights.vload([0, 0], dtype="int8x16")
         factors = tirx.Shuffle([data.vload([0, 0], dtype="int8x16")], order)
         before = sums.vload([0], dtype="int32x4")
-        value = _call(DOT_INSTRUCTIONS["int8", 4], "int32x4", before, numbers, factors)
+        value = call_llvm(DOT_INSTRUCTIONS["int8", 4], "int32x4", before, numbers, factors)
         T.buffer_store(sums, value, [T.ramp(T.int32(0), 1, 4)])
 
     operands = (
@@ -278,10 +277,6 @@ def _expand(store: Any) -> Any:
     return body
 
 
-def _call(instruction: str, dtype: str, *operands: Any) -> Any:
-    return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(instruction), *operands, dtype=dtype)
-
-
 # ---------------------------------------------------------------- registering
 
 
@@ -415,7 +410,7 @@ def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
         data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)
         # the one that may be a lane of a vector comes last
         factors = (weights, data) if dtype == "int8" else (data, weights)
-        return _call(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", sums, *factors)
+        return call_llvm(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", sums, *factors)
 
     return _register_words(name, INTEGERS, (dtype, "int8", "int32"), lanes, add, scope)
 
@@ -440,7 +435,7 @@ def _register_matrices(
             return buffer.vload([first] + [0] * (len(buffer.shape) - 1), dtype=dtype)
 
         for half in range(2):
-            value = _call(
+            value = call_llvm(
                 MATRIX_INSTRUCTION,
                 "int32x4",
                 load(sums, half, "int32x4"),

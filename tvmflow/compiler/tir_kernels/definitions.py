@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.contraction.machine import PAIR_INSTRUCTIONS
 from tvmflow.compiler.open_sizes import (
     IrSize,
     divide_up,
@@ -61,6 +62,20 @@ def round_to_integer(number: Any) -> Any:
     """Return the integer (int32) nearest to a float32 number below 2²², of two the even one."""
     bits = tirx.reinterpret("int32", number + tirx.const(ROUNDING, "float32"))
     return bits - ROUNDING_BITS
+
+
+def call_llvm(instruction: str, dtype: str, *operands: Any) -> Any:
+    """Return the call of an intrinsic of LLVM."""
+    number = T.llvm_lookup_intrinsic_id(instruction)
+    return T.call_llvm_pure_intrin(number, *operands, dtype=dtype)
+
+
+def add_narrow_products(sums: Any, data: Any, weights: Any, lanes: int) -> Any:
+    """Return a vector of sums plus four products each of bytes and weights of 7 bits, pairs of them as int16."""
+    instructions = PAIR_INSTRUCTIONS[lanes]
+    pairs = call_llvm(instructions.multiply, f"int16x{2 * lanes}", data, weights)
+    ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)
+    return sums + call_llvm(instructions.widen, f"int32x{lanes}", pairs, ones)
 
 
 def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:

@@ -13,24 +13,26 @@ one group of weights are rounded to int8 with a scale of their own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.candidates import fill_registers
+from tvmflow.compiler.contraction.candidates import fill_registers, largest_divisor
 from tvmflow.compiler.contraction.machine import (
     DOT_INSTRUCTIONS,
     LINE_FLOATS,
     PAIR_INSTRUCTIONS,
     CpuModel,
 )
+from tvmflow.compiler.contraction.packed import allocate_registers
 from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import (
+    call_llvm,
     declare_buffer,
     define_kernel,
     round_to_integer,
@@ -211,11 +213,40 @@ def _emit_digits_or_floats(
             _FloatSums(product, machine, 1, buffers, out).emit()
 
 
+class _Vector(NamedTuple):
+    """A vector of columns of a tile, for some rows and one group of terms.
+
+    Attributes:
+        sums: The sums of the group.
+        vector: Which of their vectors it is.
+        tile: The tile.
+        column: Its first column in the tile.
+        first: The first row.
+        group: The group.
+    """
+
+    sums: Any
+    vector: int
+    tile: Any
+    column: Any
+    first: Any
+    group: Any
+
+
 class _Sums:
-    """Emits a kernel. Subclasses know how data are arranged, and how the sums of a group are computed."""
+    """Emits a kernel. Subclasses know how data are arranged, and how the sums of a group are computed.
+
+    They have `_allocate_data`, `_arrange_group` for a group of a row, and `_start`, `_add` and `_finish` for the sums of
+    a vector.
+    """
 
     _dtype: str
     """The dtype of the sums of a group."""
+    _allocate_data: Callable[[], None]
+    _arrange_group: Callable[[Any, Any], None]
+    _start: Callable[[_Vector], None]
+    _add: Callable[[_Vector, Any], None]
+    _finish: Callable[[_Vector, int, Any], Any]
 
     def __init__(
         self, product: GroupedProduct, machine: Machine, digits: int, buffers: Any, out: Any
@@ -257,26 +288,30 @@ class _Sums:
         widest = product.width // lanes
         divisors = (n for n in range(1, widest + 1) if widest % n == 0)
         vectors = fill_registers(divisors, points * self._digits, self._machine.registers)
-        totals = _allocate((points, product.width), _FLOAT)
+        totals = allocate_registers(points, product.width, dtype=_FLOAT)
         for point in range(points):
             for column in self._columns():
                 totals[point, column] = T.float32(0)
         parts = product.width // lanes // vectors
         with T.serial(product.groups) as group, T.serial(parts) as part:
-            sums = _allocate((points * self._digits, vectors, lanes), self._dtype)
-            places = [(part * vectors + vector) * lanes for vector in range(vectors)]
-            for vector, place in enumerate(places):
-                self._start(sums, tile, first, group, vector, place)
+            sums = allocate_registers(points * self._digits, vectors, lanes, dtype=self._dtype)
+            own = [
+                _Vector(sums, vector, tile, (part * vectors + vector) * lanes, first, group)
+                for vector in range(vectors)
+            ]
+            for at in own:
+                self._start(at)
             if product.scales_dtype == _FLOAT:
                 ahead = -(-product.words_ahead // product.words)
-                self._prefetch(self._scales, tile, group, places, ahead)
-            self._add_words(sums, tile, first, group, places)
-            for vector, place in enumerate(places):
+                self._prefetch(self._scales, own, group, ahead)
+            self._add_words(own)
+            for at in own:
                 for point in range(points):
                     with T.vectorized(lanes) as lane:
-                        scale = _to_float(self._scales[tile, group, place + lane])
-                        value = self._finish(sums, point, vector, lane, tile, first, group, place)
-                        totals[point, place + lane] = totals[point, place + lane] + scale * value
+                        column = at.column + lane
+                        scale = _to_float(self._scales[tile, group, column])
+                        value = self._finish(at, point, lane)
+                        totals[point, column] = totals[point, column] + scale * value
         columns = tile * product.width
         for point in range(points):
             for column in self._columns(product.columns % product.width != 0):
@@ -286,29 +321,26 @@ class _Sums:
                         guard.enter_context(T.Then())
                     self._out[first + point, columns + column] = totals[point, column]
 
-    def _add_words(
-        self, sums: Any, tile: Any, first: Any, group: Any, places: Sequence[Any]
-    ) -> None:
-        """Emit the sums of a group; `places` are those of vectors of columns in a tile."""
+    def _add_words(self, vectors: Sequence[_Vector]) -> None:
+        """Emit the sums of a group."""
         with T.serial(self._product.words) as index:
-            self._prefetch_words(tile, group * self._product.words + index, places)
-            for vector, place in enumerate(places):
-                self._add(sums, vector, tile, first, group, index, place)
+            self._prefetch_words(vectors, index)
+            for at in vectors:
+                self._add(at, index)
 
-    def _prefetch(
-        self, tensor: Any, tile: Any, row: Any, places: Sequence[Any], ahead: int
-    ) -> None:
+    def _prefetch(self, tensor: Any, vectors: Sequence[_Vector], row: Any, ahead: int) -> None:
         """Emit the prefetching of a later row of a tensor, which may be beyond its end: nothing is read there."""
         if self._machine.prefetches:
             # words have the size of a float32
-            for place in places[:: max(1, LINE_FLOATS // self._machine.lanes)]:
-                address = T.address_of(tensor[tile, row + ahead, place])
+            for at in vectors[:: max(1, LINE_FLOATS // self._machine.lanes)]:
+                address = T.address_of(tensor[at.tile, row + ahead, at.column])
                 # for reading, into all caches, as data
                 flags = map(T.int32, (0, 3, 1))
                 T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags))
 
-    def _prefetch_words(self, tile: Any, row: Any, places: Sequence[Any]) -> None:
-        self._prefetch(self._words, tile, row, places, self._product.words_ahead)
+    def _prefetch_words(self, vectors: Sequence[_Vector], index: Any) -> None:
+        row = vectors[0].group * self._product.words + index
+        self._prefetch(self._words, vectors, row, self._product.words_ahead)
 
     def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
         """Emit loops over the columns of a tile; yield the column."""
@@ -320,11 +352,9 @@ class _Sums:
             with T.serial(width // lanes) as vector, T.vectorized(lanes) as lane:
                 yield vector * lanes + lane
 
-    def _zero(self, tile: Any, group: Any, column: Any) -> Any:
-        """Return the zero point of a column, as float32."""
-        if self._zeros is None:
-            return T.float32(self._product.zero)
-        return _to_float(self._zeros[tile, group, column])
+    def _word(self, at: _Vector, index: Any, lanes: Any) -> Any:
+        """Return the words of some columns of a vector."""
+        return self._words[at.tile, at.group * self._product.words + index, lanes]
 
     def _read(self, row: Any, term: Any) -> Any:
         """Return a number of the data, 0 beyond the end of a sum."""
@@ -334,21 +364,6 @@ class _Sums:
         return tirx.if_then_else(
             inside, self._data[row, tirx.min(term, self._product.depth - 1)], T.float32(0)
         )
-
-    def _allocate_data(self) -> None:
-        raise NotImplementedError
-
-    def _arrange_group(self, row: Any, group: Any) -> None:
-        raise NotImplementedError
-
-    def _start(self, *place: Any) -> None:
-        raise NotImplementedError
-
-    def _add(self, *place: Any) -> None:
-        raise NotImplementedError
-
-    def _finish(self, *place: Any) -> Any:
-        raise NotImplementedError
 
 
 class _FloatSums(_Sums):
@@ -364,7 +379,7 @@ class _FloatSums(_Sums):
     def _arrange_group(self, row: Any, group: Any) -> None:
         """Emit the division of data by powers of two, and the sum of a group."""
         product = self._product
-        total = _allocate((product.terms,), _FLOAT)
+        total = allocate_registers(product.terms, dtype=_FLOAT)
         with T.vectorized(product.terms) as lane:
             total[lane] = T.float32(0)
         with T.serial(product.words) as index:
@@ -381,42 +396,33 @@ class _FloatSums(_Sums):
                 total[term] = total[term] + total[term + size]
         self._totals[row, group] = total[0]
 
-    def _start(self, sums: Any, tile: Any, first: Any, group: Any, vector: int, place: Any) -> None:
+    def _start(self, at: _Vector) -> None:
         for point in range(self._points):
             with T.vectorized(self._machine.lanes) as lane:
-                sums[point, vector, lane] = T.float32(0)
+                at.sums[point, at.vector, lane] = T.float32(0)
 
-    def _add(
-        self, sums: Any, vector: int, tile: Any, first: Any, group: Any, index: Any, place: Any
-    ) -> None:
-        product, lanes = self._product, self._machine.lanes
+    def _add(self, at: _Vector, index: Any) -> None:
+        product, sums = self._product, at.sums
         for term in range(product.terms):
             shift = term * product.bits
             mask = ((1 << product.bits) - 1) << (shift % _HALF_BITS)
-            with T.vectorized(lanes) as lane:
-                word = self._words[tile, group * product.words + index, place + lane]
+            with T.vectorized(self._machine.lanes) as lane:
+                word = self._word(at, index, at.column + lane)
                 if shift >= _HALF_BITS:
                     word = word >> T.int32(_HALF_BITS)
                 weight = tirx.Cast(_FLOAT, tirx.bitwise_and(word, T.int32(mask)))
+                place = at.group * product.group + index * product.terms + term
                 for point in range(self._points):
-                    number = self._arranged[
-                        first + point, group * product.group + index * product.terms + term
-                    ]
-                    sums[point, vector, lane] = sums[point, vector, lane] + number * weight
+                    number = self._arranged[at.first + point, place]
+                    own = sums[point, at.vector, lane]
+                    sums[point, at.vector, lane] = own + number * weight
 
-    def _finish(
-        self,
-        sums: Any,
-        point: int,
-        vector: int,
-        lane: Any,
-        tile: Any,
-        first: Any,
-        group: Any,
-        place: Any,
-    ) -> Any:
-        total = self._totals[first + point, group]
-        return sums[point, vector, lane] - self._zero(tile, group, place + lane) * total
+    def _finish(self, at: _Vector, point: int, lane: Any) -> Any:
+        total = self._totals[at.first + point, at.group]
+        zero: Any = T.float32(self._product.zero or 0)
+        if self._zeros is not None:
+            zero = _to_float(self._zeros[at.tile, at.group, at.column + lane])
+        return at.sums[point, at.vector, lane] - zero * total
 
 
 class _IntegerSums(_Sums):
@@ -436,7 +442,7 @@ class _IntegerSums(_Sums):
         product, digits = self._product, self._digits
         limit = _LARGEST if digits == 1 else _LARGEST_DIGIT << _BYTE * (digits - 1)
         # as integers, the bits of a NaN or an infinity are larger than those of all numbers
-        largest = _allocate((product.terms,), "int32")
+        largest = allocate_registers(product.terms, dtype="int32")
         with T.vectorized(product.terms) as lane:
             largest[lane] = T.int32(0)
         with T.serial(product.words) as index, T.vectorized(product.terms) as lane:
@@ -448,15 +454,15 @@ class _IntegerSums(_Sums):
             size //= 2
             for term in range(size):
                 largest[term] = tirx.max(largest[term], largest[term + size])
-        extreme, factor = _allocate((1,), _FLOAT), _allocate((1,), _FLOAT)
+        extreme, factor = allocate_registers(1, dtype=_FLOAT), allocate_registers(1, dtype=_FLOAT)
         extreme[0] = tirx.reinterpret(_FLOAT, largest[0])
         is_zero = extreme[0] <= T.float32(limit * 2.0**-126)
         factor[0] = tirx.Select(is_zero, T.float32(0), T.float32(limit) / extreme[0])
         self._data_scales[row, group] = extreme[0] * T.float32(1 / limit)
-        totals = _allocate((digits,), "int32")
+        totals = allocate_registers(digits, dtype="int32")
         for digit in range(digits):
             totals[digit] = T.int32(0)
-        number = _allocate((1,), "int32")
+        number = allocate_registers(1, dtype="int32")
         with T.serial(product.words) as index:
             for place in range(product.terms):
                 start = group * product.group + index * product.terms
@@ -477,14 +483,14 @@ class _IntegerSums(_Sums):
         halves = self._product.terms // _TERMS
         return place % _TERMS * halves + place // _TERMS
 
-    def _start(self, sums: Any, tile: Any, first: Any, group: Any, vector: int, place: Any) -> None:
+    def _start(self, at: _Vector) -> None:
         for point, digit in self._iterate_sums():
             with T.vectorized(self._machine.lanes) as lane:
                 start = T.int32(0)
                 if self._zeros is None or self._product.zeros_dtype != _FLOAT:
-                    total = self._totals[first + point, group, digit]
-                    start = T.int32(0) - self._integer_zero(tile, group, place + lane) * total
-                sums[point * self._digits + digit, vector, lane] = start
+                    total = self._totals[at.first + point, at.group, digit]
+                    start = T.int32(0) - self._integer_zero(at, lane) * total
+                at.sums[point * self._digits + digit, at.vector, lane] = start
 
     @property
     def _shift(self) -> int:
@@ -495,66 +501,55 @@ class _IntegerSums(_Sums):
     def _iterate_sums(self) -> Iterator[tuple[int, int]]:
         return itertools.product(range(self._points), range(self._digits))
 
-    def _integer_zero(self, tile: Any, group: Any, column: Any) -> Any:
+    def _integer_zero(self, at: _Vector, lane: Any) -> Any:
         if self._zeros is None:
             return T.int32((self._product.zero or 0) - self._shift)
-        return tirx.Cast("int32", self._zeros[tile, group, column]) - T.int32(self._shift)
+        zero = self._zeros[at.tile, at.group, at.column + lane]
+        return tirx.Cast("int32", zero) - T.int32(self._shift)
 
-    def _add(
-        self, sums: Any, vector: int, tile: Any, first: Any, group: Any, index: Any, place: Any
-    ) -> None:
+    def _add(self, at: _Vector, index: Any) -> None:
         product, lanes = self._product, self._machine.lanes
         for half in range(product.terms // _TERMS):
-            word = self._words[tile, group * product.words + index, tirx.Ramp(place, 1, lanes)]
+            word = self._word(at, index, tirx.Ramp(at.column, 1, lanes))
             if half:
                 word = word >> tirx.Broadcast(T.int32(product.bits), lanes)
             if product.bits < _BYTE:
                 word = tirx.bitwise_and(word, tirx.Broadcast(T.int32(_LOW_HALVES), lanes))
             elif self._shift:
                 word = tirx.bitwise_xor(word, tirx.Broadcast(T.int32(_SIGNS), lanes))
-            begin = group * product.group + index * product.terms
+            begin = at.group * product.group + index * product.terms
             quad, terms = tirx.floordiv(begin, _TERMS) + half, tirx.Ramp(T.int32(0), 1, _TERMS)
             for point, digit in self._iterate_sums():
-                numbers = self._arranged[first + point, quad, digit, terms]
+                numbers = self._arranged[at.first + point, quad, digit, terms]
                 numbers = tirx.Broadcast(tirx.reinterpret("int32", numbers), lanes)
                 row = point * self._digits + digit
-                self._add_products(sums, row, vector, word, numbers)
+                self._add_products(at.sums, row, at.vector, word, numbers)
 
     def _add_products(self, sums: Any, row: int, vector: int, weights: Any, data: Any) -> None:
         """Emit the sums of the products of four bytes each."""
         lanes, dtype = self._machine.lanes, self._machine.dot_dtype
         assert dtype is not None, "there is an instruction for dot products"
         all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
-        sums[row, vector, all_lanes] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS[dtype, lanes]),
+        sums[row, vector, all_lanes] = call_llvm(
+            DOT_INSTRUCTIONS[dtype, lanes],
+            f"int32x{lanes}",
             sums[row, vector, all_lanes],
             tirx.reinterpret(f"{dtype}x{lanes * _TERMS}", weights),
             tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
-            dtype=f"int32x{lanes}",
         )
 
-    def _finish(
-        self,
-        sums: Any,
-        point: int,
-        vector: int,
-        lane: Any,
-        tile: Any,
-        first: Any,
-        group: Any,
-        place: Any,
-    ) -> Any:
-        row = first + point
+    def _finish(self, at: _Vector, point: int, lane: Any) -> Any:
+        row, group = at.first + point, at.group
         real: Any = None
         total: Any = None
         for digit in range(self._digits):
-            own = tirx.Cast(_FLOAT, sums[point * self._digits + digit, vector, lane])
+            own = tirx.Cast(_FLOAT, at.sums[point * self._digits + digit, at.vector, lane])
             all_own = tirx.Cast(_FLOAT, self._totals[row, group, digit])
             weight = T.float32(float(1 << _BYTE))
             real = own if real is None else real * weight + own
             total = all_own if total is None else total * weight + all_own
         if self._zeros is not None and self._product.zeros_dtype == _FLOAT:
-            zero = self._zeros[tile, group, place + lane] - T.float32(self._shift)
+            zero = self._zeros[at.tile, group, at.column + lane] - T.float32(self._shift)
             real = real - zero * total
         return real * self._data_scales[row, group]
 
@@ -562,39 +557,36 @@ class _IntegerSums(_Sums):
 class _PairSums(_IntegerSums):
     """The same where an instruction adds two products at a time, as int16, which hold a few of these."""
 
-    def _add_words(
-        self, sums: Any, tile: Any, first: Any, group: Any, places: Sequence[Any]
-    ) -> None:
-        words, lanes = self._product.words, self._machine.lanes
-        together = next(n for n in range(_PAIR_WORDS, 0, -1) if words % n == 0)
+    def _add_words(self, vectors: Sequence[_Vector]) -> None:
+        words, lanes, sums = self._product.words, self._machine.lanes, vectors[0].sums
+        together = largest_divisor(words, _PAIR_WORDS)
         rows, narrow = self._points * self._digits, tirx.Ramp(T.int32(0), 1, 2 * lanes)
-        vectors = [(row, vector) for row in range(rows) for vector in range(len(places))]
+        places = [(row, vector) for row in range(rows) for vector in range(len(vectors))]
         ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)
         all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
-        widen = T.llvm_lookup_intrinsic_id(PAIR_INSTRUCTIONS[lanes].widen)
         with T.serial(words // together) as part:
-            pairs = _allocate((rows, len(places), 2 * lanes), "int16")
-            for row, vector in vectors:
+            pairs = allocate_registers(rows, len(vectors), 2 * lanes, dtype="int16")
+            for row, vector in places:
                 pairs[row, vector, narrow] = tirx.Broadcast(tirx.const(0, "int16"), 2 * lanes)
             with T.serial(together) as step:
                 index = part * together + step
-                self._prefetch_words(tile, group * words + index, places)
-                for vector, place in enumerate(places):
-                    self._add(pairs, vector, tile, first, group, index, place)
-            for row, vector in vectors:
-                total = T.call_llvm_pure_intrin(
-                    widen, pairs[row, vector, narrow], ones, dtype=f"int32x{lanes}"
-                )
+                self._prefetch_words(vectors, index)
+                for at in vectors:
+                    self._add(at._replace(sums=pairs), index)
+            for row, vector in places:
+                operands = pairs[row, vector, narrow], ones
+                widen = PAIR_INSTRUCTIONS[lanes].widen
+                total = call_llvm(widen, f"int32x{lanes}", *operands)
                 sums[row, vector, all_lanes] = sums[row, vector, all_lanes] + total
 
     def _add_products(self, sums: Any, row: int, vector: int, weights: Any, data: Any) -> None:
         lanes = self._machine.lanes
         narrow = tirx.Ramp(T.int32(0), 1, 2 * lanes)
-        products = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id(PAIR_INSTRUCTIONS[lanes].multiply),
+        products = call_llvm(
+            PAIR_INSTRUCTIONS[lanes].multiply,
+            f"int16x{2 * lanes}",
             tirx.reinterpret(f"uint8x{lanes * _TERMS}", weights),
             tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
-            dtype=f"int16x{2 * lanes}",
         )
         sums[row, vector, narrow] = sums[row, vector, narrow] + products
 
@@ -646,11 +638,6 @@ def _to_float(value: Any) -> Any:
     if dtype.startswith(bfloat16.DTYPE):
         return bfloat16.to_float32(value)
     return value if dtype == _FLOAT else tirx.Cast(_FLOAT, value)
-
-
-def _allocate(shape: Sequence[int], dtype: str) -> Any:
-    """Emit an allocation in registers."""
-    return T.buffer_proxy(T.alloc_buffer(tuple(shape), dtype, scope="local"))
 
 
 def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:

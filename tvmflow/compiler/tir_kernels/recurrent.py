@@ -25,11 +25,16 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import divide_sums, largest_divisor
-from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS
+from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
 from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation
-from tvmflow.compiler.tir_kernels.definitions import launch_threads, round_to_integer
+from tvmflow.compiler.tir_kernels.definitions import (
+    add_narrow_products,
+    call_llvm,
+    launch_threads,
+    round_to_integer,
+)
 
 TERMS: Final = 4
 """The products of bytes that an instruction adds to a sum."""
@@ -74,27 +79,18 @@ class Dots(NamedTuple):
 
     def add(self, sums: Any, data: Any, weights: Any) -> Any:
         """Return a vector of sums plus the products of four bytes each."""
-        wide = f"int32x{self.lanes}"
-        if not self.has_quads:
-            return sums + self._add_pairs(data, weights)
-        if not self.has_pairs:
-            instruction = T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS[self.dtype, self.lanes])
-            return T.call_llvm_pure_intrin(instruction, sums, data, weights, dtype=wide)
-        multiply, widen = map(T.llvm_lookup_intrinsic_id, PAIR_INSTRUCTIONS[self.lanes][1:])
-        narrow = f"int16x{2 * self.lanes}"
-        pairs = T.call_llvm_pure_intrin(multiply, data, weights, dtype=narrow)
-        ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * self.lanes)
-        return sums + T.call_llvm_pure_intrin(widen, pairs, ones, dtype=wide)
-
-    def _add_pairs(self, data: Any, weights: Any) -> Any:
-        """Return a vector of sums of four products of bytes each; two products of int8 fit into int16."""
-        terms, narrow = self.lanes * TERMS, f"int16x{2 * self.lanes}"
-        multiply, add, widen = map(T.llvm_lookup_intrinsic_id, _NEON_INSTRUCTIONS)
+        wide, narrow = f"int32x{self.lanes}", f"int16x{2 * self.lanes}"
+        if self.has_pairs:
+            return add_narrow_products(sums, data, weights, self.lanes)
+        if self.has_quads:
+            return call_llvm(DOT_INSTRUCTIONS[self.dtype, self.lanes], wide, sums, data, weights)
+        # two products of int8 fit into int16
+        multiply, add, widen = _NEON_INSTRUCTIONS
+        terms = self.lanes * TERMS
         halves = [range(terms // 2), range(terms // 2, terms)]
         parts = [[tirx.Shuffle([v], list(half)) for v in (weights, data)] for half in halves]
-        products = [T.call_llvm_pure_intrin(multiply, *part, dtype=narrow) for part in parts]
-        pairs = T.call_llvm_pure_intrin(add, *products, dtype=narrow)
-        return T.call_llvm_pure_intrin(widen, pairs, dtype=f"int32x{self.lanes}")
+        products = [call_llvm(multiply, narrow, *part) for part in parts]
+        return sums + call_llvm(widen, wide, call_llvm(add, narrow, *products))
 
 
 class RecurrentLayer(NamedTuple):
