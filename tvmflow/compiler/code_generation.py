@@ -70,10 +70,7 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 
 @kernel_pass
 def keep_lets_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Store the values of lets in buffers before the store that reads them.
-
-    Each of the buffers has one element.
-    """
+    """Store the values of lets in buffers of one element before the store that reads them."""
     if not find_nodes(function.body, tirx.Let):
         return function
     return rewrite_nodes(function, tirx.BufferStore, _store_lets_first)
@@ -194,10 +191,7 @@ _WIDE_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
 
 @kernel_pass
 def expand_float16_conversions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Convert float16 with operations on integers.
-
-    It is for kernels whose CPU has no instruction for that.
-    """
+    """Convert float16 with operations on integers where a CPU has no instruction for it."""
     target = function.attrs.get("target")
     if target is None or converts_float16(target):
         return function
@@ -285,11 +279,9 @@ def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
-    """Return the kernels in groups to compile at once.
+    """Return the kernels in groups to compile at once, at least one: what else is linked is for its system.
 
     The groups do not depend on the machine, so that objects do not either.
-
-    There is at least one: what else is linked is for the system of its object.
     """
     functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
     count = max(1, min(len(functions), _MAX_GROUPS))
@@ -524,10 +516,7 @@ def _split(loop: tirx.For) -> tirx.For:
 
 
 def _find_period(loop: tirx.For) -> int:
-    """Return the number of iterations after which an index of a loop first repeats.
-
-    It is 0 unless vectors may reach beyond them.
-    """
+    """Return the iterations after which an index first repeats; 0 unless vectors may reach beyond."""
     is_known = isinstance(loop.extent, tirx.IntImm)
     limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
     if not (isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0):
@@ -544,10 +533,7 @@ def _find_period(loop: tirx.For) -> int:
 
 
 def _period_of(modulo: Any, var: Any, values: dict[Any, Any]) -> int:
-    """Return the period of a modulo by a power of 2 in a variable; 0 for others.
-
-    It is 0, too, if the modulo is not linear in the variable.
-    """
+    """Return the period of a modulo by a power of 2 that is linear in a variable; 0 for others."""
     divisor = int(modulo.b) if isinstance(modulo.b, tirx.IntImm) else 0
     if divisor < 1 or divisor & (divisor - 1):
         return 0

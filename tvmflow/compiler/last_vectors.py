@@ -115,10 +115,7 @@ def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
 
 
 def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
-    """Return a vector without the condition that it ends within its row.
-
-    It is the same loop where that is not safe.
-    """
+    """Return a vector without the condition that it ends within its row, where that is safe."""
     lane, lanes = loop.loop_var, int(loop.extent)
     realize = loop.body
     conditions = list_terms(realize.predicate)

@@ -110,10 +110,7 @@ def _with_kind(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
 
 @kernel_pass
 def start_empty_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Set the first values of reductions whose loops may run zero times.
-
-    LowerInitBlock sets them in the first iteration.
-    """
+    """Set first values of reductions that may run zero times: LowerInitBlock does in an iteration."""
     loops = find_nodes(function.body, tirx.For)
     if not _has_open_loops(loops):
         return function
@@ -800,10 +797,7 @@ def _without_binds(sequence: tirx.SeqStmt) -> Any:
 def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough.
 
-    Args:
-        loop: The loop.
-        found: The conditions on its tiles.
-        pixels: The typical number of pixels of an image that has one last tile; 0 for rows.
+    `pixels` is the typical number of those of an image that has one last tile; 0 for rows.
     """
     rest = found[0].rest
     size = max(length for condition in found for length in condition.variables.values())
@@ -862,11 +856,8 @@ def _with_rows(
 ) -> Any:
     """Return the body of a tile with so many rows, of which those beyond the end read the last one.
 
-    Args:
-        body: The body.
-        terms: For the variables of loops over rows, the condition, and how many rows are left.
-        rows: How many rows are computed.
-        first: The first of them, if that is not the first of the tile.
+    The terms are, for the variables of loops over rows, the condition and how many rows are left; `first` is the first
+    row if that is not the first of the tile.
     """
 
     def shorten(loop: tirx.For) -> tirx.For:

@@ -114,10 +114,7 @@ class RegisterTile(NamedTuple):
 
 
 def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput at which a tile computes what the result needs.
-
-    It is 0 for a tile that the instructions cannot compute.
-    """
+    """Estimate the share of the peak throughput of a tile; 0 if instructions cannot compute it."""
     rows, vectors = tile
     computed_rows, computed_vectors = problem.rows, problem.vectors
     if not problem.has_dynamic_rows:
@@ -395,14 +392,8 @@ def generate_tiles(
 ) -> Iterator[Tile]:
     """Yield all tiles that fit the registers, in the order of their estimated speed.
 
-    The first tiles have the preferred order of loops, and the best window.
-
-    Args:
-        problem: The contraction.
-        window: The padded data that rows may share; None if nothing is padded.
-        has_order: Whether there are loops over weights and over data.
-        weights_outside: Whether the former are better outside.
-        cpu: The CPU.
+    The first tiles have the best window, or weights outside where these are better there. With `has_order`, there are
+    loops over weights and over data.
     """
     shapes = [(speed, shape) for speed, shape in rank_tiles(problem, cpu) if speed > 0]
     heights = [0] if window is None else _choose_window_heights(window, cpu)
@@ -519,11 +510,7 @@ def pad_rows(
 ) -> int:
     """Return the rows, at least those of a contraction, that take the least time.
 
-    Args:
-        problem: The contraction.
-        cpu: The CPU.
-        divides_rows: Whether tiles have to divide the rows.
-        min_gain: More rows have to be faster by more than this factor.
+    If tiles divide rows (`divides_rows`), all have to. More rows must be faster by more than `min_gain`.
     """
     paddings = [
         padding
@@ -567,12 +554,7 @@ def choose_row_block(
 ) -> RowBlock:
     """Return the block of rows with which products of the same rows take the least time.
 
-    Args:
-        rows: The number of rows.
-        vectors: The vectors of a row of each product.
-        max_rows: How many rows may be computed together.
-        max_tile_rows: The most rows of a register tile.
-        cpu: The CPU.
+    Each product has so many `vectors` in a row. At most `max_rows` are computed together, in tiles of `max_tile_rows`.
     """
     blocks: list[tuple[float, RowBlock]] = []
     for together in range(1, min(MAX_ROWS, max_rows, rows + 2) + 1):

@@ -469,13 +469,5 @@ _FAMILIES: Final = (
 
 
 def cpu_model_for(target: Mapping[str, Json], rules_version: int) -> CpuModel | None:
-    """Return the CPU model that untuned kernels are scheduled for.
-
-    Args:
-        target: TVM's mapping of the target.
-        rules_version: The version of the schedule rules; 0 if kernels have no schedule until tuning finds one.
-
-    Returns:
-        The model; None if untuned kernels have no schedule.
-    """
+    """Return the model for which untuned kernels are scheduled; None if no rules are used (0)."""
     return CpuModel.from_target(target) if rules_version else None

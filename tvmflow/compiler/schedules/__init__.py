@@ -64,15 +64,9 @@ _skip_type_checks()
 def schedule_untuned(
     lowered: tvm.IRModule, target: Mapping[str, Json], rules_version: int
 ) -> ScheduledModule:
-    """Give each kernel without a schedule the default one for a target.
+    """Give each kernel without a schedule the default one for a target; return the rules, too.
 
-    Args:
-        lowered: A lowered module.
-        target: TVM's mapping of the target.
-        rules_version: The version of the rules for CPUs; 0 to leave the kernels of CPUs as they are.
-
-    Returns:
-        The module, and the rule of each kernel that had no schedule.
+    With a `rules_version` of 0, kernels of CPUs stay as they are.
     """
     if backend_for(target).RUNS_ON_HOST_CPU:
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))

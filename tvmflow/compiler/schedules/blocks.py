@@ -85,10 +85,7 @@ class Block(NamedTuple):
 
 
 def analyze_blocks(schedule: Schedule) -> list[Block] | None:
-    """Return all blocks of a kernel in order, with intermediate scalars inlined.
-
-    None if one of them is no simple loop nest over its axes.
-    """
+    """Return all blocks of a kernel, intermediate scalars inlined; None if one is no simple loop nest."""
     _inline_scalars(schedule)
     blocks = analyze_simple_blocks(schedule)
     return blocks if len(blocks) == len(list_all_blocks(schedule)) else None
@@ -234,10 +231,7 @@ def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _are_shifted(store: Any, axes: Sequence[Any]) -> bool:
-    """Return whether the indices of a store are axes, each plus a number.
-
-    The last of them may be that of several dimensions.
-    """
+    """Return whether indices are axes, each plus a number; the last one may be that of several."""
     indices, shape = list(store.indices), list(store.buffer.shape)
     while len(indices) > len(axes):
         inner, length = indices.pop(), shape.pop()
@@ -286,10 +280,7 @@ def is_padded_at_all(block: Block) -> bool:
 
 
 def find_axis_without_slow_indices(block: Block) -> int | None:
-    """Return the position of an axis that no slow index of a load depends on, or None.
-
-    It is not the last axis, and long enough to compute these indices once for it.
-    """
+    """Return a long axis, but the last, that no slow index of a load depends on, or None."""
     slow = [index for load in list_loads(block) for index in load.indices if _is_slow(index)]
     free = [
         position
@@ -312,10 +303,7 @@ def find_loads(expr: Any) -> list[Any]:
 
 
 def has_computed_indices(schedule: Schedule) -> bool:
-    """Return whether a kernel loads data at indices that other data or conditions decide.
-
-    Conditions choose them where an image is mirrored, for instance.
-    """
+    """Return whether other data or conditions, as of mirrored images, decide where data are loaded."""
     loads = find_loads(schedule.mod["main"].body)
     indices = [index for load in loads for index in load.indices]
     return any(find_loads(index) or find_nodes(index, tvm.ir.Call) for index in indices)
@@ -340,10 +328,7 @@ def is_contiguous(block: Block, axis: Any) -> bool:
 
 
 def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
-    """Return whether each load reads vectors along an axis.
-
-    They have a small stride, or read each number a few times.
-    """
+    """Return whether each load reads vectors of a small stride, or each number a few times."""
     return all(
         not depends_on(load, axis)
         or linear_stride(load, block, axis, extent) in range(1, MAX_STRIDE + 1)
@@ -371,19 +356,12 @@ def narrow_vectors(lanes: int, fits: Callable[[int], bool]) -> int:
 
 
 def element_stride(load: Any, block: Block, axis: Any) -> int | None:
-    """Return by how many elements a load moves when `axis` goes from 0 to 1 and all other axes are 0.
-
-    Returns:
-        The stride in elements; None if it depends on data or conditions.
-    """
+    """Return by how many elements a load moves along an axis; None if data or conditions decide."""
     return move(load, block, axis, 1)
 
 
 def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None:
-    """Return the stride of a load along a whole axis.
-
-    None if the stride changes, or depends on data or conditions.
-    """
+    """Return the stride of a load along a whole axis; None if it changes, or data decide."""
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:

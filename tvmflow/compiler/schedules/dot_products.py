@@ -58,11 +58,9 @@ def register_intrinsics() -> None:
 
 
 def replace_vnni() -> None:
-    """Replace TVM's intrinsic for VNNI, which MetaSchedule tries.
+    """Replace TVM's intrinsic for VNNI, which MetaSchedule tries: LLVM 22 rejects its operands.
 
-    LLVM 22 rejects its operands (apache-tvm 0.27).
-
-    TVM's own must be registered before, because it replaces none.
+    TVM's own must be registered before, because it replaces none (apache-tvm 0.27).
     """
     _register_bytes("dot_16x4_vnni", "uint8", 16, "global")
 
@@ -75,10 +73,7 @@ def _load_intrinsic(dtype: str, lanes: int) -> str:
 
 @functools.cache
 def _load_narrow_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for weights from -64 to 64 and a number of sums.
-
-    It adds four products of bytes to each sum, pairs of them as int16.
-    """
+    """Return the name of the intrinsic for weights from -64 to 64 and a number of sums."""
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
         return add_narrow_products(
@@ -125,9 +120,8 @@ def _load_taps_intrinsic() -> str:
 
 @functools.cache
 def _load_matrices_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies matrices of bytes.
+    """Return the name of the intrinsic that multiplies eight bytes of two pixels and of four results.
 
-    These are eight bytes of two pixels, and eight of four results.
     It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
     `order_matrix_sums` lets others read them so.
     """
@@ -146,10 +140,7 @@ def _load_matrices_intrinsic() -> str:
 
 @functools.cache
 def _load_rows_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies eight bytes of two rows with those of four results.
-
-    It leaves sums as that for pixels does.
-    """
+    """Return the name of the same intrinsic for rows, whose bytes lie together."""
     operands = (
         _Operand((2, 8), "int8", lambda i, j, k: (i, k), (None, 1)),
         _Operand((4, 8), "int8", lambda i, j, k: (j, k)),
@@ -188,13 +179,7 @@ def use_instruction(
 ) -> None:
     """Replace a loop over sums, and that over products within it, by one instruction.
 
-    Args:
-        schedule: The schedule of the kernel.
-        block: The block that sums the products.
-        outermost: A loop around all of them.
-        loop: The loop over sums; that over two points where matrices are multiplied.
-        lanes: The number of sums.
-        cpu: The CPU.
+    `outermost` is a loop around all of them. The loop is that over two points where matrices are multiplied.
     """
     products = find_products(block)
     if products is BFLOAT16:
@@ -211,10 +196,7 @@ def use_instruction(
 
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
-    """Return a function in LLVM's language that adds products to sums.
-
-    TVM has no type for its operands (apache-tvm 0.27).
-    """
+    """Return a function in LLVM's language that adds products: TVM has no type for its operands."""
     sums, words, numbers = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
     return f"""
 declare {sums} @{instruction}({sums}, {numbers}, {numbers})
@@ -233,10 +215,7 @@ def _bfloat16_function(lanes: int) -> str:
 
 
 def expand_dot_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module with loops in place of the instructions.
-
-    It is for code generators without LLVM's intrinsics.
-    """
+    """Return a module with loops in place of LLVM's intrinsics, for other code generators."""
     expanded = ir.copy_module(mod)
     for var, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc):
@@ -316,13 +295,8 @@ def _register(
 ) -> str:
     """Register an intrinsic of TVM that adds products of data and weights to sums, and return its name.
 
-    Args:
-        name: The name of the intrinsic.
-        operands: Data, weights and sums.
-        extents: Those of the loops that it takes the place of; sums do not depend on the last ones.
-        compute: Writes the sums after the instruction, given the buffers of data, weights and sums.
-        widen: Returns a number as one of the sums.
-        scope: TVM's storage scope of the sums.
+    It takes the place of loops of these extents, on the last of which sums do not depend. `compute` writes the sums,
+    given the buffers of data, weights and sums, and `widen` returns a number as one of them.
     """
     data, weights, sums = operands
     kinds = "".join("RS"[axis < len(sums.shape)] for axis in range(len(extents)))
@@ -367,14 +341,8 @@ def _register_words(
 ) -> str:
     """Register an intrinsic that adds products of the same data to each of some sums, and return its name.
 
-    Args:
-        name: The name of the intrinsic.
-        products: How many products are added to each sum, and how a number becomes one of the sums.
-        dtypes: The dtypes of data, weights and sums.
-        lanes: The number of sums.
-        add: Returns the vector of sums after the instruction, given those before it, the data as one word in each
-            lane, and the vector of weights.
-        scope: TVM's storage scope of the sums.
+    `add` returns the vector of sums after the instruction, given those before it, the data as one word in each lane, and
+    the vector of weights. The dtypes are those of data, weights and sums.
     """
     terms, (dtype, weight, total) = products.terms, dtypes
     word = f"int{terms * tvm.DataType(dtype).bits}"
@@ -397,14 +365,7 @@ def _register_words(
 
 
 def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
-    """Register an intrinsic that adds four products of bytes to each sum, by one instruction.
-
-    Args:
-        name: The name of the intrinsic.
-        dtype: The dtype of the data.
-        lanes: The number of sums.
-        scope: TVM's storage scope of the sums.
-    """
+    """Register an intrinsic that adds four products of bytes to each sum, by one instruction."""
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)
@@ -423,11 +384,7 @@ def _register_matrices(
 ) -> str:
     """Register an intrinsic that multiplies two rows of eight bytes with those of four results.
 
-    Args:
-        name: The name of the intrinsic.
-        operands: Data, weights and sums.
-        extents: Those of the loops.
-        join: Returns both rows as the instruction takes them, given eight bytes from each place of the first axis.
+    `join` returns both rows as the instruction takes them, given eight bytes from each place of the first axis.
     """
 
     def compute(data: Any, weights: Any, sums: Any) -> None:

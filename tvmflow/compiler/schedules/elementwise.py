@@ -60,15 +60,7 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 
 
 def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:
-    """Return the blocks that are computed where they are read.
-
-    These are not the results, and none with slow operations that would run more than once for an
-    element.
-
-    Args:
-        blocks: The blocks of a kernel, in order.
-        intermediate: The buffers that are not parameters of the kernel.
-    """
+    """Return the blocks that are computed where they are read: not results, nor slow ones read twice."""
     inlined: list[Block] = []
     slow: list[Block] = []
     for block in blocks:
@@ -90,10 +82,7 @@ def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
 
 
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
-    """Parallelize a block's outer spatial loops, and vectorize the innermost one.
-
-    It is vectorized where all loads are contiguous.
-    """
+    """Parallelize outer spatial loops of a block; vectorize the innermost if loads are contiguous."""
     loops = list(schedule.get_loops(block.handle))[-len(block.axes) :][: len(block.spatial_axes)]
     is_worthwhile = block.work >= MIN_PARALLEL_ELEMENTS
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
@@ -113,10 +102,7 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
 
 
 def _find_part(block: Block, cpu: CpuModel) -> int:
-    """Return the lanes of vectors that each lie in one block of channels; 0 for other data.
-
-    Blocked data that become rows have such.
-    """
+    """Return the lanes of vectors that lie in one block of channels, as of blocked rows; 0 for others."""
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
     lanes = math.gcd(extent, cpu.lanes)
     return narrow_vectors(lanes, lambda count: reads_vectors(block, last, count))
@@ -152,10 +138,7 @@ def fuse(schedule: Schedule, loops: Sequence[Any]) -> Any:
 
 
 def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel) -> list[Any]:
-    """Vectorize the innermost loop; return the loops around it.
-
-    Loops whose elements follow each other in all tensors are fused before.
-    """
+    """Fuse the innermost loops where elements follow each other, and vectorize; return outer loops."""
     count = count_fused_axes(block, cpu.lanes)
     outer = list(loops[:-count])
     loop = fuse(schedule, loops[-count:])
@@ -233,10 +216,7 @@ def follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[in
 
 
 def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
-    """Compute indices once for so many values of an axis as stay in the cache.
-
-    Return the loops around these.
-    """
+    """Compute indices once for the values of an axis that stay in the cache; return outer loops."""
     extent = block.spatial_extents[position]
     rows = largest_divisor(extent, CACHED_LINES)
     outer = list(loops)
@@ -293,14 +273,8 @@ def _tile_transposition(
 def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
     """Compute a transposition in tiles, one number at a time; return the loops around them.
 
-    The innermost loop is the one whose other side has the shorter stride: lines whose distance
-    is a large power of two would displace each other.
-
-    Args:
-        schedule: The schedule.
-        block: The block.
-        loops: Its loops.
-        position: The axis along which data are contiguous.
+    Data are contiguous along the axis at `position`. The innermost loop is the one whose other side has the shorter
+    stride: lines whose distance is a large power of two would displace each other.
     """
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
@@ -365,10 +339,7 @@ class _Span(NamedTuple):
 
 
 def split_into_pieces(schedule: Schedule) -> list[Schedule]:
-    """Return the schedules of the pieces of a kernel without reductions.
-
-    It is the kernel alone if no condition divides its last axis.
-    """
+    """Return schedules of the pieces of a kernel: itself if no condition divides its last axis."""
     blocks = analyze_blocks(schedule) or []
     parts = [_list_pieces(block) for block in blocks]
     if all(len(spans) == 1 for spans in parts):
@@ -426,10 +397,7 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
 
 
 def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
-    """Return the parts of a piece within which no condition changes.
-
-    A condition on several axes is decided as far as it can be.
-    """
+    """Return the parts of a piece within which no condition changes, as far as these are decided."""
     parts = list(itertools.product(*_list_spans(block, piece)))
     if len(parts) == 1 or len(parts) > _MAX_PIECES:
         return parts
@@ -438,10 +406,7 @@ def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
 
 
 def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
-    """Return the spans of each axis of a piece within which no condition changes.
-
-    They are whole axes where there would be too many.
-    """
+    """Return the spans of each axis within which no condition changes: whole axes if they are many."""
     axes = list(zip(block.spatial_axes, _list_lengths(block, piece), strict=True))
     value = block.stmt.body.value
     last = block.spatial_axes[-1]
@@ -514,13 +479,7 @@ def _list_conditions(value: Any) -> list[Any]:
 def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) -> set[int]:
     """Return the indices of an axis from which on a comparison holds, fails, or depends on axes within it.
 
-    Args:
-        condition: The comparison.
-        axis: The axis.
-        axes: All axes and their lengths, outermost first.
-
-    Returns:
-        The indices; none along an open axis.
+    There are none along an open axis. All axes come with their lengths, outermost first.
     """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     variables = set(find_nodes(condition, tirx.Var))
@@ -557,10 +516,7 @@ def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
 
 
 def _list_periods(value: Any) -> list[tuple[Any, int]]:
-    """Return the indices of an expression that begin again, and after how many.
-
-    They do where a tensor is repeated.
-    """
+    """Return the indices that begin again, as of a repeated tensor, and after how many."""
     modulos = find_nodes(value, tirx.FloorMod)
     periods = [(node.a, int(node.b)) for node in modulos if isinstance(node.b, tirx.IntImm)]
     return [(index, n) for index, n in periods if n >= _MIN_PERIOD and n % _MIN_PERIOD]

@@ -102,10 +102,7 @@ class SingleReduction(NamedTuple):
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield the different schedules of the tiles that fit, the fastest estimate first.
-
-    There are none for other kernels.
-    """
+    """Yield the schedules of the tiles that fit, the fastest estimate first; none for other kernels."""
     return (schedule for _, schedule in generate_tiled(mod, cpu))
 
 
@@ -165,11 +162,7 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
 def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int, small: int) -> None:
     """Inline all blocks but a reduction, the one before it, and those that compute the result.
 
-    Args:
-        schedule: The schedule.
-        blocks: All blocks.
-        position: That of the reduction.
-        small: How many of the blocks after it compute its result before that is broadcast.
+    So many of those after it (`small`) compute its result before that is broadcast.
     """
     # What is read once is not worth a pass over memory.
     is_read_once = position > 0 and _is_read_once(blocks[position - 1], blocks[position])
@@ -197,25 +190,14 @@ def _name_blocks(
 
 
 def _is_read_once(block: Block, reader: Block) -> bool:
-    """Return whether a reduction reads each number of a block once, in vectors that nothing divides.
-
-    A condition of a padded row would divide them.
-    """
+    """Return whether a reduction reads a block's numbers once, in vectors that no padding divides."""
     return block.work == reader.work and not is_padded(block, block.spatial_axes[-1])
 
 
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
-    """Make one axis of those that follow each other in all tensors.
+    """Make one axis of those that follow each other in all tensors, so that fewer vectors are not whole.
 
-    So fewer of its vectors are not whole.
-
-    Args:
-        schedule: The schedule.
-        blocks: The reduction and its result.
-        cpu: The CPU to schedule for.
-
-    Returns:
-        The blocks of the new axes; none if they are no simple loop nests.
+    Return the blocks of the new axes, of a reduction and its result; none if they are no simple loop nests.
     """
     count = min(count_fused_axes(block, cpu.lanes) for block in blocks)
     main, final = blocks
@@ -246,10 +228,7 @@ def _index_map(merge: Callable[..., list[Any]], axes: Sequence[Any]) -> tirx.Ind
 
 
 def _count_before_broadcast(main: Block, after: list[Block]) -> int:
-    """Return how many of the blocks after a reduction compute its result.
-
-    These are the ones before it is broadcast, or all.
-    """
+    """Return how many of the blocks after a reduction come before its result is broadcast, or all."""
     if not after or math.prod(after[-1].spatial_extents) < 2 * math.prod(main.spatial_extents):
         return len(after)
     sizes = [block.spatial_extents == main.spatial_extents for block in after]
@@ -355,14 +334,9 @@ def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
 def schedule_window(
     schedule: Schedule, pad: Block, around: Any, cpu: CpuModel, *, fills: bool
 ) -> None:
-    """Copy rows into a padded window in vectors.
+    """Copy rows into a padded window in vectors, within the loop over windows.
 
-    Args:
-        schedule: The schedule.
-        pad: The block that pads the data.
-        around: The loop over windows.
-        cpu: The CPU to schedule for.
-        fills: Whether all is padding at first, so that no condition chooses for each vector or lane what is padding.
+    With `fills`, all is padding at first, so that no condition chooses for each vector or lane what is padding.
     """
     schedule.compute_at(pad.handle, around, preserve_unit_loops=True)
     loops = list(schedule.get_loops(pad.handle))
@@ -395,10 +369,7 @@ def _is_same(schedule: Schedule, loop: Any, other: Any) -> bool:
 
 
 def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
-    """Return whether the rows of one tile are padded at a time, for all of its columns.
-
-    So it is in pooling of plain data.
-    """
+    """Return whether rows of one tile are padded at a time, for all columns, as in plain pooling."""
     pad, main, _, axes, _ = reduction
     return (
         pad is not None
@@ -411,14 +382,7 @@ def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
 def _order_outer_loops(
     outer: Mapping[int, Any], reduction: SingleReduction, tile: Tile, window_loops: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the loops around tiles, in order: those that may run in parallel, and those inside of them.
-
-    Args:
-        outer: The loops around tiles by their axes.
-        reduction: The reduction.
-        tile: The tile.
-        window_loops: The loops over the rows of a window.
-    """
+    """Return the loops around tiles in order: those that may run in parallel, and those inside."""
     data_axis = reduction.axes.data
     parallel_axes, serial_axes = _order_outer_axes(list(outer), reduction.axes, tile)
     data = [outer[axis] for axis in serial_axes if axis == data_axis]
@@ -443,10 +407,7 @@ def _order_outer_axes(
 def _move_outside(
     schedule: Schedule, around: list[Any], within: list[Any], movable: int, parts: int
 ) -> None:
-    """Move the first loops of `within` to `around` until these split the work into enough parts.
-
-    At most `movable` loops are moved.
-    """
+    """Move at most `movable` first loops of `within` to `around`, until there are enough parts."""
     count = math.prod(loop_length(schedule, loop) for loop in around)
     for _ in range(movable):
         if count >= parts:
@@ -585,10 +546,7 @@ def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bo
 
 
 def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
-    """Return whether the last two axes of a reduction read factors that lie together, as few channels do.
-
-    They become lanes of vectors where all of them are unrolled.
-    """
+    """Return whether multiplicands of the last two axes lie together, as of few channels (64-bit ARM)."""
     if not cpu.factor_lanes or len(extents) < _PARTS or extents[-1] >= cpu.factor_lanes:
         return False
     first = len(block.spatial_extents) + len(extents) - _PARTS
@@ -633,10 +591,7 @@ def _unroll_short(
     longest: int,
     limit: int,
 ) -> None:
-    """Unroll the innermost loops of a reduction up to a length.
-
-    Stop before `unrolled` statements become more than a limit.
-    """
+    """Unroll innermost loops of a reduction up to a length, before statements exceed a limit."""
     for loop, extent in zip(reversed(loops), reversed(extents), strict=True):
         unrolled *= extent
         if extent > longest or unrolled > limit:
@@ -760,9 +715,7 @@ def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
 
 
 def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bool) -> int:
-    """Return the lanes of the vectors along an axis.
-
-    They are a divisor of its extent, or more if there are fewer vectors then.
+    """Return the lanes of vectors along an axis: a divisor of it, or more if there are fewer vectors then.
 
     The last vector of an axis that is no multiple of them overlaps the one before it, and a tile has
     one of them. Where it has one position too (no `has_data`), vectors that divide the axis are
@@ -779,17 +732,7 @@ def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bo
 def _limit_to_blocks(
     lanes: int, vectors: Sequence[Any], block: Block, axis: Any, strides: Sequence[int]
 ) -> int:
-    """Return the lanes of vectors that stay within blocks of packed weights.
-
-    The vectors of these may be narrower than the CPU's.
-
-    Args:
-        lanes: The lanes of the vectors along an axis.
-        vectors: What loads vectors.
-        block: The reduction.
-        axis: The axis.
-        strides: The strides that vectors may have.
-    """
+    """Return the lanes of vectors that stay within blocks of packed weights, which may be narrower."""
 
     def fits(count: int) -> bool:
         return all(linear_stride(load, block, axis, count) in strides for load in vectors)

@@ -150,10 +150,7 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:
-    """Return how many of the outermost axes all blocks share.
-
-    At one point of them, a block reads no other block's results but those at that point.
-    """
+    """Return how many outermost axes all blocks share, reading each other's results at one point alone."""
     count = 0
     for extents in zip(*(block.spatial_extents for block in blocks), strict=False):
         if len(set(extents)) > 1:
@@ -176,11 +173,7 @@ def _vectorize_innermost(schedule: Schedule, block: Block, cpu: CpuModel) -> Non
 
 
 def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[Any]:
-    """Split a reduction along contiguous data into one partial sum a lane, added up at the end.
-
-    Returns:
-        The handles of the blocks of partial sums; none if the reduction does not allow it.
-    """
+    """Split a contiguous reduction into a partial sum for each lane; return the blocks of these."""
     is_open = len(block.axes) - 1 in block.open_axes
     if not block.is_reduction or not is_contiguous(block, block.axes[-1]):
         return []
@@ -199,10 +192,7 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[
 
 
 def _count_joined_axes(block: Block, lanes: int) -> int:
-    """Return how many of the innermost reduced axes are one loop, whose vectors are whole but the last.
-
-    One where the vectors of the last axis are whole, or its length is open.
-    """
+    """Return how many innermost reduced axes are one loop, so that its vectors are whole but the last."""
     extents, count = block.reduction_extents, 1
     axes = block.axes[-len(extents) :]
     is_open = any(axis >= len(block.axes) - len(extents) for axis in block.open_axes)
@@ -274,10 +264,7 @@ def _find_columns(blocks: Sequence[Block], cpu: CpuModel) -> _Columns | None:
 def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
     """Return whether each block reads the results of others in its own column alone.
 
-    Args:
-        blocks: The blocks of a kernel.
-        rank: The number of axes of what is reduced; data have one more.
-        reduced: The position of that one.
+    What is reduced has `rank` axes; data have one more, at the position `reduced`.
     """
 
     def place(axes: Sequence[Any]) -> Sequence[Any]:
@@ -307,11 +294,7 @@ def _choose_columns(
 ) -> _Columns | None:
     """Return the most columns of a part whose data stay in the cache; None where they would be few.
 
-    Args:
-        shape: The lengths of the axes that are not reduced.
-        reduced: The position of the first of them that comes after the reduced one.
-        length: The length of the reduced axis.
-        cpu: The CPU to schedule for.
+    The shape is that of the axes that are not reduced, `reduced` the position of the first one after the reduced axis.
     """
     kept = cpu.cached_data_bytes // (4 * length)
     limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)

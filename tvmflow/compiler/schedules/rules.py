@@ -71,15 +71,7 @@ CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
 
 
 def generate_schedules(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[ScheduleChoice]:
-    """Yield the schedules of a kernel from the first rule that fits it.
-
-    Args:
-        mod: A module with the kernel as `main`.
-        cpu: The CPU to schedule for.
-
-    Yields:
-        The default schedule first; then, for `register_tiles`, those of all other tiles.
-    """
+    """Yield the schedules of a kernel (`main`) from the first rule that fits it, the default first."""
     if cpu.has_float16 and computes_float16(mod["main"].body):
         cpu = cpu.for_float16()
     for name, rule in CPU_RULES.items():
@@ -96,15 +88,7 @@ def choose_schedule(mod: tvm.IRModule, cpu: CpuModel) -> ScheduleChoice | None:
 
 
 def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledModule:
-    """Give each kernel without a schedule the default one.
-
-    Args:
-        lowered: A lowered module.
-        cpu: The CPU to schedule for; None to leave all kernels as they are.
-
-    Returns:
-        The module, and the rule of each kernel that had no schedule.
-    """
+    """Give each kernel without a schedule the default one, if there is a CPU model."""
     mod = ir.copy_module(lowered)
     rules: dict[str, str] = {}
     for var, function in list_unscheduled(lowered):

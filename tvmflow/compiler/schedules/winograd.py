@@ -126,10 +126,7 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
 
 
 def _find_blocks(schedule: Schedule) -> _Blocks | None:
-    """Return the blocks of a Winograd convolution; None for other kernels.
-
-    The epilogue is one block where the number of tiles is fixed.
-    """
+    """Return the blocks of a Winograd convolution, with one epilogue if tiles are fixed; None for others."""
     blocks = analyze_blocks(schedule) or []
     own = {
         str(block.stmt.name_hint): block
@@ -238,10 +235,7 @@ def _keep_in_registers(schedule: Schedule, block: Block, tile: Any) -> None:
 
 
 def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> Any:
-    """Transform the data of a tile in registers.
-
-    Return the loop over blocks of channels, which may be parallel.
-    """
+    """Transform the data of a tile in registers; return the loop over blocks of channels."""
     handle = blocks.data.handle
     first = len(schedule.get_loops(handle)) - len(blocks.data.stmt.iter_vars)
     i, j, channel, image, depth, tile, lane, *sums = schedule.get_loops(handle)[first:]

@@ -89,12 +89,7 @@ class Attention(NamedTuple):
 def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
     """Return the kernel for a GPU, whose parameters are the operands and the result.
 
-    Args:
-        attention: What it computes.
-        device: The GPU.
-
-    Returns:
-        None where sizes are open, queries are few, or no tile fits.
+    None where sizes are open, queries are few, or no tile fits.
     """
     sizes = (attention.batch, attention.queries, attention.keys)
     if any(map(is_open, sizes)) or attention.queries < _MIN_QUERIES:

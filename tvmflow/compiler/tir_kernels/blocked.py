@@ -61,11 +61,7 @@ class Groups(NamedTuple):
         return self.width * (self.run or self.lanes)
 
     def first(self, block: Any) -> Any:
-        """Return the first block of data, or with runs the first channel, that a block of the result reads.
-
-        Args:
-            block: A number, or an expression of one.
-        """
+        """Return the first block of data, or with runs the first channel, that a block of the result reads."""
         if self.number == 1:
             return 0
         start = self._start(block // self.phases)
@@ -97,10 +93,8 @@ _MAX_APART_SHARE: Final = 0.8
 def shorten(groups: Groups, *, joins: bool) -> Groups:
     """Return groups that multiply fewer empty lanes, or channels of other groups, where there are such.
 
-    Args:
-        groups: Groups that read whole blocks of data.
-        joins: Whether each group may have blocks of the result of its own; `outputs` is a multiple of the
-            block then, and `join_groups` makes the result.
+    If a kernel `joins` them, each group may have blocks of the result of its own: `outputs` is a multiple of the block
+    then, and `join_groups` makes the result.
     """
     if groups.lanes < groups.block:
         return groups
@@ -166,13 +160,7 @@ def repeat_channels(x: Any, channels: int, times: int) -> Any:
 
 
 def join_groups(x: Any, outputs: int, number: int) -> Any:
-    """Return blocked data without the empty lanes after each group of channels.
-
-    Args:
-        x: Data (n, blocks of a group · number, …, b).
-        outputs: The channels of a group.
-        number: The number of groups.
-    """
+    """Return blocked data without the empty lanes after each group of so many channels (`outputs`)."""
     n, blocks, *size, block = map(plain, x.shape)
     channels = outputs * number
 
@@ -198,21 +186,11 @@ def conv(
     groups: Groups,
     tile_columns: int = 1,
 ) -> Any:
-    """Return a convolution with a blocked result.
+    """Return a convolution (n, o/b, …, b of o) of data (n, i/b, …, b), or plain (n, i, …).
 
-    Args:
-        x: Data (n, i/b, …, b), or plain (n, i, …).
-        w: Weights (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data.
-            Of the last lanes of a single block, which are empty, they may have none. Of groups with runs,
-            they are (o/b, runs, …, i of a run, b of o).
-        strides: Along each spatial axis.
-        padding: Before and after each spatial axis.
-        dilation: Along each spatial axis.
-        groups: The blocks of data that each block of the result reads.
-        tile_columns: Columns of the result are computed up to a multiple of it, the last one again.
-
-    Returns:
-        The result (n, o/b, …, b of o).
+    Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. Of the
+    last lanes of a single block, which are empty, they may have none. Of groups with runs, they are (o/b, runs, …,
+    i of a run, b of o). Columns of the result are computed up to a multiple of `tile_columns`, the last one again.
     """
     rank = len(strides)
     x = pad(x, padding)
@@ -246,18 +224,7 @@ def conv(
 
 
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes) -> Any:
-    """Return a depthwise convolution with a blocked result.
-
-    Args:
-        x: Data (n, c/b, …, b).
-        w: Weights (m·c/b, …, b), for m results of each channel block.
-        strides: Along each spatial axis.
-        padding: Before and after each spatial axis.
-        dilation: Along each spatial axis.
-
-    Returns:
-        The result (n, m·c/b, …, b).
-    """
+    """Return a depthwise convolution (n, m·c/b, …, b) of data (n, c/b, …, b) and weights (m·c/b, …, b)."""
     x = pad(x, padding)
     blocks, *kernel, block = (int(extent) for extent in w.shape)
     multiplier = blocks // int(x.shape[1])
@@ -275,13 +242,7 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Siz
 
 
 def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
-    """Return the sum of parts of an image (n, o, …, b), each at its place.
-
-    Args:
-        whole: The spatial extents of the image.
-        corners: The first pixel of each part.
-        *parts: The parts (n, o, …, b).
-    """
+    """Return the sum of parts of an image (n, o, …, b) of some extents, each at its first pixel."""
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
@@ -311,18 +272,10 @@ def with_sizes(x: Any, shape: Sizes) -> Any:
 
 
 def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return channel blocks rearranged into an image.
+    """Return channel blocks (n, o·s·t, h, w, b) rearranged into an image (n, o, height, width, b).
 
-    This is the periodic shuffling of Shi et al. 2016, arXiv:1609.05158.
-
-    Args:
-        x: Data (n, o·s·t, h, w, b); pixel (y, x) of the image comes from block (y mod s, x mod t).
-        strides: s and t; one number for each spatial axis.
-        offsets: How many pixels of the image to skip, from the top and from the left.
-        shape: Height and width of the result.
-
-    Returns:
-        The image (n, o, height, width, b).
+    This is the periodic shuffling of Shi et al. 2016, arXiv:1609.05158: pixel (y, x) of the image comes from block
+    (y mod s, x mod t). The offsets are the pixels to skip from the top and from the left.
     """
     n, blocks, *_, block = map(plain, x.shape)
 
@@ -343,10 +296,7 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
 
 
 def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return a plain image (n, c, …) of few channels, as `interleave` does.
-
-    It is made of channels of the pixels (y mod s, x mod t) after each other.
-    """
+    """Return a plain image of few channels, those of the pixels (y mod s, x mod t) after each other."""
 
     def element(i: Any, c: Any, *pixel: Any) -> Any:
         shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
@@ -361,13 +311,7 @@ def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, s
 
 
 def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
-    """Return an image of blocked data whose pixels come from several images in turn.
-
-    Args:
-        strides: After how many pixels along each spatial axis an image is read again.
-        shape: The spatial extents of the result.
-        *parts: The images: pixel (y, x) comes from that of (y mod s, x mod t).
-    """
+    """Return an image whose pixel (y, x) comes from the part (y mod s, x mod t) of several images."""
     n, blocks, *_, block = map(plain, parts[0].shape)
     sizes = zip(strides, shape, strict=True)
     counts = (range(step if is_open(extent) else min(step, extent)) for step, extent in sizes)
@@ -388,15 +332,10 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
 
 
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
-    """Return the product (…, rows, columns) of a matrix (…, rows, k) and packed weights.
+    """Return the product (…, rows, columns) of a matrix (…, rows, k) and weights (⌈columns/b⌉, k, b).
 
-    The weights are (⌈columns/b⌉, k, b).
-
-    Args:
-        x: The matrix.
-        w: The packed weights.
-        columns: The columns of the result.
-        padded_rows: How many rows are computed, the last one again where there are more; None for those of the matrix, whose number may be open.
+    So many `padded_rows` are computed, the last one again where there are more; None for those of the matrix, whose
+    number may be open.
     """
     *outer, rows, depth = map(plain, x.shape)
     blocks, _, block = (int(extent) for extent in w.shape)
@@ -417,10 +356,7 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
 
 
 def pad(x: Any, padding: Sizes, value: Any = 0) -> Any:
-    """Return blocked or plain data with a number, or an expression, around each image.
-
-    Negative padding leaves the data as they are.
-    """
+    """Return data with a number or an expression around each image; negative padding changes nothing."""
     padding = [max(width, 0) for width in padding]
     if not any(padding):
         return x
@@ -478,20 +414,9 @@ def convolution_shape(
 def quantized_depthwise_conv(
     x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, zero: Any
 ) -> Any:
-    """Return a depthwise convolution of data minus their zero point.
+    """Return `depthwise_conv` of bytes minus their zero point, a number or an expression, as float32.
 
-    It is computed in float32, whose sums are exact up to 2²⁴: more than 500 products.
-
-    Args:
-        x: Data of bytes (n, c/b, …, b).
-        w: Weights (m·c/b, …, b), for m results of each channel block.
-        strides: Along each spatial axis.
-        padding: Before and after each spatial axis.
-        dilation: Along each spatial axis.
-        zero: The zero point of the data, a number or an expression.
-
-    Returns:
-        The sums (n, m·c/b, …, b) of float32.
+    Sums are exact up to 2²⁴: more than 500 products.
     """
     zero_point = tirx.const(zero, "int32") if isinstance(zero, int) else zero.astype("int32")
     widened = te.compute(

@@ -23,16 +23,10 @@ def c_kernel(
     arguments: Sequence[float],
     tasks: int,
 ) -> tirx.PrimFunc:
-    """Return a kernel that takes inputs, then outputs.
+    """Return a kernel that takes inputs, then outputs, and calls a function of a source.
 
-    Args:
-        source: The source with the function.
-        function: Its name. It takes a pointer for each input and each output, then, with several
-            tasks, the number of the task as int64_t, then the arguments.
-        inputs: The inputs.
-        outputs: The outputs.
-        arguments: Numbers: integers are int64_t in C, others double.
-        tasks: How many calls of the function there are, in a parallel loop; 1 for one call.
+    The function takes a pointer for each input and each output, then, with several tasks, the number of the task as
+    int64_t, then the arguments: integers are int64_t in C, others double. The tasks are a parallel loop of calls.
     """
     values = [
         tirx.const(value, "int64" if isinstance(value, int) else "float64") for value in arguments

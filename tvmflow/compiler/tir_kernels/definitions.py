@@ -41,10 +41,7 @@ def define_flat_kernel(
 ) -> Iterator[tuple[IRBuilder, list[Any]]]:
     """Define a kernel whose parameters have one index; yield its builder and these.
 
-    Args:
-        name: The name of the kernel.
-        parameters: The shapes and dtypes of its parameters, by name.
-        has_root: Whether it is a block: TVM looks for copies among functions of one argument, and only into blocks.
+    TVM looks for copies among functions of one argument, but only into blocks (`has_root`).
     """
     with define_kernel(name) as builder:
         arguments = [T.arg(name, declare_buffer(*kind)) for name, kind in parameters.items()]
@@ -91,16 +88,10 @@ def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
 def with_own_sizes(
     function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
 ) -> tuple[tirx.PrimFunc, list[Any]]:
-    """Return a kernel with variables of its own in place of a model's dimensions.
+    """Return a kernel with variables of its own in place of a model's dimensions, and those that it takes.
 
-    Args:
-        function: The kernel.
-        used: Dimensions that it computes with, besides those in the shapes of its parameters.
-        results: The number of its last parameters that it writes.
-
-    Returns:
-        The kernel, and the dimensions that it takes as arguments between its inputs and its results:
-        those that are no size of a tensor by themselves.
+    These are arguments between its inputs and its results: the dimensions that are no size of a tensor by themselves, and
+    those that it computes with besides (`used`). The last parameters are its results.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]
     symbols = [symbol for size in sizes for symbol in list_symbols(size)]

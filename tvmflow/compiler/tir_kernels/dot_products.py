@@ -67,20 +67,10 @@ def conv(
     groups: Groups,
     zero: Any = 0,
 ) -> Any:
-    """Return the sums of a convolution.
+    """Return the sums (n, o/b, …, b) of a convolution, t of whose products an instruction adds up.
 
-    Args:
-        products: The t products that an instruction adds up.
-        x: Data (n, i/c, …, c), c being a multiple of t.
-        w: Weights (o/b, blocks of data of its groups, …, c/t, b of o, t of c).
-        strides: Along each spatial axis.
-        padding: Before and after each spatial axis.
-        dilation: Along each spatial axis.
-        groups: The blocks of data that each block of the result reads.
-        zero: The value of the data around the image, a number or an expression.
-
-    Returns:
-        The sums (n, o/b, …, b).
+    Data are (n, i/c, …, c), c being a multiple of t, weights (o/b, blocks of data of its groups, …, c/t, b of o, t of c).
+    The data around the image are `zero`, a number or an expression.
     """
     x = blocked.pad(x, padding, zero)
     blocks, width, *kernel, parts, block, _ = (int(extent) for extent in w.shape)
@@ -102,17 +92,14 @@ def conv(
 
 
 def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> Any:
-    """Return the sums of a convolution by products of matrices.
+    """Return the sums (n, o/4, …, 4) of a convolution by products of matrices.
 
     Args:
         x: Data (n, i/4, …, 4), with an even number of blocks.
         w: Weights (o/4, i/8, …, 4 of o, 2 blocks of i, 4 of i).
-        padding: Before and after each spatial axis, so that an even number of points is computed.
+        padding: Such that an even number of points is computed.
         points: How many of these are the last axis of the result.
-        zero: The value of the data around the image, a number or an expression.
-
-    Returns:
-        The sums (n, o/4, …, 4).
+        zero: As of `conv`.
     """
     x = blocked.pad(x, padding, zero)
     blocks, pairs, *kernel, block, halves, terms = (int(extent) for extent in w.shape)
@@ -136,17 +123,10 @@ def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> A
 
 
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0) -> Any:
-    """Return the sums of a depthwise convolution.
+    """Return the sums (n, m·c/b, …, b) of a depthwise convolution of data (n, c/b, …, b).
 
-    Args:
-        x: Data (n, c/b, …, b).
-        w: Weights (m·c/b, …, words of t taps along the last axis, b, t), for m results of each channel block.
-        strides: Along each spatial axis.
-        padding: Before and after each spatial axis; that after the last one is for all taps of the weights.
-        zero: The value of the data around the image, a number or an expression.
-
-    Returns:
-        The sums (n, m·c/b, …, b).
+    Weights are (m·c/b, …, words of t taps along the last axis, b, t), for m results of each channel block. The padding
+    after the last axis is for all taps of the weights.
     """
     x = blocked.pad(x, padding, zero)
     blocks, *rows, words, block, terms = (int(extent) for extent in w.shape)

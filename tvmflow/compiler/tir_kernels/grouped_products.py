@@ -160,14 +160,9 @@ class Machine(NamedTuple):
 
 
 def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool) -> tirx.PrimFunc:
-    """Return the kernel.
+    """Return the kernel; its data are rounded to int8 where that is asked for.
 
     Its parameters are data, words, scales, zero points if each group has one, and the result.
-
-    Args:
-        product: The product.
-        machine: The CPU.
-        rounds_data: Whether data are rounded to int8.
     """
     with define_kernel("grouped_matmul") as builder:
         tiled = (product.tiles, product.groups, product.width)
@@ -196,10 +191,7 @@ def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool)
 def _emit_digits_or_floats(
     product: GroupedProduct, machine: Machine, buffers: Sequence[Any], out: Any
 ) -> None:
-    """Emit sums of three digits for a single row, of float32 for several.
-
-    Several rows share the conversion of weights.
-    """
+    """Emit sums of three digits for a single row, of float32 for several, which share conversions."""
     single = product._replace(rows=1)
     if not is_open(product.rows):
         is_single = product.rows == 1
@@ -594,15 +586,10 @@ class _PairSums(_IntegerSums):
 def make_row_kernel(
     operator: GroupedWeights, rows: int, count: IrSize, dtypes: Sequence[str]
 ) -> tirx.PrimFunc:
-    """Return the kernel that converts some rows.
+    """Return the kernel that converts some rows (`count`) of weights.
 
-    Its parameters are the numbers of the rows, the operands, and the result.
-
-    Args:
-        operator: The weights.
-        rows: How many rows they have.
-        count: How many rows are converted.
-        dtypes: The dtypes of the operands, and of the numbers of rows.
+    Its parameters are the numbers of the rows, the operands, and the result; the dtypes are those of the operands and
+    of the numbers.
     """
     per_byte, groups = _BYTE // operator.bits, operator.groups
     *operands, index_dtype = dtypes

@@ -161,10 +161,7 @@ class RecurrentInputs(NamedTuple):
 def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[Any]:
     """Return the hidden states of all steps (steps, d, n, hidden), and the last states (d, n, hidden).
 
-    Args:
-        layer: The layer.
-        is_gpu: Whether the kernel is for a GPU.
-        *tensors: The fields of `RecurrentInputs`; None for those that the layer lacks.
+    The tensors are the fields of `RecurrentInputs`; None for those that the layer lacks.
     """
     dtype = str(tensors[0].dtype)
     # open sizes are variables of this kernel's own
@@ -347,12 +344,7 @@ class _Loops:
     ) -> Any:
         """Emit the sums of some gates of a tile, and return them: (rows, gates, lanes).
 
-        Args:
-            place: The step.
-            source: The state that is multiplied with the weights.
-            tile: The tile.
-            gates: The gates.
-            inputs: The gates to which the projected inputs are added; None for all.
+        The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`; None for all.
         """
         rows = self._rows
         places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]

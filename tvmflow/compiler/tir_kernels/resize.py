@@ -98,14 +98,10 @@ def find_taps(
     *,
     antialias: bool = False,
 ) -> Taps:
-    """Return the taps along an axis, in float32 as ONNX Runtime computes them.
+    """Return the taps along an axis, in float32 as ONNX Runtime computes them, in a mode that `is_supported`.
 
-    Args:
-        source: The number of pixels of the source.
-        size: The number of pixels of the result.
-        mode: A mode that `is_supported`.
-        length: The length of the source times the factor, which is no integer where `size` is rounded.
-        antialias: Whether a pixel of a smaller result is the mean of all pixels that it covers.
+    The length is that of the source times the factor, which is no integer where `size` is rounded. With `antialias`, a
+    pixel of a smaller result is the mean of all pixels that it covers.
     """
     length = float(size) if length is None else length
     x = np.arange(size, dtype=np.float32)
@@ -181,14 +177,7 @@ def compute_taps(
 ) -> tuple[Any, Any]:
     """Return the tables that `find_taps` computes, for sizes that a model's dimensions decide.
 
-    Args:
-        source: The number of pixels of the source.
-        size: The number of pixels of the result.
-        mode: A mode that `is_computed`.
-        scale: The factor that `size` was rounded from; None for the quotient of the sizes.
-
-    Returns:
-        The positions and the weights, each (pixels of the result, taps).
+    The mode `is_computed`. `scale` is the factor that `size` was rounded from; None for the quotient of the sizes.
     """
     taps = _COMPUTED_TAPS[mode.method]
     source, size = map(_as_int64, (source, size))
@@ -240,12 +229,7 @@ def resize_image(
 ) -> Any:
     """Return float32 images (N, C, H, W) in another size, which a model's dimensions decide.
 
-    Args:
-        x: The images.
-        height: The height of the result.
-        width: The width of the result.
-        mode: A mode that `is_computed`.
-        scales: The factors that height and width were rounded from; None for the quotient of the sizes.
+    The mode `is_computed`. The scales are as of `compute_taps`.
     """
     tables = [
         table
@@ -290,10 +274,7 @@ class Steps(NamedTuple):
 
 
 def find_steps(taps: Taps) -> Steps | None:
-    """Return the steps of the pixels along an axis.
-
-    None where they are uneven, or a pixel is a sum of several.
-    """
+    """Return the steps of pixels along an axis; None if they are uneven, or pixels are sums of several."""
     positions = taps.positions[:, 0]
     if taps.positions.shape[1] > 1:
         return None
@@ -309,11 +290,7 @@ def find_steps(taps: Taps) -> Steps | None:
 def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]) -> Any:
     """Return data resized along some axes.
 
-    Args:
-        x: Data of any rank.
-        *tables: For each axis, the positions and the weights of its taps, each (pixels of the result, taps).
-        axes: The axes of `x` that have tables.
-        steps: The other axes of `x` that are resized, with the steps of their pixels.
+    Each has a table of positions and one of weights, each (pixels of the result, taps). Other axes have even `steps`.
     """
     shape = list(map(plain, x.shape))
     positions, weights = tables[::2], tables[1::2]

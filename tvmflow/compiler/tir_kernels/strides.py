@@ -123,8 +123,7 @@ class StridedView(NamedTuple):
     def matrices(self, batch: Sequence[IrSize]) -> StridedMatrices | None:
         """Return the matrices of the last two axes; None where an axis of these has no stride.
 
-        Args:
-            batch: The shape of the batch of matrices, to which the outer axes are broadcast.
+        The outer axes are broadcast to the shape of the batch.
         """
         *outer, rows, columns = map(_merge_digits, self.axes)
         if max(len(rows), len(columns)) > 1:
@@ -136,10 +135,7 @@ class StridedView(NamedTuple):
 
 
 def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
-    """Remove the highest digits whose lengths have a product, and return them.
-
-    None if there are none; a digit may be divided.
-    """
+    """Remove and return the highest digits with a product, of which one may be divided; None if none."""
     taken: list[Digit] = []
     while not same_size(size, 1):
         if not digits:
@@ -177,12 +173,7 @@ def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def contiguous(shape: Sequence[IrSize], axes: Sequence[int]) -> StridedMatrices:
-    """Return the places of matrices whose axes are written in another order.
-
-    Args:
-        shape: The shape of the matrices with all outer axes.
-        axes: The axes in the order of memory.
-    """
+    """Return the places of matrices whose axes are written in another order, that of memory."""
     written = [shape[axis] for axis in axes]
     order = sorted(range(len(axes)), key=axes.__getitem__)
     strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])

@@ -77,10 +77,7 @@ def _make_strided_transforms(
 ) -> Transforms:
     """Return the transforms of a convolution with stride 2.
 
-    Args:
-        data: The matrix for data at even places, with two taps and stride 1.
-        weights: That for the first and the last tap.
-        image: That for products of these.
+    The data are those at even places, with two taps and stride 1, the weights those of the first and the last tap.
     """
     tile, even = image.shape
     edge = even + tile
@@ -151,9 +148,7 @@ def transforms_of(geometry: Geometry) -> tuple[Transforms, Transforms]:
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
-    """Return a convolution of blocked data with a 3×3 kernel, whose strides in height and width are equal.
-
-    A kernel over volumes may have any depth.
+    """Return a convolution (n, o, h, w, b) or (n, o, d, h, w, b) with a 3×3 kernel, over volumes of any depth.
 
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
@@ -161,9 +156,6 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
             of a tile. Groups have as many blocks of input channels, and as many of output channels, each.
             With a stride of 2, those of rows and columns at odd places are last.
         geometry: The sizes of the convolution.
-
-    Returns:
-        The result (n, o, h, w, b) or (n, o, d, h, w, b).
     """
     product = _multiply(_transform_data(x, geometry), w, geometry)
     return _transform_product(product, geometry, len(x.shape) == 6)
@@ -527,11 +519,7 @@ class _OpenLoops:
     ) -> None:
         """Emit the product of a matrix, a tile, and the transpose of the matrix.
 
-        Args:
-            matrix: The matrix.
-            groups: See `_multiply_row`.
-            load: Returns an element of the tile; takes row, column and lane.
-            store: Emits the store of an element of the product; takes row, column, lane and value.
+        `load` takes row, column and lane of the tile, `store` the same of the product, and the value.
         """
         rows, edge = matrix.shape
         half = self._allocate_registers(rows, edge)

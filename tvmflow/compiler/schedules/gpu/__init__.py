@@ -49,11 +49,7 @@ def schedule_for_gpu(
     target: tvm.target.Target,
     rules: Mapping[str, GpuRule] = GPU_RULES,
 ) -> ScheduledModule:
-    """Give each kernel without a schedule the one of a rule; without threads it cannot run on a GPU.
-
-    Returns:
-        The module, and the rule of each kernel that had no schedule.
-    """
+    """Give each kernel the schedule of a rule; without threads it cannot run on a GPU."""
     mod = ir.copy_module(lowered)
     device = Device.from_target(target)
     chosen: dict[str, str] = {}

@@ -42,10 +42,7 @@ def find_read(stmt: Any, load: Any) -> int:
 
 
 def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
-    """Return by how many elements an access moves when a variable goes from 0 to `step`.
-
-    All others are 0. None if data decide.
-    """
+    """Return how far an access moves when a variable goes from 0 to `step`; None if data decide."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
     total = 0
     for index, extent in zip(access.indices, buffer.shape, strict=True):
