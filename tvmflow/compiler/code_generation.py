@@ -35,6 +35,7 @@ from tvmflow.compiler.ir import (
     operator_name,
     replace_variables,
     rewrite_nodes,
+    with_fields,
 )
 from tvmflow.compiler.last_vectors import mask_last_vectors, overlap_last_vectors
 from tvmflow.compiler.open_tiles import (
@@ -332,7 +333,7 @@ def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
         predicate = analyzer.simplify(realize.predicate)
         if predicate.same_as(realize.predicate):
             return realize
-        return SBlockRealize(realize.iter_values, predicate, realize.block)
+        return with_fields(realize, predicate=predicate)
 
     return rewrite_nodes(function, SBlockRealize, simplify)
 
@@ -353,7 +354,7 @@ def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
     if isinstance(store.value, tvm.ir.TensorLoad):
         return store
     value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, compare))
-    return tirx.BufferStore(store.buffer, value, store.indices)
+    return with_fields(store, value=value)
 
 
 @kernel_pass
@@ -379,8 +380,7 @@ def _vectorize(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _without_vectors_of_lets(loop: tirx.For) -> tirx.For:
     if loop.kind != tirx.ForKind.VECTORIZED or not find_nodes(loop.body, tirx.Let):
         return loop
-    serial = tirx.ForKind.SERIAL
-    return tirx.For(loop.loop_var, loop.min, loop.extent, serial, loop.body)
+    return with_fields(loop, kind=tirx.ForKind.SERIAL)
 
 
 _MAXIMA: Final = "pool_max"

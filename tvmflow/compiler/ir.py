@@ -13,6 +13,7 @@ import tvm
 import tvm_ffi
 import tvm_ffi.serialization
 from tvm import relax, tirx
+from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.open_sizes import is_open, sizes_of
 
@@ -376,6 +377,23 @@ def node_pass(
     return decorate
 
 
+_FIELDS: Final[Mapping[type, Sequence[str]]] = {
+    tirx.For: ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations"),
+    tirx.BufferStore: ("buffer", "value", "indices"),
+    SBlockRealize: ("iter_values", "predicate", "block"),
+    SBlock: (
+        *("iter_vars", "reads", "writes", "name_hint", "body"),
+        *("init", "alloc_buffers", "match_buffers", "annotations"),
+    ),
+}
+
+
+def with_fields(node: Any, **fields: Any) -> Any:
+    """Return a statement of TIR with some of its fields replaced."""
+    kind = type(node)
+    return kind(**{name: fields.get(name, getattr(node, name)) for name in _FIELDS[kind]})
+
+
 def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
     """Return a statement of TIR with other indices in its loads and stores.
 
@@ -388,7 +406,7 @@ def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]
         return tirx.BufferLoad(node.source, rewrite(node.source, node.indices))
 
     def store(node: tirx.BufferStore) -> tirx.BufferStore:
-        return tirx.BufferStore(node.buffer, node.value, rewrite(node.buffer, node.indices))
+        return with_fields(node, indices=rewrite(node.buffer, node.indices))
 
     return tvm_ffi.structural_map(tree, ((tvm.ir.TensorLoad, load), (tirx.BufferStore, store)))
 

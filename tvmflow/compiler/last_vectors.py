@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -23,6 +23,7 @@ from tvmflow.compiler.ir import (
     replace_variables,
     rewrite_nodes,
     simplify_indices,
+    with_fields,
 )
 
 _DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
@@ -141,13 +142,15 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
         own, body = realize.block, tirx.SeqStmt([first, step])
         reads = [replace_variables(region, back) for region in own.reads]
         block = simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
-    elif is_unrolled or not _may_repeat(realize.block.body, lane, nest, scopes):
+    elif is_unrolled or not (
+        _has_own_vectors(realize.block.body.buffer, nest, scopes)
+        or may_repeat(realize.block.body, lane, nest, scopes)
+    ):
         return loop
     else:
         block = simplify_indices(replace_variables(realize.block, back))
     predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
-    body = SBlockRealize([], predicate, block)
-    return tirx.For(lane, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+    return with_fields(loop, body=SBlockRealize([], predicate, block))
 
 
 def _find_end(condition: Any, lane: Any) -> _End | None:
@@ -158,16 +161,20 @@ def _find_end(condition: Any, lane: Any) -> _End | None:
     return None if _uses(start, lane) else _End(start, int(condition.b))
 
 
-def _may_repeat(
-    store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]
+def _has_own_vectors(buffer: Any, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> bool:
+    """Return whether each vector has a buffer of its own, where nothing is stored for another."""
+    return buffer in scopes and scopes[buffer].isdisjoint(loop.loop_var for loop in nest)
+
+
+def may_repeat(
+    store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], own: Collection[Any]
 ) -> bool:
-    """Return whether numbers of a row may be computed a second time, after its other vectors."""
+    """Return whether numbers of a row may be computed a second time, after its other vectors.
+
+    The loops over vectors are a nest; buffers that are no parameters are a kernel's own.
+    """
     target = store.buffer
-    if target in scopes and scopes[target].isdisjoint(loop.loop_var for loop in nest):
-        # each vector has a buffer of its own, where nothing is stored for another
-        return True
     loads = find_nodes(store.value, tvm.ir.TensorLoad)
-    sources = [load.source for load in loads]
     vectors = [load.source for load in loads if any(_uses(index, lane) for index in load.indices)]
     others = [
         other
@@ -175,9 +182,9 @@ def _may_repeat(
         for other in find_nodes(loop.body, tirx.BufferStore)
         if other.buffer.same_as(target) and not other.same_as(store)
     ]
-    # buffers that are no parameters may share their memory, if the vectors of one are read but once
-    is_kept = target not in scopes or not any(source in scopes for source in vectors)
-    return is_kept and not others and not any(source.same_as(target) for source in sources)
+    # a kernel's own buffers may share their memory, if the vectors of one are read but once
+    is_kept = target not in own or not any(source in own for source in vectors)
+    return is_kept and not others and not any(load.source.same_as(target) for load in loads)
 
 
 def _uses(expr: Any, variable: Any) -> bool:

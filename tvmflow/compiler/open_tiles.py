@@ -28,8 +28,9 @@ from tvmflow.compiler.ir import (
     rewrite_indices,
     rewrite_nodes,
     simplify_indices,
+    with_fields,
 )
-from tvmflow.compiler.last_vectors import as_int, list_terms, may_mask
+from tvmflow.compiler.last_vectors import as_int, list_terms, may_mask, may_repeat
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
@@ -99,13 +100,7 @@ def _roll(loop: tirx.For) -> tirx.For:
         and LAST_LANES not in inner.annotations
         for inner in find_nodes(loop.body, tirx.For)
     )
-    return _with_kind(loop, tirx.ForKind.SERIAL) if is_rolled else loop
-
-
-def _with_kind(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=loop.annotations
-    )
+    return with_fields(loop, kind=tirx.ForKind.SERIAL) if is_rolled else loop
 
 
 @kernel_pass
@@ -202,14 +197,11 @@ def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
             if axis.iter_type == tirx.IterVar.CommReduce
             and loop.loop_var not in find_nodes(value, tirx.Var)
         ]
-        first = _with_body(lane, _make_initial(realize, kept))
         own = tirx.Var(f"{lane.loop_var.name}_first", lane.loop_var.ty.dtype)
-        body = replace_variables(first.body, {lane.loop_var: own})
+        body = replace_variables(_make_initial(realize, kept), {lane.loop_var: own})
         first = tirx.For(own, lane.min, lane.extent, lane.kind, body)
-        update = SBlockRealize(
-            realize.iter_values, realize.predicate, _with_parts(realize.block, realize.block.body)
-        )
-        return tirx.SeqStmt([first, _with_body(loop, _with_body(lane, update))])
+        update = with_fields(realize, block=with_fields(realize.block, init=None))
+        return tirx.SeqStmt([first, with_fields(loop, body=with_fields(lane, body=update))])
 
     return rewrite_nodes(function, tirx.For, start)
 
@@ -289,21 +281,6 @@ def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize
         replace_variables(block.init, own),
     )
     return SBlockRealize([value for _, value in pairs], _all(terms), made)
-
-
-def _with_parts(block: SBlock, body: Any) -> SBlock:
-    """Return a block with another body, and no first values."""
-    return SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        None,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 @kernel_pass
@@ -405,7 +382,7 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     inner = {other.loop_var for other in find_nodes(loop.body, tirx.For)}
     body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
     binds = [tirx.Bind(var, value) for var, value in bound]
-    return _with_body(loop, tirx.SeqStmt([*binds, body]) if binds else body)
+    return with_fields(loop, body=tirx.SeqStmt([*binds, body]) if binds else body)
 
 
 def _guard_divisors(body: Any) -> Any:
@@ -498,7 +475,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
         is_hidden = isinstance(stmt, tirx.Bind) and stmt.var in hidden
         return hidden[stmt.var] if is_hidden else tvm_ffi.structural_map(stmt, rules)
 
-    return _with_body(loop, tirx.SeqStmt(list(map(rewrite, stmts))))
+    return with_fields(loop, body=tirx.SeqStmt(list(map(rewrite, stmts))))
 
 
 def _hide(value: Any) -> Any:
@@ -516,7 +493,7 @@ def _normalize(realize: SBlockRealize) -> SBlockRealize:
         return tirx.LT(simplify(term.a), simplify(term.b)) if isinstance(term, tirx.LT) else term
 
     terms = list(map(normalize, list_terms(realize.predicate)))
-    return SBlockRealize(realize.iter_values, _all(terms), realize.block)
+    return with_fields(realize, predicate=_all(terms))
 
 
 class _Splitter:
@@ -547,9 +524,7 @@ class _Splitter:
         certain = [condition.term for condition in found if self._is_certain(condition, loop)]
         body = _without(loop.body, certain) if certain else loop.body
         found = [condition for condition in found if condition.term not in certain]
-        loop = tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=annotations
-        )
+        loop = with_fields(loop, body=body, annotations=annotations)
         if not found:
             return loop
         limited = _limit(loop, found)
@@ -561,9 +536,9 @@ class _Splitter:
         count = _count_whole(loop, found[0]) if len(tests) == 1 else None
         if count is None:
             test = functools.reduce(tirx.And, tests)
-            return _with_body(loop, _choose(loop.body, test, whole, cut))
+            return with_fields(loop, body=_choose(loop.body, test, whole, cut))
         wholes = tirx.Var(f"{loop.loop_var.name}_wholes", loop.loop_var.ty.dtype)
-        first = _with_body(loop, whole, extent=wholes)
+        first = with_fields(loop, body=whole, extent=wholes)
         last = replace_variables(cut, {loop.loop_var: wholes})
         is_cut = tirx.LT(wholes, loop.extent)
         return tirx.SeqStmt([tirx.Bind(wholes, count), first, tirx.IfThenElse(is_cut, last, None)])
@@ -642,13 +617,12 @@ class _Splitter:
                 return lane
             body = simplify_indices(_without(lane.body, [condition.term]))
             is_masked = may_mask(body, lane.loop_var, self._masked_types)
-            numbers = tirx.For(
-                lane.loop_var,
-                lane.min,
-                condition.rest,
-                tirx.ForKind.SERIAL,
-                body,
-                annotations={LAST_LANES: int(lane.extent)} if is_masked else None,
+            numbers = with_fields(
+                lane,
+                extent=condition.rest,
+                kind=tirx.ForKind.SERIAL,
+                body=body,
+                annotations={LAST_LANES: int(lane.extent)} if is_masked else {},
             )
             overlapping = self._overlap(loop, lane, condition, body)
             if is_masked or overlapping is None:
@@ -683,19 +657,12 @@ class _Splitter:
 
     def _may_repeat(self, store: tirx.BufferStore, loop: tirx.For, lane: Any) -> bool:
         """Return whether numbers may be computed twice, the second time after all vectors of a loop."""
-        target = store.buffer
+        stored = {other.buffer for other in find_nodes(loop.body, tirx.BufferStore)}
         loads = find_nodes(store.value, tvm.ir.TensorLoad)
-        stores = find_nodes(loop.body, tirx.BufferStore)
-        others = [
-            other for other in stores if other.buffer.same_as(target) and not other.same_as(store)
-        ]
         # what the last iteration computes itself, it has of its own numbers alone
-        if any(load.source.same_as(other.buffer) for load in loads for other in stores):
-            return False
-        # buffers that are no parameters may share their memory, if the numbers of one are read but once
-        read = [load for load in loads if lane in find_nodes(list(load.indices), tirx.Var)]
-        is_kept = target not in self._own or not any(load.source in self._own for load in read)
-        return is_kept and not others
+        return stored.isdisjoint(load.source for load in loads) and may_repeat(
+            store, lane, [loop], self._own
+        )
 
 
 def _read_multiples(function: tirx.PrimFunc) -> dict[Any, Any]:
@@ -752,7 +719,7 @@ def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
         return None
     rest = simplify(replace_variables(rests[0], {var: tirx.IntImm(var.ty.dtype, 0)}))
     body = _without(loop.body, [condition.term for condition in found])
-    return _with_body(loop, body, extent=tirx.min(loop.extent, rest))
+    return with_fields(loop, body=body, extent=tirx.min(loop.extent, rest))
 
 
 def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
@@ -867,7 +834,7 @@ def _with_rows(
         is_one = rows == 1 and first is None
         within = _without(loop.body, [term]) if is_one else _clamp(loop, term, rest, first)
         extent = tirx.IntImm(loop.extent.ty.dtype, rows)
-        return tirx.For(loop.loop_var, loop.min, extent, loop.kind, within)
+        return with_fields(loop, extent=extent, body=within)
 
     return tvm_ffi.structural_map(body, (tirx.For, shorten))
 
@@ -919,7 +886,7 @@ def _without(body: Any, terms: Sequence[Any]) -> Any:
             for term in list_terms(realize.predicate)
             if not any(_same(term, other) for other in terms)
         ]
-        return SBlockRealize(realize.iter_values, _all(kept), realize.block)
+        return with_fields(realize, predicate=_all(kept))
 
     return tvm_ffi.structural_map(body, (SBlockRealize, rewrite))
 
@@ -959,14 +926,3 @@ def _unique(exprs: Iterable[Any]) -> list[Any]:
         if not any(_same(expr, other) for other in found):
             found.append(expr)
     return found
-
-
-def _with_body(loop: tirx.For, body: Any, extent: Any = None) -> tirx.For:
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent if extent is None else extent,
-        loop.kind,
-        body,
-        annotations=loop.annotations,
-    )

@@ -25,6 +25,7 @@ from tvmflow.compiler.ir import (
     node_pass,
     operator_name,
     rewrite_nodes,
+    with_fields,
 )
 
 
@@ -349,8 +350,7 @@ def start_sums_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
             continue
         place = _Place.of(statement.buffer, statement.indices)
         if place is not None and starts.get(place) == at and place in offsets:
-            start = 0 - offsets[place]
-            statements[at] = tirx.BufferStore(statement.buffer, start, statement.indices)
+            statements[at] = with_fields(statement, value=0 - offsets[place])
         else:
             statements[at] = _replace_differences(statement, offsets, lambda sub: sub.a)
     return tirx.SeqStmt(statements)
@@ -412,8 +412,7 @@ def _replace_differences(
     def replace(difference: Any) -> Any:
         return choose(difference) if _Place.of_load(difference.a) in places else difference
 
-    value = tvm_ffi.structural_map(store.value, (tirx.Sub, replace))
-    return tirx.BufferStore(store.buffer, value, store.indices)
+    return with_fields(store, value=tvm_ffi.structural_map(store.value, (tirx.Sub, replace)))
 
 
 # ---------------------------------------------------------------- sums of matrices
@@ -447,7 +446,7 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
         return loop
     dtype = str(loop.loop_var.ty.dtype)
     extent = tirx.call_llvm_pure_intrin(dtype, _ADDITION, loop.extent, tirx.const(0, dtype))
-    return tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body)
+    return with_fields(loop, extent=extent)
 
 
 def _adds_product(store: tirx.BufferStore) -> bool:
@@ -488,7 +487,7 @@ def order_matrix_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
             value = begun.get((store.buffer, first), value)
             if not isinstance(value, tirx.Broadcast):
                 value = tirx.Shuffle([value, value], _PIXEL_LANES[own])
-        return tirx.BufferStore(store.buffer, value, store.indices)
+        return with_fields(store, value=value)
 
     return rewrite_nodes(function, tirx.BufferStore, order)
 

@@ -11,7 +11,9 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.gpu_tiles import Device
+from tvmflow.compiler.schedules.blocks import list_all_blocks
 from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores
+from tvmflow.compiler.schedules.gpu.accesses import has_fixed_sizes
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import (
     NO_RULE,
@@ -65,9 +67,13 @@ def schedule_for_gpu(
 
 
 def _try_rule(rule: GpuRule, kernel: tvm.IRModule, device: Device) -> Schedule | None:
-    """Return a kernel with the schedule of a rule; None where TVM rejects it, too."""
+    """Return a kernel with the schedule of a rule; None for open sizes, and where TVM rejects it."""
+    schedule = Schedule(kernel, seed=1)
+    handles = list_all_blocks(schedule)
+    if not handles or not has_fixed_sizes(schedule, handles):
+        return None
     try:
-        return rule(Schedule(kernel, seed=1), device)
+        return rule(schedule, device)
     except RuntimeError as exc:
         _log.debug("a rule for GPUs was rejected: %s", exc)
         return None

@@ -16,7 +16,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
     find_read,
     fuse_before,
-    has_fixed_sizes,
     is_reduction,
     list_loads,
     unroll,
@@ -32,8 +31,6 @@ _MIN_SIDE: Final = 8
 def _make_one_block(schedule: Schedule) -> Any | None:
     """Inline all blocks of a kernel without a reduction into the last one, or return None."""
     handles = list_all_blocks(schedule)
-    if not handles or not has_fixed_sizes(schedule, handles):
-        return None
     stmts = [schedule.get(handle) for handle in handles]
     if any(is_reduction(schedule, handle) for handle in handles):
         return None

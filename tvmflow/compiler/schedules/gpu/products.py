@@ -26,7 +26,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_after,
     fuse_before,
     fuse_epilogue,
-    has_fixed_sizes,
     is_reduction,
     length,
     list_loads,
@@ -78,9 +77,6 @@ class Product(NamedTuple):
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
     """Schedule a product, with what follows it computed in registers; None for another kernel."""
-    handles = list_all_blocks(schedule)
-    if not handles or not has_fixed_sizes(schedule, handles):
-        return None
     schedule = divide_groups(schedule)
     product = find_product(schedule)
     if product is None:

@@ -21,7 +21,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_after,
     fuse_before,
     fuse_epilogue,
-    has_fixed_sizes,
     is_reduction,
     list_loads,
     unroll,
@@ -62,8 +61,6 @@ class _Threads(NamedTuple):
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
     """Schedule reductions over the same axes, and what is around them, or return None."""
     handles = list_all_blocks(schedule)
-    if not handles or not has_fixed_sizes(schedule, handles):
-        return None
     reductions = [handle for handle in handles if is_reduction(schedule, handle)]
     stmts = [schedule.get(handle) for handle in handles]
     if not reductions or not all(isinstance(stmt.body, tirx.BufferStore) for stmt in stmts):
@@ -257,8 +254,6 @@ def apply_windows(schedule: Schedule, device: Device) -> Schedule | None:
 
 def _find_window(schedule: Schedule) -> _Window | None:
     handles = list_all_blocks(schedule)
-    if not handles or not has_fixed_sizes(schedule, handles):
-        return None
     reductions = [handle for handle in handles if is_reduction(schedule, handle)]
     if len(reductions) != 1:
         return None

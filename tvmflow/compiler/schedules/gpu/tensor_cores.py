@@ -22,12 +22,11 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     Tile,
     choose_warp_tile,
 )
-from tvmflow.compiler.schedules.blocks import list_all_blocks
+from tvmflow.compiler.ir import with_fields
 from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_after,
     fuse_before,
     fuse_epilogue,
-    has_fixed_sizes,
     length,
     list_loads,
 )
@@ -48,8 +47,7 @@ _ANY_TARGET: Final = {"kind": "cuda"}
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
     """Schedule a product of float16 that is added up in float32; None for another kernel."""
-    handles = list_all_blocks(schedule)
-    if not device.has_tensor_cores or not handles or not has_fixed_sizes(schedule, handles):
+    if not device.has_tensor_cores:
         return None
     schedule = divide_groups(schedule)
     product = find_product(schedule)
@@ -83,15 +81,7 @@ def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
         body = tvm_ffi.structural_map(
             block.body, (tirx.Mul, lambda product: tirx.Mul(product.b, product.a))
         )
-        return SBlock(
-            block.iter_vars,
-            list(reversed(block.reads)),
-            block.writes,
-            block.name_hint,
-            body,
-            init=block.init,
-            annotations=block.annotations,
-        )
+        return with_fields(block, reads=list(reversed(block.reads)), body=body)
 
     function = schedule.mod["main"]
     body = tvm_ffi.structural_map(function.body, (SBlock, swap))
