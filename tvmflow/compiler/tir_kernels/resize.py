@@ -48,46 +48,49 @@ class Taps(NamedTuple):
     weights: _Array
 
 
-# Coordinates of the result, size of the source, length of the result -> coordinates in the source.
-_COORDINATES: Final[Mapping[str, Callable[[_Array, int, float], _Array]]] = {
-    "half_pixel": lambda x, source, length: (
-        (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5)
-    ),
-    "half_pixel_symmetric": lambda x, source, length: (
-        np.float32(source / 2) * (1 - np.float32(len(x)) / np.float32(length))
-        + (x + np.float32(0.5)) / _scale(source, length)
-        - np.float32(0.5)
-    ),
-    "pytorch_half_pixel": lambda x, source, length: (
-        (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5) if len(x) > 1 else x * 0
-    ),
-    "align_corners": lambda x, source, length: (
-        x * np.float32(source - 1) / np.float32(len(x) - 1) if len(x) > 1 else x * 0
-    ),
-    "asymmetric": lambda x, source, length: x / _scale(source, length),
-    "tf_half_pixel_for_nn": lambda x, source, length: (
-        (x + np.float32(0.5)) / _scale(source, length)
-    ),
-}
-# ONNX's nearest modes, and TVM's `round`.
-_ROUNDING: Final[Mapping[str, Callable[[_Array], _Array]]] = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
-    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
-}
+class _Arithmetic(NamedTuple):
+    """float32 in numpy, or in expressions of TIR: a constant, and functions."""
+
+    constant: Callable[[float], Any]
+    floor: Callable[[Any], Any]
+    ceil: Callable[[Any], Any]
 
 
-def _scale(source: int, length: float) -> np.float32:
-    # a length of float64 has all digits of the factor
-    return np.float32(length / source)
+_NUMPY: Final = _Arithmetic(np.float32, np.floor, np.ceil)
+_TIR: Final = _Arithmetic(lambda value: tirx.const(value, "float32"), tirx.floor, tirx.ceil)
+
+
+def _half_pixel(of: _Arithmetic, x: Any, _: Any, __: Any, ratio: Any) -> Any:
+    return (x + of.constant(0.5)) / ratio - of.constant(0.5)
+
+
+# Coordinates of the result, sizes of source and result, and their ratio -> coordinates in the source.
+_COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
+    "half_pixel": _half_pixel,
+    "pytorch_half_pixel": _half_pixel,
+    "align_corners": lambda of, x, source, size, _: (
+        x * (source - of.constant(1)) / (size - of.constant(1))
+    ),
+    "asymmetric": lambda _, x, __, ___, ratio: x / ratio,
+    "tf_half_pixel_for_nn": lambda of, x, _, __, ratio: (x + of.constant(0.5)) / ratio,
+}
+# Of these, a result of one pixel reads the first one.
+_FROM_FIRST: Final = ("align_corners", "pytorch_half_pixel")
+_SYMMETRIC: Final = "half_pixel_symmetric"
+# ONNX's nearest modes, and TVM's `round`, which is for tables alone.
+_ROUNDING: Final[Mapping[str, Callable[[_Arithmetic, Any], Any]]] = {
+    "floor": lambda of, x: of.floor(x),
+    "ceil": lambda of, x: of.ceil(x),
+    "round": lambda _, x: np.rint(x),
+    "round_prefer_ceil": lambda of, x: of.floor(x + of.constant(0.5)),
+    "round_prefer_floor": lambda of, x: of.ceil(x - of.constant(0.5)),
+}
 
 
 def is_supported(mode: Interpolation) -> bool:
     """Return whether `find_taps` knows a mode; it does not know cropping, nor methods of other frameworks."""
     rounds = mode.method != "nearest_neighbor" or mode.rounding in _ROUNDING
-    return rounds and mode.method in _TAPS and mode.coordinates in _COORDINATES
+    return rounds and mode.method in _TAPS and mode.coordinates in (*_COORDINATES, _SYMMETRIC)
 
 
 def find_taps(
@@ -106,7 +109,7 @@ def find_taps(
     length = float(size) if length is None else length
     x = np.arange(size, dtype=np.float32)
     if source != length:
-        x = _COORDINATES[mode.coordinates](x, source, length).astype(np.float32)
+        x = _find_coordinates(x, source, length, mode.coordinates).astype(np.float32)
     if antialias and length < source:
         positions, weights = _antialiased(x, source, mode, length / source)
     else:
@@ -114,8 +117,20 @@ def find_taps(
     return Taps(positions.clip(0, source - 1).astype(np.int32), weights.astype(np.float32))
 
 
+def _find_coordinates(x: _Array, source: int, length: float, name: str) -> Any:
+    size = len(x)
+    if name in _FROM_FIRST and size == 1:
+        return x * 0
+    # a length of float64 has all digits of the factor
+    ratio = np.float32(length / source)
+    if name == _SYMMETRIC:
+        shift = np.float32(source / 2) * (1 - np.float32(size) / np.float32(length))
+        return shift + (x + np.float32(0.5)) / ratio - np.float32(0.5)
+    return _COORDINATES[name](_NUMPY, x, np.float32(source), np.float32(size), ratio)
+
+
 def _nearest(x: _Array, _: int, mode: Interpolation) -> tuple[_Array, _Array]:
-    return _ROUNDING[mode.rounding](x)[:, None], np.ones((len(x), 1))
+    return _ROUNDING[mode.rounding](_NUMPY, x)[:, None], np.ones((len(x), 1))
 
 
 def _linear(x: _Array, source: int, _: Interpolation) -> tuple[_Array, _Array]:
@@ -185,27 +200,29 @@ def compute_taps(
 
     def coordinate(i: Any) -> Any:
         x, wide, long = (value.astype("float32") for value in (i, source, size))
-        ratio = long / wide if scale is None else _float(scale)
-        moved = _COMPUTED_COORDINATES[mode.coordinates](x, wide, long, ratio)
-        if mode.coordinates in ("align_corners", "pytorch_half_pixel"):
-            moved = tirx.Select(long > _float(1), moved, _float(0))
+        ratio = long / wide if scale is None else _TIR.constant(scale)
+        moved = _COORDINATES[mode.coordinates](_TIR, x, wide, long, ratio)
+        if mode.coordinates in _FROM_FIRST:
+            moved = tirx.Select(long > _TIR.constant(1), moved, _TIR.constant(0))
         return moved if scale is not None else tirx.Select(tirx.EQ(source, size), x, moved)
 
     def position(i: Any, tap: Any) -> Any:
         x, last = coordinate(i), source - 1
         if mode.method == "nearest_neighbor":
-            place = _COMPUTED_ROUNDING[mode.rounding](x)
+            place = _ROUNDING[mode.rounding](_TIR, x)
         else:
-            place = tirx.floor(tirx.max(tirx.min(x, last.astype("float32")), _float(0)))
+            place = tirx.floor(tirx.max(tirx.min(x, last.astype("float32")), _TIR.constant(0)))
         chosen = place.astype("int64") + tap
         return tirx.max(tirx.min(chosen, last), tirx.const(0, "int64")).astype("int32")
 
     def weight(i: Any, tap: Any) -> Any:
         if mode.method == "nearest_neighbor":
-            return _float(1)
-        x = tirx.max(tirx.min(coordinate(i), (source - 1).astype("float32")), _float(0))
+            return _TIR.constant(1)
+        x = tirx.max(tirx.min(coordinate(i), (source - 1).astype("float32")), _TIR.constant(0))
         fraction = x - tirx.floor(x)
-        return tirx.Select(tirx.EQ(tap, tirx.const(0, "int64")), _float(1) - fraction, fraction)
+        return tirx.Select(
+            tirx.EQ(tap, tirx.const(0, "int64")), _TIR.constant(1) - fraction, fraction
+        )
 
     return (
         te.compute(shape, position, name="positions"),
@@ -220,8 +237,8 @@ def _as_int64(size: Any) -> Any:
 
 def is_computed(mode: Interpolation) -> bool:
     """Return whether `compute_taps` knows a mode."""
-    rounds = mode.method != "nearest_neighbor" or mode.rounding in _COMPUTED_ROUNDING
-    return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COMPUTED_COORDINATES
+    rounds = mode.method != "nearest_neighbor" or mode.rounding in {*_ROUNDING} - {"round"}
+    return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COORDINATES
 
 
 def resize_image(
@@ -239,25 +256,7 @@ def resize_image(
     return resize(x, *tables, axes=(2, 3), steps={})
 
 
-def _float(value: float) -> Any:
-    return tirx.const(value, "float32")
-
-
 _COMPUTED_TAPS: Final = {"nearest_neighbor": 1, "linear": 2}
-# As `_COORDINATES`; the last number is the ratio of the sizes.
-_COMPUTED_COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
-    "half_pixel": lambda x, _, __, ratio: (x + _float(0.5)) / ratio - _float(0.5),
-    "pytorch_half_pixel": lambda x, _, __, ratio: (x + _float(0.5)) / ratio - _float(0.5),
-    "align_corners": lambda x, source, size, _: x * (source - _float(1)) / (size - _float(1)),
-    "asymmetric": lambda x, _, __, ratio: x / ratio,
-    "tf_half_pixel_for_nn": lambda x, _, __, ratio: (x + _float(0.5)) / ratio,
-}
-_COMPUTED_ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "floor": tirx.floor,
-    "ceil": tirx.ceil,
-    "round_prefer_ceil": lambda x: tirx.floor(x + _float(0.5)),
-    "round_prefer_floor": lambda x: tirx.ceil(x - _float(0.5)),
-}
 
 
 class Steps(NamedTuple):
