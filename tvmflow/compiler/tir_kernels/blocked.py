@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx, topi
@@ -122,25 +122,39 @@ def _with_runs(groups: Groups) -> Groups:
 def pack(x: Any, block: int) -> Any:
     """Return data (n, c, …) as (n, ⌈c/b⌉, …, b), padded with zero channels."""
     n, channels, *size = map(plain, x.shape)
-    blocks = -(-channels // block)
+    return _block_channels("pack", x.dtype, (n, channels, *size), block, x)
+
+
+def _block_channels(
+    name: str, dtype: str, shape: Sequence[IrSize], block: int, read: Callable[..., Any]
+) -> Any:
+    """Return plain data of a shape (n, c, …), which a function reads, as (n, ⌈c/b⌉, …, b)."""
+    n, channels, *size = shape
 
     def element(i: Any, outer: Any, *position: Any) -> Any:
         *pixel, inner = position
         channel = outer * block + inner
-        value = x(i, channel, *pixel)
+        value = read(i, channel, *pixel)
         if channels % block == 0:
             return value
-        return tirx.if_then_else(channel < channels, value, tirx.const(0, x.dtype))
+        return tirx.if_then_else(channel < channels, value, tirx.const(0, dtype))
 
-    return te.compute((n, blocks, *size, block), element, name="pack", tag="injective")
+    blocks = -(-channels // block)
+    return te.compute((n, blocks, *size, block), element, name=name, tag="injective")
+
+
+def _read_channel(x: Any, i: Any, channel: Any, pixel: Any) -> Any:
+    """Return an element of blocked data."""
+    block = int(x.shape[-1])
+    return x(i, channel // block, *pixel, channel % block)
 
 
 def unpack(x: Any, channels: int) -> Any:
     """Return blocked data (n, ⌈c/b⌉, …, b) as (n, c, …)."""
-    n, _, *size, block = map(plain, x.shape)
+    n, _, *size, _ = map(plain, x.shape)
     return te.compute(
         (n, channels, *size),
-        lambda i, c, *pixel: x(i, c // block, *pixel, c % block),
+        lambda i, c, *pixel: _read_channel(x, i, c, pixel),
         name="unpack",
         tag="injective",
     )
@@ -149,32 +163,23 @@ def unpack(x: Any, channels: int) -> Any:
 def repeat_channels(x: Any, channels: int, times: int) -> Any:
     """Return blocked data of `channels` channels with each of them `times` times."""
     n, _, *size, block = map(plain, x.shape)
-
-    def element(i: Any, outer: Any, *position: Any) -> Any:
-        *pixel, inner = position
-        channel = (outer * block + inner) // times
-        return x(i, channel // block, *pixel, channel % block)
-
-    shape = (n, -(-channels * times // block), *size, block)
-    return te.compute(shape, element, name="repeat", tag="injective")
+    return te.compute(
+        (n, -(-channels * times // block), *size, block),
+        lambda i, outer, *at: _read_channel(x, i, (outer * block + at[-1]) // times, at[:-1]),
+        name="repeat",
+        tag="injective",
+    )
 
 
 def join_groups(x: Any, outputs: int, number: int) -> Any:
     """Return blocked data without the empty lanes after each group of so many channels (`outputs`)."""
     n, blocks, *size, block = map(plain, x.shape)
-    channels = outputs * number
 
-    def element(i: Any, outer: Any, *position: Any) -> Any:
-        *pixel, inner = position
-        channel = outer * block + inner
+    def read(i: Any, channel: Any, *pixel: Any) -> Any:
         group, own = channel // outputs, channel % outputs
-        value = x(i, group * (blocks // number) + own // block, *pixel, own % block)
-        if channels % block == 0:
-            return value
-        return tirx.if_then_else(channel < channels, value, tirx.const(0, x.dtype))
+        return x(i, group * (blocks // number) + own // block, *pixel, own % block)
 
-    shape = (n, -(-channels // block), *size, block)
-    return te.compute(shape, element, name="join_groups", tag="injective")
+    return _block_channels("join_groups", x.dtype, (n, outputs * number, *size), block, read)
 
 
 def conv(
@@ -281,11 +286,8 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
 
     def element(i: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
-        shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
-        for y, step in zip(shifted, strides, strict=True):
-            o = o * step + y % step
-        source = [y // step for y, step in zip(shifted, strides, strict=True)]
-        return x(i, o, *source, inner)
+        source, phase = _find_source(o, pixel, strides, offsets)
+        return x(i, phase, *source, inner)
 
     return te.compute(
         (n, blocks // math.prod(strides), *shape, block),
@@ -295,17 +297,20 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     )
 
 
+def _find_source(block: Any, pixel: Any, strides: Sizes, offsets: Sizes) -> tuple[list[Any], Any]:
+    """Return the place of a pixel of an interleaved image, and the block that it comes from."""
+    shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
+    for y, step in zip(shifted, strides, strict=True):
+        block = block * step + y % step
+    return [y // step for y, step in zip(shifted, strides, strict=True)], block
+
+
 def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     """Return a plain image of few channels, those of the pixels (y mod s, x mod t) after each other."""
 
     def element(i: Any, c: Any, *pixel: Any) -> Any:
-        shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
-        phase = 0
-        for y, step in zip(shifted, strides, strict=True):
-            phase = phase * step + y % step
-        channel, block = phase * channels + c, int(x.shape[-1])
-        source = [y // step for y, step in zip(shifted, strides, strict=True)]
-        return x(i, channel // block, *source, channel % block)
+        source, phase = _find_source(0, pixel, strides, offsets)
+        return _read_channel(x, i, phase * channels + c, source)
 
     return te.compute((x.shape[0], channels, *shape), element, name="interleave", tag="injective")
 
