@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import tvm
 from tvm import tirx
@@ -18,6 +19,9 @@ from tvmflow.compiler.open_sizes import OPEN_SIZES, list_size_variables
 from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.core.dimensions import is_prime
 
+_log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
 # LLVM moves these, and one function, out of a loop; several functions of one another it computes for each number.
@@ -84,6 +88,18 @@ class Block(NamedTuple):
         return self.axes[: len(self.spatial_extents)]
 
 
+def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
+    """Return what a function of schedules returns, or another value where TVM rejects what it does.
+
+    TVM says so by an exception alone: it has no function that tells before.
+    """
+    try:
+        return apply()
+    except RuntimeError as exc:
+        _log.debug("TVM rejected a schedule: %s", exc)
+        return otherwise
+
+
 def analyze_blocks(schedule: Schedule) -> list[Block] | None:
     """Return all blocks of a kernel, intermediate scalars inlined; None if one is no simple loop nest."""
     _inline_scalars(schedule)
@@ -100,8 +116,7 @@ def _inline_scalars(schedule: Schedule) -> None:
         is_scalar = any(write.source.same_as(buffer) for write in stmt.writes for buffer in scalars)
         if is_scalar and stmt.init is None and _is_movable(stmt):
             # what TVM cannot inline stays, and the kernel gets no tiles
-            with contextlib.suppress(RuntimeError):
-                schedule.compute_inline(handle)
+            attempt(functools.partial(schedule.compute_inline, handle), None)
 
 
 def _is_movable(stmt: Any) -> bool:
@@ -119,11 +134,8 @@ def analyze_simple_blocks(schedule: Schedule) -> list[Block]:
 
 def list_all_blocks(schedule: Schedule) -> list[Any]:
     """Return the handles of the blocks of a kernel, in order; none for a kernel without any."""
-    try:
-        return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
-    except RuntimeError:
-        # The kernel consists of loops without a block.
-        return []
+    # a kernel may consist of loops without a block
+    return attempt(lambda: list(schedule.get_child_blocks(schedule.get_sblock(ROOT))), [])
 
 
 def _analyze(schedule: Schedule, handle: Any) -> Block | None:

@@ -8,6 +8,7 @@ High-Performance Matrix Multiplication", 2008).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -37,6 +38,7 @@ from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
+    attempt,
     count_elements,
     depends_on,
     element_stride,
@@ -109,30 +111,28 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
 def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Schedule]]:
     """Yield the same with their tiles."""
     hashes = set()
-    for tile in _list_tiles(mod, cpu):
-        schedule = Schedule(mod, seed=1)
-        try:
-            reduction = _isolate_reduction(schedule, cpu)
-            assert reduction is not None, "the kernel had tiles"
-            _apply_tile(schedule, reduction, tile, cpu)
-        # TVM rejects some tiles.
-        except RuntimeError:
-            continue
-        digest = tvm_ffi.structural_hash(schedule.mod)
-        if digest not in hashes:
+    for tile in attempt(lambda: _list_tiles(mod, cpu), []):
+        schedule = attempt(functools.partial(_schedule, mod, tile, cpu), None)
+        digest = None if schedule is None else tvm_ffi.structural_hash(schedule.mod)
+        if schedule is not None and digest not in hashes:
             hashes.add(digest)
             yield tile, schedule
 
 
+def _schedule(mod: tvm.IRModule, tile: Tile, cpu: CpuModel) -> Schedule | None:
+    """Return the schedule of a kernel that has tiles; TVM rejects it for some of these."""
+    schedule = Schedule(mod, seed=1)
+    reduction = _isolate_reduction(schedule, cpu)
+    assert reduction is not None, "the kernel had tiles"
+    _apply_tile(schedule, reduction, tile, cpu)
+    return schedule
+
+
 def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
-    try:
-        reduction = _isolate_reduction(Schedule(mod, seed=1), cpu)
-    except RuntimeError:
-        return []
+    reduction = _isolate_reduction(Schedule(mod, seed=1), cpu)
     if reduction is None:
         return []
-    pad, main, _, axes, _ = reduction
-    return list(generate_tiles(main, pad, axes, cpu))
+    return list(generate_tiles(reduction.main, reduction.pad, reduction.axes, cpu))
 
 
 def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | None:

@@ -18,7 +18,7 @@ from tvmflow.compiler.schedules import (
     row_reductions,
     winograd,
 )
-from tvmflow.compiler.schedules.blocks import analyze_simple_blocks
+from tvmflow.compiler.schedules.blocks import analyze_simple_blocks, attempt
 from tvmflow.compiler.schedules.elementwise import schedule_block
 
 # ---------------------------------------------------------------- generic loops
@@ -50,11 +50,8 @@ def _single(apply: Callable[[Schedule, CpuModel], Schedule | None]) -> ScheduleR
     """Return the rule that yields what `apply` makes of a kernel's first schedule, if anything."""
 
     def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-        try:
-            schedule = apply(Schedule(mod, seed=1), cpu)
-        # A schedule that TVM rejects leaves the kernel to the next rule.
-        except RuntimeError:
-            return
+        # a schedule that TVM rejects leaves the kernel to the next rule
+        schedule = attempt(lambda: apply(Schedule(mod, seed=1), cpu), None)
         if schedule is not None:
             yield schedule
 

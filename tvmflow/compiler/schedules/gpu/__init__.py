@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.gpu_tiles import Device
-from tvmflow.compiler.schedules.blocks import list_all_blocks
+from tvmflow.compiler.schedules.blocks import attempt, list_all_blocks
 from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores
 from tvmflow.compiler.schedules.gpu.accesses import has_fixed_sizes
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
@@ -72,11 +72,7 @@ def _try_rule(rule: GpuRule, kernel: tvm.IRModule, device: Device) -> Schedule |
     handles = list_all_blocks(schedule)
     if not handles or not has_fixed_sizes(schedule, handles):
         return None
-    try:
-        return rule(schedule, device)
-    except RuntimeError as exc:
-        _log.debug("a rule for GPUs was rejected: %s", exc)
-        return None
+    return attempt(lambda: rule(schedule, device), None)
 
 
 def _schedule_by_dlight(

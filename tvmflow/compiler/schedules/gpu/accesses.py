@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tvm
@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import find_nodes, replace_variables
-from tvmflow.compiler.schedules.blocks import REDUCTION, list_all_blocks, uses
+from tvmflow.compiler.schedules.blocks import REDUCTION, attempt, list_all_blocks, uses
 
 
 def is_reduction(schedule: Schedule, handle: Any) -> bool:
@@ -68,14 +68,15 @@ def _evaluate(index: Any, variable: Any, value: int) -> int | None:
 
 def fuse_before(schedule: Schedule, handle: Any) -> None:
     """Compute what a block reads in the block itself, as far as TVM can."""
-    while True:
-        inlined = False
-        for producer in list(schedule.get_producers(handle)):
-            with contextlib.suppress(RuntimeError):
-                schedule.compute_inline(producer)
-                inlined = True
-        if not inlined:
-            return
+
+    def inline(producer: Any) -> bool:
+        schedule.compute_inline(producer)
+        return True
+
+    inlined = [True]
+    while any(inlined):
+        producers = list(schedule.get_producers(handle))
+        inlined = [attempt(partial(inline, producer), False) for producer in producers]
 
 
 def _list_before(schedule: Schedule, handle: Any) -> list[Any]:
