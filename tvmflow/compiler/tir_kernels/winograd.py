@@ -421,8 +421,8 @@ class _OpenLoops:
         def store(i: Any, j: Any, lane: Any, value: Any) -> None:
             data[(i * edge + j) * self._data_step + base + lane] = value
 
-        matrix = TRANSFORMS[own.tile].data
-        groups = [range(0, edge, 2), range(1, edge, 2)]
+        transforms = TRANSFORMS[own.tile]
+        matrix, groups = transforms.data, transforms.data_groups
         with T.If(is_inside(edge, 0, 0)):
             with T.Then():
                 self._transform(matrix, groups, load, store)
@@ -479,10 +479,9 @@ class _OpenLoops:
         image, row, column = self._read_place(t)
         base = (vector * self._blocks.limit + t) * self._lanes
         result = self._allocate_registers(tile, tile)
-        groups = [(0,), *((first, first + 1) for first in range(1, edge - 1, 2)), (edge - 1,)]
         self._transform(
             TRANSFORMS[tile].image,
-            groups,
+            TRANSFORMS[tile].image_groups,
             lambda i, j, lane: product[(i * edge + j) * self._product_step + base + lane],
             lambda *at: T.buffer_store(result, at[3], at[:3]),
         )
@@ -526,36 +525,14 @@ class _OpenLoops:
         with _unroll(edge, lanes=self._lanes) as (z, lane):
             values = [load(_int64(y), z, lane) for y in range(edge)]
             for i in range(rows):
-                T.buffer_store(half, _multiply_row(matrix[i], groups, values), [i, z, lane])
+                T.buffer_store(half, _sum_row(matrix[i], groups, values), [i, z, lane])
         with _unroll(rows, lanes=self._lanes) as (i, lane):
             values = [tirx.BufferLoad(half, [i, z, lane]) for z in range(edge)]
             for j in range(rows):
-                store(i, _int64(j), lane, _multiply_row(matrix[j], groups, values))
+                store(i, _int64(j), lane, _sum_row(matrix[j], groups, values))
 
     def _allocate_registers(self, rows: int, columns: int) -> Any:
         return T.alloc_buffer((rows, columns, self._lanes), FLOAT, scope="local")
-
-
-def _multiply_row(
-    row: Sequence[Any], groups: Sequence[Sequence[int]], values: Sequence[Any]
-) -> Any:
-    """Return the product of a row of a matrix and some values, added up in groups.
-
-    Rows that differ in the factor of a group have its sum as the same expression, which LLVM computes once.
-    """
-    total: Any = None
-    for group in groups:
-        used = [index for index in group if row[index]]
-        if not used:
-            continue
-        first = float(row[used[0]])
-        is_even = all(abs(row[index]) == abs(first) for index in used)
-        factor = first if is_even else math.copysign(1.0, first)
-        part: Any = None
-        for index in used:
-            part = _add(part, float(row[index]) / factor, values[index])
-        total = _add(total, factor, part)
-    return total
 
 
 def _add(total: Any, factor: float, value: Any) -> Any:
