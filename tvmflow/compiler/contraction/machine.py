@@ -149,32 +149,23 @@ class BroadcastCosts(NamedTuple):
 
     LLVM holds the values of all rows while it multiplies, and spills where both rows and vectors have tails, but for
     few rows.
-
-    Attributes:
-        load: The time of a load from the first-level cache.
-        l2_load_of_product: The same from the second-level cache.
-        l2_load_of_convolution: The same where the data of a convolution pass through that cache, too.
-        broadcast_lanes: A load broadcasts to vectors of so many float32; values are shuffled to all lanes of others.
-        loads_of_shuffle: The loads that a shuffle counts as.
-        spilled: The speed of a tile that is spilled.
-        pair_instructions: Pairs of bytes take so many, the first of which reads weights from memory.
-        weight_load_of_pairs: The time of that load.
-        broadcast_of_pairs: The time of the broadcast of a word of data.
-        tested_depthwise_rows: Depthwise convolutions of more rows spill accumulators where each row is tested.
-        spilled_depthwise: The speed of these.
     """
 
-    load: float = 0.4
-    l2_load_of_product: float = 0.5
+    load: float = 0.4  # the time of a load from the first-level cache
+    l2_load_of_product: float = 0.5  # the same from the second-level cache
+    # the same where the data of a convolution pass through that cache, too
     l2_load_of_convolution: float = 0.8
+    # a load broadcasts to vectors of so many float32; values are shuffled to all lanes of others
     broadcast_lanes: int = 8
-    loads_of_shuffle: int = 2
-    spilled: float = 0.65
+    loads_of_shuffle: int = 2  # the loads that a shuffle counts as
+    spilled: float = 0.65  # the speed of a tile that is spilled
+    # pairs of bytes take so many, the first of which reads weights from memory
     pair_instructions: int = 3
-    weight_load_of_pairs: float = 0.2
-    broadcast_of_pairs: float = 0.8
+    weight_load_of_pairs: float = 0.2  # the time of that load
+    broadcast_of_pairs: float = 0.8  # the time of the broadcast of a word of data
+    # depthwise convolutions of more rows spill accumulators where each row is tested
     tested_depthwise_rows: int = 8
-    spilled_depthwise: float = 0.75
+    spilled_depthwise: float = 0.75  # the speed of these
 
 
 BROADCAST: Final = BroadcastCosts()
@@ -184,36 +175,23 @@ class ByElementCosts(NamedTuple):
     """The costs of by-element instructions (64-bit ARM), from cycles of Cortex-A72 and Neoverse N1.
 
     LLVM loads the next multiplicands of all rows early, and weights shortly before use.
-
-    Attributes:
-        vector_loads: The loads of a vector.
-        row_loads: Those of a row.
-        spill: The share of the tile's time that each register too many costs.
-        multiplicand_registers: The registers of multiplicands that are loaded early.
-        unrolled_multiplicand_registers: The same where kernel positions are unrolled.
-        late_loads: The vectors of a row of a depthwise kernel that are not loaded early.
-        max_kernel_width: The widest depthwise kernel that LLVM unrolls.
-        l2_bytes_per_cycle: How fast CPUs read the second-level cache, in which they differ little.
-        spread_columns: The speed of a tile whose vectors of weights lie in several blocks of packed columns.
-        loop_instructions: The instructions of a loop of dot products that do not multiply.
-        pair_registers: The registers of products of pairs that are not added up yet.
-        exposed_load: The part of the time of a load that other instructions do not hide.
-        matrix_load: The same of a load of matrices of bytes.
     """
 
-    vector_loads: float = 2.0
-    row_loads: float = 0.5
-    spill: float = 0.1
-    multiplicand_registers: int = 4
-    unrolled_multiplicand_registers: int = 9
-    late_loads: int = 2
-    max_kernel_width: int = 7
+    vector_loads: float = 2.0  # the loads of a vector
+    row_loads: float = 0.5  # those of a row
+    spill: float = 0.1  # the share of the tile's time that each register too many costs
+    multiplicand_registers: int = 4  # the registers of multiplicands that are loaded early
+    unrolled_multiplicand_registers: int = 9  # the same where kernel positions are unrolled
+    late_loads: int = 2  # the vectors of a row of a depthwise kernel that are not loaded early
+    max_kernel_width: int = 7  # the widest depthwise kernel that LLVM unrolls
+    # how fast CPUs read the second-level cache, in which they differ little
     l2_bytes_per_cycle: int = 32
+    # the speed of a tile whose vectors of weights lie in several blocks of packed columns
     spread_columns: float = 0.88
-    loop_instructions: int = 4
-    pair_registers: int = 3
-    exposed_load: float = 0.1
-    matrix_load: float = 0.3
+    loop_instructions: int = 4  # the instructions of a loop of dot products that do not multiply
+    pair_registers: int = 3  # the registers of products of pairs that are not added up yet
+    exposed_load: float = 0.1  # the part of the time of a load that other instructions do not hide
+    matrix_load: float = 0.3  # the same of a load of matrices of bytes
 
 
 BY_ELEMENT: Final = ByElementCosts()

@@ -384,23 +384,34 @@ def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None
 
 def move(load: Any, block: Block, axis: Any, step: int) -> int | None:
     """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0."""
+    shape = [evaluate_size(extent, block.sizes) for extent in load.source.shape]
+    if None in shape:
+        return None
+    return find_distance(load.indices, shape, axis, step, block)
+
+
+def find_distance(
+    indices: Sequence[Any], shape: Sequence[Any], axis: Any, step: int, block: Block | None = None
+) -> int | None:
+    """Return the elements between two places of a buffer of known sizes; None if data or conditions decide.
+
+    They are those where an axis is 0, and where it is `step`; all others are 0.
+    """
     distance = 0
-    for index, extent in zip(load.indices, load.source.shape, strict=True):
-        length = evaluate_size(extent, block.sizes)
-        if length is None:
-            return None
-        distance *= length
-        # An index that does not depend on the axis may depend on data.
+    for index, length in zip(indices, shape, strict=True):
+        distance *= int(length)
+        # an index that does not depend on the axis may depend on data
         if uses(index, axis):
             if find_nodes(index, tvm.ir.Call):
                 return None
-            axes = block.axes
-            index_map = tirx.IndexMap(axes, [_with_numbers(index, block)], None)
+            own = index if block is None else _with_numbers(index, block)
+            axes = list(dict.fromkeys([axis, *find_nodes(own, tirx.Var)]))
+            index_map = tirx.IndexMap(axes, [own], None)
             ends = [
                 index_map.map_indices(
-                    [tirx.IntImm("int64", value if other.same_as(axis) else 0) for other in axes]
+                    [tirx.IntImm("int64", n) for n in (end, *[0] * len(axes[1:]))]
                 )[0]
-                for value in (0, step)
+                for end in (0, step)
             ]
             if not all(isinstance(end, tirx.IntImm) for end in ends):
                 return None

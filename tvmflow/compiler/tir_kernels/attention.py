@@ -133,14 +133,14 @@ class _Emitter:
         tile = self._tile
         sizes = tile.shared_sizes(self._attention.depth)
         self._queries, self._others, self._weights, self._parts = (
-            _Memory(size, "shared") for size in sizes
+            _allocate(size, "shared") for size in sizes
         )
-        self._scores = _Memory(tile.rows * tile.columns, "local")
-        self._results = _Memory(tile.rows * tile.values, "local")
+        self._scores = _allocate(tile.rows * tile.columns, "local")
+        self._results = _allocate(tile.rows * tile.values, "local")
         self._largest, self._totals, self._scales, self._left = (
-            _Memory(tile.rows, "local") for _ in range(4)
+            _allocate(tile.rows, "local") for _ in range(4)
         )
-        self._right = _Memory(max(tile.columns, tile.values), "local")
+        self._right = _allocate(max(tile.columns, tile.values), "local")
 
     def _attend(self) -> None:
         a, tile = self._attention, self._tile
@@ -238,9 +238,9 @@ class _Emitter:
     def _multiply(
         self,
         depth: int,
-        left: tuple[_Memory, int],
-        right: tuple[_Memory, int],
-        sums: _Memory,
+        left: tuple[Any, int],
+        right: tuple[Any, int],
+        sums: Any,
         columns: int,
     ) -> None:
         """Emit the addition of a product of matrices, each with the distance of its rows."""
@@ -250,8 +250,8 @@ class _Emitter:
         with T.serial(depth // inner) as outer, T.unroll(inner) as one:
             place = outer * inner + one
             first = place * left_stride + self._down * tile.rows
-            self._left.read(left_memory, first, tile.rows)
-            self._right.read(right_memory, place * right_stride + self._across * columns, columns)
+            _read(self._left, left_memory, first, tile.rows)
+            _read(self._right, right_memory, place * right_stride + self._across * columns, columns)
             with T.unroll(tile.rows) as row, T.unroll(columns) as column:
                 result = row * columns + column
                 sums[result] = sums[result] + self._left[row] * self._right[column]
@@ -309,7 +309,7 @@ class _Emitter:
         tile = self._tile
         return self._parts[(self._down * tile.rows + row) * tile.across + part]
 
-    def _write_parts(self, parts: _Memory) -> None:
+    def _write_parts(self, parts: Any) -> None:
         """Emit what each thread has for its queries."""
         tile = self._tile
         with T.unroll(tile.rows) as row:
@@ -347,21 +347,14 @@ class _Emitter:
         self._totals[row] = T.float32(1)
 
 
-class _Memory:
-    """Numbers in registers, or in memory that a block of threads shares."""
+def _allocate(size: int, scope: str) -> Any:
+    """Emit an allocation in registers, or in memory that a block of threads shares."""
+    return T.buffer_proxy(T.alloc_buffer((size,), FLOAT, scope=scope))
 
-    def __init__(self, size: int, scope: str) -> None:
-        self._buffer = T.alloc_buffer((size,), FLOAT, scope=scope)
 
-    def __getitem__(self, place: Any) -> Any:
-        return tirx.BufferLoad(self._buffer, [place])
-
-    def __setitem__(self, place: Any, value: Any) -> None:
-        T.buffer_store(self._buffer, value, [place])
-
-    def read(self, source: _Memory, first: Any, count: int) -> None:
-        """Emit loads of neighbors, in vectors."""
-        lanes = min(count, VECTOR)
-        for start in range(0, count, lanes):
-            with T.vectorized(lanes) as lane:
-                self[start + lane] = source[first + start + lane]
+def _read(target: Any, source: Any, first: Any, count: int) -> None:
+    """Emit loads of neighbors, in vectors."""
+    lanes = min(count, VECTOR)
+    for start in range(0, count, lanes):
+        with T.vectorized(lanes) as lane:
+            target[start + lane] = source[first + start + lane]

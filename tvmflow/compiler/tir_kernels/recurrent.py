@@ -264,36 +264,35 @@ class _Loops:
             return [self._compute_gru]
         return [self._compute_gru_gates, self._compute_gru_state]
 
-    def _compute_rnn(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.operand, tile, [0])
+    def _each(self, tile: Any) -> Iterator[tuple[int, Any, Any]]:
+        """Emit loops over the units of a tile; yield row, lane and unit."""
         for row in range(self._rows):
             with self._lanes() as lane:
-                state.following[row, tile * self._layer.lanes + lane] = self._activate(
-                    place, 0, gates[row, 0, lane]
-                )
+                yield row, lane, tile * self._layer.lanes + lane
+
+    def _compute_rnn(self, place: _Place, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(place, state.operand, tile, [0])
+        for row, lane, unit in self._each(tile):
+            state.following[row, unit] = self._activate(place, 0, gates[row, 0, lane])
 
     def _compute_lstm(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.operand, tile, [0, 1, 2, 3])
-        for row in range(self._rows):
-            with self._lanes() as lane:
-                unit = tile * self._layer.lanes + lane
-                cell = state.cell[row, unit]
-                entry = self._activate(
-                    place, 0, gates[row, 0, lane] + self._peek(place, 0, unit, cell)
-                )
-                gates[row, 0, lane] = entry
-                if self._layer.operator.has_coupled_gates:
-                    gates[row, 2, lane] = 1 - gates[row, 0, lane]
-                else:
-                    forget = gates[row, 2, lane] + self._peek(place, 2, unit, cell)
-                    gates[row, 2, lane] = self._activate(place, 0, forget)
-                new = gates[row, 0, lane] * self._activate(place, 1, gates[row, 3, lane])
-                gates[row, 3, lane] = gates[row, 2, lane] * cell + new
-                result = gates[row, 1, lane] + self._peek(place, 1, unit, gates[row, 3, lane])
-                gates[row, 1, lane] = self._activate(place, 0, result)
-                squashed = self._activate(place, 2, gates[row, 3, lane], clips=False)
-                state.following[row, unit] = gates[row, 1, lane] * squashed
-                state.cell[row, unit] = self._if_active(place, row, gates[row, 3, lane], cell)
+        for row, lane, unit in self._each(tile):
+            cell = state.cell[row, unit]
+            entry = gates[row, 0, lane] + self._peek(place, 0, unit, cell)
+            gates[row, 0, lane] = self._activate(place, 0, entry)
+            if self._layer.operator.has_coupled_gates:
+                gates[row, 2, lane] = 1 - gates[row, 0, lane]
+            else:
+                forget = gates[row, 2, lane] + self._peek(place, 2, unit, cell)
+                gates[row, 2, lane] = self._activate(place, 0, forget)
+            new = gates[row, 0, lane] * self._activate(place, 1, gates[row, 3, lane])
+            gates[row, 3, lane] = gates[row, 2, lane] * cell + new
+            result = gates[row, 1, lane] + self._peek(place, 1, unit, gates[row, 3, lane])
+            gates[row, 1, lane] = self._activate(place, 0, result)
+            squashed = self._activate(place, 2, gates[row, 3, lane], clips=False)
+            state.following[row, unit] = gates[row, 1, lane] * squashed
+            state.cell[row, unit] = self._if_active(place, row, gates[row, 3, lane], cell)
 
     def _peek(self, place: _Place, gate: int, unit: Any, cell: Any) -> Any:
         """Return what a gate of an LSTM sees of the cell state."""
@@ -303,36 +302,30 @@ class _Loops:
 
     def _compute_gru(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.operand, tile, [0, 1, 2], inputs=[0, 1])
-        for row in range(self._rows):
-            with self._lanes() as lane:
-                unit = tile * self._layer.lanes + lane
-                gates[row, 0, lane] = self._activate(place, 0, gates[row, 0, lane])
-                product = gates[row, 2, lane] + self._inputs.product_bias[place.direction, unit]
-                reset = self._activate(place, 0, gates[row, 1, lane])
-                gates[row, 2, lane] = reset * product + self._projected(place, row, tile, 2, lane)
-                gates[row, 2, lane] = self._activate(place, 1, gates[row, 2, lane])
-                state.following[row, unit] = _mix(
-                    gates[row, 0, lane], state.hidden[row, unit], gates[row, 2, lane]
-                )
+        for row, lane, unit in self._each(tile):
+            gates[row, 0, lane] = self._activate(place, 0, gates[row, 0, lane])
+            product = gates[row, 2, lane] + self._inputs.product_bias[place.direction, unit]
+            reset = self._activate(place, 0, gates[row, 1, lane])
+            gates[row, 2, lane] = reset * product + self._projected(place, row, unit, 2)
+            gates[row, 2, lane] = self._activate(place, 1, gates[row, 2, lane])
+            state.following[row, unit] = _mix(
+                gates[row, 0, lane], state.hidden[row, unit], gates[row, 2, lane]
+            )
 
     def _compute_gru_gates(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.operand, tile, [0, 1])
-        for row in range(self._rows):
-            with self._lanes() as lane:
-                unit = tile * self._layer.lanes + lane
-                state.cell[row, unit] = self._activate(place, 0, gates[row, 0, lane])
-                reset = self._activate(place, 0, gates[row, 1, lane])
-                state.scaled[row, unit] = self._to_operand(reset * state.hidden[row, unit])
+        for row, lane, unit in self._each(tile):
+            state.cell[row, unit] = self._activate(place, 0, gates[row, 0, lane])
+            reset = self._activate(place, 0, gates[row, 1, lane])
+            state.scaled[row, unit] = self._to_operand(reset * state.hidden[row, unit])
 
     def _compute_gru_state(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.scaled, tile, [2])
-        for row in range(self._rows):
-            with self._lanes() as lane:
-                unit = tile * self._layer.lanes + lane
-                gates[row, 0, lane] = self._activate(place, 1, gates[row, 0, lane])
-                state.following[row, unit] = _mix(
-                    state.cell[row, unit], state.hidden[row, unit], gates[row, 0, lane]
-                )
+        for row, lane, unit in self._each(tile):
+            gates[row, 0, lane] = self._activate(place, 1, gates[row, 0, lane])
+            state.following[row, unit] = _mix(
+                state.cell[row, unit], state.hidden[row, unit], gates[row, 0, lane]
+            )
 
     def _gates(
         self,
@@ -364,7 +357,7 @@ class _Loops:
                 scale = self._inputs.scales[place.direction, gate, unit]
                 total = sums[row, index, lane].astype(self._dtype) * scale
                 if gate in with_input:
-                    total = total + self._projected(place, row, tile, gate, lane)
+                    total = total + self._projected(place, row, unit, gate)
                 totals[row, index, lane] = total
         return totals
 
@@ -380,7 +373,7 @@ class _Loops:
             for row, index, gate in places:
                 with self._lanes() as lane:
                     start = (
-                        self._projected(place, row, tile, gate, lane)
+                        self._projected(place, row, tile * self._layer.lanes + lane, gate)
                         if part == 0 and gate in starts
                         else self._const(0)
                     )
@@ -478,8 +471,8 @@ class _Loops:
         vectors = gates * -(-layer.lanes // layer.factors)
         return divide_sums(layer.factors, vectors, _SUMS_OF_LANES), layer.factors
 
-    def _projected(self, place: _Place, row: int, tile: Any, gate: int, lane: Any) -> Any:
-        position, unit = self._position(place, row), tile * self._layer.lanes + lane
+    def _projected(self, place: _Place, row: int, unit: Any, gate: int) -> Any:
+        position = self._position(place, row)
         return self._inputs.projected[position, place.first + row, place.direction, gate, unit]
 
     def _position(self, place: _Place, row: int) -> Any:

@@ -10,8 +10,8 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.ir import find_nodes, replace_variables
-from tvmflow.compiler.schedules.blocks import REDUCTION, attempt, list_all_blocks, uses
+from tvmflow.compiler.ir import find_nodes
+from tvmflow.compiler.schedules.blocks import REDUCTION, attempt, find_distance, list_all_blocks
 
 
 def is_reduction(schedule: Schedule, handle: Any) -> bool:
@@ -44,26 +44,7 @@ def find_read(stmt: Any, load: Any) -> int:
 def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
     """Return how far an access moves when a variable goes from 0 to `step`; None if data decide."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
-    total = 0
-    for index, extent in zip(access.indices, buffer.shape, strict=True):
-        total *= int(extent)
-        if uses(index, variable):
-            ends = [_evaluate(index, variable, value) for value in (0, step)]
-            if None in ends:
-                return None
-            total += ends[1] - ends[0]  # type: ignore[operator]
-    return total
-
-
-def _evaluate(index: Any, variable: Any, value: int) -> int | None:
-    variables = find_nodes(index, tvm.ir.Var)
-    numbers = {
-        var: tirx.IntImm(str(var.ty.dtype), value if var.same_as(variable) else 0)
-        for var in variables
-        if hasattr(var.ty, "dtype")
-    }
-    result = tvm.sym.Analyzer().simplify(replace_variables(index, numbers))
-    return int(result) if isinstance(result, tirx.IntImm) else None
+    return find_distance(access.indices, buffer.shape, variable, step)
 
 
 def fuse_before(schedule: Schedule, handle: Any) -> None:
