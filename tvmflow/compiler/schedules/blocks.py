@@ -387,15 +387,20 @@ def move(load: Any, block: Block, axis: Any, step: int) -> int | None:
     shape = [evaluate_size(extent, block.sizes) for extent in load.source.shape]
     if None in shape:
         return None
-    return find_distance(load.indices, shape, axis, step, block)
+    indices = [_with_numbers(index, block) for index in load.indices]
+    return find_distance(indices, shape, axis, step, block.axes)
 
 
 def find_distance(
-    indices: Sequence[Any], shape: Sequence[Any], axis: Any, step: int, block: Block | None = None
+    indices: Sequence[Any],
+    shape: Sequence[Any],
+    axis: Any,
+    step: int,
+    axes: Sequence[Any] | None = None,
 ) -> int | None:
-    """Return the elements between two places of a buffer of known sizes; None if data or conditions decide.
+    """Return the elements between the places of a buffer where an axis is 0, and where it is `step`.
 
-    They are those where an axis is 0, and where it is `step`; all others are 0.
+    All other axes, or variables if it is not known which these are, are 0. None if data or conditions decide.
     """
     distance = 0
     for index, length in zip(indices, shape, strict=True):
@@ -404,12 +409,12 @@ def find_distance(
         if uses(index, axis):
             if find_nodes(index, tvm.ir.Call):
                 return None
-            own = index if block is None else _with_numbers(index, block)
-            axes = list(dict.fromkeys([axis, *find_nodes(own, tirx.Var)]))
-            index_map = tirx.IndexMap(axes, [own], None)
+            used = dict.fromkeys(find_nodes(index, tirx.Var))
+            own = axes or [variable for variable in used if hasattr(variable.ty, "dtype")]
+            index_map = tirx.IndexMap(list(own), [index], None)
             ends = [
                 index_map.map_indices(
-                    [tirx.IntImm("int64", n) for n in (end, *[0] * len(axes[1:]))]
+                    [tirx.IntImm("int64", end if var.same_as(axis) else 0) for var in own]
                 )[0]
                 for end in (0, step)
             ]
