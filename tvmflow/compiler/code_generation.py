@@ -280,7 +280,7 @@ def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
-    """Return the kernels in groups to compile at once, at least one: what else is linked is for its system.
+    """Return the kernels in groups to compile at once; at least one, as others are linked for its system.
 
     The groups do not depend on the machine, so that objects do not either.
     """

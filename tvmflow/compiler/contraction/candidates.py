@@ -626,7 +626,7 @@ _DOT_ROWS: Final = range(5, 15)
 
 
 def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> int:
-    """Return the largest of some sizes whose accumulators, so many each, fill half of the registers at most.
+    """Return the largest size whose accumulators, so many each, fill at most half of the registers.
 
     LLVM keeps operands in the others; it is the smallest size if none fits.
     """
@@ -635,7 +635,7 @@ def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> i
 
 
 def divide_sums(terms: int, accumulators: int, wanted: int) -> int:
-    """Return the number of parts, a divisor of the terms, in which sums give as many accumulators as are wanted."""
+    """Return in how many parts sums have as many accumulators as are wanted; a divisor of the terms."""
     return largest_divisor(terms, max(1, wanted // accumulators))
 
 
@@ -645,7 +645,7 @@ def largest_divisor(extent: int, limit: int) -> int:
 
 
 def pad_dot_rows(rows: int) -> int:
-    """Return the next number of rows that a tile divides: no instruction of dot products computes a part of one."""
+    """Return the next number of rows that a tile divides: dot products compute no part of one."""
     if rows <= max(_DOT_ROWS):
         return rows
     return next(n for n in itertools.count(rows) if any(n % tile == 0 for tile in _DOT_ROWS))

@@ -1,4 +1,4 @@
-"""GPUs as kernels see them, and the tiles of products and of attention that take the least estimated time."""
+"""GPUs as kernels see them, and tiles of products and of attention with the least estimated time."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ WARP_TILES: Final = (
 
 
 def choose_warp_tile(lengths: dict[str, int], device: Device) -> tuple[Tile, int] | None:
-    """Return the tile for tensor cores with the least estimated time, and the depth in shared memory at once."""
+    """Return the tile for tensor cores with the least estimated time, and the depth in shared memory."""
     return min(
         _list_warp_tiles(lengths, device),
         key=lambda choice: _estimate_warps(lengths, *choice, device),
@@ -383,7 +383,9 @@ def _list_attention_tiles(sizes: AttentionSizes, device: Device) -> Iterator[Att
         for down in (4, 8, 16):
             for rows in (2, 4):
                 for columns in (1, 2, 4):
-                    tile = AttentionTile(rows, columns, values, down, across)
+                    tile = AttentionTile(
+                        rows=rows, columns=columns, values=values, down=down, across=across
+                    )
                     sums = rows * (columns + values + 2)
                     registers = sums + 2 * VECTOR + _ATTENTION_REGISTERS
                     if (

@@ -145,7 +145,9 @@ VECTORS: Final = LoopCosts(
 
 
 class BroadcastCosts(NamedTuple):
-    """The costs of a loop that broadcasts each value to a register first (SSE, AVX2, RISC-V, WebAssembly); machine B.
+    """The costs of a loop that broadcasts each value to a register first; machine B.
+
+    So it is with SSE, AVX2, RISC-V and WebAssembly.
 
     LLVM holds the values of all rows while it multiplies, and spills where both rows and vectors have tails, but for
     few rows.

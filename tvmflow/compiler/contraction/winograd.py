@@ -98,7 +98,7 @@ class Geometry(NamedTuple):
 
 
 def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
-    """Return the tiles of Winograd convolutions, the smallest first; by whether a CPU multiplies by element."""
+    """Return the tiles of a CPU that multiplies by element, or of another one, the smallest first."""
     return (2, RECTANGLE, 4) if takes_lanes else SQUARES
 
 
@@ -298,7 +298,7 @@ def _list_divisors(extent: int) -> list[int]:
 
 
 def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
-    """Return how many rows of tiles are computed together, each tile with data and product of so many bytes."""
+    """Return how many rows of tiles, whose data and product have so many bytes, are computed together."""
     tile_rows, columns = product.tiles
     rows = _list_divisors(tile_rows)
     if in_strips:

@@ -68,7 +68,7 @@ def call_llvm(instruction: str, dtype: str, *operands: Any) -> Any:
 
 
 def add_narrow_products(sums: Any, data: Any, weights: Any, lanes: int) -> Any:
-    """Return a vector of sums plus four products each of bytes and weights of 7 bits, pairs of them as int16."""
+    """Return sums plus four products each of bytes and weights of 7 bits, pairs of them as int16."""
     instructions = PAIR_INSTRUCTIONS[lanes]
     pairs = call_llvm(instructions.multiply, f"int16x{2 * lanes}", data, weights)
     ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)

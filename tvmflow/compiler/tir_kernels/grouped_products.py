@@ -288,7 +288,14 @@ class _Sums:
         with T.serial(product.groups) as group, T.serial(parts) as part:
             sums = allocate_registers(points * self._digits, vectors, lanes, dtype=self._dtype)
             own = [
-                _Vector(sums, vector, tile, (part * vectors + vector) * lanes, first, group)
+                _Vector(
+                    sums=sums,
+                    vector=vector,
+                    tile=tile,
+                    column=(part * vectors + vector) * lanes,
+                    first=first,
+                    group=group,
+                )
                 for vector in range(vectors)
             ]
             for at in own:

@@ -148,7 +148,7 @@ def transforms_of(geometry: Geometry) -> tuple[Transforms, Transforms]:
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
-    """Return a convolution (n, o, h, w, b) or (n, o, d, h, w, b) with a 3×3 kernel, over volumes of any depth.
+    """Return a convolution (n, o, h, w, b) or (n, o, d, h, w, b) with a 3×3 kernel of any depth.
 
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
