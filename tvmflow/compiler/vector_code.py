@@ -186,11 +186,7 @@ _REINTERPRET: Final = "tirx.reinterpret"
 class _Word(NamedTuple):
     """Bytes, or one float32, that are loaded and moved to all lanes of a vector.
 
-    Attributes:
-        load: The load.
-        index: The place of the first byte, in elements of the tensor.
-        size: The number of bytes; an element is one of them, or all.
-        element: The bytes of an element.
+    The index is the place of the first byte, in elements; an element is one of `size` bytes, or all.
     """
 
     load: Any

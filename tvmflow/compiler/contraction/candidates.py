@@ -341,11 +341,8 @@ _MAX_WINDOW_HEIGHTS: Final = 4
 class Tile(NamedTuple):
     """The part of a result that is held in registers, and the order of the loops around it.
 
-    Attributes:
-        shape: The register tile.
-        weights_outside: True if the loop over weights is outside the loop over data.
-        window_rows: The rows of the result that share a window of padded data; 0 to pad all data first.
-        speed: The estimated share of the peak throughput.
+    So many `window_rows` of the result share a window of padded data; 0 to pad all data first. The speed is the estimated
+    share of the peak throughput.
     """
 
     shape: RegisterTile
@@ -452,14 +449,7 @@ def _choose_window_heights(window: Window, cpu: CpuModel) -> list[int]:
 
 
 class _Padding(NamedTuple):
-    """A padded contraction and its tile, ordered by time; of equal times, the least padding is first.
-
-    Attributes:
-        time: The time in multiplications of vectors.
-        rows: The padded rows.
-        vectors: The padded vectors.
-        tile: The register tile.
-    """
+    """A padded contraction and its tile, ordered by time; of equal times, the least padding is first."""
 
     time: float
     rows: int
@@ -537,12 +527,7 @@ def most_tile_rows(rows: Any) -> int:
 
 
 class RowBlock(NamedTuple):
-    """Rows that are computed together.
-
-    Attributes:
-        rows: Their number.
-        tiles: For each product of these rows, its register tile, whose rows divide those of the block.
-    """
+    """Rows that are computed together, and the tile of each product, whose rows divide them."""
 
     rows: int
     tiles: tuple[RegisterTile, ...]

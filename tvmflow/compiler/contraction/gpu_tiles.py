@@ -107,14 +107,9 @@ _GROUPS: Final = (1, 2, 4, 8)
 
 
 class Tile(NamedTuple):
-    """The part of a result that a block of threads computes.
+    """The part of a result that a block of `down` times `across` threads computes.
 
-    Attributes:
-        rows: Its rows.
-        columns: Its columns.
-        down: The threads along its rows.
-        across: The threads along its columns.
-        groups: Groups of so many threads, each of which adds up a part of the depth.
+    Each of some groups of as many threads adds up a part of the depth.
     """
 
     rows: int
@@ -303,14 +298,9 @@ _WAIT_COST: Final = 100
 
 
 class AttentionTile(NamedTuple):
-    """The division of a block of threads.
+    """A block of `down` threads along queries, and `across` along keys and numbers of a result.
 
-    Attributes:
-        rows: The queries of a thread.
-        columns: The keys whose scores a thread computes at once.
-        values: The numbers of a result that a thread computes.
-        down: The threads along queries.
-        across: The threads along keys, and along the numbers of a result.
+    A thread computes the scores of so many queries (`rows`) and keys (`columns`) at once, and `values` of a result.
     """
 
     rows: int

@@ -45,13 +45,7 @@ def allocate_registers(*shape: int, dtype: str = FLOAT) -> Any:
 
 
 class Columns(NamedTuple):
-    """The columns of a packed matrix, in tiles of vectors.
-
-    Attributes:
-        size: The number of columns, which may be open.
-        lanes: The columns of a vector.
-        vectors: The vectors of a tile; the last tile may have fewer.
-    """
+    """The columns of a packed matrix, in tiles of vectors of so many lanes; the last may have fewer."""
 
     size: IrSize
     lanes: int
@@ -268,13 +262,9 @@ def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
 
 
 class Batches(NamedTuple):
-    """The parts of a kernel's work.
+    """The blocks of rows of matrices; `shared` consecutive ones of these share packed ones.
 
-    Attributes:
-        matrices: The number of matrices of the result.
-        shared: How many consecutive ones share the packed matrices.
-        blocks: The blocks of rows of each of them.
-        typical: About how many matrices there are, where their number is open.
+    There are `typical` matrices where their number is open.
     """
 
     matrices: IrSize

@@ -146,16 +146,9 @@ class Work(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """A convolution and the instructions that compute it directly.
+    """A convolution with groups of `inner` input channels, and the instructions that compute it directly.
 
-    Attributes:
-        geometry: The sizes over which it slides; their tile is not read.
-        out: The number of output channels.
-        inner: The number of input channels of a group.
-        lanes: The number of values in a vector register.
-        terms: The products that an instruction of the direct convolution computes for each result.
-        weight_bytes: The size of a weight.
-        groups: The number of groups; each has so many input channels.
+    These compute `terms` products for each result. The tile of the geometry is not read.
     """
 
     geometry: Geometry
@@ -230,13 +223,11 @@ class TiledProduct(NamedTuple):
     """The products of transformed data and weights: a matrix product for each element of a tile.
 
     Attributes:
-        images: The number of images.
-        depth: The depth of the result.
+        images, depth: The number of images, and the depth of the result.
         tiles: The rows and columns of tiles in a slice of the result.
         elements: The elements of a tile.
         channels: The values of transformed data of one element of a tile.
-        out_blocks: The vectors of output channels.
-        groups: The groups that they are divided into.
+        out_blocks, groups: The vectors of output channels, and the groups that they are divided into.
         lanes: The values of a vector.
         weight_bytes: The size of the weights in float32.
     """

@@ -88,12 +88,8 @@ _MAX_TERMS: Final = 256
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
-    Attributes:
-        pad: The block that pads the data; None if nothing is padded.
-        main: The reduction.
-        final: The block that computes the result from the sums, elementwise.
-        axes: The roles of the reduction's axes.
-        broadcast: The block that reads each element of the result several times; None if there is none.
+    Its data may be padded first, and its result is computed from the sums elementwise; what reads each element of that
+    several times is a broadcast.
     """
 
     pad: Block | None
@@ -250,12 +246,8 @@ def _is_result(final: Block, main: Block) -> bool:
 class _ResultLoops(NamedTuple):
     """The loops over a result that is divided into tiles.
 
-    Attributes:
-        outer: The loops around tiles by their axes.
-        window: The loops over the rows of a window.
-        registers: The loops over the vectors and points of a tile.
-        stores: The loops over the parts in which a vector is stored.
-        vector: The loop over the lanes of a vector.
+    Those around tiles are known by their axes, others are over the rows of a window, the vectors and rows of a tile, the
+    parts in which a vector is stored, and its lanes.
     """
 
     outer: dict[int, Any]
@@ -629,14 +621,7 @@ class ReductionAxes(NamedTuple):
 
 
 class _Loads(NamedTuple):
-    """The loads of a reduction.
-
-    Attributes:
-        vectors: Those that read vectors along the last axis.
-        scalars: Those that read one number for all lanes.
-        strides: The strides that vectors may have.
-        has_products: Whether an instruction adds several products to each sum.
-    """
+    """What a reduction loads: vectors of some strides, and scalars, perhaps for several products at once."""
 
     vectors: list[Any]
     scalars: list[Any]

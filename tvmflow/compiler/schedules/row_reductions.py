@@ -224,13 +224,7 @@ def _halve_sums(schedule: Schedule, block: Block, lanes: int) -> list[Any]:
 
 
 class _Columns(NamedTuple):
-    """The columns of a part, along which no number meets one of another column.
-
-    Attributes:
-        reduced: The position of the reduced axis among those of the data.
-        split: The position of the axis that is divided into parts, among the others.
-        extent: Its length within a part, which has all later axes whole.
-    """
+    """The reduced axis of data, the axis that is divided into parts among others, and its part."""
 
     reduced: int
     split: int

@@ -29,12 +29,7 @@ from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
 
 
 class ScoreStep(NamedTuple):
-    """An elementwise operation on the scores.
-
-    Attributes:
-        function: The operation.
-        operands: The positions of its operands among the kernel's; None for the scores.
-    """
+    """An elementwise operation on scores, and the positions of its operands; None for the scores."""
 
     function: Callable[..., Any]
     operands: tuple[int | None, ...]

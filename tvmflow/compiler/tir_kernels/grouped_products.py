@@ -132,12 +132,7 @@ class GroupedProduct(NamedTuple):
 class Machine(NamedTuple):
     """The CPU of a kernel.
 
-    Attributes:
-        lanes: The float32 values of a vector.
-        registers: The number of vector registers.
-        dot_dtype: The dtype of data in dot products of bytes, whose weights are int8; None without them.
-        has_pairs: Whether an instruction adds the products of two bytes each as int16.
-        prefetches: Whether words and scales are prefetched.
+    Instructions multiply bytes of a dtype with int8 weights, or add the products of two bytes each as int16.
     """
 
     lanes: int
@@ -208,13 +203,7 @@ def _emit_digits_or_floats(
 class _Vector(NamedTuple):
     """A vector of columns of a tile, for some rows and one group of terms.
 
-    Attributes:
-        sums: The sums of the group.
-        vector: Which of their vectors it is.
-        tile: The tile.
-        column: Its first column in the tile.
-        first: The first row.
-        group: The group.
+    The column and the row are the first ones; of the sums of the group, its own are at `vector`.
     """
 
     sums: Any

@@ -25,15 +25,9 @@ Activation = Callable[[Any], Any]
 
 
 class PlainProduct(NamedTuple):
-    """The computation of a kernel.
+    """Products of weights (outputs, depth) and some matrices, with bias and activations in order.
 
-    Attributes:
-        number: The number of matrices.
-        outputs: The rows of the weights and of each result.
-        depth: The length of a sum.
-        image: The extents whose product is the number of columns, at least those of a vector.
-        has_bias: Whether there is a number that is added to each row.
-        activations: What is computed of the elements, in order.
+    The product of the extents of an image is the number of columns, at least those of a vector.
     """
 
     number: int

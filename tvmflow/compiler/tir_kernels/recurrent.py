@@ -196,14 +196,10 @@ class _Place(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """The state of a group of sequences, each (rows, units).
+    """The state of a group of sequences, each (rows, units): the hidden one, and that of the next step.
 
-    Attributes:
-        hidden: The hidden state.
-        following: That of the next step.
-        cell: The cell state of an LSTM, the update gate of a GRU.
-        scaled: A GRU's hidden state times its reset gate, as products read it.
-        integers: The hidden state as dot products read it.
+    The cell is that of an LSTM or the update gate of a GRU; what is scaled is a GRU's hidden state times its reset gate, as
+    products read it, integers the hidden state as dot products read it.
     """
 
     hidden: Any
@@ -625,12 +621,7 @@ class _CpuLoops(_Loops):
 
 @dataclass(frozen=True)
 class _View:
-    """The numbers of one sequence, or those of one thread, in a buffer.
-
-    Attributes:
-        buffer: The buffer.
-        index: Gives the indices in the buffer for those of an access.
-    """
+    """The numbers of a sequence or a thread in a buffer, which a function gives the indices of."""
 
     buffer: Any
     index: Callable[..., tuple[Any, ...]]

@@ -37,12 +37,7 @@ class Interpolation(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """The source pixels along one axis.
-
-    Attributes:
-        positions: int32 (pixels of the result, taps).
-        weights: float32 of the same shape.
-    """
+    """The source pixels of an axis: int32 positions and float32 weights (pixels of the result, taps)."""
 
     positions: _Array
     weights: _Array

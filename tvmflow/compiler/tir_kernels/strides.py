@@ -12,13 +12,7 @@ from tvmflow.compiler.open_sizes import IrSize, is_open, plain, same_size
 
 
 class Operand(NamedTuple):
-    """A tensor that the kernel reads.
-
-    Attributes:
-        shape: The shape of the tensor.
-        dtype: Its dtype.
-        matrices: The matrices of the batch in it.
-    """
+    """A tensor that a kernel reads, and the matrices of the batch in it."""
 
     shape: tuple[IrSize, ...]
     dtype: str

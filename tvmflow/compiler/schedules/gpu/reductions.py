@@ -35,13 +35,7 @@ _UNROLLED: Final = 16
 
 
 class _Threads(NamedTuple):
-    """The division of a block of threads: `rows` results, each by `parts` threads.
-
-    Attributes:
-        rows: The results that a block computes at once.
-        parts: The threads that share one of them.
-        is_along_rows: Whether neighboring threads compute neighboring results.
-    """
+    """A block of threads: `rows` results, each by `parts` threads; neighbors may be along either."""
 
     rows: int
     parts: int
