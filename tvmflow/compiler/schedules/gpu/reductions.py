@@ -75,13 +75,10 @@ def _apply_blocks(
     schedule: Schedule, reductions: Sequence[Any], last: Any, device: Device
 ) -> Schedule | None:
     first = schedule.get(reductions[0])
-    row_count, depth = (
-        math.prod(int(axis.dom.extent) for axis in first.iter_vars if _is_reduced(axis) == reduced)
-        for reduced in (False, True)
-    )
     shapes = [_split_extents(schedule.get(handle)) for handle in reductions]
     if any(shape != shapes[0] for shape in shapes):
         return None
+    row_count, depth = map(math.prod, shapes[0])
     threads = _choose_threads(row_count, depth, _is_contiguous_along_rows(first), device)
     rows, columns = _divide_last(schedule, reductions, last)
     fused = schedule.fuse(*rows) if rows else schedule.add_unit_loop((*columns, last)[0])
@@ -163,17 +160,11 @@ def _divide_last(
     """Return the loops of the last block over results, and its other ones, which become inner."""
     stmt = schedule.get(last)
     results = [schedule.get(handle).body.buffer for handle in reductions]
-    loads = [
-        load for load in list_loads(stmt) if any(load.source.same_as(result) for result in results)
-    ]
-    loops = schedule.get_loops(last)
-    axes = list(stmt.iter_vars)
-    is_row = [
-        int(axis.dom.extent) == 1 or any(depends_on(load, axis.var) for load in loads)
-        for axis in axes
-    ]
-    rows = [loop for loop, chosen in zip(loops, is_row, strict=True) if chosen]
-    columns = [loop for loop, chosen in zip(loops, is_row, strict=True) if not chosen]
+    loads = [load for load in list_loads(stmt) if load.source in results]
+    rows, columns = [], []
+    for loop, axis in zip(schedule.get_loops(last), stmt.iter_vars, strict=True):
+        is_row = int(axis.dom.extent) == 1 or any(depends_on(load, axis.var) for load in loads)
+        (rows if is_row else columns).append(loop)
     schedule.reorder(*rows, *columns)
     return rows, columns
 
