@@ -279,7 +279,7 @@ def test_prime_numbers_of_tiles_are_padded(columns: int, mcpu: str, channels: in
     assert largest_unrolled(schedule.mod["main"]) <= 256
     own = schedules._find_blocks(tvm.s_tir.Schedule(kernel))
     assert own is not None
-    assert schedules._list_splits(own, cpu)[0].points > 1
+    assert winograd.list_splits(own.tiled_product, cpu)[0].tile.rows > 1
 
 
 @pytest.mark.parametrize("columns", [7, 14, 20, 28, 56, 112])
