@@ -621,7 +621,7 @@ class ReductionAxes(NamedTuple):
 
 
 class _Loads(NamedTuple):
-    """What a reduction loads: vectors of some strides, and scalars, perhaps for several products at once."""
+    """The loads of a reduction: vectors of some strides, and scalars, for one product or several."""
 
     vectors: list[Any]
     scalars: list[Any]

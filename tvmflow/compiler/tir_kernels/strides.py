@@ -1,4 +1,4 @@
-"""How a kernel reads the matrices of a tensor through reshapes, transposes, slices and broadcasts."""
+"""Matrices in a tensor that a kernel reads through reshapes, transposes, slices and broadcasts."""
 
 from __future__ import annotations
 
