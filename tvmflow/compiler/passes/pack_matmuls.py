@@ -91,11 +91,7 @@ class _MatmulPacker(TargetRewriter):
         padded = self.pad_to_multiples(weights, [block, products.terms])
         split = [-(-columns // block), block, -(-depth // products.terms), products.terms]
         packed = self.rearrange(padded, split, [0, 2, 1, 3])
-        multiply = (
-            functools.partial(dot_products.matrix_dense, rows=rows, results=columns)
-            if rows
-            else functools.partial(dot_products.dense, products, results=columns)
-        )
+        multiply = functools.partial(dot_products.dense, products, results=columns, rows=rows)
         sums = self.kernel(multiply, "quantized_dense_pack", integers, packed)
         if zeros is not None:
             sums = self._subtract_zeros(sums, data, zeros, depth)

@@ -147,46 +147,28 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0
     return te.compute(shape, element, name=TAPS.name)
 
 
-def dense(products: Products, x: Any, w: Any, results: int) -> Any:
-    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, k/t, b, t).
+def dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> Any:
+    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, ⌈k/t⌉, b, t); n is `results`.
 
-    Instructions add t products; n is `results`.
-    """
-    *outer, rows, _ = map(plain, x.shape)
-    blocks, depth, block, _ = (int(extent) for extent in w.shape)
-    part, term = te.reduce_axis((0, depth), "kp"), te.reduce_axis((0, products.terms), "kt")
-
-    def element(*index: Any) -> Any:
-        *matrix, row, column = index
-        value = products.to_sum(x(*matrix, _limit(row, rows), part * products.terms + term))
-        weight = products.to_sum(w(column // block, part, column % block, term))
-        return te.sum(value * weight, axis=[part, term])
-
-    columns = blocks * block
-    sums = te.compute((*outer, _round_up(rows), columns), element, name=products.name)
-    return _take((*outer, rows, results), sums)
-
-
-def matrix_dense(x: Any, w: Any, rows: int, results: int) -> Any:
-    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, ⌈k/8⌉, b, 8) by products of matrices.
-
-    So many `rows`, an even number, are computed at least; n is `results`.
+    Instructions add t products. Where they multiply matrices, so many `rows`, an even number, are computed at least.
     """
     *outer, own, depth = map(plain, x.shape)
     blocks, parts, block, terms = (int(extent) for extent in w.shape)
-    missing = [rows - own, parts * terms - depth]
-    if any(missing):
+    if products.has_matrices and (rows > own or parts * terms > depth):
         none = [0] * len(outer)
-        x = topi.nn.pad(x, [*none, 0, 0], [*none, *missing], tirx.const(0, x.dtype), name="pad")
+        after = [*none, rows - own, parts * terms - depth]
+        x = topi.nn.pad(x, [*none, 0, 0], after, tirx.const(0, x.dtype), name="pad")
     part, term = te.reduce_axis((0, parts), "kp"), te.reduce_axis((0, terms), "kt")
 
     def element(*index: Any) -> Any:
-        *row, column = index
-        value = ROWS.to_sum(x(*row, part * terms + term))
-        weight = ROWS.to_sum(w(column // block, part, column % block, term))
+        *matrix, row, column = index
+        row = row if products.has_matrices else _limit(row, own)
+        value = products.to_sum(x(*matrix, row, part * terms + term))
+        weight = products.to_sum(w(column // block, part, column % block, term))
         return te.sum(value * weight, axis=[part, term])
 
-    sums = te.compute((*outer, rows, blocks * block), element, name=ROWS.name)
+    computed = rows if products.has_matrices else _round_up(own)
+    sums = te.compute((*outer, computed, blocks * block), element, name=products.name)
     return _take((*outer, own, results), sums)
 
 
