@@ -301,33 +301,26 @@ def _register(
     data, weights, sums = operands
     kinds = "".join("RS"[axis < len(sums.shape)] for axis in range(len(extents)))
 
-    def add_product(a: Any, b: Any, c: Any, axes: tuple[Any, ...]) -> None:
-        product = widen(a[data.place(*axes)]) * widen(b[weights.place(*axes)])
-        T.buffer_store(c, c[sums.place(*axes)] + product, sums.place(*axes))
+    def describe(a: Any, b: Any, c: Any) -> None:
+        with T.grid(*extents) as loops, T.sblock("update"):
+            axes = T.axis.remap(kinds, list(loops))
+            product = widen(a[data.place(*axes)]) * widen(b[weights.place(*axes)])
+            T.buffer_store(c, c[sums.place(*axes)] + product, sums.place(*axes))
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, data.shape, **data.layout())
-        B = T.match_buffer(b, weights.shape, **weights.layout())
-        C = T.match_buffer(c, sums.shape, scope=scope, **sums.layout())
-        with T.sblock("root"):
-            T.reads(C[sums.region], A[data.region], B[weights.region])
-            T.writes(C[sums.region])
-            for loops in T.grid(*extents):
-                with T.sblock("update"):
-                    add_product(A, B, C, T.axis.remap(kinds, loops))
+    def define(body: Callable[[Any, Any, Any], None]) -> Any:
+        @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+        def function(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, data.shape, **data.layout())
+            B = T.match_buffer(b, weights.shape, **weights.layout())
+            C = T.match_buffer(c, sums.shape, scope=scope, **sums.layout())
+            with T.sblock("root"):
+                T.reads(C[sums.region], A[data.region], B[weights.region])
+                T.writes(C[sums.region])
+                body(A, B, C)
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, data.shape, **data.layout())
-        B = T.match_buffer(b, weights.shape, **weights.layout())
-        C = T.match_buffer(c, sums.shape, scope=scope, **sums.layout())
-        with T.sblock("root"):
-            T.reads(C[sums.region], A[data.region], B[weights.region])
-            T.writes(C[sums.region])
-            compute(A, B, C)
+        return function
 
-    TensorIntrin.register(name, description, implementation, override=True)
+    TensorIntrin.register(name, define(describe), define(compute), override=True)
     return name
 
 
