@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.candidates import choose_packing_tile
+from tvmflow.compiler.contraction.candidates import RegisterTile, choose_packing_tile
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.contraction.packed import FLOAT, Accumulators, allocate
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
@@ -64,69 +64,51 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     is_parallel = cpu.cores > 1 and work >= MIN_PARALLEL_PRODUCTS
     loop = T.parallel if is_parallel else T.serial
     with define_flat_kernel("plain_product", parameters, has_root=False) as (builder, buffers):
-        emitter = _Emitter(product, points, cpu.lanes, buffers)
+        weights, data, *others, out = map(T.buffer_proxy, buffers)
+
+        def multiply(corner: tuple[Any, Any], packed: Any, group: Any, shape: RegisterTile) -> None:
+            """Emit the product of the first rows of a group and a tile that begins at a corner."""
+            matrix, start = corner
+            sums = Accumulators.allocate(*shape, cpu.lanes)
+            for index, _, _ in sums.iterate():
+                sums.buffer[index] = T.float32(0)
+            with T.serial(depth) as k:
+                sums.add(
+                    lambda row: weights[(group * depth + k) * points + row],
+                    lambda column: packed[k * (shape.vectors * cpu.lanes) + column],
+                )
+            for index, point, column in sums.iterate():
+                row = group * points + point
+                value = sums.buffer[index]
+                for bias in others:
+                    value = value + bias[row]
+                for activation in product.activations:
+                    value = activation(value)
+                out[(matrix * outputs + row) * pixels + start + column] = value
+
+        def emit(matrix: Any, start: Any, vectors: int) -> None:
+            """Emit the product of all rows and some columns; `start` is the first of these."""
+            width = vectors * cpu.lanes
+            packed = allocate(depth * width)
+            with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(cpu.lanes) as lane:
+                column = v * cpu.lanes + lane
+                packed[k * width + column] = data[(matrix * depth + k) * pixels + start + column]
+            groups, rows = divmod(outputs, points)
+            with T.serial(groups) as group:
+                multiply((matrix, start), packed, group, RegisterTile(points, vectors))
+            if rows:
+                multiply((matrix, start), packed, groups, RegisterTile(rows, vectors))
+
         with loop(number * count) as part:
             matrix, tile = part // count, part % count
             # the last tile ends where the columns do: it overlaps the one before it
             width = vectors * cpu.lanes
             if not rest:
-                emitter.emit(matrix, tirx.min(tile * width, pixels - width), vectors)
+                emit(matrix, tirx.min(tile * width, pixels - width), vectors)
             else:
                 with T.If(tile < tiles):
                     with T.Then():
-                        emitter.emit(matrix, tile * width, vectors)
+                        emit(matrix, tile * width, vectors)
                     with T.Else():
-                        emitter.emit(matrix, pixels - rest * cpu.lanes, rest)
+                        emit(matrix, pixels - rest * cpu.lanes, rest)
     return builder.get()
-
-
-class _Emitter(NamedTuple):
-    """Emits the tiles of columns of a kernel."""
-
-    product: PlainProduct
-    points: int
-    lanes: int
-    buffers: list[Any]
-
-    def emit(self, matrix: Any, start: Any, vectors: int) -> None:
-        """Emit the product of all rows and some columns; `start` is the first of these."""
-        depth, width = self.product.depth, vectors * self.lanes
-        packed = allocate(depth * width)
-        with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(self.lanes) as lane:
-            column = v * self.lanes + lane
-            place = (matrix * depth + k) * self.product.pixels + start + column
-            packed[k * width + column] = tirx.BufferLoad(self.buffers[1], [place])
-        groups, rest = divmod(self.product.outputs, self.points)
-        with T.serial(groups) as group:
-            self._multiply(matrix, start, packed, group, self.points, vectors)
-        if rest:
-            self._multiply(matrix, start, packed, groups, rest, vectors)
-
-    def _multiply(
-        self, matrix: Any, start: Any, packed: Any, group: Any, rows: int, vectors: int
-    ) -> None:
-        """Emit the product of the first rows of a group and a tile."""
-        depth, outputs, pixels = (
-            self.product.depth,
-            self.product.outputs,
-            self.product.pixels,
-        )
-        sums = Accumulators.allocate(rows, vectors, self.lanes)
-        for index, _, _ in sums.iterate():
-            sums.buffer[index] = T.float32(0)
-        with T.serial(depth) as k:
-            sums.add(
-                lambda row: tirx.BufferLoad(
-                    self.buffers[0], [(group * depth + k) * self.points + row]
-                ),
-                lambda column: packed[k * (vectors * self.lanes) + column],
-            )
-        for index, point, column in sums.iterate():
-            row = group * self.points + point
-            value = sums.buffer[index]
-            if self.product.has_bias:
-                value = value + tirx.BufferLoad(self.buffers[2], [row])
-            for activation in self.product.activations:
-                value = activation(value)
-            place = (matrix * outputs + row) * pixels + start + column
-            T.buffer_store(self.buffers[-1], value, [place])
