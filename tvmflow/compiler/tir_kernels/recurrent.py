@@ -26,6 +26,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import divide_sums, largest_divisor
 from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
+from tvmflow.compiler.contraction.packed import allocate_registers
 from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation
@@ -335,8 +336,6 @@ class _Loops:
 
         The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`; None for all.
         """
-        rows = self._rows
-        places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:
             sums = self._add_dots(place, source, tile, gates)
@@ -346,15 +345,14 @@ class _Loops:
             sums = self._add_products(place, source, tile, gates, starts)
         if self._inputs.scales is None:
             return sums
-        totals = self._allocate_sums(rows, len(gates))
-        for row, index, gate in places:
-            with self._lanes() as lane:
-                unit = tile * self._layer.lanes + lane
-                scale = self._inputs.scales[place.direction, gate, unit]
-                total = sums[row, index, lane].astype(self._dtype) * scale
-                if gate in with_input:
-                    total = total + self._projected(place, row, unit, gate)
-                totals[row, index, lane] = total
+        totals = self._allocate_sums(self._rows, len(gates))
+        for row, index, gate, lane in self._each_gate(gates):
+            unit = tile * self._layer.lanes + lane
+            scale = self._inputs.scales[place.direction, gate, unit]
+            total = sums[row, index, lane].astype(self._dtype) * scale
+            if gate in with_input:
+                total = total + self._projected(place, row, unit, gate)
+            totals[row, index, lane] = total
         return totals
 
     def _add_products(
@@ -364,28 +362,34 @@ class _Loops:
         rows, count, depth = self._rows, len(gates), self._layer.units
         parts, together = self._divide_sums(count * rows)
         sums = self._allocate_sums(parts * rows, count)
-        places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
         for part in range(parts):
-            for row, index, gate in places:
-                with self._lanes() as lane:
-                    start = (
-                        self._projected(place, row, tile * self._layer.lanes + lane, gate)
-                        if part == 0 and gate in starts
-                        else self._const(0)
-                    )
-                    sums[part * rows + row, index, lane] = start
+            for row, index, gate, lane in self._each_gate(gates):
+                start = self._const(0)
+                if part == 0 and gate in starts:
+                    unit = tile * self._layer.lanes + lane
+                    start = self._projected(place, row, unit, gate)
+                sums[part * rows + row, index, lane] = start
         with T.serial(0, depth // together) as k:
             for step in range(together):
                 part, unit = step % parts, k * together + step
-                for row, index, gate in places:
-                    with self._lanes() as lane:
-                        weight = self._inputs.weights[place.direction, tile, unit, gate, lane]
-                        number = self._round(source[row, unit])
-                        sums[part * rows + row, index, lane] += number * weight.astype(self._dtype)
-        for part in range(1, parts):
-            for row, index, _ in places:
+                for row, index, gate, lane in self._each_gate(gates):
+                    weight = self._inputs.weights[place.direction, tile, unit, gate, lane]
+                    number = self._round(source[row, unit])
+                    sums[part * rows + row, index, lane] += number * weight.astype(self._dtype)
+        return self._add_parts(sums, parts, gates)
+
+    def _each_gate(self, gates: Sequence[int]) -> Iterator[tuple[int, int, int, Any]]:
+        """Emit loops over the units of a tile for each row and gate; yield these, and the lane."""
+        for row in range(self._rows):
+            for index, gate in enumerate(gates):
                 with self._lanes() as lane:
-                    sums[row, index, lane] += sums[part * rows + row, index, lane]
+                    yield row, index, gate, lane
+
+    def _add_parts(self, sums: Any, parts: int, gates: Sequence[int]) -> Any:
+        """Emit the addition of all parts of sums; return these."""
+        for part in range(1, parts):
+            for row, index, _, lane in self._each_gate(gates):
+                sums[row, index, lane] += sums[part * self._rows + row, index, lane]
         return sums
 
     def _round(self, number: Any) -> Any:
@@ -417,20 +421,14 @@ class _Loops:
         count = len(gates) * len(vectors) * rows
         quads = layer.units // TERMS
         parts = divide_sums(quads, count, _SUMS)
-        sums = T.buffer_proxy(
-            T.alloc_buffer((parts * rows, len(gates), layer.lanes), "int32", scope="local")
-        )
+        sums = allocate_registers(parts * rows, len(gates), layer.lanes, dtype="int32")
         places = [(row, *own) for row in range(rows) for own in enumerate(gates)]
         for part in range(parts):
-            for row, index, gate in places:
-                with self._lanes() as lane:
-                    unit = tile * layer.lanes + lane
-                    has_start = part == 0 and self._inputs.starts is not None
-                    sums[part * rows + row, index, lane] = (
-                        self._inputs.starts[place.direction, gate, unit]
-                        if has_start
-                        else tirx.const(0, "int32")
-                    )
+            for row, index, gate, lane in self._each_gate(gates):
+                start = tirx.const(0, "int32")
+                if part == 0 and self._inputs.starts is not None:
+                    start = self._inputs.starts[place.direction, gate, tile * layer.lanes + lane]
+                sums[part * rows + row, index, lane] = start
         with T.serial(0, quads // parts) as k:
             for part in range(parts):
                 quad = k * parts + part
@@ -440,23 +438,16 @@ class _Loops:
                     for first in vectors:
                         lanes = tirx.Ramp(tirx.const(first, "int32"), 1, dots.lanes)
                         begin = tirx.const(first * TERMS, "int32")
+                        terms_of_lanes = tirx.Ramp(begin, 1, dots.lanes * TERMS)
                         weights = self._inputs.weights[
-                            place.direction,
-                            tile,
-                            quad,
-                            gate,
-                            tirx.Ramp(begin, 1, dots.lanes * TERMS),
+                            place.direction, tile, quad, gate, terms_of_lanes
                         ]
                         data = tirx.reinterpret(
                             f"{dots.dtype}x{dots.lanes * TERMS}", tirx.Broadcast(word, dots.lanes)
                         )
                         own = sums[part * rows + row, index, lanes]
                         sums[part * rows + row, index, lanes] = dots.add(own, data, weights)
-        for part in range(1, parts):
-            for row, index, _ in places:
-                with self._lanes() as lane:
-                    sums[row, index, lane] += sums[part * rows + row, index, lane]
-        return sums
+        return self._add_parts(sums, parts, gates)
 
     def _divide_sums(self, gates: int) -> tuple[int, int]:
         """Return in how many parts sums of some gates are computed, and how many terms are added at a time."""
