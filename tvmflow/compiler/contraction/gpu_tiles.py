@@ -225,7 +225,7 @@ def choose_warp_tile(lengths: dict[str, int], device: Device) -> tuple[Tile, int
     """Return the tile for tensor cores with the least estimated time, and the depth in shared memory."""
     return min(
         _list_warp_tiles(lengths, device),
-        key=lambda choice: _estimate_warps(lengths, *choice, device),
+        key=lambda choice: _estimate_warps(lengths, choice[0], choice[1], device),
         default=None,
     )
 

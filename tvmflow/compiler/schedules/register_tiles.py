@@ -107,7 +107,7 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
 def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Schedule]]:
     """Yield the same with their tiles."""
     hashes = set()
-    for tile in attempt(lambda: _list_tiles(mod, cpu), []):
+    for tile in attempt(lambda: _list_tiles(mod, cpu), list[Tile]()):
         schedule = attempt(functools.partial(_schedule, mod, tile, cpu), None)
         digest = None if schedule is None else tvm_ffi.structural_hash(schedule.mod)
         if schedule is not None and digest not in hashes:

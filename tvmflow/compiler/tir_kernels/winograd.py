@@ -525,11 +525,11 @@ class _OpenLoops:
         with _unroll(edge, lanes=self._lanes) as (z, lane):
             values = [load(_int64(y), z, lane) for y in range(edge)]
             for i in range(rows):
-                T.buffer_store(half, _sum_row(matrix[i], groups, values), [i, z, lane])
+                T.buffer_store(half, _sum_row(list(matrix[i]), groups, values), [i, z, lane])
         with _unroll(rows, lanes=self._lanes) as (i, lane):
             values = [tirx.BufferLoad(half, [i, z, lane]) for z in range(edge)]
             for j in range(rows):
-                store(i, _int64(j), lane, _sum_row(matrix[j], groups, values))
+                store(i, _int64(j), lane, _sum_row(list(matrix[j]), groups, values))
 
     def _allocate_registers(self, rows: int, columns: int) -> Any:
         return T.alloc_buffer((rows, columns, self._lanes), FLOAT, scope="local")

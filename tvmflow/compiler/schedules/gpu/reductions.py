@@ -161,7 +161,8 @@ def _divide_last(
     stmt = schedule.get(last)
     results = [schedule.get(handle).body.buffer for handle in reductions]
     loads = [load for load in list_loads(stmt) if load.source in results]
-    rows, columns = [], []
+    rows: list[Any] = []
+    columns: list[Any] = []
     for loop, axis in zip(schedule.get_loops(last), stmt.iter_vars, strict=True):
         is_row = int(axis.dom.extent) == 1 or any(depends_on(load, axis.var) for load in loads)
         (rows if is_row else columns).append(loop)
