@@ -30,8 +30,7 @@ from tvmflow.exporters.base import (
 from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
-from tvmflow.targets.c_runtime.header_parts import describe_shape
+from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_shape
 from tvmflow.targets.c_runtime.weights import write_weights
 from tvmflow.targets.linking import macho
 

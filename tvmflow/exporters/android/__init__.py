@@ -15,8 +15,7 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import c_library
 from tvmflow.exporters.base import BuiltModel, ExportRequest, write_text
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_tensors
-from tvmflow.targets.c_runtime.header_parts import describe_shape
+from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_shape, describe_tensors
 
 FORM: Final = c_library.FORM
 

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
-from tvmflow.core.types import Dimension, Json, TensorSpec, shape_text
-from tvmflow.targets.c_runtime import header_parts, levels, weights
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec, shape_text
+from tvmflow.targets.c_runtime import levels, weights
 from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.linking import (
     LINKERS,
@@ -57,7 +57,16 @@ _LINKED: Final = "linked"
 # What chooses among the levels of a library that has some.
 _LEVELS: Final = "levels.c"
 _JAVA: Final = "java.c"
-_TEMPLATES: Final = (_HEADER, header_parts.DIMENSIONS, _LOADER, header_parts.LOADER)
+# The parts of the header for dimensions and for a device: about statuses, then about functions.
+_DIMENSIONS: Final = "dimensions.h"
+_DEVICE: Final = "device_functions.h"
+# The parts of the loader for dimensions.
+_DIMENSIONS_LOADER: Final = "dimensions.js"
+_LOADER_PARTS: Final = ("dimensions_title", "dimensions_read", "dimensions_methods")
+_SEPARATOR: Final = "//----\n"
+# `device.h` is the interface between `device.c` and the executor of one driver.
+_DEVICE_SOURCES: Final = ("device.c", "device.h")
+_TEMPLATES: Final = (_HEADER, _DIMENSIONS, _LOADER, _DIMENSIONS_LOADER)
 SOURCES: Final = tuple(
     _FOLDER / name for name in (*_TEMPLATES, *_COPIED, *_ADDITIONS.values(), _JAVA)
 )
@@ -66,12 +75,12 @@ SOURCES: Final = tuple(
 def list_sources(has_levels: bool, executor: str = "") -> tuple[Path, ...]:
     """Return the files of this package that a library with or without levels or a device is compiled from."""
     names = [*([_LEVELS] if has_levels else []), *_list_device_sources(executor)]
-    names += [header_parts.DEVICE] if executor else []
+    names += [_DEVICE] if executor else []
     return (*SOURCES, *(_FOLDER / name for name in names))
 
 
 def _list_device_sources(executor: str) -> tuple[str, ...]:
-    return (*header_parts.DEVICE_SOURCES, executor) if executor else ()
+    return (*_DEVICE_SOURCES, executor) if executor else ()
 
 
 # System -> the architectures that there is a C library for.
@@ -108,7 +117,30 @@ _FUNCTIONS: Final = (
     *("bounded_axis", "output_shape"),
     *("threads", "kernel_count", "kernel_name", "profile"),
 )
-
+_DIMENSION_FUNCTIONS: Final = (
+    *("dimensions", "set_dimension", "get_dimension", "set_input_shape"),
+    *("input_shape", "input_bytes", "output_bytes"),
+)
+_DEVICE_FUNCTIONS: Final = ("create_on", "device_error", "use_device_memory", "enqueue", "wait")
+# Executor -> the members of a device that are the driver's own.
+_MEMBERS: Final[Mapping[str, str]] = {
+    "opencl.c": """\
+  void *context; /* a cl_context, which the library retains */
+  void *device;  /* a cl_device_id of it */
+  void *queue;   /* a cl_command_queue of both, in order, that all is done on; NULL for one of the library's own */
+  const char *cache; /* a folder of your own for what the driver builds; NULL for that in %(NAME)s_DEVICE_CACHE, if any */
+""",
+    "cuda.c": """\
+  void *context; /* a CUcontext */
+  void *device;  /* not used */
+  void *queue;   /* a CUstream that all is done on; NULL for one of the library's own */
+""",
+}
+# Executor -> what a program has memory on the device as.
+_DEVICE_MEMORY: Final[Mapping[str, str]] = {
+    "opencl.c": "a cl_mem of the context that create_on was given",
+    "cuda.c": "a CUdeviceptr",
+}
 # The native methods of a class of Java.
 _JAVA_METHODS: Final = (
     *("create", "destroy", "compute", "shapeOf", "choose", "message", "missingFeature"),
@@ -155,7 +187,7 @@ class DescribedModel(NamedTuple):
     @property
     def dimensions(self) -> list[Dimension]:
         """The sizes that each call chooses, in the order of their places in C."""
-        return header_parts.list_dimensions(self.signature)
+        return sorted(Dimension.list_of(self.signature), key=lambda dimension: dimension.name)
 
     @property
     def maps_files(self) -> bool:
@@ -254,9 +286,9 @@ def link(
         if shared is not None and linked.exists() and not (java or import_library):
             shutil.copyfile(linked, shared)
         elif shared is not None and files.shared:
-            names = (*_FUNCTIONS, *(header_parts.FUNCTIONS if model.dimensions else ()))
+            names = (*_FUNCTIONS, *(_DIMENSION_FUNCTIONS if model.dimensions else ()))
             names = (*names, "level") if model.levels else names
-            names = (*names, *header_parts.DEVICE_FUNCTIONS) if model.executor else names
+            names = (*names, *_DEVICE_FUNCTIONS) if model.executor else names
             functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
             if java:
@@ -341,27 +373,31 @@ def compile_levels(model: DescribedModel, folder: Path) -> list[Path]:
 def list_statuses(has_dimensions: bool, has_device: bool = False) -> dict[str, str]:
     """Return the numbers of the statuses of a header, by their names without the prefix."""
     text = (_FOLDER / _HEADER).read_text()
-    for name, is_there in (
-        (header_parts.DIMENSIONS, has_dimensions),
-        (header_parts.DEVICE, has_device),
-    ):
-        text += header_parts.read_parts(name)[0] if is_there else ""
+    for name, is_there in ((_DIMENSIONS, has_dimensions), (_DEVICE, has_device)):
+        text += _read_parts(name)[0] if is_there else ""
     return dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", text))
+
+
+def _read_parts(name: str) -> list[str]:
+    return (_FOLDER / name).read_text().split(_SEPARATOR)
 
 
 def write_header(model: DescribedModel, program: str = "") -> str:
     """Return the public header."""
+    name = model.prefix.upper()
+    places = [
+        line
+        for kind in ("inputs", "outputs")
+        for line in _write_places(name, kind, [entry["name"] for entry in model.signature[kind]])
+    ]
+    if model.dimensions:
+        places += _write_places(name, "dimensions", [entry.name for entry in model.dimensions])
     values = {
         "name": model.prefix,
-        "NAME": model.prefix.upper(),
+        "NAME": name,
         "title": model.name,
         "tensors": write_tensor_comment(model.signature),
-        "places": "\n".join(
-            (
-                *_write_places(model.prefix.upper(), model.signature),
-                *header_parts.write_places(model.prefix.upper(), model.dimensions),
-            )
-        ),
+        "places": "\n".join(places),
         "threads": str(_MOST_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
         "needs": ", and the driver of the device" if model.executor else "",
@@ -370,13 +406,14 @@ def write_header(model: DescribedModel, program: str = "") -> str:
     parts: list[tuple[Any, ...]] = []
     if model.dimensions:
         ranges = {"ranges": ranges_text(model.dimensions)}
-        parts.append((*header_parts.read_parts(header_parts.DIMENSIONS), ranges))
+        parts.append((*_read_parts(_DIMENSIONS), ranges))
     if model.levels:
         names = {"levels": ", ".join(level.name for level in model.levels)}
         parts.append((levels.STATUSES, levels.DECLARATIONS, names))
     if model.executor:
-        device = header_parts.describe_device(values, model.executor)
-        parts.append((*header_parts.read_parts(header_parts.DEVICE), device))
+        members = _MEMBERS[model.executor] % values
+        device = {"members": members, "memory": _DEVICE_MEMORY[model.executor]}
+        parts.append((*_read_parts(_DEVICE), device))
     values["dimension_statuses"] = "".join(text % {**values, **own} for text, _, own in parts)
     values["dimension_functions"] = "".join(text % {**values, **own} for _, text, own in parts)
     return (_FOLDER / _HEADER).read_text() % values
@@ -392,26 +429,25 @@ def write_loader(model: DescribedModel, file: str = "") -> str:
         "file": file or files.loader,
         "module": files.shared,
     }
-    values |= header_parts.loader_values(values, model.dimensions)
+    for part, text in zip(_LOADER_PARTS, _read_parts(_DIMENSIONS_LOADER), strict=True):
+        values[part] = text % values if model.dimensions else ""
     return (_FOLDER / _LOADER).read_text() % values
 
 
-def _write_places(name: str, signature: Mapping[str, Json]) -> list[str]:
-    """Return the macros with the numbers of inputs and outputs, and with their places.
+def _write_places(name: str, kind: str, entries: Sequence[str]) -> list[str]:
+    """Return the macros with the number of inputs, outputs or dimensions, and with their places.
 
-    A tensor has a macro of its place where its name is its own in C.
+    An entry has a macro of its place where its name is its own in C.
     """
-    lines = []
-    for direction in ("inputs", "outputs"):
-        tensors = signature[direction]
-        lines.append(f"#define {name}_{direction.upper()} {len(tensors)}")
-        words = [identifier(f"_{tensor['name']}").upper() for tensor in tensors]
-        lines += [
-            f"#define {name}_{direction.upper().removesuffix('S')}{word} {index}"
+    words = [identifier(f"_{entry}").upper() for entry in entries]
+    return [
+        f"#define {name}_{kind.upper()} {len(entries)}",
+        *(
+            f"#define {name}_{kind.upper().removesuffix('S')}{word} {index}"
             for index, word in enumerate(words)
             if words.count(word) == 1 and word.isascii()
-        ]
-    return lines
+        ),
+    ]
 
 
 def _write_memory(model: DescribedModel, program: str) -> str:
@@ -437,7 +473,9 @@ def _context_bytes(model: DescribedModel) -> int:
 def _write_model(model: DescribedModel) -> str:
     """Return the C code of the library: what its model is, then the program and the runtime."""
     name, platform = model.prefix, parse_triple(model.triple)
-    head = model.weights_head
+    head, dimensions = model.weights_head, model.dimensions
+    text = f"a dimension has a size that it cannot have: {ranges_text(dimensions)}"
+    ranges = [f"#define TF_DIMENSIONS {len(dimensions)}", f"#define TF_RANGES {c_string(text)}"]
     lines = [
         "#define _GNU_SOURCE",
         f"#define TF(name) {name}_##name",
@@ -450,14 +488,14 @@ def _write_model(model: DescribedModel) -> str:
         *levels.write_features(model.features, model.triple),
         *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
-        *header_parts.write_code(model.dimensions),
+        *(ranges if dimensions else []),
         f"#define TF_WRONG_SIZES {', '.join(map(c_string, _describe_sizes(model.signature)))}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
         f'#include "{PROGRAM}"',
         '#include "cpu.c"',
         '#include "weights.c"',
-        *(['#include "dimensions.c"'] if model.dimensions else []),
+        *(['#include "dimensions.c"'] if dimensions else []),
         *([f'#include "{model.executor}"'] if model.executor else []),
         '#include "runtime.c"',
     ]
@@ -477,7 +515,7 @@ def _describe_sizes(signature: Mapping[str, Json]) -> Iterator[str]:
 
 def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> list[str]:
     shapes = [
-        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(header_parts.describe_shape(tensor)) or '0'}}};"
+        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(describe_shape(tensor)) or '0'}}};"
         for index, tensor in enumerate(tensors)
     ]
     entries = [
@@ -495,6 +533,12 @@ def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> lis
         "  return tensors;",
         "}",
     ]
+
+
+def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
+    """Return the sizes of a tensor as a description in C has them: -1 where they are open."""
+    sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
+    return [str(size) if isinstance(size, int) else "-1" for size in sizes]
 
 
 def write_tensor_comment(signature: Mapping[str, Json]) -> str:
