@@ -33,6 +33,10 @@ class Backend(ABC):
         ENVIRONMENT_VARIABLES: Environment variables that decide which device this machine has.
         SEARCH_RULES: The name of MetaSchedule's rules for its kernels; empty where TVM chooses them by the target.
         LIMITS: What its devices have, and a search must know, where a target does not say it.
+        INTRINSICS: The modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name.
+        NO_FLOAT16: Why kernels cannot compute in float16; empty where they can.
+        NO_BFLOAT16: Why kernels cannot multiply bfloat16; empty where they can.
+        NO_RPC: Why no device behind RPC runs its code; empty where one may.
     """
 
     KIND: ClassVar[str]
@@ -47,6 +51,12 @@ class Backend(ABC):
     ENVIRONMENT_VARIABLES: ClassVar[tuple[str, ...]] = ()
     SEARCH_RULES: ClassVar[str] = ""
     LIMITS: ClassVar[Mapping[str, Json]] = MappingProxyType({})
+    INTRINSICS: ClassVar[tuple[str, ...]] = ()
+    NO_FLOAT16: ClassVar[str] = (
+        "kernels for GPUs add products of float16 to float32 (precision: mixed)"
+    )
+    NO_BFLOAT16: ClassVar[str] = ""
+    NO_RPC: ClassVar[str] = ""
 
     def target_problem(self, tvm: TvmTarget) -> str:
         """Return what a target of this kind lacks, or an empty string."""
@@ -85,22 +95,22 @@ class Backend(ABC):
 
     def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why kernels cannot compute in float16, or an empty string; `features` are the kernel's names."""
-        return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
+        return self.NO_FLOAT16
 
-    @abstractmethod
     def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why kernels cannot multiply bfloat16, or an empty string; `features` are the kernel's names."""
+        return self.NO_BFLOAT16
 
-    @abstractmethod
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
         """Return what a device behind RPC has in place of what the target needs, or an empty string.
 
         The device is TVM's `Device`.
         """
+        return self.NO_RPC
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""
-        return ()
+        return self.INTRINSICS
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
         """Return why TVM's wheel has no runtime for a target, or an empty string.

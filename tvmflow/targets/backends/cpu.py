@@ -73,10 +73,6 @@ class CpuBackend(Backend):
         """Return which instruction the CPU lacks."""
         return cpu_features.no_bfloat16_reason(parse_triple(cpu_triple(tvm)).arch, features)
 
-    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
-        """Return an empty string: RPC tells nothing of a CPU."""
-        return ""
-
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules with the intrinsics of the CPU's architecture."""
         return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tvmflow.core.types import Json
@@ -31,6 +31,9 @@ class OpenclBackend(Backend):
     EXECUTOR = "opencl.c"
     ENVIRONMENT_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
     SEARCH_RULES = "cuda"
+    INTRINSICS = ("cuda",)
+    NO_BFLOAT16 = "OpenCL has float16 alone (precision: mixed)"
+    NO_RPC = "libraries for OpenCL have a runtime of their own"
     # What devices have that a target does not describe: OpenCL's least for a GPU of 2012, and what a search must know.
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_threads_per_block": 256,
@@ -79,18 +82,6 @@ class OpenclBackend(Backend):
             if self.complete_target(tvm)[name] > most:
                 return f"this machine's device ({found.name}) has a {name} of {most}"
         return ""
-
-    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return that OpenCL has no such numbers."""
-        return "OpenCL has float16 alone (precision: mixed)"
-
-    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
-        """Return that TVM's runtime on a device cannot use OpenCL as tvmflow builds it."""
-        return "libraries for OpenCL have a runtime of their own"
-
-    def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
-        """Return the modules with intrinsics that schedules look up."""
-        return ("cuda",)
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
         """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""

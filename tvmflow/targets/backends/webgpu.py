@@ -5,14 +5,16 @@ It is delivered beside the WebAssembly that browsers without WebGPU run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
+
+_BROWSERS_ALONE: Final = "browsers alone run code for WebGPU"
 
 
 class WebgpuBackend(Backend):
@@ -24,6 +26,9 @@ class WebgpuBackend(Backend):
     DLPACK_DEVICE_TYPE = 15
     IS_BESIDE_HOST = True
     HAS_INT64 = False
+    NO_FLOAT16 = "float16 is optional in WebGPU"
+    NO_BFLOAT16 = "WGSL has no bfloat16"
+    NO_RPC = _BROWSERS_ALONE
     # What every implementation has: https://www.w3.org/TR/webgpu/#limits
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_num_threads": 256,
@@ -44,19 +49,7 @@ class WebgpuBackend(Backend):
 
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
         """Return that only browsers run the code."""
-        return "browsers alone run code for WebGPU"
-
-    def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return that a browser need not have float16."""
-        return "float16 is optional in WebGPU"
-
-    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return that WGSL has no such numbers."""
-        return "WGSL has no bfloat16"
-
-    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
-        """Return that nothing behind RPC runs the code."""
-        return "browsers alone run code for WebGPU"
+        return _BROWSERS_ALONE
 
 
 def refuse(reason: str) -> StageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from tvmflow.core.types import Json
@@ -29,6 +29,8 @@ class CudaBackend(Backend):
     ENVIRONMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     # TVM would otherwise take its rules for tensor cores, which are for float16 alone.
     SEARCH_RULES = "cuda"
+    INTRINSICS = ("cuda",)
+    NO_BFLOAT16 = "kernels for GPUs compute with float16 (precision: mixed)"
     # What GPUs have, and what a search must know.
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_threads_per_block": 1024,
@@ -71,20 +73,12 @@ class CudaBackend(Backend):
         detection = gpu.start_gpu() if in_this_process else gpu.detect_gpu()
         return gpu.unrunnable_reason(gpu_arch(tvm), detection)
 
-    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return that there are no kernels of bfloat16 for GPUs."""
-        return "kernels for GPUs compute with float16 (precision: mixed)"
-
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
         """Return which GPU the device has, where it does not run the target's code."""
         if not device.exist:
             return "no NVIDIA GPU that its TVM runtime can use"
         remote_arch = f"sm_{str(device.compute_version).replace('.', '')}"
         return "" if gpu.runs_code_for(gpu_arch(tvm), remote_arch) else remote_arch
-
-    def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
-        """Return the module with the intrinsics of tensor cores."""
-        return ("cuda",)
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
         """Return that CUDA 13, which TVM's runtime works with, does not know the GPU."""
