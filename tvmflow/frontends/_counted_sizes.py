@@ -74,8 +74,8 @@ class _Analysis:
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
-        self._facts: dict[Any, _Fact] = {}
-        self._fields: dict[Any, list[_Fact]] = {}
+        # of each tensor, and of each field of a tuple
+        self._facts: dict[Any, _Fact | list[_Fact]] = {}
         self._values: dict[Any, Any] = {}
         self._outputs: list[OutputCount] = []
         self._mixing = ""
@@ -137,39 +137,34 @@ class _Analysis:
     def _new_var(self, name: str, kind: Any) -> Any:
         return (relax.DataflowVar if self._is_dataflow else relax.Var)(name, kind)
 
+    def _list_facts(self, expr: Any) -> list[_Fact]:
+        facts = self._facts.get(expr)
+        return facts if isinstance(facts, list) else [facts]
+
     def _fact(self, expr: Any) -> _Fact:
-        return self._facts.get(expr)
+        """Return the first fact of a tensor, or of the fields of a tuple."""
+        return next((fact for fact in self._list_facts(expr) if fact is not None), None)
 
     def _follow(self, binding: Any) -> list[Any]:
         """Record what is known of a binding's value, and return the binding, where needed a changed one."""
         value, var = binding.value, binding.var
         self._values[var] = value
-        if isinstance(value, relax.Var):
-            self._copy_facts(var, value)
-            return [binding]
-        if isinstance(value, relax.TupleGetItem):
-            fields = self._fields.get(value.tuple_value)
-            self._facts[var] = fields[value.index] if fields else None
-            return [binding]
-        if isinstance(value, relax.Tuple):
-            self._fields[var] = [self._fact(field) for field in value.fields]
-            return [binding]
         if isinstance(value, tvm.ir.Call):
             return self._follow_call(binding, value, var)
-        self._refuse_facts(value, "If" if isinstance(value, relax.If) else type(value).__name__)
+        if isinstance(value, relax.Var):
+            self._facts[var] = self._facts.get(value)
+        elif isinstance(value, relax.TupleGetItem):
+            fields = self._facts.get(value.tuple_value)
+            self._facts[var] = fields[value.index] if isinstance(fields, list) else None
+        elif isinstance(value, relax.Tuple):
+            self._facts[var] = [self._fact(field) for field in value.fields]
+        else:
+            self._refuse_facts(value, "If" if isinstance(value, relax.If) else type(value).__name__)
         return [binding]
-
-    def _copy_facts(self, var: Any, source: Any) -> None:
-        self._facts[var] = self._fact(source)
-        if source in self._fields:
-            self._fields[var] = self._fields[source]
 
     def _refuse_facts(self, value: Any, operator: str) -> None:
         """Raise MixedRows where a value reads a counted tensor, or has a kernel that counts in a branch."""
-        is_read = any(
-            self._fact(var) is not None or any(self._fields.get(var, ()))
-            for var in ir.list_variables(value)
-        )
+        is_read = any(self._fact(var) is not None for var in ir.list_variables(value))
         bindings = [b for branch in ir.branches_of(value) for b in ir.list_bindings(branch)]
         if is_read or any(_is_counting(inner.value) for inner in bindings):
             self._refuse(operator)
@@ -182,7 +177,7 @@ class _Analysis:
         if _is_counting(call):
             self._refuse_facts(call, "a selection among rows")
             count = self._new_var("count", call.ty.fields[1])
-            self._fields[var] = [_Count(0, count), None]
+            self._facts[var] = [_Count(0, count), None]
             return [binding, relax.VarBinding(count, relax.TupleGetItem(var, 1))]
         operator = ir.operator_name(call)
         name = operator.removeprefix("relax.").removeprefix("nn.").removeprefix("vision.")
@@ -196,10 +191,7 @@ class _Analysis:
             self._refuse(kernel or name or "a function of its own")
             return [binding]
         is_tuple = isinstance(call.ty, relax.TupleType)
-        if is_tuple:
-            self._fields[var] = [fact] * len(call.ty.fields)
-        else:
-            self._facts[var] = fact
+        self._facts[var] = [fact] * len(call.ty.fields) if is_tuple else fact
         return self._bound_indices(binding, name, operands, facts)
 
     def _read_operands(self, call: Any) -> tuple[list[Any], list[_Fact]]:
@@ -212,8 +204,7 @@ class _Analysis:
                 facts += [self._fact(field) for field in value.fields]
             else:
                 operands.append(argument)
-                fields = [self._fact(argument), *self._fields.get(argument, ())]
-                facts.append(next((fact for fact in fields if fact is not None), None))
+                facts.append(self._fact(argument))
         return operands, facts
 
     def _bound_indices(
@@ -223,20 +214,18 @@ class _Analysis:
         if name not in ("take", "gather_nd") or not isinstance(facts[1], _Count):
             return [binding]
         call, (data, indices) = binding.value, operands
+        bindings: list[Any] = []
         if name == "take":
             axis = None if call.attrs.axis is None else int(call.attrs.axis)
             safe = relax.op.take(data, indices, axis, "clip")
-            marks.write_marks(safe, marks.read_marks(call))
-            return [relax.VarBinding(binding.var, safe)]
-        sizes = ir.known_shape(data)[: ir.known_shape(indices)[-1]]
-        dtype = ir.dtype_of(indices)
-        bounds = [np.array(values, dtype) for values in ([0] * len(sizes), [n - 1 for n in sizes])]
-        bindings: list[Any] = []
-        for operator, bound in zip((relax.op.maximum, relax.op.minimum), bounds, strict=True):
-            var = self._new_var("bounded", indices.ty)
-            bindings.append(relax.VarBinding(var, operator(indices, relax.const(bound, dtype))))
-            indices = var
-        safe = relax.op.gather_nd(data, indices, int(call.attrs.batch_dims))
+        else:
+            sizes, dtype = ir.known_shape(data)[: ir.known_shape(indices)[-1]], ir.dtype_of(indices)
+            limits = ([0] * len(sizes), [n - 1 for n in sizes])
+            for operator, limit in zip((relax.op.maximum, relax.op.minimum), limits, strict=True):
+                bounded = operator(indices, relax.const(np.array(limit, dtype), dtype))
+                indices = self._new_var("bounded", indices.ty)
+                bindings.append(relax.VarBinding(indices, bounded))
+            safe = relax.op.gather_nd(data, indices, int(call.attrs.batch_dims))
         marks.write_marks(safe, marks.read_marks(call))
         return [*bindings, relax.VarBinding(binding.var, safe)]
 
@@ -272,15 +261,12 @@ def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> 
     if count is None:
         return _REFUSED
     rank = _rank(call)
-    axes = {
-        fact.axis + rank - _rank(operand)
-        for operand, fact in zip(operands, facts, strict=True)
-        if isinstance(fact, _Count)
-    }
+    pairs = list(zip(operands, facts, strict=True))
+    axes = {fact.axis + rank - _rank(x) for x, fact in pairs if isinstance(fact, _Count)}
     if len(axes) != 1:
         return _REFUSED
     (axis,) = axes
-    for operand, fact in zip(operands, facts, strict=True):
+    for operand, fact in pairs:
         shape = ir.shape_of(operand)
         own = axis - (rank - len(shape or ()))
         if shape and fact is None and own >= 0 and shape[own] != 1:
@@ -336,9 +322,9 @@ def _take(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer
 
 def _gather_nd(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
     data, indices = facts
-    is_plain = data is None and isinstance(indices, _Count) and not int(call.attrs.batch_dims)
-    last = _rank(call.args[1]) - 1
-    return indices if is_plain and isinstance(indices, _Count) and indices.axis < last else _REFUSED
+    if data is not None or not isinstance(indices, _Count) or int(call.attrs.batch_dims):
+        return _REFUSED
+    return indices if indices.axis < _rank(call.args[1]) - 1 else _REFUSED
 
 
 def _strided_slice(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
@@ -428,19 +414,16 @@ def _stack(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answe
 
 
 def _broadcast(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count = _first_count(facts[:1])
-    return (
-        count and count._replace(axis=count.axis + _rank(call) - _rank(operands[0]))
-    ) or _REFUSED
+    count, added = _first_count(facts[:1]), _rank(call) - _rank(operands[0])
+    return _REFUSED if count is None else count._replace(axis=count.axis + added)
 
 
 def _matmul(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
     """Rows of the left matrix by a matrix that is the same for all of them."""
-    left, right = operands
-    is_left = isinstance(facts[0], _Count) and facts[1] is None and _rank(right) >= 2
-    if not is_left or not isinstance(facts[0], _Count) or facts[0].axis != _rank(left) - 2:
+    (left, right), (count, other) = operands, facts
+    if not isinstance(count, _Count) or other is not None or _rank(right) < 2:
         return _REFUSED
-    return facts[0]._replace(axis=_rank(call) - 2)
+    return count._replace(axis=_rank(call) - 2) if count.axis == _rank(left) - 2 else _REFUSED
 
 
 def _batched(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
