@@ -302,7 +302,8 @@ def test_a_factory_becomes_an_archive_and_a_recipe(project: Project) -> None:
     assert "making it" in ran.err and "making it" not in ran.out
     assert "models/small.pt2: what nets.small:make returns, exported by PyTorch" in ran.err
     assert [
-        spec.name for spec in frontend.read_inputs({"model": project.folder / "models/small.pt2"})
+        spec.name
+        for spec in frontend.read_facts({"model": project.folder / "models/small.pt2"}).inputs
     ] == ["input"]
     ran = project.tvmflow("run", "small.yaml", "--json")
     assert ran.code == 0, ran.out + ran.err

@@ -437,7 +437,7 @@ def _bound_inputs(
 ) -> Iterator[tuple[str, Array]]:
     """Give the constants that the recipe binds inputs of the model to."""
     taken = {spec.name for spec in module.inputs}
-    for entry in FRONTENDS[kind].read_inputs(files):
+    for entry in FRONTENDS[kind].read_facts(files).inputs:
         if entry.name in taken or not entry.is_required:
             continue
         settings = statement.settings if statement else {}

@@ -26,7 +26,6 @@ from tvmflow.frontends.base import (
     MissingFile,
     ModelFacts,
     ModelInput,
-    ModelOutput,
     NotAModel,
     Reference,
     ReferenceTraits,
@@ -155,17 +154,9 @@ class Frontend(ABC):
             ImportFailed: when a file is not of this framework.
         """
 
-    def read_inputs(self, files: Files) -> Sequence[ModelInput]:
-        """Return the inputs of the model; arguments and errors are those of `read_facts`."""
-        return self.read_facts(files).inputs
-
-    def read_outputs(self, files: Files) -> Sequence[ModelOutput]:
-        """Return the outputs of the model; arguments and errors are those of `read_facts`."""
-        return self.read_facts(files).outputs
-
     def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
         """Return the inputs that a new recipe names; all files of the model are there."""
-        return self.read_inputs(files)
+        return self.read_facts(files).inputs
 
     def load(
         self,

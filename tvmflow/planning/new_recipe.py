@@ -142,7 +142,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         files = _list_files(model, kind, {**fields, **pins}, sources)
     paths = {file.role: Path(file.path) for file in files}
     try:
-        outputs = FRONTENDS[kind].read_outputs(paths)
+        outputs = FRONTENDS[kind].read_facts(paths).outputs
         inputs = FRONTENDS[kind].list_open_inputs(paths)
     except ImportFailed as error:
         raise UsageError(error.message, fix=error.fix) from error

@@ -534,7 +534,8 @@ def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signat
         return Signature()
     files = {file.role: Path(file.path) for file in planned.model_files}
     requests = recipe.list_requests()
-    inputs, outputs = frontend.read_inputs(files), frontend.read_outputs(files)
+    facts = frontend.read_facts(files)
+    inputs, outputs = facts.inputs, facts.outputs
     where = f"{planned.loaded.where('model')}: model"
     output_names = [output.name for output in outputs]
     problems += [f"{where}: {text}" for text in find_output_problems(output_names)]

@@ -285,7 +285,7 @@ def _resolve_inputs(
         ImportFailed: when the recipe's inputs do not fit a model that planning could not read.
     """
     requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
-    inputs = frontend.read_inputs(files)
+    inputs = frontend.read_facts(files).inputs
     check_inputs(inputs, requests)
     return resolve_inputs(inputs, requests)
 

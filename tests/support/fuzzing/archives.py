@@ -104,7 +104,7 @@ def _pytorch_case(draw: random.Random, folder: Path) -> Callable[[], object]:
         path.write_bytes(_write(_mutate_files(draw)))
 
     def read() -> None:
-        pytorch.read_inputs({"model": path})
+        pytorch.read_facts({"model": path})
         copy_for_pytorch(path, folder)
 
     return read

@@ -138,7 +138,7 @@ def test_a_process_without_threads_forks_and_leaves_nothing(tmp_path: Path) -> N
         "subprocess.Popen = refuse\n"
         "from pathlib import Path\n"
         "from tvmflow.frontends import FRONTENDS\n"
-        "try: FRONTENDS['onnx'].read_inputs({'model': Path(sys.argv[1])})\n"
+        "try: FRONTENDS['onnx'].read_facts({'model': Path(sys.argv[1])}).inputs\n"
         "except Exception as error: print(error.message)\n"
         "try: os.waitpid(-1, 0)\n"
         "except ChildProcessError: print('no child')\n"

@@ -124,7 +124,7 @@ class TfliteFrontend(OneFileFrontend):
         with call.files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
             data = map_file(stream)
-        requests, known = list(map(request_of, call.inputs)), self.read_inputs(call.files)
+        requests, known = list(map(request_of, call.inputs)), self.read_facts(call.files).inputs
         check_inputs(known, requests)
         specs = resolve_inputs(known, requests)
         converted, inner_outputs = convert(

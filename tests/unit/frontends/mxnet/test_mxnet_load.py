@@ -74,7 +74,7 @@ def test_an_input_can_be_bound_to_a_constant(tmp_path: Path) -> None:
     nodes = [var("data"), var("shift"), node("elemwise_add", "sum", [0, 1])]
     files = write_checkpoint(tmp_path, nodes, [[2, 0, 0]], {})
     inputs = (*DATA, TensorSpec("shift", (4, 3), "float32"))
-    assert [entry.name for entry in frontend.read_inputs(files)] == ["data", "shift"]
+    assert [entry.name for entry in frontend.read_facts(files).inputs] == ["data", "shift"]
     shift = np.arange(12, dtype="float32").reshape(4, 3)
     model = frontend.load(files, inputs, bound={"shift": shift})
     assert model.inputs == DATA

@@ -111,4 +111,4 @@ def test_a_new_recipe_knows_the_batch_that_a_symbol_leaves_open(tmp_path: Path) 
     nodes = [{**var("data"), "attrs": {"__shape__": "(0, 4)"}}, node("relu", "it", [0])]
     files = write_checkpoint(tmp_path, nodes, [[1, 0, 0]], {})
     assert frontend.list_open_inputs(files) == [ModelInput("data", dims=("", 4))]
-    assert frontend.read_inputs(files) == (ModelInput("data", is_required=False),)
+    assert frontend.read_facts(files).inputs == (ModelInput("data", is_required=False),)

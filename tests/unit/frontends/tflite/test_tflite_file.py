@@ -44,11 +44,11 @@ def test_inputs_are_as_in_the_signature() -> None:
         ModelInput("serving_ids:0", "int32", (2,)),
     ]
     FILE.write_bytes(model.build(y, y))
-    assert list(frontend.read_inputs({"model": FILE})) == plain
+    assert list(frontend.read_facts({"model": FILE}).inputs) == plain
     assert [name for name, _ in read_model(FILE.read_bytes()).outputs] == ["t2", "t2_2"]
     model.signature = ({"ids": ids, "x": x}, {"scores": y})
     FILE.write_bytes(model.build(y))
-    assert list(frontend.read_inputs({"model": FILE})) == [
+    assert list(frontend.read_facts({"model": FILE}).inputs) == [
         plain[0]._replace(name="x"),
         plain[1]._replace(name="ids"),
     ]
