@@ -237,11 +237,7 @@ def start_trace_check(
 
 def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) -> int:
 
-    value = {
-        "targets": result.targets,
-        "problems": result.problems,
-        "complete": result.complete,
-    }
+    value = {"targets": result.targets, "problems": result.problems, "complete": result.complete}
     code = EXIT_OK if result.complete else EXIT_FAILED
     return print_outcome(value, format_import(result), code, options)
 

@@ -249,12 +249,7 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
             # until they are pinned, garbage collection keeps the results
             leases.enter_context(store.running())
             with open_driver(
-                prepared,
-                settings,
-                options.output,
-                store,
-                recording=recording,
-                command=options.argv,
+                prepared, settings, options.output, store, recording=recording, command=options.argv
             ) as driver:
                 prepared = retune_recipes(prepared, request, driver, options.output)
                 report = driver.run(prepared.plan)

@@ -505,11 +505,7 @@ def _read_kernel(
     code = None
     if options.tir or options.schedule or options.asm or options.candidates:
         code = make_kernel_code(
-            library,
-            kernel,
-            store,
-            with_assembly=options.asm,
-            with_candidates=options.candidates,
+            library, kernel, store, with_assembly=options.asm, with_candidates=options.candidates
         )
     return _ShownKernel(library, details, trials, code)
 

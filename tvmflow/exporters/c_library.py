@@ -36,11 +36,7 @@ from tvmflow.targets.linking import macho
 
 _IMAGE_SOURCES: Final = (Path(__file__).with_name("images.h"),)
 # The types of C for values whose type is not NumPy's with `_t`. Values of float16 are their bits.
-_TYPES: Final[Mapping[str, str]] = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "uint16_t",
-}
+_TYPES: Final[Mapping[str, str]] = {"float32": "float", "float64": "double", "float16": "uint16_t"}
 
 
 def image_header_name(name: str) -> str:

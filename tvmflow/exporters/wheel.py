@@ -75,10 +75,7 @@ _COPIED: Final = (
     "targets/tvm_target.py",
 )
 # Those for TVM's virtual machine.
-_COPIED_FOR_VM: Final = (
-    "runtime/virtual_machine.py",
-    "targets/backends/**/*.py",
-)
+_COPIED_FOR_VM: Final = ("runtime/virtual_machine.py", "targets/backends/**/*.py")
 
 
 def list_modules(*, for_vm: bool) -> tuple[Path, ...]:

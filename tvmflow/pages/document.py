@@ -289,10 +289,7 @@ def _list_sizes(page: Page) -> list[Child]:
         return []
     measured = {library.build.measured_at for library in page.libraries} - {""}
     about = f"All other figures are at {'; '.join(sorted(measured))}." if measured else ""
-    return [
-        element("p", about) if about else None,
-        table("Sizes that each call chooses", rows),
-    ]
+    return [element("p", about) if about else None, table("Sizes that each call chooses", rows)]
 
 
 def _size_row(library: Library, entry: SizeResult) -> Row:

@@ -13,16 +13,7 @@ from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
 from tvmflow.engine.stage_graph import Node, draw_stages, list_edges
 from tvmflow.pages.content import Gate, Library, Page, StageEntry
-from tvmflow.pages.plot import (
-    Cell,
-    accuracy,
-    change,
-    error,
-    latency,
-    ratio,
-    size,
-    table,
-)
+from tvmflow.pages.plot import Cell, accuracy, change, error, latency, ratio, size, table
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")

@@ -77,10 +77,7 @@ def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
 
 
 def build_program(
-    model: DescribedModel,
-    compiled: Mapping[str, Path],
-    libc: Mapping[str, Path],
-    output: Path,
+    model: DescribedModel, compiled: Mapping[str, Path], libc: Mapping[str, Path], output: Path
 ) -> None:
     """Compile the emulation program of a model."""
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
@@ -312,12 +309,7 @@ def _run_qemu(command: Sequence[str | Path]) -> str:
 
 
 def run_emulated(
-    emulator: Emulator,
-    program: Path,
-    batches: Sequence[Batch],
-    *,
-    threads: int,
-    scratch: Path,
+    emulator: Emulator, program: Path, batches: Sequence[Batch], *, threads: int, scratch: Path
 ) -> list[list[Array]]:
     """Run a model under emulation; return the outputs for each batch, in the order of the signature.
 

@@ -174,10 +174,7 @@ _ARMV8_2: Final = ("+v8.2a", "+fullfp16", "+dotprod")
 
 LEVELS: Final[Mapping[str, Level]] = {
     "x86-64-v2": Level(
-        "x86_64",
-        "x86-64-v2",
-        description="SSE4.2",
-        flags="sse sse2 pni ssse3 sse4_1 sse4_2 popcnt",
+        "x86_64", "x86-64-v2", description="SSE4.2", flags="sse sse2 pni ssse3 sse4_1 sse4_2 popcnt"
     ),
     "x86-64-v3": Level(
         "x86_64",

@@ -141,8 +141,7 @@ PRESETS: Final[dict[str, Preset]] = {
         "64-bit RISC-V with vectors (RVV 1.0): BananaPi F3, and boards with the SpacemiT K1",
     ),
     "wasm32-wasi": Preset(
-        _WASM,
-        "WebAssembly with SIMD: browsers since 2023, Node, and runtimes with WASI",
+        _WASM, "WebAssembly with SIMD: browsers since 2023, Node, and runtimes with WASI"
     ),
     "browser": Preset(
         {"kind": "webgpu", "host": _WASM},

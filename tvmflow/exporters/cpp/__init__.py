@@ -27,12 +27,7 @@ from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.c_runtime import (
-    DescribedModel,
-    LibraryFiles,
-    describe_shape,
-    describe_tensors,
-)
+from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_shape, describe_tensors
 from tvmflow.targets.linking.base import find_program_errors
 
 FOLDER: Final = Path(__file__).with_name("project")

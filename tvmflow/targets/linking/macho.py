@@ -103,10 +103,7 @@ def hide_symbols(path: Path, public: Collection[str]) -> None:
 
     A path that is a link to an object becomes a copy of it, if anything changes.
     """
-    with (
-        path.open("rb") as stream,
-        map_file(stream) as content,
-    ):
+    with path.open("rb") as stream, map_file(stream) as content:
         places = [
             place for place, name in _visible_symbols(content) if name[1:].decode() not in public
         ]

@@ -114,8 +114,7 @@ def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
                 fix=f"this CUDA builds for {', '.join(_list_architectures(library))}",
             )
         return Compiled(
-            cubin=_read(library, program, "CUBIN"),
-            ptx=_read(library, program, "PTX").rstrip(b"\0"),
+            cubin=_read(library, program, "CUBIN"), ptx=_read(library, program, "PTX").rstrip(b"\0")
         )
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
