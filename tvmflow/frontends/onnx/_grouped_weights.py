@@ -154,13 +154,15 @@ class _Additions:
         self._model.graph.value_info.append(value_info(name, "float32", shape))
 
 
-class _Conversion:
+class _Conversion(Replacement):
+    """A node that reads such weights, and the nodes that replace it."""
+
     def __init__(
         self, additions: _Additions, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
+        super().__init__(node)
         self._additions, self._node, self._constants = additions, node, constants
         self._attributes = attributes_of(node)
-        self._new = Replacement(node)
 
     def convert(self) -> list[NodeProto] | None:
         if self._node.op_type == "MatMulNBits":
@@ -181,8 +183,8 @@ class _Conversion:
         key = (*self._node.input, *fields, result in self._additions.multiplied)
         # as large as the file only where each constant becomes one
         if made := self._additions.made.get(key):
-            self._new.add("Identity", made, output=result)
-            return self._new.nodes
+            self.add("Identity", made, output=result)
+            return self.nodes
         self._additions.made[key] = result
         return self._convert_dequantize(tensor, is_blocked=is_blocked)
 
@@ -210,28 +212,24 @@ class _Conversion:
             integers = self._add_weight("B", array, integers)
         self._check("scales", scales, _FLOATS, columns * groups)
         zeros = self._read_zeros(columns, groups, bits, scales.data_type)
-        attributes = {
-            "bits": bits,
-            "group": block,
-            "depth": depth,
-            "zero": 1 << (bits - 1),
-            "rounds_data": int(self._integer("accuracy_level", 0) >= _INT8_LEVEL),
-        }
+        rounds_data = int(self._integer("accuracy_level", 0) >= _INT8_LEVEL)
+        attributes = {"bits": bits, "group": block, "depth": depth, "zero": 1 << (bits - 1)}
+        attributes["rounds_data"] = rounds_data
         operands = [integers, self._name(2), *([zeros] if zeros else [])]
         weights = self._add_node(operands, columns, attributes)
-        transposed = self._new.add("Transpose", weights, perm=[1, 0])
+        transposed = self.add("Transpose", weights, perm=[1, 0])
         is_half = scales.data_type == TensorProto.FLOAT16
 
         def widen(name: str) -> str:
-            return self._new.add("Cast", name, to=TensorProto.FLOAT) if is_half else name
+            return self.add("Cast", name, to=TensorProto.FLOAT) if is_half else name
 
-        product = self._new.add("MatMul", widen(self._name(0)), transposed)
+        product = self.add("MatMul", widen(self._name(0)), transposed)
         if self._name(5):
-            product = self._new.add("Add", product, widen(self._name(5)))
+            product = self.add("Add", product, widen(self._name(5)))
         if is_half:
-            self._new.add("Cast", product, to=TensorProto.FLOAT16)
-        self._new.nodes[-1].output[0] = self._node.output[0]
-        return self._new.nodes
+            self.add("Cast", product, to=TensorProto.FLOAT16)
+        self.nodes[-1].output[0] = self._node.output[0]
+        return self.nodes
 
     def _read_zeros(self, columns: int, groups: int, bits: int, scale_type: int) -> str:
         """Return the name of the zero points, one for each group; empty where there are none."""
@@ -288,9 +286,9 @@ class _Conversion:
             integers, scales, zeros = integers.T, scales.T, zeros.T
         value = self._add_groups(integers, scales, zeros, bits, group)
         if along == 0:
-            value = self._new.add("Transpose", value, perm=[1, 0])
-        self._new.add("Cast", value, output=self._node.output[0], to=output_type)
-        return self._new.nodes
+            value = self.add("Transpose", value, perm=[1, 0])
+        self.add("Cast", value, output=self._node.output[0], to=output_type)
+        return self.nodes
 
     def _find_axis(self, shape: tuple[int, ...], scales: _Array, *, is_blocked: bool) -> int | None:
         """Return the axis along which scales differ; None if there is only one."""
@@ -327,14 +325,8 @@ class _Conversion:
         if values.size > 1:
             full_zeros = np.broadcast_to(zeros, (rows, groups)).astype(np.uint8)
             operands.append(self._add_weight("zeros", full_zeros))
-        attributes = {
-            "bits": bits,
-            "group": group,
-            "depth": depth,
-            "zero": int(values[0]),
-            "rounds_data": 0,
-        }
-        return self._add_node(operands, rows, attributes)
+        attributes = {"bits": bits, "group": group, "depth": depth, "zero": int(values[0])}
+        return self._add_node(operands, rows, {**attributes, "rounds_data": 0})
 
     def _add_real(
         self, integers: _Array, scales: _Array, zeros: _Array, axis: int | None, output_type: int
@@ -351,8 +343,8 @@ class _Conversion:
         real = (integers - zeros).astype(np.float32) * scales
         dtype = helper.tensor_dtype_to_np_dtype(output_type)
         weight = self._add_weight("real", real.reshape(integers.shape).astype(dtype))
-        self._new.add("Identity", weight, output=self._node.output[0])
-        return self._new.nodes
+        self.add("Identity", weight, output=self._node.output[0])
+        return self.nodes
 
     # ------------------------------------------------------------ operands
 
@@ -406,8 +398,5 @@ class _Conversion:
     def _add_node(self, operands: list[str], rows: int, attributes: Mapping[str, int]) -> str:
         """Add the node of the weights, and declare its result, of which ONNX knows nothing."""
         name = f"{self._node.output[0]}/weights"
-        self._new.nodes.append(
-            helper.make_node(OPERATOR, operands, [name], domain=DOMAIN, **attributes)
-        )
         self._additions.declare(name, (rows, attributes["depth"]))
-        return name
+        return self.add(OPERATOR, *operands, output=name, domain=DOMAIN, **attributes)
