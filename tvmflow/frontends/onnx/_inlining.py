@@ -277,23 +277,18 @@ class _Inliner:
                 f"{title} has the opset {versions['']} and a graph as an attribute, which cannot be converted",
                 fix=f"export its functions with opset {self._opset}",
             )
-        inputs = []
-        for formal, actual in zip(function.input, call.input, strict=False):
-            value = ValueInfoProto(name=formal)
+        inputs = [ValueInfoProto(name=name) for name in function.input]
+        for value, actual in zip(inputs, call.input, strict=False):
             if actual in self._types:
                 value.type.CopyFrom(self._types[actual].type)
-            inputs.append(value)
-        inputs += [ValueInfoProto(name=name) for name in function.input[len(inputs) :]]
         outputs = [ValueInfoProto(name=name) for name in function.output]
         graph = helper.make_graph(nodes, function.name, inputs, outputs)
         imports = [helper.make_opsetid(*entry) for entry in versions.items()]
         made = helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version)
         converted = _convert(made, self._opset, title).graph
-        constants = converted.initializer
-        return [
-            *(helper.make_node("Constant", [], [c.name], value=c) for c in constants),
-            *converted.node,
-        ]
+        weights = converted.initializer
+        constants = [helper.make_node("Constant", [], [t.name], value=t) for t in weights]
+        return [*constants, *converted.node]
 
 
 def _prefix(call: NodeProto, function: FunctionProto) -> str:
@@ -541,12 +536,10 @@ def _scan(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
     unrolled = _Iterations(node, body, opset)
     stacked: list[list[str]] = [[] for _ in node.output[len(states) :]]
     for step in range(length):
-        elements = [
-            unrolled.add(
-                "Gather", name, unrolled.constant(length - 1 - step if back else step), axis=axis
-            )
-            for name, axis, back in zip(sequences, input_axes, backward, strict=True)
-        ]
+        elements = []
+        for name, axis, back in zip(sequences, input_axes, backward, strict=True):
+            index = unrolled.constant(length - 1 - step if back else step)
+            elements.append(unrolled.add("Gather", name, index, axis=axis))
         results = unrolled.run_body(step, [*states, *elements])
         states = results[: len(states)]
         for values, result in zip(stacked, results[len(states) :], strict=True):
@@ -571,9 +564,7 @@ def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
     if any(node.output[len(states) :]) and not (trips.is_exact and trips.most):
         return None
     unrolled = _Iterations(node, body, opset)
-    condition = condition or unrolled.add(
-        "Constant", value=numpy_helper.from_array(np.asarray(True))
-    )
+    condition = condition or unrolled.constant(True)
     for step in range(trips.most):
         arguments = [unrolled.constant(step), condition, *states]
         if trips.is_exact:
@@ -724,15 +715,10 @@ class _Counters:
             helper.make_node("Identity", [v], [f"{n} of trips"]) for n, v in enumerate(values)
         ]
         leaves = sorted(needed - self._makers.keys())
-        model = helper.make_model(
-            helper.make_graph(
-                [*reversed(kept), *copies],
-                "trips",
-                [helper.make_empty_tensor_value_info(name) for name in leaves],
-                [helper.make_empty_tensor_value_info(node.output[0]) for node in copies],
-            ),
-            opset_imports=[helper.make_opsetid("", opset)],
-        )
+        inputs = [helper.make_empty_tensor_value_info(name) for name in leaves]
+        outputs = [helper.make_empty_tensor_value_info(node.output[0]) for node in copies]
+        graph = helper.make_graph([*reversed(kept), *copies], "trips", inputs, outputs)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
         run = make_evaluator(model)
         return lambda known: list(map(np.asarray, run({name: known[name] for name in leaves})))
 
@@ -806,12 +792,10 @@ def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
     values = {value.name: value for value in (*model.graph.input, *model.graph.value_info)}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     branches = list(list_branches(model.graph))
+    own = {"opset_imports": model.opset_import, "ir_version": model.ir_version}
     for branch in branches:
-        captured = sorted(_captured(branch))
-        single = helper.make_model(
-            branch, opset_imports=model.opset_import, ir_version=model.ir_version
-        )
-        for name in captured:
+        single = helper.make_model(branch, **own)
+        for name in sorted(_captured(branch)):
             if name in constants:
                 single.graph.initializer.append(constants[name])
             else:
