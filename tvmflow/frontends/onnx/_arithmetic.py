@@ -105,9 +105,9 @@ def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _exponential_below(x: Any, scaled: Any, alpha: float) -> Any:
-    """Return x, but α·(eˢ - 1) where the scaled value s is not above 0."""
+    """Return x, but α·(eˢ - 1) where x is not above 0, for the scaled value s; α may be negative."""
     below = constant(alpha, x) * (relax.op.exp(scaled) - constant(1, x))
-    return relax.op.where(relax.op.greater(scaled, constant(0, x)), x, below)
+    return relax.op.where(relax.op.greater(x, constant(0, x)), x, below)
 
 
 def _elu(node: NodeToConvert) -> Any:

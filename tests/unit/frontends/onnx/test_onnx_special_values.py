@@ -26,6 +26,8 @@ UNARY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in "LeakyRelu Log Neg Reciprocal Round Sigmoid Softplus Sqrt Tanh".split()),
     *((name, {}) for name in "Elu Selu Sign ThresholdedRelu Celu HardSwish Mish Softsign".split()),
     ("Celu", {"alpha": 2.0}),
+    ("Celu", {"alpha": -0.3}),
+    ("Elu", {"alpha": -0.5}),
     ("Elu", {"alpha": 1e4}),
     ("Gelu", {"approximate": "tanh"}),
     ("Selu", {"alpha": 2.0, "gamma": -1.0}),
