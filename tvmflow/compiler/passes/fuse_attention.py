@@ -331,7 +331,7 @@ def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
 # Attention as one kernel: softmax(q·kᵀ)·v for some queries at a time, whose scores stay in the
 # cache.
 #
-# Keys and values are packed for the tiles of `tir_kernels.tiles`. All keys of a row are scored
+# Keys and values are packed for register tiles (`contraction.packed`). All keys of a row are scored
 # before their softmax, so nothing must be rescaled: at lengths of a few thousand this is faster
 # than an online softmax over blocks of keys.
 
