@@ -30,7 +30,7 @@ from tvmflow.compiler.ir import (
     simplify_indices,
     with_fields,
 )
-from tvmflow.compiler.last_vectors import as_int, list_terms, may_mask, may_repeat
+from tvmflow.compiler.last_vectors import list_terms, may_mask, may_repeat
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
@@ -52,7 +52,6 @@ _LOCAL_LENGTH: Final = 1 << 12
 _MAX_PLACE: Final = 1 << 30
 SIZE_TYPES: Final = ("int32", "int64")
 """The types of sizes and indices."""
-_LANES: Final = (4, 8, 16)
 
 
 class _Condition(NamedTuple):
@@ -167,10 +166,7 @@ def _start_where_empty(
 
 @kernel_pass
 def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Begin all partial sums before an open row is read, and add them by halves.
-
-    A row that is shorter than one vector does not reach all lanes, and most of its time goes into adding them up.
-    """
+    """Begin partial sums before an open row is read: one shorter than a vector reaches not all lanes."""
     loops = find_nodes(function.body, tirx.For)
     if not _has_open_loops(loops):
         return function
@@ -178,8 +174,6 @@ def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def start(loop: tirx.For) -> Any:
         lane = loop.body
-        if isinstance(lane, SBlockRealize):
-            return _reduce_by_halves(loop, lane) or loop
         if not isinstance(lane, tirx.For) or lane.kind != tirx.ForKind.VECTORIZED:
             return loop
         realize = lane.body
@@ -204,63 +198,6 @@ def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.SeqStmt([first, with_fields(loop, body=with_fields(lane, body=update))])
 
     return rewrite_nodes(function, tirx.For, start)
-
-
-def _reduce_by_halves(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize | None:
-    """Return the block that adds up lanes, or compares them, without a loop; None for other loops."""
-    block, lanes = realize.block, as_int(loop.extent) or 0
-    store = block.body
-    reduced = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-    if (
-        loop.kind != tirx.ForKind.SERIAL
-        or lanes not in _LANES
-        or block.init is None
-        or len(reduced) != 1
-        or not isinstance(store, tirx.BufferStore)
-        or not isinstance(store.value, tirx.Add | tirx.Max | tirx.Min)
-        or find_nodes(realize.predicate, tirx.Var)
-    ):
-        return None
-    (axis,) = reduced
-    value, before, term = store.value, store.value.a, store.value.b
-    pairs = list(zip(block.iter_vars, realize.iter_values, strict=True))
-    (bound,) = (value for other, value in pairs if other.var.same_as(axis.var))
-    is_sum = (
-        bound.same_as(loop.loop_var)
-        and isinstance(before, tvm.ir.TensorLoad)
-        and before.source.same_as(store.buffer)
-        and _same(list(before.indices), list(store.indices))
-        and isinstance(term, tvm.ir.TensorLoad)
-        and find_nodes(list(term.indices), tirx.Var).count(axis.var) == 1
-        and any(index.same_as(axis.var) for index in term.indices)
-    )
-    if not is_sum:
-        return None
-    terms = [
-        replace_variables(term, {axis.var: tirx.IntImm(axis.var.ty.dtype, lane)})
-        for lane in range(lanes)
-    ]
-    while len(terms) > 1:
-        half = len(terms) // 2
-        terms = [type(value)(*pair) for pair in zip(terms[:half], terms[half:], strict=True)]
-    pairs = [pair for pair in pairs if not pair[0].var.same_as(axis.var)]
-    whole = tvm.ir.Range(0, loop.extent)
-    reads = [
-        tirx.BufferRegion(
-            read.source if hasattr(read, "source") else read.buffer,
-            [whole if dim.min.same_as(axis.var) else dim for dim in read.region],
-        )
-        for read in block.reads
-    ]
-    made = SBlock(
-        [other for other, _ in pairs],
-        reads,
-        block.writes,
-        block.name_hint,
-        tirx.BufferStore(store.buffer, terms[0], store.indices),
-        annotations=block.annotations,
-    )
-    return SBlockRealize([place for _, place in pairs], realize.predicate, made)
 
 
 def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize:
