@@ -130,7 +130,6 @@ def _with_llvm(
 def _find_problem(
     source: KernelSource, functions: SourceFunctions, name: str, arguments: Sequence[Any]
 ) -> StageError | None:
-    """Return what is wrong with a call of a function of the source, or None."""
     parameters = functions.parameters.get(name)
     if parameters is None:
         public = ", ".join(functions.names) or "none"
@@ -209,14 +208,11 @@ class UnsupportedFunction(ValueError):
 
 
 def read_functions(text: str, suffix: str) -> SourceFunctions:
-    """Return the functions in LLVM's IR of a file of C.
+    """Return the functions in LLVM's IR of a file of C, as clang wrote it, unoptimized.
 
-    Args:
-        text: What clang wrote, unoptimized.
-        suffix: What to append to the names of functions and variables; no other file has it.
+    The suffix is appended to the names of functions and variables; no other file has it.
 
-    Raises:
-        UnsupportedFunction: a function calls itself, or its address is taken.
+    Raises: UnsupportedFunction: a function calls itself, or its address is taken.
     """
     functions = {match["name"]: match for match in _DEFINITION.finditer(text)}
     _check_calls(text, functions)

@@ -150,6 +150,10 @@ class LoweringContext:
         """Return whether matrix products on a CPU have packed weights."""
         return self.has_cpu_model() and self.options.weights == "packed"
 
+    def packs_matmuls(self) -> bool:
+        """Return whether matrix products have kernels with packed matrices."""
+        return self.has_packed_weights() and not self.is_plain("matmul")
+
     def has_tap_weights(self) -> bool:
         """Return whether convolutions on a GPU have weights whose channels are neighbors."""
         return not self.is_cpu() and self.options.weights == "packed"

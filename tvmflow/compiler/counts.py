@@ -72,7 +72,9 @@ def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
                 results.append(field)
                 continue
             if entry.place not in sizes:
-                sizes[entry.place] = _emit_size(builder, fields[first_count + entry.place])
+                count = relax.op.tensor_to_shape(fields[first_count + entry.place])
+                size = sizes[entry.place] = tirx.Var("size", "int64")
+                builder.match_cast(builder.emit(count), relax.ShapeType([size]))
             part = relax.op.strided_slice(field, [entry.axis], [0], [sizes[entry.place]])
             results.append(builder.emit(part))
         builder.emit_func_output(relax.Tuple(results) if len(results) > 1 else results[0])
@@ -80,10 +82,3 @@ def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
     attrs = {name: value for name, value in main.attrs.items() if name != _COUNTS}
     cut[cut.get_global_var("main")] = cut["main"].with_attrs(attrs)
     return relax.transform.LegalizeOps()(cut)
-
-
-def _emit_size(builder: relax.BlockBuilder, count: Any) -> Any:
-    """Emit the variable of a size with the value of a count."""
-    size = tirx.Var("size", "int64")
-    builder.match_cast(builder.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([size]))
-    return size

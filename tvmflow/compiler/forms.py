@@ -96,11 +96,6 @@ def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     copy_objects_of(mod, compiled, inputs.target, folder, inputs.prefix)
 
 
-def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:
-    """Write objects that TVM's virtual machine runs."""
-    write_object_files(inputs.mod, inputs.weights, inputs.target, folder)
-
-
 def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects with plain C functions and constants, and the C code that calls the functions."""
     c_program.compile_program(
@@ -111,11 +106,6 @@ def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
         folder,
         is_level=inputs.is_level,
     )
-
-
-def _compile_for_webgpu(inputs: FormInputs, folder: Path) -> None:
-    """Write steps, WGSL and weights, which a package for browsers runs."""
-    web_program.compile_web_program(inputs.mod, inputs.weights, inputs.target, folder)
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
@@ -132,9 +122,12 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
         except Exception as error:
             raise _unsupported_in_c(last_line(error)) from error
     copy_object_files(library, folder)
+    from tvm_ffi import libinfo
+
+    includes = [Path(tvm.__file__).parent / "include", Path(libinfo.find_include_path())]
     # TVM writes some calls of functions in its runtime as text that is not valid C.
     for source in sorted(folder.glob("lib*.c")):
-        c_error = find_c_error(source, _list_include_folders())
+        c_error = find_c_error(source, includes)
         if c_error:
             raise _unsupported_in_c(f"{_describe_kernel_at(source, c_error)}{c_error}")
 
@@ -152,12 +145,6 @@ def _unsupported_in_c(reason: str) -> StageError:
     )
 
 
-def _list_include_folders() -> list[Path]:
-    from tvm_ffi import libinfo
-
-    return [Path(tvm.__file__).parent / "include", Path(libinfo.find_include_path())]
-
-
 def _describe_kernel_at(source: Path, c_error: str) -> str:
     """Return `'NAME', line ` for the function in which a compiler reports an error."""
     line = c_error.partition(":")[0]
@@ -171,8 +158,10 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
-    VM: _compile_for_vm,
-    WEBGPU: _compile_for_webgpu,
+    # objects that TVM's virtual machine runs
+    VM: lambda inputs, folder: write_object_files(*inputs[:3], folder),
+    # steps, WGSL and weights, which a package for browsers runs
+    WEBGPU: lambda inputs, folder: web_program.compile_web_program(*inputs[:3], folder),
 }
 
 
@@ -198,14 +187,7 @@ _LENGTH: Final = struct.Struct("<Q")
 def write_object_files(
     mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> None:
-    """Compile a lowered module and write its object files; its `main` then takes the model's inputs alone.
-
-    Args:
-        mod: The module.
-        weights: The weights that its `main` takes after its inputs.
-        target: The target to compile for.
-        folder: The folder to write into.
-    """
+    """Write the object files of a lowered module, whose `main` then takes the inputs alone."""
     platform = parse_triple(cpu_triple(target.export()))
     if not lowering.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
         compiled = lowering.compile_with_weights(mod, weights, target)
@@ -264,14 +246,8 @@ def copy_objects_of(
 ) -> None:
     """Move the object files of a compiled model to a folder; its kernels may be none.
 
-    TVM takes the format of its data from the object of the kernels, and writes C++ where there are none.
-
-    Args:
-        mod: The lowered module.
-        library: The compiled model.
-        target: The target.
-        folder: The folder.
-        prefix: The prefix of a system library; empty for other libraries.
+    TVM takes the format of its data from the object of the kernels, and writes C++ where there are none. `prefix`
+    is that of a system library, and empty for others.
     """
     if lowering.list_kernels(mod):
         copy_object_files(library, folder)
@@ -292,10 +268,7 @@ def copy_objects_of(
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:
     """Move the object or C files of a compiled model to a folder, as they are before they are linked.
 
-    Args:
-        library: The compiled model.
-        folder: The folder.
-        **options: Further options of TVM's `export_library`.
+    Further options are those of TVM's `export_library`.
     """
 
     def move(_output: str, files: list[str], **_: Any) -> None:
@@ -324,10 +297,8 @@ def _make_marker(index: int) -> Array:
 def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes | memoryview]:
     """Give the pieces of a serialized module with weights in place of their markers.
 
-    Args:
-        content: The serialized module: its length, the names of what it consists of, and each of
-            these with its length, of which one is an executable with all markers.
-        weights: The weights.
+    The module is its length, the names of what it consists of, and each of these with its length, of which one is
+    an executable with all markers.
     """
     length_at = content.index(_EXECUTABLE) + len(_EXECUTABLE)
     (length,) = _LENGTH.unpack_from(content, length_at)

@@ -5,7 +5,7 @@ They decide on the indices, counts and flags that a model returns or selects by.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvm import relax
@@ -13,18 +13,12 @@ from tvm import relax
 from tvmflow.compiler import ir
 
 # They turn numbers into flags or integers element by element: of interest only where the result is returned, or selects.
-_ELEMENTWISE: Final = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("astype", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
-        *("isnan", "isinf", "isfinite"),
-    )
+_ELEMENTWISE: Final = ir.operators(
+    "astype equal not_equal less less_equal greater greater_equal isnan isinf isfinite"
 )
 # They read the order of bytes as well.
-_ORDERS: Final = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "topk"))
-_SELECTIONS: Final = frozenset(
-    f"relax.{name}" for name in ("take", "gather_elements", "gather_nd", "dynamic_strided_slice")
-)
+_ORDERS: Final = ir.operators("argmax argmin argsort topk")
+_SELECTIONS: Final = ir.operators("take gather_elements gather_nd dynamic_strided_slice")
 
 
 class FoundIndices(NamedTuple):
@@ -47,45 +41,26 @@ def find_indices(main: relax.Function) -> FoundIndices:
     An output that is an index says little of that: of ten scores, only which is the largest. So do
     outputs that an index selects. Variables that are inputs, weights or outputs themselves are left out.
     """
-    walk = _Walk(main)
+    values = ir.DataFlow(main).values
     order = {binding.var: place for place, binding in enumerate(ir.list_bindings(main.body))}
     outputs = ir.list_outputs(main)
     indices = tuple(
         place
         for place, var in enumerate(outputs)
-        if isinstance(var, relax.Var) and _is_index(var) and walk.find([var])
+        if isinstance(var, relax.Var) and _is_index(var) and _find_inputs(values, [var])[0]
     )
-    variables = (var for var in walk.find(outputs) if var in order and var not in set(outputs))
-    return FoundIndices(tuple(sorted(variables, key=order.__getitem__)), indices, walk.selects)
+    found, selected = _find_inputs(values, outputs)
+    variables = (var for var in found | selected if var in order and var not in set(outputs))
+    inputs = tuple(sorted(variables, key=order.__getitem__))
+    return FoundIndices(inputs, indices, bool(selected))
 
 
-class _Walk:
-    """A walk from outputs to the inputs."""
+def _find_inputs(values: Mapping[Any, Any], outputs: Sequence[Any]) -> tuple[set[Any], set[Any]]:
+    """Return the variables before some outputs that go into an index, and those that one selects."""
+    into_indices: set[Any] = set()
+    selected: set[Any] = set()
 
-    def __init__(self, main: relax.Function) -> None:
-        self._values = ir.DataFlow(main).values
-        self._into_indices: set[Any] = set()
-        self._selected: set[Any] = set()
-
-    def find(self, outputs: Sequence[Any]) -> set[Any]:
-        """Return the variables before some outputs that go into an index."""
-        self._into_indices, self._selected = set(), set()
-        left = [(var, isinstance(var, relax.Var) and _is_index(var)) for var in outputs]
-        seen = set()
-        while left:
-            place = var, is_index = left.pop()
-            if place in seen or not isinstance(var, relax.Var) or var not in self._values:
-                continue
-            seen.add(place)
-            left += self._visit(var, self._values[var], is_index)
-        return self._into_indices | (self._selected if self._into_indices else set())
-
-    @property
-    def selects(self) -> bool:
-        """True if an index selects something before the last outputs."""
-        return bool(self._into_indices and self._selected)
-
-    def _visit(self, var: Any, value: Any, is_index: bool) -> Iterator[tuple[Any, bool]]:
+    def visit(var: Any, value: Any, is_index: bool) -> Iterator[tuple[Any, bool]]:
         """Note what a value reads, and give what is to be visited next, with whether it is part of an index."""
         for branch in ir.branches_of(value):
             yield from ((result, is_index) for result in ir.list_variables(branch.body))
@@ -93,12 +68,22 @@ class _Walk:
         name = ir.operator_name(value)
         numbers = [operand for operand in operands if _is_number(operand, name)]
         if name in _SELECTIONS and len(operands) > 1:
-            self._selected.update(numbers)
+            selected.update(numbers)
         if numbers and _is_index(var) and (is_index or name not in _ELEMENTWISE):
-            self._into_indices.update(numbers)
+            into_indices.update(numbers)
         selects = is_index or name in _SELECTIONS or isinstance(value, relax.If)
         for operand in operands:
             yield operand, selects and _is_index(operand)
+
+    left = [(var, isinstance(var, relax.Var) and _is_index(var)) for var in outputs]
+    seen = set()
+    while left:
+        place = var, is_index = left.pop()
+        if place in seen or not isinstance(var, relax.Var) or var not in values:
+            continue
+        seen.add(place)
+        left += visit(var, values[var], is_index)
+    return into_indices, selected if into_indices else set()
 
 
 def _list_dtypes(expr: Any) -> list[str]:
@@ -145,14 +130,9 @@ def find_quantized(main: relax.Function) -> list[Any]:
 def find_nodes_of(
     main: relax.Function, variables: Sequence[Any], nodes: Sequence[str]
 ) -> dict[Any, str]:
-    """Return the node of the user's model that computes each of some variables.
+    """Return the node of the user's model that computes each of some variables of an imported `main`.
 
     What an importer puts before a node has the name of that node: then it is the node before it.
-
-    Args:
-        main: The imported `main`.
-        variables: The variables.
-        nodes: The node of each binding.
     """
     values = ir.DataFlow(main).values
     names = {

@@ -26,26 +26,34 @@ def load_json(text: str) -> Any:
     return tvm_ffi.serialization.from_json_graph_str(text)
 
 
+def operators(*names: str) -> frozenset[str]:
+    """Return the operators of Relax whose names, without `relax.`, are the words of some texts."""
+    return frozenset(f"relax.{name}" for words in names for name in words.split())
+
+
+CONVOLUTIONS: Final = {f"relax.nn.conv{rank}d": rank for rank in (1, 2, 3)}
+"""Convolutions -> the number of their spatial axes."""
+TRANSPOSED_CONVOLUTIONS: Final = {f"{name}_transpose": n for name, n in CONVOLUTIONS.items()}
+"""The same of transposed convolutions."""
+
 IF_THEN_ELSE: Final = "prim.if_then_else"
 """The operator of which only one branch is computed."""
+
+WEIGHTS_FUNCTION: Final = "main_transform_params"
+"""The function that computes the weights, as TVM's pass LiftTransformParams names it."""
 
 NARROW_WEIGHTS: Final = "tvmflow.narrow_weights"
 """The attribute of a `main` whose int8 weights are from -64 to 64."""
 LARGEST_NARROW: Final = 64
 """The largest such weight: int16 holds the sum of two of their products with bytes."""
-_KEEPING: Final = frozenset(("relax.permute_dims", "relax.reshape", "relax.concat"))
+_KEEPING: Final = operators("permute_dims reshape concat")
 """Operators whose results have the numbers of their operands."""
 
 
 def mark_narrow_weights(
     mod: tvm.IRModule, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> tvm.IRModule:
-    """Return a model with the attribute `NARROW_WEIGHTS` if it is true, else without it.
-
-    Args:
-        mod: The model.
-        weights: Its weights by name.
-    """
+    """Return a model with the attribute `NARROW_WEIGHTS` if it is true of its weights, else without it."""
     main = mod["main"]
     is_narrow = _has_narrow_weights(main, weights)
     if is_narrow == (NARROW_WEIGHTS in dict(main.attrs or {})):
@@ -131,6 +139,18 @@ class DataFlow:
         is_only_read = len(readers) == self._uses[hash(self._bound.get(value))]
         return is_only_read and all(as_call(reader, name) is not None for reader in readers)
 
+    def resolve(self, expr: Any) -> Any:
+        """Return the variable that an expression was first bound to."""
+        return resolve_alias(expr, self.values.get)
+
+    def find_call(self, var: Any, *names: str) -> Any:
+        """Return the call of one of some operators that a variable is bound to; None for others."""
+        return as_call(self.values.get(var), *names)
+
+    def find_call_used_once(self, var: Any, *names: str) -> Any:
+        """Return the same of a variable that is used once."""
+        return as_call(self.value_if_used_once(var), *names)
+
     def value_if_used_once(self, var: Any) -> Any:
         """Return the value of a variable that is used once; None for others."""
         return self.value_if_used(var, 1)
@@ -195,12 +215,7 @@ def list_outputs(function: relax.Function) -> list[Any]:
 
 
 def resolve_alias(expr: Any, lookup: Callable[[Any], Any]) -> Any:
-    """Return the variable that an expression was first bound to.
-
-    Args:
-        expr: A variable, or another expression, which is returned as it is.
-        lookup: The value of a variable.
-    """
+    """Return the variable that a variable was first bound to; other expressions as they are."""
     while isinstance(expr, relax.Var) and isinstance(value := lookup(expr), relax.Var):
         expr = value
     return expr
@@ -361,12 +376,7 @@ def kernel_pass(
 def node_pass(
     kind: type, applies_to: Callable[[tirx.PrimFunc], bool] = lambda _: True
 ) -> Callable[[Callable[[Any], Any]], Callable[[], tvm.transform.Pass]]:
-    """Return a decorator that makes passes, as `kernel_pass`, of functions that rewrite nodes of a kind.
-
-    Args:
-        kind: The kind of nodes.
-        applies_to: Whether the nodes of a kernel are rewritten.
-    """
+    """Return a decorator that makes passes, as `kernel_pass`, of functions that rewrite nodes of a kind."""
 
     def decorate(rewrite: Callable[[Any], Any]) -> Callable[[], tvm.transform.Pass]:
         def transform(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -395,12 +405,7 @@ def with_fields(node: Any, **fields: Any) -> Any:
 
 
 def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
-    """Return a statement of TIR with other indices in its loads and stores.
-
-    Args:
-        tree: The statement.
-        rewrite: Takes a buffer and indices, and returns those in their place.
-    """
+    """Return a statement of TIR with `rewrite(buffer, indices)` as the indices of loads and stores."""
 
     def load(node: Any) -> Any:
         return tirx.BufferLoad(node.source, rewrite(node.source, node.indices))
@@ -432,9 +437,21 @@ def calls_operator(mod: tvm.IRModule, *names: str) -> bool:
     return not list_operators(mod).isdisjoint(names)
 
 
-def as_call(expr: Any, name: str) -> Any:
-    """Return the expression if it calls the operator `name`, else None."""
-    return expr if operator_name(expr) == name else None
+def as_call(expr: Any, *names: str) -> Any:
+    """Return the expression if it calls one of some operators, else None."""
+    return expr if operator_name(expr) in names else None
+
+
+def constant_array(expr: Any) -> np.ndarray[Any, Any] | None:
+    """Return the elements of a constant; None for other expressions."""
+    is_tensor = isinstance(expr, tvm.ir.Constant) and isinstance(expr.value, tvm.runtime.Tensor)
+    return expr.value.numpy() if is_tensor else None
+
+
+def is_zero(expr: Any) -> bool:
+    """Return whether an expression is a constant of zeros."""
+    array = constant_array(expr)
+    return array is not None and not array.any()
 
 
 def has_default_layouts(call: Any, kernel: str = "OI") -> bool:

@@ -51,7 +51,7 @@ class ModelOperator:
             **{field.name: _plain(call.attrs[field.name]) for field in dataclasses.fields(cls)}
         )
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         """Return the type of the result for some operands."""
         raise NotImplementedError
 
@@ -64,13 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 class Activation(NamedTuple):
-    """An activation function of a recurrent layer, and its parameters.
-
-    Attributes:
-        name: The name in ONNX, in lower case.
-        alpha: The first parameter.
-        beta: The second one.
-    """
+    """An activation function of a recurrent layer: its name in ONNX, in lower case, and parameters."""
 
     name: str
     alpha: float = 0.0
@@ -140,8 +134,7 @@ class Recurrent(ModelOperator):
         functions = tuple(tuple(Activation(*f) for f in listed) for listed in self.activations)
         object.__setattr__(self, "activations", functions)
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
-        """Return the types of the states, and of the last ones."""
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         named = RecurrentOperands(*operands)
         sizes, hidden = sizes_of(named.x), ir.known_shape(named.recurrent)[-1]
         assert sizes is not None, "the rank of a layer's data is known"
@@ -176,8 +169,7 @@ class NonMaxSuppression(ModelOperator):
     is_centered: bool
     takes_all_scores: bool
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
-        """Return the types of the rows and of their number."""
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         shapes = [(self.rows, SELECTED_COLUMNS), (1,)]
         return relax.TupleType([relax.TensorType(shape, "int64") for shape in shapes])
 
@@ -204,8 +196,7 @@ class MultiboxDetection(ModelOperator):
     ignores_class: bool
     suppresses: bool
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
-        """Return the type of the candidates."""
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         return operands[0].ty
 
 
@@ -232,8 +223,7 @@ class BoxNms(ModelOperator):
     threshold: float
     is_centered: bool
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
-        """Return the type of the boxes."""
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         return operands[0].ty
 
 
@@ -264,8 +254,7 @@ class GroupedWeights(ModelOperator):
         """The groups of a row."""
         return -(-self.depth // self.group)
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
-        """Return the type of the weights."""
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         return relax.TensorType([ir.known_shape(operands[0])[0], self.depth], "float32")
 
 
@@ -294,15 +283,14 @@ class RoundedData(ModelOperator):
 
     NAME = "tvmflow.rounded_data"
 
-    def result_type(self, operands: Sequence[Any]) -> Any:
-        """Return the type of the data."""
+    def _result_type(self, operands: Sequence[Any]) -> Any:
         return operands[0].ty
 
 
 def _register(operator: type[ModelOperator]) -> None:
     _ffi_api.RegisterOp(operator.NAME, str(operator.__doc__))
     register_op_attr(
-        operator.NAME, "FInferType", lambda call, _: operator.read(call).result_type(call.args)
+        operator.NAME, "FInferType", lambda call, _: operator.read(call)._result_type(call.args)
     )
     register_op_attr(operator.NAME, "FPurity", True)
 

@@ -24,13 +24,8 @@ def estimate_shares(
 ) -> dict[str, float | None]:
     """Return the estimated share of the time, between 0 and 1, of each kernel without a schedule.
 
-    Args:
-        mod: The lowered module, before its kernels get schedules.
-        calls: How many times the model calls each kernel.
-        unscheduled: The names of the kernels without a schedule.
-
-    Returns:
-        The name of the kernel -> its share; 0 where it computes few numbers, None where its loops depend on data.
+    The share is 0 where a kernel computes few numbers, None where its loops depend on data. `mod` is the lowered
+    module before its kernels get schedules, `calls` the number of calls of each.
     """
     times: dict[str, float] = {}
     for var, function in mod.functions_items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -22,14 +23,17 @@ from tvmflow.compiler.choices import Choices, Operator
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
-from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
+from tvmflow.compiler.marks import KernelNodes, NodeTracker
 from tvmflow.compiler.open_sizes import Representative
 from tvmflow.compiler.options import LoweringOptions, VectorWidth
-from tvmflow.compiler.passes.constant_evaluation import evaluate_fields, evaluate_function
-from tvmflow.compiler.passes.lift_weights import split_weights
+from tvmflow.compiler.passes.constant_evaluation import (
+    evaluate_fields,
+    evaluate_function,
+    split_weights,
+)
 from tvmflow.compiler.passes.recurrent import padded_units
+from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.types import Json
 from tvmflow.runtime.weights import read_safetensors
@@ -50,18 +54,10 @@ _MIN_SAVING: Final = 0.1
 
 _Cost = Callable[[int], int]
 """Number of lanes -> products of vectors."""
-_ShapeOf = Callable[[Any], tuple[int, ...]]
-"""A tensor -> its shape, with numbers in place of open sizes."""
 
 
 def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> VectorWidth:
-    """Return the vector width for a model.
-
-    Args:
-        mod: The imported model.
-        cpu: The CPU; its vectors are the widest.
-        bits: The width that the recipe asks for; None to choose it.
-    """
+    """Return the vector width for an imported model: that of the recipe (`bits`), or the fastest one."""
     if bits is not None:
         widest = VectorWidth.of_lanes(cpu.lanes, {})
         return VectorWidth(min(bits, widest.bits), {})
@@ -82,72 +78,63 @@ def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
     function = mod["main"]
     inputs = set(function.params)
     flow, numbers = ir.DataFlow(function), Representative(function)
-
-    def shape_of(expr: Any) -> tuple[int, ...]:
-        shape = numbers.shape(expr)
-        assert shape is not None, "the shape is known"
-        return shape
-
     for value in flow.values.values():
         rule = _RULES.get(ir.operator_name(value))
         if rule is None:
             continue
-        tensors = [e for e in (value, *value.args) if isinstance(e.ty, relax.TensorType)]
-        if None not in map(numbers.shape, tensors):
-            data = ir.resolve_alias(value.args[0], flow.values.get)
-            yield rule(value, data in inputs, shape_of)
+        is_tensor = [isinstance(e.ty, relax.TensorType) for e in value.args]
+        shapes = [numbers.shape(e) for e in value.args]
+        result = numbers.shape(value) if isinstance(value.ty, relax.TensorType) else ()
+        if result is None or any(t and s is None for t, s in zip(is_tensor, shapes, strict=True)):
+            continue
+        is_input = flow.resolve(value.args[0]) in inputs
+        yield functools.partial(rule, value, is_input, [*(s or () for s in shapes), result])
 
 
-def _cost_of_convolution(call: relax.Call, is_input: bool, shape_of: _ShapeOf) -> _Cost:
-    """Return the cost of a convolution; data that are an input and have few channels stay plain."""
-    data, weights, result = map(shape_of, (*call.args[:2], call))
+def _count_of_convolution(
+    call: relax.Call, is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
+) -> int:
+    """Return the products of a convolution; data that are an input and have few channels stay plain."""
+    data, weights, result = shapes
     out, inner, kernel = result[1], data[1], math.prod(weights[2:])
     # each element of data meets each weight once, as does each element of a result where nothing is transposed
     image = data if "transpose" in ir.operator_name(call) else result
     points = image[0] * math.prod(image[2:])
     groups = int(call.attrs.groups)
-
-    def cost(lanes: int) -> int:
-        if groups == out == inner:
-            return math.ceil(out / lanes) * kernel * points
-        data_lanes = 1 if is_input and inner <= lanes // 2 else lanes
-        reads = Groups(
-            inputs=inner // groups,
-            outputs=out // groups,
-            lanes=data_lanes,
-            block=lanes,
-            number=groups,
-        )
-        return math.ceil(out / lanes) * reads.width * data_lanes * kernel * points
-
-    return cost
+    if groups == out == inner:
+        return math.ceil(out / lanes) * kernel * points
+    data_lanes = 1 if is_input and inner <= lanes // 2 else lanes
+    reads = Groups(inner // groups, out // groups, data_lanes, lanes, groups)
+    return math.ceil(out / lanes) * reads.width * data_lanes * kernel * points
 
 
-def _cost_of_product(call: relax.Call, _: bool, shape_of: _ShapeOf) -> _Cost:
-    """Return the cost of a matrix product, whose columns are vectors."""
-    shape, depth = shape_of(call), shape_of(call.args[0])[-1]
-    rows, columns = math.prod(shape[:-1]), math.prod(shape[-1:])
-    return lambda lanes: rows * depth * math.ceil(columns / lanes)
+def _count_of_product(
+    _call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
+) -> int:
+    """Return the products of a matrix product, whose columns are vectors."""
+    rows, columns = math.prod(shapes[-1][:-1]), math.prod(shapes[-1][-1:])
+    return rows * shapes[0][-1] * math.ceil(columns / lanes)
 
 
-def _cost_of_recurrent(call: relax.Call, _: bool, shape_of: _ShapeOf) -> _Cost:
-    """Return the cost of the product of all steps with the weights; the state's is alike for all widths."""
-    operands = RecurrentOperands(*call.args)
-    if isinstance(operands.weights, relax.Tuple):
+def _count_of_recurrent(
+    call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
+) -> int:
+    """Return the products of all steps with the weights; the state's are alike for all widths."""
+    operands = RecurrentOperands(*shapes[:-1])
+    if not operands.weights:
         # that product is an operator of its own
-        return lambda _: 0
-    steps, batch, size = shape_of(operands.x)
-    directions, gate_units, _size = shape_of(operands.weights)
+        return 0
+    steps, batch, size = operands.x
+    directions, gate_units, _ = operands.weights
     gates = Recurrent.read(call).gates
     columns = directions * gates * padded_units(gate_units // gates)
-    return lambda lanes: steps * batch * size * math.ceil(columns / lanes)
+    return int(steps * batch * size * math.ceil(columns / lanes))
 
 
-_RULES: Final[Mapping[str, Callable[[relax.Call, bool, _ShapeOf], _Cost]]] = {
-    **{f"relax.nn.conv{rank}d": _cost_of_convolution for rank in (1, 2, 3)},
-    **{f"relax.nn.conv{rank}d_transpose": _cost_of_convolution for rank in (1, 2, 3)},
-    "relax.matmul": _cost_of_product,
-    Recurrent.NAME: _cost_of_recurrent,
+_RULES: Final[Mapping[str, Callable[..., int]]] = {
+    **dict.fromkeys((*ir.CONVOLUTIONS, *ir.TRANSPOSED_CONVOLUTIONS), _count_of_convolution),
+    "relax.matmul": _count_of_product,
+    Recurrent.NAME: _count_of_recurrent,
 }
 
 
@@ -186,11 +173,7 @@ class LoweredModel:
     operators: tuple[Operator, ...] = ()
 
     def compute_weights(self, params: Weights) -> list[np.ndarray[Any, Any]]:
-        """Compute the weights that `main` takes, in its order.
-
-        Args:
-            params: The imported model's weights by name.
-        """
+        """Compute the weights that `main` takes, in its order, from the imported model's weights by name."""
         arrays = [params[name] for name in self.weight_names]
         if self.weight_mod is None:
             return arrays
@@ -207,12 +190,7 @@ class LoweredModel:
     def recompute_weights(
         self, params: Weights, before: Weights
     ) -> Mapping[int, np.ndarray[Any, Any]]:
-        """Compute the weights that `main` takes, by place, where parameters differ from others.
-
-        Args:
-            params: The imported model's weights by name.
-            before: Others, most of which may be the same arrays.
-        """
+        """Compute the weights that `main` takes, by place, where parameters differ from others."""
         arrays = [params[name] for name in self.weight_names]
         pairs = enumerate(zip(arrays, self.weight_names, strict=True))
         changed = {place for place, (array, name) in pairs if array is not before[name]}
@@ -277,12 +255,7 @@ def lower(
 ) -> LoweredModel:
     """Lower an imported model to fused kernels.
 
-    Args:
-        mod: The imported model.
-        target: The target to lower for.
-        options: The options of the recipe.
-        dump: Where to write the module after each pass; None to write nothing.
-        choices: What was chosen for its operators by measuring.
+    The dump gets the module after each pass; the choices were made for its operators by measuring.
     """
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
     has_narrow_weights = ir.NARROW_WEIGHTS in dict(mod["main"].attrs or {})
@@ -333,13 +306,7 @@ def compile_with_weights(
 
 
 class ScheduledModel(NamedTuple):
-    """A model with scheduled kernels, ready for code generation.
-
-    Attributes:
-        mod: The lowered module.
-        weights: The weights that `main` takes after its inputs.
-        target: The target.
-    """
+    """A lowered module with scheduled kernels, the weights that follow its inputs, and the target."""
 
     mod: tvm.IRModule
     weights: Sequence[np.ndarray[Any, Any]]
@@ -367,13 +334,7 @@ def schedule_untuned(
 ) -> ScheduledModel:
     """Lower an imported model, and schedule its kernels by the rules alone.
 
-    Args:
-        mod: The imported model.
-        params: Its weights by name.
-        target: TVM's mapping of the target.
-        options: The options of the recipe.
-        rules_version: As for `schedules.schedule_untuned`.
-        choices: As for `lower`.
+    The version is that of `schedules.schedule_untuned`, the choices are those of `lower`.
     """
     lowered = lower(mod, make_target(target), options, choices=choices)
     return lowered.schedule_untuned(params, target, rules_version)

@@ -19,12 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvmflow.core.dimensions import (
-    choose_representative,
-    evaluate,
-    is_prime,
-    list_sizes_to_tune_at,
-)
+from tvmflow.core.dimensions import choose_representative, evaluate, is_prime, list_sizes_to_tune_at
 from tvmflow.core.types import Dimension, Size
 
 DIMENSIONS: Final = "tvmflow.dimensions"
@@ -147,12 +142,7 @@ def _text(size: Any) -> str:
 
 
 class Representative:
-    """Numbers in place of open sizes, for decisions that one kernel makes for all sizes.
-
-    Args:
-        function: `main`, with its dimensions.
-        sizes: The size of each dimension by name, in place of the representative one.
-    """
+    """Numbers in place of open sizes, for decisions of one kernel for all sizes; `sizes` are others."""
 
     def __init__(self, function: relax.Function, sizes: Mapping[str, int] | None = None) -> None:
         self._values = sizes or {
@@ -197,16 +187,21 @@ def same_in_ranges(
     sizes: Sequence[IrSize], others: Sequence[IrSize], dimensions: Iterable[Dimension]
 ) -> bool:
     """Return whether two shapes are the same at all sizes that dimensions have."""
-    analyzer = tvm.sym.Analyzer()
-    named = {entry.name: entry for entry in dimensions}
-    for var in dict.fromkeys(var for size in (*sizes, *others) for var in list_symbols(size)):
-        entry = named.get(str(var.name))
-        if entry is not None:
-            limit_to_dimension(analyzer, var, entry)
+    analyzer, _ = make_analyzer((*sizes, *others), dimensions)
     pairs = zip(sizes, others, strict=False)
     return len(sizes) == len(others) and all(
         analyzer.can_prove_equal(one, other) for one, other in pairs
     )
+
+
+def make_analyzer(sizes: Iterable[IrSize], dimensions: Iterable[Dimension]) -> tuple[Any, bool]:
+    """Return an analyzer that knows the dimensions in sizes, and whether these have no other variables."""
+    analyzer, named = tvm.sym.Analyzer(), {entry.name: entry for entry in dimensions}
+    symbols = dict.fromkeys(var for size in sizes for var in list_symbols(size))
+    for var in symbols:
+        if (entry := named.get(str(var.name))) is not None:
+            limit_to_dimension(analyzer, var, entry)
+    return analyzer, all(str(var.name) in named for var in symbols)
 
 
 def limit_to_dimension(analyzer: Any, var: Any, dimension: Dimension) -> None:

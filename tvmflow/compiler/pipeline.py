@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import tvm
@@ -17,42 +18,34 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.ir_dump import IRDump
-from tvmflow.compiler.node_tracking import NodeTracker
-from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
+from tvmflow.compiler.ir_operators import GroupedWeights
+from tvmflow.compiler.marks import NodeTracker
+from tvmflow.compiler.passes import dequantize, matmuls, reductions
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
-from tvmflow.compiler.passes.byte_tables import use_byte_tables
-from tvmflow.compiler.passes.constant_evaluation import evaluate_constants, fold_constants
-from tvmflow.compiler.passes.dynamic_quantization import convert_integer_products
-from tvmflow.compiler.passes.fold_norms import fold_norms
+from tvmflow.compiler.passes.constant_evaluation import (
+    evaluate_constants,
+    fold_constants,
+    hoist_weights,
+    lift_weights,
+    split_inference,
+)
+from tvmflow.compiler.passes.float16 import Float16Narrower, widen_float16
+from tvmflow.compiler.passes.fold_convolutions import ConvolutionMerger, TapWeightMover, fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
-from tvmflow.compiler.passes.group_norm import rewrite_group_norms
-from tvmflow.compiler.passes.grouped_weights import lower_grouped_weights
+from tvmflow.compiler.passes.fusion import limit_fusion, outline_branches
+from tvmflow.compiler.passes.group_norm import GroupNormRewriter
 from tvmflow.compiler.passes.legalize import make_operator_kernels
-from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
-from tvmflow.compiler.passes.limit_fusion import limit_fusion
-from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
-from tvmflow.compiler.passes.move_dequantize import move_dequantize
-from tvmflow.compiler.passes.narrow_data import narrow_data
 from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
-from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
-from tvmflow.compiler.passes.outline_branches import outline_branches
-from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
-from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
-from tvmflow.compiler.passes.place_reductions import vectorize_place_reductions
-from tvmflow.compiler.passes.pooling import split_pools
-from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
-from tvmflow.compiler.passes.recurrent import lower_recurrent
-from tvmflow.compiler.passes.resize import convert_resize
-from tvmflow.compiler.passes.scans import vectorize_scans
-from tvmflow.compiler.passes.scatters import vectorize_scatters
-from tvmflow.compiler.passes.sorts import replace_sorts
-from tvmflow.compiler.passes.split_reductions import split_reductions
-from tvmflow.compiler.passes.suppression import lower_suppression
-from tvmflow.compiler.passes.tap_weights import move_tap_weights
+from tvmflow.compiler.passes.own_sizes import give_own_sizes, group_open_reshapes, order_sizes
+from tvmflow.compiler.passes.plain_images import PoolRewriter, ResizeRewriter
+from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequantizeFolder
+from tvmflow.compiler.passes.recurrent import RecurrentRewriter
+from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter, rewrite_main
+from tvmflow.compiler.passes.sorts import SortRewriter
+from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.passes.vector_math import vectorize_math
-from tvmflow.compiler.passes.widen_float16 import widen_float16
+from tvmflow.core.disk_errors import disk_errors
 
 _log = logging.getLogger(__name__)
 
@@ -74,20 +67,34 @@ class LoweringPass(NamedTuple):
     when: Condition | None = None
     operators: frozenset[str] = frozenset()
 
-    def looks_for(self, *names: str) -> LoweringPass:
-        """Return the same pass, which does not run for models without a call of these operators."""
-        return self._replace(operators=frozenset(f"relax.{name}" for name in names))
-
 
 Phases = Mapping[str, tuple[LoweringPass, ...]]
 """The name of a phase -> its passes, in order."""
 
 
 def _pass(
-    name: str, transform: Callable[[tvm.IRModule], tvm.IRModule], when: Condition | None = None
+    name: str,
+    transform: Callable[[tvm.IRModule], tvm.IRModule],
+    when: Condition | None = None,
+    operators: Collection[str] = (),
 ) -> LoweringPass:
     """Return a pass that depends on the module alone, such as TVM's own passes."""
-    return LoweringPass(name, lambda mod, _: transform(mod), when)
+    return LoweringPass(name, lambda mod, _: transform(mod), when, frozenset(operators))
+
+
+def _rewriting(
+    name: str,
+    rewriter: type[MainRewriter],
+    when: Condition | None = None,
+    operators: Collection[str] = (),
+) -> LoweringPass:
+    """Return the pass that rewrites `main` of models with a call of some operators: those of the rewriter."""
+
+    def transform(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+        takes_context = issubclass(rewriter, TargetRewriter)
+        return rewrite_main(mod, rewriter, *([context] if takes_context else []))
+
+    return LoweringPass(name, transform, when, frozenset(operators or rewriter.OPERATORS))
 
 
 def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -103,72 +110,69 @@ def _widen_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     return widen_float16(mod, adds_products=context.computes_float16())
 
 
+_FOR_CPUS: Final = LoweringContext.has_cpu_model
+
 GRAPH_PHASES: Final[Phases] = {
     "operators": (
-        LoweringPass("recurrent", lower_recurrent),
-        LoweringPass("suppression", lower_suppression),
-        LoweringPass("grouped_weights", lower_grouped_weights),
+        _rewriting("recurrent", RecurrentRewriter),
+        _rewriting("suppression", SuppressionRewriter),
+        _rewriting(
+            "grouped_weights", matmuls.GroupedWeightRewriter, operators=[GroupedWeights.NAME]
+        ),
         LoweringPass("operand_checks", check_operands),
     ),
     "inference form": (
         _pass("fold_norms", fold_norms),
-        LoweringPass("merge_convolutions", merge_convolutions, LoweringContext.has_full_precision),
+        _rewriting(
+            *("merge_convolutions", ConvolutionMerger, LoweringContext.has_full_precision),
+            operators=ir.CONVOLUTIONS.keys(),
+        ),
         _pass("decompose_ops", relax.transform.DecomposeOpsForInference()),
         _pass("canonicalize", relax.transform.CanonicalizeBindings()),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "layouts": (
-        _pass(
-            "convert_integer_products", convert_integer_products, LoweringContext.has_cpu_model
-        ).looks_for("astype"),
-        _pass(
-            "fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model
-        ).looks_for("dequantize"),
-        LoweringPass(
-            "move_dequantize", move_dequantize, LoweringContext.has_dot_products
-        ).looks_for("quantize", "dequantize"),
-        LoweringPass("fuse_attention", fuse_attention, LoweringContext.fuses_attention).looks_for(
-            "matmul"
+        _rewriting("convert_integer_products", dequantize.IntegerProductRewriter, _FOR_CPUS),
+        _rewriting(
+            *("fold_weight_dequantize", WeightDequantizeFolder, _FOR_CPUS),
+            operators=["relax.dequantize"],
         ),
-        _pass("narrow_data", narrow_data, LoweringContext.computes_float16),
-        _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout).looks_for(
-            "variance", "nn.group_norm"
+        _rewriting(
+            *("move_dequantize", dequantize.DequantizeMover, LoweringContext.has_dot_products),
+            operators=ir.operators("quantize dequantize"),
+        ),
+        LoweringPass(
+            *("fuse_attention", fuse_attention, LoweringContext.fuses_attention),
+            operators=ir.operators("matmul"),
+        ),
+        _rewriting("narrow_data", Float16Narrower, LoweringContext.computes_float16),
+        _rewriting(
+            *("group_norm", GroupNormRewriter, LoweringContext.has_blocked_layout),
+            operators=ir.operators("variance nn.group_norm"),
         ),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
-        _pass("resize", convert_resize, LoweringContext.has_cpu_model).looks_for(
-            *("image.resize2d", "image.resize3d")
+        _rewriting("resize", ResizeRewriter, _FOR_CPUS),
+        _rewriting("pooling", PoolRewriter, _FOR_CPUS),
+        _rewriting("split_reductions", reductions.ReductionSplitter, _FOR_CPUS),
+        _rewriting("scans", reductions.ScanRewriter, _FOR_CPUS),
+        _rewriting(
+            *("place_reductions", reductions.PlaceRewriter, _FOR_CPUS),
+            operators=ir.operators("argmax argmin"),
         ),
-        LoweringPass("pooling", split_pools, LoweringContext.has_cpu_model).looks_for(
-            *("nn.avg_pool2d", "nn.max_pool2d")
+        _rewriting("scatters", reductions.ScatterRewriter, _FOR_CPUS),
+        _rewriting(
+            "pack_batched_matmuls", matmuls.BatchedMatmulPacker, LoweringContext.packs_matmuls
         ),
-        _pass("split_reductions", split_reductions, LoweringContext.has_cpu_model).looks_for(
-            *("max", "min", "sum", "mean", "prod")
-        ),
-        LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model).looks_for(
-            *("cumsum", "cumprod")
-        ),
-        LoweringPass(
-            "place_reductions", vectorize_place_reductions, LoweringContext.has_cpu_model
-        ).looks_for("argmax", "argmin"),
-        LoweringPass("scatters", vectorize_scatters, LoweringContext.has_cpu_model).looks_for(
-            "scatter_nd"
-        ),
-        LoweringPass(
-            "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
-        ).looks_for("matmul"),
-        LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
-        _pass("tap_weights", move_tap_weights, LoweringContext.has_tap_weights),
+        _rewriting("pack_matmuls", matmuls.MatmulPacker, LoweringContext.packs_matmuls),
+        _rewriting("tap_weights", TapWeightMover, LoweringContext.has_tap_weights),
     ),
     "precision": (
-        LoweringPass("byte_tables", use_byte_tables, LoweringContext.looks_up_bytes).looks_for(
-            "quantize"
+        _rewriting("byte_tables", dequantize.ByteFunctionRewriter, LoweringContext.looks_up_bytes),
+        _rewriting(
+            *("fuse_requantize", RequantizeFuser, _FOR_CPUS),
+            operators=ir.operators("quantize dequantize astype"),
         ),
-        LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model).looks_for(
-            "quantize", "dequantize", "astype"
-        ),
-        _pass(
-            "canonicalize", relax.transform.CanonicalizeBindings(), LoweringContext.has_cpu_model
-        ),
+        _pass("canonicalize", relax.transform.CanonicalizeBindings(), _FOR_CPUS),
         _pass(
             "mixed_precision", relax.transform.ToMixedPrecision(), LoweringContext.has_mixed_data
         ),
@@ -189,10 +193,10 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("narrow_integers", narrow_integers, LoweringContext.has_small_integers),
     ),
     "legalize": (
-        LoweringPass("sorts", replace_sorts, LoweringContext.sorts_on_cpu),
+        _rewriting("sorts", SortRewriter, LoweringContext.sorts_on_cpu),
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
-        _pass("open_reshapes", group_open_reshapes),
+        _pass("open_reshapes", group_open_reshapes, operators=["relax.reshape"]),
         LoweringPass("legalize_ops", make_operator_kernels),
         _pass("order_sizes", order_sizes),
     ),
@@ -200,7 +204,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", fold_constants),
         _pass("narrow_constants", narrow_constants, LoweringContext.has_small_integers),
-        _pass("limit_fusion", limit_fusion, LoweringContext.has_cpu_model),
+        _pass("limit_fusion", limit_fusion, _FOR_CPUS),
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
@@ -216,6 +220,33 @@ KERNEL_PHASES: Final[Phases] = {
 """The passes that make kernels of the graph without the function that computes the weights."""
 
 
+_TIMINGS: Final = "timings.txt"
+
+
+class IRDump:
+    """A folder with one numbered file for each pass, `03-blocked_layout.py`, and `timings.txt`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the folder, or remove what an earlier dump left in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob("[0-9][0-9]-*.py"), folder / _TIMINGS):
+            old.unlink(missing_ok=True)
+        self._folder = folder
+        self._count = 0
+
+    def write(self, name: str, mod: tvm.IRModule, seconds: float) -> None:
+        """Write the module that a pass returned, and the seconds that it took.
+
+        Raises: StoreError: when the disk is full or not writable.
+        """
+        stem = f"{self._count:02d}-{name}"
+        with disk_errors(self._folder):
+            (self._folder / f"{stem}.py").write_text(mod.script())
+            with (self._folder / _TIMINGS).open("a") as timings:
+                timings.write(f"{seconds * 1e3:10.2f} ms  {stem}\n")
+        self._count += 1
+
+
 def run_phases(
     phases: Phases,
     mod: tvm.IRModule,
@@ -223,15 +254,7 @@ def run_phases(
     tracker: NodeTracker,
     dump: IRDump | None = None,
 ) -> tvm.IRModule:
-    """Run the passes of some phases.
-
-    Args:
-        phases: The phases, in order.
-        mod: The module to transform.
-        context: The target and options.
-        tracker: Follows the bindings of the imported model.
-        dump: Where to write the module after each pass; None to write nothing.
-    """
+    """Run the passes of some phases in order; the tracker follows bindings, and a dump writes modules."""
     called: set[str] | None = None
     for phase, steps in phases.items():
         for step in steps:

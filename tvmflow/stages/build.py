@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.compiler.contraction.machine import CpuModel
-    from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler.pipeline import IRDump
 
 
 NAME: Final = "build"
@@ -53,7 +53,7 @@ NAME: Final = "build"
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
     """Schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
-    from tvmflow.compiler.ir_dump import IRDump
+    from tvmflow.compiler.pipeline import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     _schedule(parse_settings(run, payload["settings"]), inputs, IRDump(Path(payload["folder"])))

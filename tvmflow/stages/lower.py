@@ -32,15 +32,15 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     # the planner imports this module and must not load TVM
-    from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler.pipeline import IRDump
 
 NAME: Final = "lower"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
     """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
-    from tvmflow.compiler.ir_dump import IRDump
+    from tvmflow.compiler.pipeline import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     settings = parse_settings(run, payload["settings"])

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.compiler.lowering import LoweredModel
-    from tvmflow.compiler.node_tracking import KernelNodes
+    from tvmflow.compiler.marks import KernelNodes
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
 

@@ -12,7 +12,7 @@ from onnx import helper
 from tests.support.kernels import FAST, PLAIN
 from tests.support.tuning import conv, dense, model, relu, reshape
 from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.node_tracking import KernelNodes
+from tvmflow.compiler.marks import KernelNodes
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.build import KernelCall, calls_text, find_kernel_nodes

@@ -1,7 +1,11 @@
-"""Evaluation of constants and weights with numpy, which is faster than compiling kernels for them."""
+"""What depends on weights alone: it moves out of `main`, and numpy evaluates it.
+
+That is faster than compiling kernels for it.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
@@ -14,8 +18,76 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.c_sources import list_c_kernels
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
+_log = logging.getLogger(__name__)
+
 # A constant stays a broadcast, and is not stored, where it is larger and than what it is made of.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
+
+
+def hoist_weights(mod: tvm.IRModule) -> tvm.IRModule:
+    """Move what depends on weights alone out of branches, so that it can be lifted."""
+    return rewrite_main(mod, _WeightHoister) if ir.has_branches(mod) else mod
+
+
+class _WeightHoister(MainRewriter):
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self._hoisted: set[Any] = set()
+
+    def visit_if_(self, op: relax.If) -> Any:
+        for branch in ir.branches_of(op):
+            for binding in ir.list_bindings(branch):
+                if binding.var not in self._hoisted and self.flow.is_weight(binding.var):
+                    self._hoisted.add(binding.var)
+                    self.set_var_remap(binding.var, self.emit(self.visit_expr(binding.value)))
+        return super().visit_if_(op)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var not in self._hoisted:
+            super().visit_var_binding_(binding)
+
+
+def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
+    """Move what depends on weights alone to a function of its own, such as a batch norm's `√(σ² + ε)`.
+
+    The module stays as it is if the model has no weights, or returns some of them as they are:
+    TVM's pass would lose those.
+    """
+    main = mod["main"]
+    is_weight = ir.DataFlow(main).is_weight
+    if not ir.list_weights(main) or any(map(is_weight, ir.list_outputs(main))):
+        _log.debug("weights are used as they are")
+        return mod
+    return relax.transform.LiftTransformParams()(mod)
+
+
+def split_weights(mod: tvm.IRModule) -> tvm.IRModule | None:
+    """Return the module whose `main` computes the weights; None if they are used as they are."""
+    return _extract_function(mod, ir.WEIGHTS_FUNCTION) if _has_weight_function(mod) else None
+
+
+def split_inference(mod: tvm.IRModule) -> tvm.IRModule:
+    """Remove the function that computes weights."""
+    return _extract_function(mod, "main") if _has_weight_function(mod) else mod
+
+
+def _has_weight_function(mod: tvm.IRModule) -> bool:
+    return any(var.name_hint == ir.WEIGHTS_FUNCTION for var in mod.get_global_vars())
+
+
+def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:
+    """Return a module whose `main` is the function `name`, with the kernels that it calls and no others."""
+    functions = dict(mod.functions_items())
+    function = next(value for var, value in functions.items() if var.name_hint == name)
+    kernels = {
+        var: value for var, value in functions.items() if isinstance(value, tvm.tirx.PrimFunc)
+    }
+    main = tvm.ir.GlobalVar("main")
+    extracted = tvm.IRModule({**kernels, main: function.with_attr("global_symbol", "main")})
+    return relax.transform.DeadCodeElimination(["main"])(extracted)
+
+
+# ---------------------------------------------------------------- evaluation
 
 
 def evaluate_constants(mod: tvm.IRModule) -> tvm.IRModule:
@@ -24,15 +96,7 @@ def evaluate_constants(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> list[_Array] | None:
-    """Evaluate a function that takes and returns a tuple of weights.
-
-    Args:
-        function: The function.
-        weights: The fields of its argument.
-
-    Returns:
-        The fields of its result; None if it calls an operator without a rule.
-    """
+    """Evaluate the fields of a function of a tuple of weights; None if an operator has no rule."""
     fields = evaluate_fields(function, weights, range(len(weights)))
     return None if fields is None else list(fields.values())
 
@@ -40,15 +104,10 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
 def evaluate_fields(
     function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
 ) -> dict[int, _Array] | None:
-    """Evaluate what depends on some of the weights, and nothing else.
+    """Evaluate what depends on the weights at some places of the argument, and nothing else.
 
-    Args:
-        function: The function.
-        weights: The fields of its argument.
-        changed: The places of those that matter. Where all do, constants matter too.
-
-    Returns:
-        The fields of its result by their places; None if it calls an operator without a rule.
+    Where all places matter, constants do too. Return the fields of the result by their places; None if the function
+    calls an operator without a rule.
     """
     (parameter,) = function.params
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
@@ -97,7 +156,6 @@ def _list_dependent(
     parameter: Any,
     changed: Collection[int],
 ) -> set[Any]:
-    """Return the variables that depend on some fields of a parameter."""
     found: set[Any] = set()
     for binding, read in zip(bindings, reads, strict=True):
         value = binding.value
@@ -108,16 +166,7 @@ def _list_dependent(
 
 
 def evaluate_weight(expr: Any, flow: ir.DataFlow, weights: Mapping[Any, _Array]) -> _Array | None:
-    """Evaluate an expression that depends on weights alone.
-
-    Args:
-        expr: A variable of a function, or a constant.
-        flow: The data flow of the function.
-        weights: Its weights.
-
-    Returns:
-        The array; None if it calls an operator without a rule.
-    """
+    """Evaluate a variable or constant that depends on weights alone; None if an operator has no rule."""
     values: dict[Any, Any] = dict(weights)
     pending = [expr]
     while pending:
@@ -152,16 +201,14 @@ def _evaluate(expr: Any, values: Mapping[Any, Any]) -> Any:
     return _apply_rule(expr, _flatten(arrays))
 
 
-def _constant_array(expr: tvm.ir.Constant) -> _Array | None:
+def _constant_array(expr: Any) -> _Array | None:
     """Return the array of a constant; None for a scalar attribute, such as an axis."""
-    if not isinstance(expr.value, tvm.runtime.Tensor):
-        return None
-    return _supported_array(expr.value.numpy())
+    return _supported_array(ir.constant_array(expr))
 
 
-def _supported_array(array: _Array) -> _Array | None:
-    """Return the array; None for dtypes that numpy lacks, such as bfloat16."""
-    return array if array.dtype.kind in "fiub" else None
+def _supported_array(array: _Array | None) -> _Array | None:
+    """Return an array; None for dtypes that numpy lacks, such as bfloat16."""
+    return array if array is not None and array.dtype.kind in "fiub" else None
 
 
 def _apply_rule(call: Any, arrays: Sequence[Any]) -> _Array | None:
@@ -187,26 +234,21 @@ class _ConstantEvaluator(MainRewriter):
         return relax.const(np.asarray(result, order="C"), str(result.dtype))
 
     def _find_value(self, expr: Any) -> _Array | list[Any] | None:
-        expr = ir.resolve_alias(expr, self.lookup_binding)
-        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+        value = self.find_value(expr)
         if isinstance(value, relax.Tuple):
             return [self._find_value(field) for field in value.fields]
-        return _constant_array(value) if isinstance(value, tvm.ir.Constant) else None
+        return _constant_array(value)
 
 
 def _list_tensors(call: Any) -> list[Any]:
     """Return the arguments of a call that are tensors, or tuples of them; no shapes, axes and numbers."""
-    return [
-        argument
-        for argument in call.args
-        if all(
-            isinstance(kind, relax.TensorType)
-            for kind in (
-                argument.ty.fields if isinstance(argument.ty, relax.TupleType) else [argument.ty]
-            )
-        )
-        and not (isinstance(argument.ty, relax.TupleType) and not argument.ty.fields)
-    ]
+
+    def is_tensor(kind: Any) -> bool:
+        if isinstance(kind, relax.TupleType):
+            return len(kind.fields) > 0 and all(map(is_tensor, kind.fields))
+        return isinstance(kind, relax.TensorType)
+
+    return [argument for argument in call.args if is_tensor(argument.ty)]
 
 
 def _flatten(values: Sequence[Any]) -> list[Any]:
@@ -246,24 +288,42 @@ def _pad(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     return np.pad(arrays[0], widths, constant_values=float(call.attrs.pad_value))
 
 
-def _flip(call: Any, arrays: Sequence[_Array]) -> _Array:
-    return np.flip(arrays[0], int(call.attrs.axis))
-
-
-def _concat(call: Any, arrays: Sequence[_Array]) -> _Array:
-    return np.concatenate(arrays, int(call.attrs.axis))
-
-
 def _strided_slice(call: Any, arrays: Sequence[_Array]) -> _Array | None:
-    axes, begin, end, *strides = (_integers(argument) for argument in call.args[1:])
-    steps = strides[0] if strides else [1] * len(axes or ())
-    if axes is None or begin is None or end is None or steps is None or min(steps, default=1) < 1:
+    steps = [
+        _integer(step) for argument in call.args[4:] for step in getattr(argument, "fields", ())
+    ]
+    if any(step is not None and step < 1 for step in steps):
         return None
-    slices = [slice(None)] * arrays[0].ndim
-    for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
-        slices[axis] = slice(first, last, step)
-    result = arrays[0][tuple(slices)]
-    return result if result.shape == ir.shape_of(call) else None
+    result = read_slice(call, arrays[0])
+    return result if result is not None and result.shape == ir.shape_of(call) else None
+
+
+def read_slice(call: Any, array: _Array) -> _Array | None:
+    """Return a `strided_slice` of an array; None if its limits are unknown."""
+    columns = [[_integer(field) for field in getattr(arg, "fields", ())] for arg in call.args[1:]]
+    axes, begins, ends, *strides = columns
+    steps = strides[0] if strides else [1] * len(axes)
+    if not len(axes) == len(begins) == len(ends) == len(steps):
+        return None
+    window: list[slice] = [slice(None)] * array.ndim
+    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+        if axis is None or None in (begin, end, step):
+            return None
+        window[axis] = slice(begin, end, step)
+    return np.asarray(array[tuple(window)])
+
+
+def read_split(call: Any, array: _Array, index: int) -> _Array:
+    """Return a part of an array that is divided as `split` does."""
+    sections = call.attrs.indices_or_sections
+    axis = int(call.attrs.axis)
+    if isinstance(sections, int | tvm.tirx.IntImm):
+        # as TVM: the last section may be shorter
+        size = -(-array.shape[axis] // int(sections))
+        cuts = list(range(size, array.shape[axis], size))
+    else:
+        cuts = [int(cut) for cut in sections]
+    return np.asarray(np.split(array, cuts, axis)[index])
 
 
 def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
@@ -312,12 +372,9 @@ def _shape_to_tensor(call: Any, _: Sequence[_Array]) -> _Array | None:
     return np.array([int(value) for value in values], np.int64)
 
 
-def _integers(argument: Any) -> list[int] | None:
-    """Return the numbers of a tuple; None for expressions."""
-    if not isinstance(argument, relax.Tuple):
-        return None
-    is_known = all(isinstance(field, tvm.tirx.IntImm) for field in argument.fields)
-    return [int(field) for field in argument.fields] if is_known else None
+def _integer(expr: Any) -> int | None:
+    value = getattr(expr, "value", expr)
+    return int(value) if isinstance(value, int | tvm.tirx.IntImm) else None
 
 
 # ---------------------------------------------------------------- values that are computed
@@ -378,11 +435,6 @@ def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     return np.asarray(arrays[0].sum(tuple(map(int, axes)), dtype=np.int32, keepdims=keepdims))
 
 
-def _rsqrt(x: _Array) -> _Array:
-    # TVM computes it like this, rounded twice.
-    return np.float32(1) / np.sqrt(x)
-
-
 def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
     """Return a matrix product summed in the order of TVM's loop; BLAS libraries have other orders."""
     left, right = arrays
@@ -417,11 +469,11 @@ RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("relax.reshape", "relax.expand_dims", "relax.squeeze"), _reshape),
     "relax.permute_dims": _permute,
     "relax.nn.pad": _pad,
-    "relax.flip": _flip,
+    "relax.flip": lambda call, arrays: np.flip(arrays[0], int(call.attrs.axis)),
     "relax.astype": _astype,
     "relax.dequantize": _dequantize,
     "relax.matmul": _matmul,
-    "relax.concat": _concat,
+    "relax.concat": lambda call, arrays: np.concatenate(arrays, int(call.attrs.axis)),
     "relax.strided_slice": _strided_slice,
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
@@ -437,7 +489,8 @@ RULES: Final[Mapping[str, _Rule]] = {
     **{f"relax.{f.__name__}": _elementwise(f, "uint32") for f in _BIT_FUNCTIONS},
     "relax.memory.view": _view,
     "relax.sum": _sum,
-    "relax.rsqrt": _elementwise(_rsqrt),
+    # TVM computes it like this, rounded twice
+    "relax.rsqrt": _elementwise(lambda x: np.float32(1) / np.sqrt(x)),
 }
 """Operator -> the function that computes a call of it from arrays; None where it has no rule for the call."""
 

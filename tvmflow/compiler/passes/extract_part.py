@@ -41,17 +41,15 @@ def extract_part(
 ) -> Part:
     """Extract the part of a model that computes some tensors.
 
-    Args:
-        mod: The imported model.
-        signature: Its inputs, outputs, and the tensors at which it is partitioned.
-        earlier: The names of the tensors that earlier parts compute.
-        until: The names of the tensors that this part computes; empty for the rest of the model's outputs.
+    `earlier` are the names of the tensors that earlier parts compute, `until` of those that this part computes;
+    none for the rest of the model's outputs.
 
-    Raises:
-        StageError: The model has control flow, the part would compute again what earlier parts
-            have computed, or it computes nothing.
+    Raises: StageError: The model has control flow, the part would compute again what earlier parts have computed,
+    or it computes nothing.
     """
-    if not ir.is_straight_line(mod) or not _has_variables_only(mod["main"]):
+    bindings = ir.list_bindings(mod["main"].body)
+    has_only_variables = all(isinstance(binding, relax.VarBinding) for binding in bindings)
+    if not ir.is_straight_line(mod) or not has_only_variables:
         raise StageError(
             "a model with control flow cannot be partitioned",
             fix="build it for one target, without parts",
@@ -63,10 +61,6 @@ def extract_part(
             fix="end the part before it at earlier tensors, or remove the last part",
         )
     return _Graph(mod["main"], signature, earlier).extract(results, mod)
-
-
-def _has_variables_only(main: relax.Function) -> bool:
-    return all(isinstance(binding, relax.VarBinding) for binding in main.body.blocks[0].bindings)
 
 
 class _Graph:
@@ -105,25 +99,20 @@ class _Graph:
         input_specs = tuple(self._specs[name] for name, _ in inputs)
         _log.debug("the part has %d bindings and reads %s", len(inside), input_specs)
         part = ir.copy_module(mod)
-        main = self._make_main(inside, inputs, weights, results)
-        part[mod.get_global_var("main")] = main
+        part[mod.get_global_var("main")] = self._make_main(inside, inputs, weights, results)
         part = relax.transform.CanonicalizeBindings()(part)
         part = relax.transform.DeadCodeElimination(["main"])(part)
         return Part(part, input_specs, tuple(self._specs[name] for name in names))
 
-    def _resolve(self, var: Any) -> Any:
-        return ir.resolve_alias(var, self._flow.values.get)
-
     def _list_sources(self, bound: Iterable[Any]) -> set[Any]:
-        """Return the variables that the values of some bound variables are computed from."""
         values = [self._flow.values[var] for var in bound]
-        return {self._resolve(source) for value in values for source in ir.list_variables(value)}
+        return {self._flow.resolve(var) for value in values for var in ir.list_variables(value)}
 
     def _find_dependencies(self, results: Sequence[Any]) -> set[Any]:
         """Return the bound variables that lead to some results, up to the tensors of earlier parts."""
         pending, dependencies = list(results), set()
         while pending:
-            var = self._resolve(pending.pop())
+            var = self._flow.resolve(pending.pop())
             if var not in dependencies and var not in self._earlier and var in self._flow.values:
                 dependencies.add(var)
                 pending += self._list_sources([var])
@@ -167,7 +156,7 @@ class _Graph:
         known = {*inside, *self._earlier, *params, *weights}
         for binding in self._main.body.blocks[0].bindings:
             is_alias = isinstance(binding.value, relax.Var)
-            if binding.var in inside or (is_alias and self._resolve(binding.var) in known):
+            if binding.var in inside or (is_alias and self._flow.resolve(binding.var) in known):
                 bindings.append(binding)
         outputs = [relax.Var(f"out_{index}", var.ty) for index, var in enumerate(results)]
         bindings += [relax.VarBinding(*pair) for pair in zip(outputs, results, strict=True)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
@@ -95,57 +96,37 @@ class _Step(NamedTuple):
     shape: tuple[IrSize, ...]
 
 
-class _Scores(NamedTuple):
-    """The scores: the product that they begin with, and the operations on them, in order."""
-
-    product: Any
-    steps: tuple[_Step, ...]
-
-
-class _Match(NamedTuple):
-    """The parts of attention in a graph; the replacement of weights that are NaN is None if they stay."""
-
-    scores: _Scores
-    values: Any
-    replacement: Any
-    result: Any
+_Scores = tuple[Any, list[_Step]]
+"""The product that scores begin with, and the operations on them, in order."""
 
 
 class _AttentionFuser(MainRewriter):
     """Rewrites the last product of attention, or the transpose behind it."""
 
+    OPERATORS = ir.operators("matmul permute_dims")
+
     def __init__(self, mod: tvm.IRModule, machine: _Processor | Device) -> None:
         super().__init__(mod)
         self._machine = machine
-        transposed = (
-            self.flow.value_if_used_once(value.args[0])
+        self._transposed = [
+            self.flow.find_call_used_once(value.args[0], "relax.matmul")
             for value in self.flow.values.values()
             if ir.operator_name(value) == "relax.permute_dims"
-        )
-        self._transposed = [v for v in transposed if ir.operator_name(v) == "relax.matmul"]
+        ]
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten, fused = super().visit_call_(call), None
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
         if ir.operator_name(call) == "relax.matmul":
-            if not any(map(call.same_as, self._transposed)):
-                fused = self._fuse(call, None)
-        elif ir.operator_name(call) == "relax.permute_dims" and call.attrs.axes is not None:
-            product = self.flow.value_if_used_once(call.args[0])
-            if ir.operator_name(product) == "relax.matmul":
-                fused = self._fuse(product, [int(axis) for axis in call.attrs.axes])
-        return rewritten if fused is None else fused
-
-    def _fuse(self, call: Any, axes: Sequence[int] | None) -> Any:
-        """Return the call of a kernel for attention, with the axes of its result in another order.
-
-        None for other products.
-        """
-        match = _match(self.flow, call)
-        if match is None:
+            is_transposed = any(p is not None and call.same_as(p) for p in self._transposed)
+            return None if is_transposed else self._fuse(call, range(len(sizes_of(call) or ())))
+        product = self.flow.find_call_used_once(call.args[0], "relax.matmul")
+        if product is None or call.attrs.axes is None:
             return None
-        shape = sizes_of(call) or ()
-        order = list(axes) if axes is not None else list(range(len(shape)))
-        fused = self._make_kernel(match, order)
+        return self._fuse(product, [int(axis) for axis in call.attrs.axes])
+
+    def _fuse(self, call: Any, order: Sequence[int]) -> Any:
+        """Return the call of a kernel for attention with axes in an order; None for other products."""
+        scores, replacement = _match(self.flow, call) or (None, None)
+        fused = None if scores is None else self._make_kernel(scores, replacement, call, order)
         if fused is None:
             return None
         kernel, views = fused
@@ -156,35 +137,33 @@ class _AttentionFuser(MainRewriter):
             function = make_gpu_kernel(kernel, self._machine)
         if function is None:
             return None
-        _log.debug("attention of %s with %d operands", shape, len(views))
+        _log.debug("attention of %s with %d operands", sizes_of(call), len(views))
         arguments = [self.visit_expr(view.tensor) for view in views]
         return self.call_function(function, "attention", arguments, kernel.out_shape)
 
     def _make_kernel(
-        self, match: _Match, order: list[int]
+        self, scores: _Scores, replacement: Any, result: Any, order: Sequence[int]
     ) -> tuple[Attention, list[MatrixView]] | None:
-        """Return the kernel and what it reads."""
-        product = match.scores.product
+        product, steps = scores
         *batch, queries, keys = sizes_of(product) or ()
-        shape = sizes_of(match.result) or ()
+        shape = sizes_of(result) or ()
         depth = (sizes_of(product.args[0]) or ())[-1]
         if is_open(depth) or is_open(shape[-1]):
             return None
         views = [
             find_view(self.flow, product.args[0], batch, with_factors=True),
             find_view(self.flow, product.args[1], batch, with_factors=True),
-            find_view(self.flow, match.values, shape[:-2]),
+            find_view(self.flow, result.args[1], shape[:-2]),
         ]
-        steps = list(match.scores.steps)
         factors = [factor for view in views[:2] if view is not None for factor in view.factors]
         while steps and (factor := _as_factor(steps[0])) is not None:
             factors.append(factor)
-            steps.pop(0)
+            steps = steps[1:]
         scalar = StridedMatrices(0, (), 0, 0)
         views += [MatrixView(tensor, scalar) for tensor, _ in factors]
-        replacement = None if match.replacement is None else len(views)
-        if match.replacement is not None:
-            views.append(MatrixView(match.replacement, scalar))
+        place = None if replacement is None else len(views)
+        if replacement is not None:
+            views.append(MatrixView(replacement, scalar))
         score_steps = []
         for step in steps:
             positions: list[int | None] = []
@@ -207,10 +186,13 @@ class _AttentionFuser(MainRewriter):
             ),
             depth=depth,
             values=shape[-1],
-            operands=tuple(_operand(view) for view in known),
+            operands=tuple(
+                Operand(sizes_of(view.tensor) or (), ir.dtype_of(view.tensor), view.matrices)
+                for view in known
+            ),
             factors=tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
             steps=tuple(score_steps),
-            replacement=replacement,
+            replacement=place,
             out_shape=tuple(shape[axis] for axis in order),
             out=contiguous(shape, order),
         )
@@ -219,10 +201,7 @@ class _AttentionFuser(MainRewriter):
     def _find_mask(
         self, operand: Any, shape: Sequence[IrSize], matrix: tuple[IrSize, IrSize]
     ) -> MatrixView | None:
-        """Return the view of an operand of the scores, which have this shape.
-
-        None if it is no batch of matrices.
-        """
+        """Return the view of an operand of scores of a shape; None if it is no batch of matrices."""
         extents = sizes_of(operand)
         is_matrix = same_sizes(shape[-2:], matrix)
         if extents is None or not is_matrix or len(extents) > len(shape):
@@ -231,10 +210,6 @@ class _AttentionFuser(MainRewriter):
             return find_view(self.flow, operand, shape[:-2])
         column = 1 if extents and not same_size(extents[0], 1) else 0
         return MatrixView(operand, StridedMatrices(0, (), 0, column))
-
-
-def _operand(view: MatrixView) -> Operand:
-    return Operand(sizes_of(view.tensor) or (), ir.dtype_of(view.tensor), view.matrices)
 
 
 def _as_factor(step: _Step) -> tuple[Any, bool] | None:
@@ -249,8 +224,8 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
     return factor, step.name == "relax.divide"
 
 
-def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
-    """Return the parts of attention that ends with a product; None for other products."""
+def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
+    """Return the scores of attention that ends with a product, and what replaces NaN weights or None."""
     weights, values = call.args
     shape = sizes_of(call)
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):
@@ -269,7 +244,7 @@ def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
     scores = _match_scores(flow, softmax.args[0], scored[-1])
     if scores is None:
         return None
-    product = sizes_of(scores.product) or ()
+    product = sizes_of(scores[0]) or ()
     matrix = (shape[-2], product[-1])
     is_plain = same_sizes(product[-2:], rows[-2:]) and same_sizes(rows[-2:], matrix)
     if not is_plain or len(rows) < 2 or any(same_size(size, 0) for size in shape):
@@ -277,7 +252,7 @@ def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
     batches = [count_elements(sizes[:-2]) for sizes in (product, rows, shape)]
     if not all(same_size(batch, batches[-1]) for batch in batches):
         return None
-    return _Match(scores, values, replacement, call)
+    return scores, replacement
 
 
 def _skip_reshapes(flow: ir.DataFlow, expr: Any) -> Any:
@@ -310,7 +285,7 @@ def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
     name = ir.operator_name(value)
     if name == "relax.matmul":
         known = all(ir.is_float32(arg) and len(sizes_of(arg) or ()) >= 2 for arg in value.args)
-        return _Scores(value, ()) if known and not any(map(flow.is_weight, value.args)) else None
+        return (value, []) if known and not any(map(flow.is_weight, value.args)) else None
     if name == "relax.reshape":
         return _match_scores(flow, value.args[0], keys)
     if name not in _STEPS:
@@ -323,7 +298,7 @@ def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
         if scores is not None:
             operands = list(value.args)
             operands[position] = None
-            return scores._replace(steps=(*scores.steps, _Step(name, tuple(operands), shape)))
+            return scores[0], [*scores[1], _Step(name, tuple(operands), shape)]
     return None
 
 
@@ -337,8 +312,6 @@ def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
 
 
 class _Emitter:
-    """Emits the loops of one kernel."""
-
     def __init__(
         self, attention: Attention, cpu: CpuModel, exponential: Callable[[Any], Any]
     ) -> None:
@@ -365,33 +338,20 @@ class _Emitter:
         self._shared = min(repeats) if max(repeats) % min(repeats) == 0 else 1
 
     def emit(self) -> tvm.tirx.PrimFunc:
-        parameters = self._attention.parameters
-        with define_flat_kernel("attention", parameters, has_root=False) as (builder, buffers):
-            *self._inputs, out = buffers
-            self._out = T.buffer_proxy(out)
-            self._emit_batches()
+        a = self._attention
+        work = math.prod(a.typical) * (a.depth + a.values)
+        cores = self._cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1
+        blocks = divide_up(a.queries, self._rows)
+        batches = Batches(a.batch, self._shared, blocks, a.typical.batch)
+        sizes = (self._key_size, self._value_size)
+        with define_flat_kernel("attention", a.parameters, has_root=False) as (builder, buffers):
+            *self._inputs, self._out = map(T.buffer_proxy, buffers)
+            emit_batches(batches, sizes, cores, self._pack, self._attend)
         return builder.get()
 
     def _load(self, position: int, matrix: Any) -> Callable[[Any, Any], Any]:
-        """Return the function that loads an element of an operand's matrix."""
         buffer, matrices = self._inputs[position], self._attention.operands[position].matrices
-        return lambda row, column: tirx.BufferLoad(buffer, [matrices.place(matrix, row, column)])
-
-    def _emit_batches(self) -> None:
-        a = self._attention
-        work = math.prod(a.typical) * (a.depth + a.values)
-        emit_batches(
-            Batches(
-                matrices=a.batch,
-                shared=self._shared,
-                blocks=divide_up(a.queries, self._rows),
-                typical=a.typical.batch,
-            ),
-            (self._key_size, self._value_size),
-            self._cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1,
-            self._pack,
-            self._attend,
-        )
+        return lambda row, column: buffer[matrices.place(matrix, row, column)]
 
     def _pack(self, group: Any, packed: Sequence[Any], slot: Any) -> None:
         keys, values = packed
@@ -405,7 +365,6 @@ class _Emitter:
             pack(source, is_contiguous, depth, columns, target, slot * size)
 
     def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
-        """Emit the attention of a block of queries."""
         a, rows = self._attention, self._rows
         keys, values = packed
         factors = max(1, self._cpu.factor_lanes)
@@ -444,18 +403,23 @@ class _Emitter:
             lambda row, k: scores[row * self._score_stride + k],
             *(values, slot * self._value_size, result),
         )
-        with T.serial(rows) as row:
-            if is_open(a.queries) or a.queries % rows:
-                with T.If(first + row < a.queries), T.Then():
-                    self._write(matrix, first, row, result, totals)
-            else:
-                self._write(matrix, first, row, result, totals)
+        with T.serial(rows) as row, ExitStack() as guard:
+            if not self._is_whole:
+                guard.enter_context(T.If(first + row < a.queries))
+                guard.enter_context(T.Then())
+            for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
+                value = result[row * self._values.padded + column] / totals[row]
+                self._out[a.out.place(matrix, first + row, column)] = value
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if blocks divide the queries."""
+        queries = self._attention.queries
+        return not is_open(queries) and queries % self._rows == 0
 
     def _clamp(self, row: Any) -> Any:
         """Return a row that exists: those beyond the end are computed, but not written."""
-        queries = self._attention.queries
-        is_whole = not is_open(queries) and queries % self._rows == 0
-        return row if is_whole else tirx.min(row, queries - 1)
+        return row if self._is_whole else tirx.min(row, self._attention.queries - 1)
 
     def _copy_queries(self, matrix: Any, first: Any, queries: Any) -> None:
         """Emit the copy of a block of queries, multiplied with the factors of the scores."""
@@ -473,19 +437,21 @@ class _Emitter:
         """Emit the exponentials of a row of scores and their sum."""
         a, base = self._attention, row * self._score_stride
         lanes = self._count_side_by_side()
-        largest, total = (T.alloc_buffer((lanes,), FLOAT, scope="local") for _ in range(2))
+        largest, total = (
+            T.buffer_proxy(T.alloc_buffer((lanes,), FLOAT, scope="local")) for _ in range(2)
+        )
         with T.vectorized(lanes) as lane:
-            T.buffer_store(largest, tirx.min_value(FLOAT), [lane])
-            T.buffer_store(total, T.float32(0), [lane])
+            largest[lane] = tirx.min_value(FLOAT)
+            total[lane] = T.float32(0)
         self._find_largest(matrix, query, row, scores, largest)
         self._reduce(largest, tirx.max, lanes)
         for start, count in self._iterate_vectors(self._keys.padded, lanes):
             with T.vectorized(count) as lane:
                 place = base + start + lane
-                scores[place] = self._exponential(scores[place] - tirx.BufferLoad(largest, [0]))
-                T.buffer_store(total, tirx.BufferLoad(total, [lane]) + scores[place], [lane])
+                scores[place] = self._exponential(scores[place] - largest[0])
+                total[lane] = total[lane] + scores[place]
         self._reduce(total, tirx.Add, lanes)
-        totals[row] = tirx.BufferLoad(total, [0])
+        totals[row] = total[0]
         if a.replacement is not None:
             # the sum is NaN, or 0 where all scores are -∞
             with T.If(tirx.Not(totals[row] > 0)), T.Then():
@@ -541,8 +507,7 @@ class _Emitter:
         whole = a.keys // self._lanes * self._lanes
 
         def keep(lane: Any, score: Any) -> None:
-            value = tirx.max(tirx.BufferLoad(largest, [lane]), score)
-            T.buffer_store(largest, value, [lane])
+            largest[lane] = tirx.max(largest[lane], score)
 
         def keep_rest(_: IrSize) -> None:
             with T.vectorized(self._lanes) as lane:
@@ -570,12 +535,5 @@ class _Emitter:
         width = lanes // 2
         while width:
             with T.vectorized(width) as lane:
-                halves = (tirx.BufferLoad(vector, [lane + start]) for start in (0, width))
-                T.buffer_store(vector, function(*halves), [lane])
+                vector[lane] = function(vector[lane], vector[lane + width])
             width //= 2
-
-    def _write(self, matrix: Any, first: Any, row: Any, result: Any, totals: Any) -> None:
-        a = self._attention
-        for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
-            value = result[row * self._values.padded + column] / totals[row]
-            self._out[a.out.place(matrix, first + row, column)] = value

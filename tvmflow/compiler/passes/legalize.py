@@ -11,38 +11,29 @@ from tvm import relax, te, tirx
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_operators import RoundedData
+from tvmflow.compiler.passes.quantization import read_broadcast
 from tvmflow.compiler.passes.vector_math import exp_of_negative
 
 
 def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Make kernels of all operators."""
-    own = {RoundedData.NAME: _legalize_rounding}
+    own: dict[str, Any] = {
+        RoundedData.NAME: lambda builder, call: builder.call_te(round_data, *call.args)
+    }
     if context.has_vector_math():
         own |= _LEGALIZATIONS
     return relax.transform.LegalizeOps(own)(mod)
-
-
-def _legalize_rounding(builder: relax.BlockBuilder, call: relax.Call) -> Any:
-    return builder.call_te(round_data, *call.args)
 
 
 def round_data(x: Any, *operands: Any) -> Any:
     """Return the numbers in place of data, see `RoundedData`."""
 
     def element(*place: Any) -> Any:
-        kept, inverse, low, high, scale = (_read_broadcast(own, place) for own in operands)
+        kept, inverse, low, high, scale = (read_broadcast(own, place) for own in operands)
         steps = tirx.round(tirx.Min(tirx.Max(x(*place) * inverse, low), high))
         return x(*place) * kept + steps * scale
 
     return te.compute(x.shape, element, name="rounding")
-
-
-def _read_broadcast(tensor: Any, place: Sequence[Any]) -> Any:
-    """Return the element of a tensor that is broadcast to another one, at a place in that."""
-    own = place[len(place) - len(tensor.shape) :]
-    return tensor(
-        *(0 if size == 1 else index for size, index in zip(tensor.shape, own, strict=True))
-    )
 
 
 def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
@@ -52,43 +43,9 @@ def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
     if not ir.is_float32(call):
         legalize = theirs._nn_log_softmax if is_logarithm else theirs._nn_softmax
         return legalize(builder, call)
+    axis = int(call.attrs.axis)
     function = log_softmax if is_logarithm else softmax
-    return builder.call_te(function, call.args[0], int(call.attrs.axis))
-
-
-class _Rows:
-    """Tensors along an axis of float32 data, of which a softmax or its logarithm is made.
-
-    Args:
-        x: The data.
-        axis: The axis.
-        name: What the names of the tensors begin with.
-    """
-
-    def __init__(self, x: Any, axis: int, name: str) -> None:
-        self.shape, self._name = list(x.shape), name
-        self._axis = axis % len(self.shape)
-        self.outer = [*self.shape[: self._axis], *self.shape[self._axis + 1 :]]
-        self.largest = self._reduce(x, te.max, "largest")
-        self.exponentials = te.compute(
-            self.shape,
-            lambda *i: exp_of_negative(x(*i) - self.largest(*self.row(i))),
-            name=f"{name}_exp",
-        )
-        self.total = self._reduce(self.exponentials, te.sum, "total")
-
-    def _reduce(self, data: Any, combine: Callable[..., Any], name: str) -> Any:
-        axis = self._axis
-        along = te.reduce_axis((0, self.shape[axis]), name="k")
-
-        def element(*place: Any) -> Any:
-            return combine(data(*place[:axis], along, *place[axis:]), axis=along)
-
-        return te.compute(self.outer, element, name=f"{self._name}_{name}")
-
-    def row(self, place: Sequence[Any]) -> list[Any]:
-        """Return the indices of a place but that along the axis."""
-        return [*place[: self._axis], *place[self._axis + 1 :]]
+    return builder.call_te(function, call.args[0], axis)
 
 
 def softmax(x: Any, axis: int) -> Any:
@@ -96,13 +53,11 @@ def softmax(x: Any, axis: int) -> Any:
 
     No exponential is of a positive number, and results are multiplied by the inverse of their sum.
     """
-    rows = _Rows(x, axis, "softmax")
+    row, _, exponentials, total = _exponentiate(x, axis, "softmax")
     inverse = te.compute(
-        rows.outer, lambda *i: tirx.const(1.0, "float32") / rows.total(*i), name="softmax_inverse"
+        total.shape, lambda *i: tirx.const(1.0, "float32") / total(*i), name="softmax_inverse"
     )
-    return te.compute(
-        rows.shape, lambda *i: rows.exponentials(*i) * inverse(*rows.row(i)), name="softmax"
-    )
+    return te.compute(x.shape, lambda *i: exponentials(*i) * inverse(*row(i)), name="softmax")
 
 
 def log_softmax(x: Any, axis: int) -> Any:
@@ -111,15 +66,36 @@ def log_softmax(x: Any, axis: int) -> Any:
     No exponential is of a positive number. The greatest number and the logarithm of the sum are
     subtracted one after the other: their sum would lose digits of the logarithm.
     """
-    rows = _Rows(x, axis, "log_softmax")
-    logarithm = te.compute(
-        rows.outer, lambda *i: te.log(rows.total(*i)), name="log_softmax_logarithm"
-    )
+    row, largest, _, total = _exponentiate(x, axis, "log_softmax")
+    logarithm = te.compute(total.shape, lambda *i: te.log(total(*i)), name="log_softmax_logarithm")
     return te.compute(
-        rows.shape,
-        lambda *i: x(*i) - rows.largest(*rows.row(i)) - logarithm(*rows.row(i)),
-        name="log_softmax",
+        x.shape, lambda *i: x(*i) - largest(*row(i)) - logarithm(*row(i)), name="log_softmax"
     )
+
+
+def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
+    """Return the largest numbers along an axis, the exponentials of what others are less, and their sums.
+
+    Before these comes what removes the axis from indices. Names of tensors begin with `name`.
+    """
+    axis %= len(x.shape)
+
+    def row(place: Sequence[Any]) -> list[Any]:
+        return [*place[:axis], *place[axis + 1 :]]
+
+    def reduce(data: Any, combine: Callable[..., Any], what: str) -> Any:
+        along = te.reduce_axis((0, x.shape[axis]), name="k")
+
+        def element(*place: Any) -> Any:
+            return combine(data(*place[:axis], along, *place[axis:]), axis=along)
+
+        return te.compute(row(list(x.shape)), element, name=f"{name}_{what}")
+
+    largest = reduce(x, te.max, "largest")
+    exponentials = te.compute(
+        list(x.shape), lambda *i: exp_of_negative(x(*i) - largest(*row(i))), name=f"{name}_exp"
+    )
+    return row, largest, exponentials, reduce(exponentials, te.sum, "total")
 
 
 # ---------------------------------------------------------------- samples of images
@@ -139,16 +115,11 @@ def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 
 
 def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -> Any:
-    """Return bilinear samples of images, of which there are none beyond their pixels.
+    """Return bilinear samples (N, C, H', W') of images (N, C, H, W), none beyond their pixels.
 
-    Args:
-        data: The images (N, C, H, W), float32.
-        grid: The places (N, 2, H', W') of the samples, float32: x and y, from -1 to 1 within an image.
-        reflects: Whether places beyond an image are reflected into it; else the nearest pixel counts.
-        aligns_corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
-
-    Returns:
-        The samples (N, C, H', W').
+    The places of the samples (N, 2, H', W') are x and y, from -1 to 1 within an image. Places beyond an image are
+    reflected into it, or else the nearest pixel counts. With `aligns_corners`, -1 and 1 are the centres of the
+    outermost pixels, not their edges.
     """
     count, channels, height, width = (int(n) for n in data.shape)
     shape = [count, *grid.shape[2:]]
@@ -167,7 +138,7 @@ def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -
                 back = tirx.Select(away > length, 2 * length - away, away) + edge
                 at = tirx.Select(is_within, at, back)
             # this way round, NaN is 0
-            return tirx.Min(tirx.Max(at, _float(0)), _float(last))
+            return tirx.Min(tirx.Max(at, tirx.const(0.0, "float32")), tirx.const(last, "float32"))
 
         places = te.compute(shape, place, name="place")
         first = te.compute(shape, lambda *i: te.floor(places(*i)).astype("int32"), name="first")
@@ -191,10 +162,6 @@ def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -
         return above * (1.0 - down(*here)) + below * down(*here)
 
     return te.compute([count, channels, *grid.shape[2:]], sample, name="grid_sample")
-
-
-def _float(number: float) -> Any:
-    return tirx.const(number, "float32")
 
 
 _LEGALIZATIONS: Final = {

@@ -6,7 +6,7 @@ code generator of such a device refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -34,8 +34,11 @@ def narrow_integers(mod: tvm.IRModule) -> tvm.IRModule:
         StageError: A constant does not fit.
     """
     # before TVM calls the rewriter: no error of tvmflow's own comes through it
-    for constant in _list_constants(mod["main"]):
-        narrow(constant.value.numpy())
+    nodes: list[Any] = []
+    relax.analysis.post_order_visit(mod["main"], nodes.append)
+    for array in map(ir.constant_array, nodes):
+        if array is not None:
+            narrow(array)
     # names of names would keep operators from being fused
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerNarrower))
 
@@ -48,20 +51,7 @@ def narrow_constants(mod: tvm.IRModule) -> tvm.IRModule:
     return rewrite_main(mod, _ConstantNarrower)
 
 
-def _list_constants(function: relax.Function) -> list[Any]:
-    constants: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tvm.ir.Constant) and isinstance(node.ty, relax.TensorType):
-            constants.append(node)
-
-    relax.analysis.post_order_visit(function, visit)
-    return constants
-
-
 class _IntegerNarrower(MainRewriter):
-    """Rewrites parameters, constants and calls."""
-
     def visit_function_(self, function: relax.Function) -> Any:
         params = []
         for param in function.params:
@@ -136,6 +126,14 @@ class _IntegerNarrower(MainRewriter):
         at = axis % len(shape)
         # TVM widens the comparison of places that it knows to be numbers of a loop
         numbers = relax.const(np.arange(shape[at], dtype=_NARROW))
+        limit = tirx.min_value if largest else tirx.max_value
+
+        def prefer(one: Any, other: Any) -> Any:
+            """Choose one of two pairs of place and number, in a form that TVM divides."""
+            is_beyond = one[1] > other[1] if largest else one[1] < other[1]
+            is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
+            place = tirx.Select(is_chosen, one[0], other[0])
+            return place, tirx.Select(is_beyond, one[1], other[1])
 
         def find(tensor: te.Tensor, numbers: te.Tensor) -> te.Tensor:
             along = te.reduce_axis((0, shape[at]), "along")
@@ -145,7 +143,9 @@ class _IntegerNarrower(MainRewriter):
                 place = (*indices[:at], along, *indices[at + keeps_axis :])
                 return reducer((numbers(along), tensor(*place)), axis=along)
 
-            reducer = te.comm_reducer(_prefer(largest=largest), _start(largest=largest))
+            reducer = te.comm_reducer(
+                prefer, lambda place, number: (tirx.const(-1, place), limit(number))
+            )
             found = te.compute(outer, element, "found")
             return te.compute(outer, lambda *indices: found[0](*indices), "places")
 
@@ -154,44 +154,23 @@ class _IntegerNarrower(MainRewriter):
 
 
 class _ConstantNarrower(MainRewriter):
-    """Rewrites constants among the operands of kernels."""
+    OPERATORS = ("relax.call_tir",)
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        if ir.operator_name(call) != "relax.call_tir":
-            return super().visit_call_(call)
-        fields = list(map(self._narrow, call.args[1].fields))
-        args = [call.args[0], relax.Tuple(fields), *call.args[2:]]
-        return super().visit_call_(relax.Call(call.op, args, call.attrs, call.ty_args))
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        fields = list(map(self._narrow, rewritten.args[1].fields))
+        args = [rewritten.args[0], relax.Tuple(fields), *rewritten.args[2:]]
+        return relax.Call(call.op, args, call.attrs, call.ty_args)
 
     def _narrow(self, operand: Any) -> Any:
         if not isinstance(operand, tvm.ir.Constant) or ir.dtype_of(operand) != _BOOL:
             return operand
         numbers = relax.const(narrow(operand.value.numpy()), _NARROW)
         # each use has its own, which is fused with it
-        return self.builder_.emit_te(
-            _compare_with_zero, numbers, primfunc_attrs=ELEMENTWISE, primfunc_name_hint="bools"
-        )
 
+        def compare(tensor: te.Tensor) -> te.Tensor:
+            return te.compute(tensor.shape, lambda *i: tensor(*i) != tirx.const(0, _NARROW))
 
-def _compare_with_zero(tensor: te.Tensor) -> te.Tensor:
-    return te.compute(tensor.shape, lambda *indices: tensor(*indices) != tirx.const(0, _NARROW))
-
-
-def _prefer(*, largest: bool) -> Callable[[Any, Any], Any]:
-    """Return what chooses one of two pairs of place and number, in a form that TVM divides."""
-
-    def prefer(one: Any, other: Any) -> Any:
-        is_beyond = one[1] > other[1] if largest else one[1] < other[1]
-        is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
-        return tirx.Select(is_chosen, one[0], other[0]), tirx.Select(is_beyond, one[1], other[1])
-
-    return prefer
-
-
-def _start(*, largest: bool) -> Callable[[str, str], Any]:
-    """Return what gives the pair that every other one replaces, for the dtypes of place and number."""
-    limit = tirx.min_value if largest else tirx.max_value
-    return lambda place, number: (tirx.const(-1, place), limit(number))
+        return self.kernel(compare, "bools", numbers, pattern=ELEMENTWISE)
 
 
 def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

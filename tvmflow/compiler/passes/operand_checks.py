@@ -34,11 +34,9 @@ NODES: Final = "tvmflow.checked_nodes"
 class Bound(NamedTuple):
     """The values that an operand may have.
 
-    Attributes:
-        sizes: The size of the axis that an index is of: one for all, or one for each place of the last axis,
-            None where any value is right there. None for a divisor, which is not 0.
-        from_end: Whether a negative index counts from the end.
-        is_length: Whether any value is right where the axis has elements.
+    Attributes: sizes: The size of the axis that an index is of: one for all, or one for each place of the last
+    axis, None where any value is right there. None for a divisor, which is not 0. from_end: Whether a negative
+    index counts from the end. is_length: Whether any value is right where the axis has elements.
     """
 
     sizes: tuple[IrSize | None, ...] | None
@@ -46,9 +44,79 @@ class Bound(NamedTuple):
     is_length: bool = False
 
 
-_SELECTION: Final = "relax.vision.all_class_non_max_suppression"
-
 _Bounds = Iterator[tuple[int, Bound]]
+
+# ---------------------------------------------------------------- rules
+
+
+def _list_bounds(value: Any) -> _Bounds:
+    """Yield the operands of a value that need certain values, by their places, with the bounds of each."""
+    if (rule := _RULES.get(ir.operator_name(value))) is not None:
+        yield from rule(value)
+
+
+def _take(call: relax.Call) -> _Bounds:
+    sizes = sizes_of(call.args[0])
+    if sizes is None or str(call.attrs.mode) not in ("fast", ""):
+        return
+    axis = call.attrs.axis
+    yield 1, Bound((math.prod(sizes) if axis is None else sizes[int(axis)],))
+
+
+def _elements(call: relax.Call) -> _Bounds:
+    if (sizes := sizes_of(call.args[0])) is not None:
+        from_end = ir.operator_name(call) == "relax.scatter_elements"
+        yield 1, Bound((sizes[int(call.attrs.axis)],), from_end)
+
+
+def _coordinates(call: relax.Call) -> _Bounds:
+    sizes, shape = map(sizes_of, call.args[:2])
+    first = int(call.attrs.batch_dims) if ir.operator_name(call) == "relax.gather_nd" else 0
+    if sizes is not None and shape and not is_open(shape[-1]):
+        yield 1, Bound(tuple(sizes[first : first + int(shape[-1])]))
+
+
+def _index_tensor(call: relax.Call) -> _Bounds:
+    if (sizes := sizes_of(call.args[0])) is not None:
+        yield 1, Bound(tuple(sizes), from_end=True)
+
+
+def _roi(call: relax.Call) -> _Bounds:
+    """Each region begins with the number of its image."""
+    if (sizes := sizes_of(call.args[0])) is not None and sizes_of(call.args[1]) is not None:
+        yield 1, Bound((sizes[0], None, None, None, None))
+
+
+def _divide(call: relax.Call) -> _Bounds:
+    divisor = call.args[1]
+    is_tensor = isinstance(divisor.ty, relax.TensorType)
+    if is_tensor and ir.dtype_of(divisor).startswith(("int", "uint")):
+        yield 1, Bound(None)
+
+
+_RULES: Final[Mapping[str, Callable[[relax.Call], _Bounds]]] = {
+    f"relax.{name}": rule
+    for name, rule in {
+        "take": _take,
+        **dict.fromkeys(("gather_elements", "scatter_elements"), _elements),
+        **dict.fromkeys(("gather_nd", "scatter_nd"), _coordinates),
+        **dict.fromkeys(("index_tensor", "index_put"), _index_tensor),
+        **dict.fromkeys(("vision.roi_align", "vision.roi_pool"), _roi),
+        **dict.fromkeys(("divide", "floor_divide", "mod", "floor_mod"), _divide),
+    }.items()
+}
+"""Operators that need certain values -> which operands, and the bounds of each."""
+_EXTREMES: Final = ("relax.argmax", "relax.argmin")
+_KEEP_VALUES: Final = ir.operators(
+    "astype reshape expand_dims squeeze permute_dims broadcast_to flatten concat strided_slice",
+    "stack shape_to_tensor",
+)
+"""Operators whose results have the values of their operands."""
+
+
+# ---------------------------------------------------------------- checks
+
+_SELECTION: Final = "relax.vision.all_class_non_max_suppression"
 
 
 def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -73,7 +141,7 @@ def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
     found = []
     for binding in ir.list_bindings(main.body):
         call = binding.value
-        for place, bound in _RULES.get(ir.operator_name(call), _no_bounds)(call):
+        for place, bound in _list_bounds(call):
             operand = call.args[place]
             value = flow.values.get(operand, operand)
             fields = [(operand, bound)]
@@ -93,9 +161,7 @@ def has_computed_operands(mod: tvm.IRModule) -> bool:
     main = mod["main"]
     flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
     operands = (
-        call.args[place]
-        for call in flow.values.values()
-        for place, _ in _RULES.get(ir.operator_name(call), _no_bounds)(call)
+        call.args[place] for call in flow.values.values() for place, _ in _list_bounds(call)
     )
     return len(mod.functions) > 1 or any(
         not flow.is_weight(operand) and not _find_inputs(flow, inputs, operand)
@@ -104,12 +170,7 @@ def has_computed_operands(mod: tvm.IRModule) -> bool:
 
 
 def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
-    """Return an imported module that knows the nodes whose operands are checked.
-
-    Args:
-        mod: The module.
-        nodes: The node of each binding of `main`.
-    """
+    """Return an imported module that knows the nodes, given for each binding, of checked operands."""
     main = mod["main"]
     names = {
         str(binding.var.name): node
@@ -139,6 +200,8 @@ def _list_selected(flow: ir.DataFlow) -> set[Any]:
 class _CheckRewriter(TargetRewriter):
     """Puts a check before each operand that may have a wrong value."""
 
+    OPERATORS = (*_RULES, *_EXTREMES)
+
     def __init__(self, mod: tvm.IRModule, context: LoweringContext, problems: list[str]) -> None:
         super().__init__(mod, context)
         self._problems = problems
@@ -152,28 +215,24 @@ class _CheckRewriter(TargetRewriter):
         self._node = self._nodes.get(str(binding.var.name), "")
         super().visit_var_binding_(binding)
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
         if ir.operator_name(call) in _EXTREMES:
             return self._check_extremes(call, rewritten)
-        rule = _RULES.get(ir.operator_name(call))
-        if rule is None:
-            return rewritten
         args = list(rewritten.args)
-        for place, bound in rule(call):
+        for place, bound in _list_bounds(call):
             args[place] = self._check(call, call.args[place], args[place], bound)
         if all(new.same_as(old) for new, old in zip(args, rewritten.args, strict=True)):
-            return rewritten
+            return None
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
 
-    def _check_extremes(self, call: relax.Call, rewritten: Any) -> Any:
+    def _check_extremes(self, call: Any, rewritten: Any) -> Any:
         """Return the places of extremes, which fail along an axis that has no element when the model runs."""
         sizes, axis = sizes_of(call.args[0]), call.attrs.axis
         if sizes is None or not self._context.is_cpu():
-            return rewritten
+            return None
         size = math.prod(sizes) if axis is None else sizes[int(axis)]
         if not is_open(size):
-            return rewritten
+            return None
         operator = ir.operator_name(call).removeprefix("relax.")
         message = (
             f"{operator} looks for an extreme among 0 elements, along an axis of {plain(size)}"
@@ -221,15 +280,13 @@ class _CheckRewriter(TargetRewriter):
         return True
 
     def _find_wrong(self, call: relax.Call, operand: Any, bound: Bound) -> None:
-        """Note a constant that has a wrong value."""
         value = self.flow.values.get(operand, operand)
         if ir.operator_name(value) == "relax.where":
             # a constant index, or the same one from the end
             operand, bound = value.args[2], bound._replace(from_end=True)
-        if not isinstance(operand, tvm.ir.Constant):
+        values, sizes = ir.constant_array(operand), bound.sizes
+        if values is None:
             return
-        values = operand.value.numpy()
-        sizes = bound.sizes
         if sizes is None:
             is_wrong = bool((values == 0).any())
         elif len(sizes) == 1 and isinstance(size := plain(sizes[0]), int):
@@ -240,7 +297,6 @@ class _CheckRewriter(TargetRewriter):
             self._problems.append(self._describe(call, operand, bound))
 
     def _describe(self, call: relax.Call, operand: Any, bound: Bound) -> str:
-        """Return the message about an operand that has a wrong value."""
         operator = self._node or ir.operator_name(call).removeprefix("relax.")
         inputs = _find_inputs(self.flow, self._inputs, operand)
         what = f"input '{inputs[0].name}'" if len(inputs) == 1 else "a computed tensor"
@@ -285,7 +341,12 @@ def _find_inputs(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> li
         value: Any = flow.values.get(expr)
         if ir.operator_name(value) == "relax.where":
             # a negative index counts from the end: the sum has the values of no other tensor
-            left += [v for v in value.args[1:] if not _counts_from(flow, v, value.args[2])]
+            sums = [ir.as_call(flow.values.get(v, v), "relax.add") for v in value.args[1:]]
+            left += [
+                v
+                for v, total in zip(value.args[1:], sums, strict=True)
+                if total is None or not total.args[0].same_as(value.args[2])
+            ]
         elif isinstance(value, relax.Var | relax.Tuple):
             left += list(getattr(value, "fields", [value]))
         elif (name := ir.operator_name(value)) in _KEEP_VALUES:
@@ -295,12 +356,6 @@ def _find_inputs(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> li
         elif name != "relax.shape_of":
             return []
     return list(found)
-
-
-def _counts_from(flow: ir.DataFlow, value: Any, index: Any) -> bool:
-    """Return whether a value is the sum of an index and a size."""
-    total = flow.values.get(value, value)
-    return ir.operator_name(total) == "relax.add" and total.args[0].same_as(index)
 
 
 def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
@@ -330,28 +385,24 @@ def _make_kernel(
     shape: Sequence[IrSize], dtype: str, bound: Bound, message: str
 ) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the operand, its copy, and a number that is not 0 if it fails."""
-    parameters = {
-        "operand": (shape, dtype),
-        "checked": (shape, dtype),
-        "failed": ((1,), "int32"),
-    }
+    parameters = {"operand": (shape, dtype), "checked": (shape, dtype), "failed": ((1,), "int32")}
     columns = _list_columns(bound)
     width = 1 if not columns or columns[0][0] is None else plain(shape[-1])
-    with define_flat_kernel("check_operand", parameters) as (builder, (operand, checked, failed)):
-        wrong = T.alloc_buffer((1,), "int32", scope="local")
-        T.buffer_store(wrong, tirx.const(0, "int32"), [0])
+    with define_flat_kernel("check_operand", parameters) as (builder, buffers):
+        operand, checked, failed = map(T.buffer_proxy, buffers)
+        wrong = T.buffer_proxy(T.alloc_buffer((1,), "int32", scope="local"))
+        wrong[0] = tirx.const(0, "int32")
         with T.serial(math.prod(shape) // width) as row:
             for column in range(width):
                 place = row * width + column
-                value = tirx.BufferLoad(operand, [place])
+                value = operand[place]
                 size = next((size for own, size in columns if own in (None, column)), None)
                 result, is_wrong = _test(value, dtype, size, bound)
-                T.buffer_store(checked, result, [place])
+                checked[place] = result
                 if is_wrong is not None:
-                    found = tirx.BufferLoad(wrong, [0]) | tirx.Cast("int32", is_wrong)
-                    T.buffer_store(wrong, found, [0])
-        T.buffer_store(failed, tirx.BufferLoad(wrong, [0]), [0])
-        with T.Assert(tirx.BufferLoad(wrong, [0]) == 0, message, "ValueError"):
+                    wrong[0] = wrong[0] | tirx.Cast("int32", is_wrong)
+        failed[0] = wrong[0]
+        with T.Assert(wrong[0] == 0, message, "ValueError"):
             pass
     return builder.get().with_attr(FAILURE, message)
 
@@ -373,92 +424,6 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
     return tirx.Select(value < zero, value + limit, value), is_wrong
 
 
-# ---------------------------------------------------------------- rules
-
-
-def _no_bounds(_: relax.Call) -> _Bounds:
-    yield from ()
-
-
-def _is_integer(expr: Any) -> bool:
-    return isinstance(expr.ty, relax.TensorType) and ir.dtype_of(expr).startswith(("int", "uint"))
-
-
-def _take(call: relax.Call) -> _Bounds:
-    sizes = sizes_of(call.args[0])
-    if sizes is None or str(call.attrs.mode) not in ("fast", ""):
-        return
-    axis = call.attrs.axis
-    yield 1, Bound((math.prod(sizes) if axis is None else sizes[int(axis)],))
-
-
-def _gather_elements(call: relax.Call) -> _Bounds:
-    if (sizes := sizes_of(call.args[0])) is not None:
-        yield 1, Bound((sizes[int(call.attrs.axis)],))
-
-
-def _scatter_elements(call: relax.Call) -> _Bounds:
-    if (sizes := sizes_of(call.args[0])) is not None:
-        yield 1, Bound((sizes[int(call.attrs.axis)],), from_end=True)
-
-
-def _gather_nd(call: relax.Call) -> _Bounds:
-    yield from _list_coordinates(call, int(call.attrs.batch_dims))
-
-
-def _scatter_nd(call: relax.Call) -> _Bounds:
-    yield from _list_coordinates(call, 0)
-
-
-def _list_coordinates(call: relax.Call, first: int) -> _Bounds:
-    sizes, shape = map(sizes_of, call.args[:2])
-    if sizes is not None and shape and not is_open(shape[-1]):
-        yield 1, Bound(tuple(sizes[first : first + int(shape[-1])]))
-
-
-def _index_tensor(call: relax.Call) -> _Bounds:
-    if (sizes := sizes_of(call.args[0])) is not None:
-        yield 1, Bound(tuple(sizes), from_end=True)
-
-
-def _roi(call: relax.Call) -> _Bounds:
-    """Each region begins with the number of its image."""
-    if (sizes := sizes_of(call.args[0])) is not None and sizes_of(call.args[1]) is not None:
-        yield 1, Bound((sizes[0], None, None, None, None))
-
-
-def _divide(call: relax.Call) -> _Bounds:
-    if _is_integer(call.args[1]):
-        yield 1, Bound(None)
-
-
-_RULES: Final[Mapping[str, Callable[[relax.Call], _Bounds]]] = {
-    f"relax.{name}": rule
-    for name, rule in {
-        "take": _take,
-        "gather_elements": _gather_elements,
-        "gather_nd": _gather_nd,
-        "scatter_elements": _scatter_elements,
-        "scatter_nd": _scatter_nd,
-        "index_tensor": _index_tensor,
-        "index_put": _index_tensor,
-        "vision.roi_align": _roi,
-        "vision.roi_pool": _roi,
-        **dict.fromkeys(("divide", "floor_divide", "mod", "floor_mod"), _divide),
-    }.items()
-}
-"""Operators that need certain values -> which operands, and the bounds of each."""
-_EXTREMES: Final = ("relax.argmax", "relax.argmin")
-_KEEP_VALUES: Final = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("astype", "reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to", "flatten"),
-        *("concat", "strided_slice", "stack", "shape_to_tensor"),
-    )
-)
-"""Operators whose results have the values of their operands."""
-
-
 # ---------------------------------------------------------------- divisions in kernels
 
 
@@ -478,7 +443,6 @@ def keep_divisions_from_trapping(mod: tvm.IRModule, context: LoweringContext) ->
 
 
 def _divide_safely(division: Any) -> Any:
-    """Return an integer division that does not trap."""
     dtype = str(division.ty.dtype)
     left, right = division.a, division.b
     if not dtype.startswith(("int", "uint")) or not ir.find_nodes(right, tvm.ir.TensorLoad):

@@ -1,4 +1,4 @@
-"""Gives each kernel variables of its own for its open sizes.
+"""Sizes of open kernels: variables of their own, and reshapes by the multiples of dimensions.
 
 A tensor whose height is `(h - 1) // 4 + 1` gives a kernel an expression of a dimension that no buffer
 has, and that each call passes. With a variable in place of the expression, the buffers bind it, kernels
@@ -8,13 +8,14 @@ of all stages of a network are alike, and they do not depend on the order in whi
 from __future__ import annotations
 
 import itertools
+import math
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.s_tir import SBlockRealize
 
 from tvmflow.compiler import ir
@@ -22,14 +23,20 @@ from tvmflow.compiler.open_sizes import (
     IrSize,
     is_open,
     list_symbols,
+    make_analyzer,
     plain,
     read_dimensions,
     same_size,
     simplify,
+    sizes_of,
 )
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_functions
+from tvmflow.compiler.passes.rewriter import (
+    INJECTIVE,
+    MainRewriter,
+    rewrite_functions,
+    rewrite_main,
+)
 
-_CALL: Final = "relax.call_tir"
 _EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)
 
 
@@ -62,49 +69,32 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
 
 
 class _KernelRewriter(MainRewriter):
-    """Rewrites the calls of kernels with open sizes."""
+    OPERATORS = ("relax.call_tir",)
 
     def __init__(
-        self,
-        mod: tvm.IRModule,
-        kernels: Mapping[Any, tirx.PrimFunc],
-        rewrite: Callable[[Any], Any],
+        self, mod: tvm.IRModule, kernels: Mapping[Any, tirx.PrimFunc], rewrite: Callable[[Any], Any]
     ) -> None:
         super().__init__(mod)
-        self._kernels, self._rewrite = kernels, rewrite
+        self._kernels, self._change = kernels, rewrite
         self._made: dict[Any, tuple[Any, list[int]]] = {}
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        call = super().visit_call_(call)
-        if ir.operator_name(call) != _CALL or call.args[0] not in self._kernels:
-            return call
-        variable, arguments = call.args[:2]
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        variable, arguments = rewritten.args[:2]
+        if variable not in self._kernels:
+            return None
         if variable not in self._made:
-            kernel = self._rewrite(self._kernels[variable])
-            own = _order_sizes(kernel, len(arguments.fields))
+            kernel = self._change(self._kernels[variable])
+            kernel, positions = _order_sizes(kernel, len(arguments.fields))
             # without the number that TVM appends to a name that is taken
             name = str(variable.name_hint).rstrip(string.digits)
             # each time, TVM would look for an equal one
-            self._made[variable] = self.builder_.add_func(own.kernel, name), own.arguments
+            self._made[variable] = self.builder_.add_func(kernel, name), positions
         made, positions = self._made[variable]
         operands = [made, relax.Tuple([arguments.fields[position] for position in positions])]
-        return relax.Call(call.op, operands, call.attrs, call.ty_args)
-
-
-class _OwnKernel(NamedTuple):
-    """A kernel with variables of its own.
-
-    Attributes:
-        kernel: The kernel.
-        arguments: The positions of the arguments that it still takes.
-    """
-
-    kernel: tirx.PrimFunc
-    arguments: list[int]
+        return relax.Call(call.op, operands, call.attrs, rewritten.ty_args)
 
 
 def _list_sizes(kernel: tirx.PrimFunc) -> Iterator[IrSize]:
-    """Yield the sizes of the parameters of a kernel."""
     for param in kernel.params:
         yield from map(plain, getattr(param.ty, "shape", ()))
 
@@ -235,12 +225,10 @@ def _with_lengths(
     return kernel.with_body(ir.replace_variables(body, own) if own else body)
 
 
-def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> _OwnKernel:
-    """Return a kernel that takes its dimensions in the order of its shapes, and no others.
+def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, list[int]]:
+    """Return a kernel that takes its dimensions in the order of its shapes, and its arguments.
 
-    Args:
-        kernel: The kernel.
-        inputs: How many of its parameters are arguments of a call.
+    So many of its parameters are arguments of a call; the positions are of those that it still takes.
     """
     symbols = [symbol for size in _list_sizes(kernel) for symbol in list_symbols(size)]
     own = {
@@ -261,7 +249,7 @@ def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> _OwnKernel:
     ]
     taken = tensors + sorted(scalars, key=lambda position: used.index(kernel.params[position]))
     params = [*(kernel.params[position] for position in taken), *kernel.params[inputs:]]
-    return _OwnKernel(tirx.PrimFunc(params, kernel.body, kernel.ret_type, kernel.attrs), taken)
+    return tirx.PrimFunc(params, kernel.body, kernel.ret_type, kernel.attrs), taken
 
 
 def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> Any:
@@ -273,3 +261,90 @@ def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> A
             if isinstance(rest, int):
                 return variable + rest if rest else variable
     return node
+
+
+# ---------------------------------------------------------------- reshapes
+# Reshapes of open sizes by groups of axes, which fit by the multiples of dimensions.
+#
+# A window of 4 rows of an image of `h // 2` rows, `h` being a multiple of 8, is one of `h // 8`. TVM knows no multiples:
+# it divides the place of each element in the whole tensor by all sizes, and fuses such a kernel with no other.
+
+
+class _Group(NamedTuple):
+    """Axes of a tensor that become other axes of as many elements."""
+
+    before: list[int]
+    after: list[int]
+
+
+def group_open_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
+    """Convert reshapes whose sizes are the same by the multiples of dimensions."""
+    has_multiples = any(entry.multiple_of > 1 for entry in read_dimensions(mod["main"]))
+    return rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
+
+
+class _ReshapeRewriter(MainRewriter):
+    OPERATORS = ("relax.reshape",)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        before, after = sizes_of(call.args[0]), sizes_of(call)
+        if not before or not after or not any(map(is_open, (*before, *after))):
+            return None
+        groups = self._group_axes(before, after)
+        if groups is None or all(same_size(*_counts(group, before, after)) for group in groups):
+            return None
+        # no variable of its own: fusion ends at a second name
+        return self.builder_.call_te(
+            _reshape,
+            rewritten.args[0],
+            list(after),
+            groups,
+            primfunc_name_hint="reshape",
+            primfunc_attrs=INJECTIVE,
+        )
+
+    def _group_axes(self, before: Sequence[IrSize], after: Sequence[IrSize]) -> list[_Group] | None:
+        """Return the smallest groups in their order; None where there is only one, or none is known."""
+        analyzer, is_known = make_analyzer((*before, *after), self.dimensions)
+        if not is_known:
+            return None
+        groups: list[_Group] = []
+        left = list(range(len(before))), list(range(len(after)))
+        is_whole = True
+        while any(left):
+            if is_whole and all(left):
+                groups.append(_Group([], []))
+            own, other = map(self.numbers.size, _counts(groups[-1], before, after))
+            side = 0 if left[0] and (own <= other or not left[1]) else 1
+            groups[-1][side].append(left[side].pop(0))
+            counts = _counts(groups[-1], before, after)
+            is_whole = all(groups[-1]) and bool(analyzer.can_prove_equal(*counts))
+        return groups if is_whole and len(groups) > 1 else None
+
+
+def _counts(
+    group: _Group, before: Sequence[IrSize], after: Sequence[IrSize]
+) -> tuple[IrSize, IrSize]:
+    """Return the elements of both sides of a group."""
+    sides = ((before, group.before), (after, group.after))
+    first, second = (math.prod(sizes[axis] for axis in axes) for sizes, axes in sides)
+    return first, second
+
+
+def _reshape(tensor: Any, sizes: Sequence[Any], groups: Sequence[Sequence[Sequence[int]]]) -> Any:
+    """Return a tensor in another shape, whose groups of axes keep their places."""
+
+    def read(*places: Any) -> Any:
+        indices: list[Any] = []
+        for before, after in groups:
+            place = places[after[0]]
+            for axis in after[1:]:
+                place = place * sizes[axis] + places[axis]
+            own: list[Any] = []
+            for axis in reversed(before[1:]):
+                own.append(place % tensor.shape[axis])
+                place = place // tensor.shape[axis]
+            indices += [place, *reversed(own)]
+        return tensor(*indices)
+
+    return te.compute(sizes, read, name="T_reshape")

@@ -13,14 +13,9 @@ from tvm import relax, te, tirx
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.open_sizes import same_size, same_sizes, sizes_of
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import ROUNDING, ROUNDING_BITS
 
-_CONV1D: Final = "relax.nn.conv1d"
-_CONV2D: Final = "relax.nn.conv2d"
-_CONV3D: Final = "relax.nn.conv3d"
-_CONVOLUTIONS: Final = (_CONV1D, _CONV2D, _CONV3D)
-_TRANSPOSED: Final = tuple(f"{name}_transpose" for name in _CONVOLUTIONS)
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
 BYTES: Final = ("int8", "uint8")
@@ -33,43 +28,23 @@ _MAX_SCALE: Final = 2.0**100
 # The difference of two bytes.
 _MAX_ZERO_POINT: Final = 255
 # Operators that become part of the kernel before them if they read nothing else but weights.
-_EPILOGUE: Final = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "quantize"),
-        *("sigmoid", "tanh", "erf", "sqrt", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
-    )
+_EPILOGUE: Final = ir.operators(
+    "add subtract multiply divide maximum minimum clip quantize sigmoid tanh erf sqrt",
+    "nn.relu nn.leakyrelu nn.gelu nn.silu",
 )
 # What moves weights, or surrounds them with zeros.
-_MOVES: Final = frozenset(f"relax.{name}" for name in ("reshape", "permute_dims", "nn.pad"))
+_MOVES: Final = ir.operators("reshape permute_dims nn.pad")
 # The sizes of scales that broadcast to each other: 1 and another one.
 _SCALES: Final = 2
 # Products of the same scales differ by their rounding.
 _SAME_SCALE: Final = 1e-6
-# The rank of an operator's weights.
-_WEIGHT_RANKS: Final = {
+WEIGHT_RANKS: Final = {
     _MATMUL: 2,
-    **{name: rank for names in (_CONVOLUTIONS, _TRANSPOSED) for rank, name in enumerate(names, 3)},
+    **{name: 2 + n for name, n in {**ir.CONVOLUTIONS, **ir.TRANSPOSED_CONVOLUTIONS}.items()},
 }
-
-
-def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite convolutions and products with weights s·w to products with w, multiplied by s.
-
-    The weights w are int8.
-    """
-    return rewrite_main(mod, _WeightDequantizeFolder)
-
-
-def fuse_requantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Rewrite quantization that dequantization follows at once to rounding of float32.
-
-    Divide without divisions.
-
-    The results are the same, except that a zero may be −0. Where the CPU has dot products, what
-    goes from kernel to kernel stays bytes.
-    """
-    return rewrite_main(mod, _RequantizeFuser, context)
+"""The products with constant weights of which there are kernels of integers -> the rank of their weights."""
+SELECTIONS: Final = ir.operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
+"""Operators that give some of the numbers that they read: integers go through them."""
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
@@ -107,27 +82,27 @@ class QuantizedData(NamedTuple):
 
 def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
     """Return the integers of 8 bits that were converted to data with one scale; None for other data."""
-    call = ir.as_call(flow.values.get(ir.resolve_alias(data, flow.values.get)), "relax.dequantize")
+    call = flow.find_call(flow.resolve(data), "relax.dequantize")
     if call is None or not ir.is_float32(call):
         return None
-    integers, *parameters = call.args
+    integers, scale, zero_point = call.args
     if ir.dtype_of(integers) not in BYTES or sizes_of(integers) is None:
         return None
-    scale, zero_point = parameters
-    if not isinstance(scale, tvm.ir.Constant) or scale.value.numpy().size > 1:
+    scales, known = ir.constant_array(scale), ir.constant_array(zero_point)
+    if scales is None or scales.size > 1:
         return None
-    if not isinstance(zero_point, tvm.ir.Constant):
+    if known is None:
         is_byte = ir.dtype_of(zero_point) == ir.dtype_of(integers)
         if not is_byte or ir.shape_of(zero_point) != ():
             return None
-    elif (known := zero_point.value.numpy()).size == 1:
+    elif known.size == 1:
         zero_point = int(known.item())
     else:
         return None
-    return QuantizedData(integers, float(scale.value.numpy().item()), zero_point)
+    return QuantizedData(integers, float(scales.item()), zero_point)
 
 
-def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | None:
+def find_integer_weights(flow: ir.DataFlow, weights: Any) -> WeightSource | None:
     """Return the call that converted weights from int8; None for other weights."""
     source = _find_source("relax.astype", weights, flow)
     is_integer = source is not None and ir.dtype_of(source.call.args[0]) == _WEIGHT_DTYPE
@@ -137,13 +112,12 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | Non
 def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
     """Return what a zero point was subtracted from, and the zero point as int32.
 
-    The zero point is that of a matrix, or of each of its columns. For others, return the weights
-    and None.
+    The zero point is that of a matrix, or of each of its columns. For others, return the weights and None.
     """
-    difference: Any = ir.as_call(flow.values.get(weights), "relax.subtract")
-    if difference is None or not isinstance(difference.args[1], tvm.ir.Constant):
+    difference = flow.find_call(weights, "relax.subtract")
+    zeros = None if difference is None else ir.constant_array(difference.args[1])
+    if zeros is None:
         return weights, None
-    zeros = difference.args[1].value.numpy()
     integers = np.clip(np.rint(zeros), -_MAX_ZERO_POINT, _MAX_ZERO_POINT).astype(np.int32)
     is_of_columns = all(extent == 1 for extent in zeros.shape[:-1])
     if not is_of_columns or not np.array_equal(integers, zeros):
@@ -177,20 +151,11 @@ def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
 
 
 def scale_sums(
-    rewriter: MainRewriter,
-    sums: Any,
-    weights: Any,
-    shape: list[int],
-    data: QuantizedData,
+    rewriter: MainRewriter, sums: Any, weights: Any, shape: list[int], data: QuantizedData
 ) -> Any:
-    """Emit the float32 of sums of products of integers.
+    """Emit the float32 of sums of products of data and integer weights.
 
-    Args:
-        rewriter: The rewriter.
-        sums: Sums of data times weights.
-        weights: The weights, integers of which the first axis is that of the results.
-        shape: The shape of one number for each result, as it broadcasts over the sums.
-        data: The scale and zero point of the data.
+    The first axis of the weights is that of the results; `shape` is that of one number for each, which broadcasts.
     """
     zero_point = data.zero_point
     if not isinstance(zero_point, int) or zero_point:
@@ -205,105 +170,95 @@ def scale_sums(
     return rewriter.emit(relax.op.multiply(real, relax.const(data.scale, "float32")))
 
 
-class _WeightSource(NamedTuple):
+class WeightSource(NamedTuple):
     """The call that made weights, and whether they are a matrix that was transposed since."""
 
     call: Any
     is_transposed: bool
 
 
-def _find_source(name: str, weights: Any, flow: ir.DataFlow) -> _WeightSource | None:
+def _find_source(name: str, weights: Any, flow: ir.DataFlow) -> WeightSource | None:
     value = flow.values.get(weights)
     transposed = ir.as_call(value, "relax.permute_dims")
     if transposed is not None and len(ir.shape_of(transposed) or ()) == 2:
         axes = transposed.attrs.axes
         value = flow.values.get(transposed.args[0]) if axes is None or int(axes[0]) else None
     call = ir.as_call(value, name)
-    return None if call is None else _WeightSource(call, transposed is not None)
+    return None if call is None else WeightSource(call, transposed is not None)
 
 
-class _WeightDequantizeFolder(MainRewriter):
-    """Moves the scale of weights behind the operator that reads them."""
+class WeightDequantizeFolder(MainRewriter):
+    """Rewrites products with weights s·w, of which w are int8, to products with w, multiplied by s."""
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
+    OPERATORS = tuple(WEIGHT_RANKS)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
         name = ir.operator_name(call)
-        if name not in _WEIGHT_RANKS or len(ir.shape_of(call.args[1]) or ()) != _WEIGHT_RANKS[name]:
-            return rewritten
+        if len(ir.shape_of(call.args[1]) or ()) != WEIGHT_RANKS[name]:
+            return None
         source = _find_source("relax.dequantize", call.args[1], self.flow)
-        if source is None:
-            return rewritten
-        has_columns = name == _MATMUL and not source.is_transposed
-        axis = int(has_columns or name in _TRANSPOSED)
-        if name in _TRANSPOSED and int(call.attrs.groups) > 1:
-            return rewritten
+        is_transposed = name in ir.TRANSPOSED_CONVOLUTIONS
+        if source is None or (is_transposed and int(call.attrs.groups) > 1):
+            return None
+        axis = int(is_transposed or (name == _MATMUL and not source.is_transposed))
         if not self._is_symmetric_along(axis, source.call):
-            return rewritten
+            return None
         integers, scale, _ = source.call.args
-        emit = self.builder_.emit
+        emit = self.emit
         weights = emit(relax.op.astype(self.visit_expr(integers), "float32"))
         if source.is_transposed:
             weights = emit(relax.op.permute_dims(weights))
         product = emit(relax.Call(call.op, [rewritten.args[0], weights], call.attrs))
-        factor = scale.value.numpy().reshape(-1, *[1] * (_WEIGHT_RANKS[name] - 2))
+        factor = scale.value.numpy().reshape(-1, *[1] * (WEIGHT_RANKS[name] - 2))
         return relax.op.multiply(product, relax.const(factor, "float32"))
 
     def _is_symmetric_along(self, axis: int, dequantize: Any) -> bool:
         """Return whether int8 weights have zero points of 0, and one scale, or one for each index of an axis."""
         integers, scale, zero_point = dequantize.args
-        if (
-            ir.dtype_of(integers) != _WEIGHT_DTYPE
-            or not self.flow.is_weight(integers)
-            or not all(isinstance(expr, tvm.ir.Constant) for expr in (scale, zero_point))
-            or zero_point.value.numpy().any()
-        ):
+        scales, is_integer = ir.constant_array(scale), ir.dtype_of(integers) == _WEIGHT_DTYPE
+        if not is_integer or not self.flow.is_weight(integers) or scales is None:
             return False
-        shape, scales = ir.known_shape(integers), scale.value.numpy().size
-        if scales == 1:
-            return True
-        return int(dequantize.attrs.axis) % len(shape) == axis and scales == shape[axis]
+        shape = ir.known_shape(integers)
+        is_along = int(dequantize.attrs.axis) % len(shape) == axis and scales.size == shape[axis]
+        return ir.is_zero(zero_point) and (scales.size == 1 or is_along)
 
 
 def _find_parameters(call: Any) -> tuple[float, int] | None:
-    """Return the scale and the zero point of a quantize or dequantize; None for others.
-
-    It has one of each for a tensor of 8 or 16 bits.
-    """
+    """Return the one scale and zero point of a quantize or dequantize of 8 or 16 bits; None for others."""
     data, *parameters = call.args
     dtype = ir.dtype_of(call if ir.is_float32(data) else data)
-    constants = [value.value.numpy() for value in parameters if isinstance(value, tvm.ir.Constant)]
-    if dtype not in _DATA_DTYPES or [constant.size for constant in constants] != [1, 1]:
+    constants = [array for array in map(ir.constant_array, parameters) if array is not None]
+    if dtype not in _DATA_DTYPES or [array.size for array in constants] != [1, 1]:
         return None
-    scale, zero_point = (constant.item() for constant in constants)
+    scale, zero_point = (array.item() for array in constants)
     return (float(scale), int(zero_point)) if _MIN_SCALE < scale < _MAX_SCALE else None
 
 
-class _RequantizeFuser(MainRewriter):
-    """Rewrites pairs of quantize and dequantize, quantize alone, and sums of quantized data."""
+class RequantizeFuser(TargetRewriter):
+    """Rewrites quantization that dequantization follows at once to rounding of float32, without divisions.
+
+    Besides it rewrites quantization alone, and sums of quantized data. The results are the same, except that a zero may
+    be −0. Where the CPU has dot products, what goes from kernel to kernel stays bytes.
+    """
+
+    OPERATORS = ir.operators("quantize dequantize add multiply")
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
+        super().__init__(mod, context)
         self._keeps_bytes = context.has_dot_products()
-        cpu = context.cpu
-        self._division = Division(
-            has_fma=cpu is not None and cpu.has_fma,
-            by_reciprocal=cpu is not None and cpu.factor_lanes > 0,
-        )
+        self._division = Division(self._cpu.has_fma, by_reciprocal=self._cpu.factor_lanes > 0)
         self._positions = {value: n for n, value in enumerate(self.flow.values.values())}
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        name = ir.operator_name(call)
-        rewritten = None
-        if name == "relax.quantize":
-            rewritten = self._rewrite_quantize(call)
-        elif name == "relax.dequantize" and self._is_rounded(call):
-            # The quantize is the rounding.
-            rewritten = self.visit_expr(call.args[0])
-        elif name == "relax.add" and self._keeps_bytes:
-            rewritten = self._rewrite_sum(call)
-        elif name == "relax.multiply":
-            rewritten = self._merge_scales(call)
-        return super().visit_call_(call) if rewritten is None else rewritten
+    def _replace(self, call: Any) -> Any:
+        match ir.operator_name(call):
+            case "relax.quantize":
+                return self._rewrite_quantize(call)
+            case "relax.dequantize":
+                # the quantize is the rounding
+                return self.visit_expr(call.args[0]) if self._is_rounded(call) else None
+            case "relax.add":
+                return self._rewrite_sum(call) if self._keeps_bytes else None
+        return self._merge_scales(call)
 
     def _rewrite_quantize(self, call: relax.Call) -> Any:
         """Return the rounding of float32, or bytes without a division; None for what is neither."""
@@ -369,20 +324,19 @@ class _RequantizeFuser(MainRewriter):
 
         The bias has been dequantized with the factors of the sums.
         """
-        cast = ir.as_call(self._used_once(data), "relax.astype")
-        if cast is None or ir.dtype_of(cast.args[0]) != "int32":
+        cast = self._find_cast(data)
+        if cast is None:
             return None
         moves, source = self._find_moved(bias)
         if (known := ir.as_call(source, "relax.dequantize")) is None:
             return None
         integers, *parameters = known.args
         scales = [self._find_moved(factor)[1] for factor in factors]
-        constants = [
-            value for value in (*parameters, *scales) if isinstance(value, tvm.ir.Constant)
-        ]
-        if ir.dtype_of(integers) != "int32" or len(constants) != 2 + len(scales):
+        arrays = [ir.constant_array(value) for value in (*parameters, *scales)]
+        constants = [array.ravel() for array in arrays if array is not None]
+        if ir.dtype_of(integers) != "int32" or len(constants) != len(arrays):
             return None
-        scale, zero, *others = (value.value.numpy().ravel() for value in constants)
+        scale, zero, *others = constants
         sizes = {scale.size, *(other.size for other in others), 1}
         if zero.any() or len(sizes) > _SCALES:
             return None
@@ -403,7 +357,7 @@ class _RequantizeFuser(MainRewriter):
         """Return the operators that have moved weights, the last one first, and what they have moved."""
         moves: list[Any] = []
         while True:
-            weights = ir.resolve_alias(weights, self.flow.values.get)
+            weights = self.flow.resolve(weights)
             value = self.flow.values.get(weights, weights)
             if ir.operator_name(value) not in _MOVES:
                 return moves, value
@@ -411,35 +365,32 @@ class _RequantizeFuser(MainRewriter):
             weights = value.args[0]
 
     def _merge_scales(self, call: relax.Call) -> Any:
-        """Return the product of integral sums and one constant.
-
-        The constant replaces the scale of the data and those of the weights.
-        """
+        """Return integral sums times one constant, in place of the scale of the data and those of the weights."""
         inner = ir.as_call(self._used_once(call.args[0]), "relax.multiply")
         if inner is None or not ir.is_float32(call) or not self.flow.is_weight(call.args[1]):
             return None
         data, scale = inner.args
-        source = ir.as_call(self._used_once(data), "relax.astype")
-        if source is None or ir.dtype_of(source.args[0]) != "int32":
-            return None
-        if not isinstance(scale, tvm.ir.Constant) or ir.shape_of(scale) != ():
+        is_scalar = isinstance(scale, tvm.ir.Constant) and ir.shape_of(scale) == ()
+        if not is_scalar or self._find_cast(data) is None:
             return None
         factors = self.emit(relax.op.multiply(self.visit_expr(call.args[1]), scale))
         return relax.op.multiply(self.visit_expr(data), factors)
 
     def _used_once(self, var: Any) -> Any:
         """Return the value of a variable, or of what it renames, that is used once; None for others."""
-        return self.flow.value_if_used_once(ir.resolve_alias(var, self.flow.values.get))
+        return self.flow.value_if_used_once(self.flow.resolve(var))
+
+    def _find_cast(self, data: Any) -> Any:
+        """Return the conversion of int32 that computes data that are used once; None for others."""
+        cast = ir.as_call(self._used_once(data), "relax.astype")
+        return cast if cast is not None and ir.dtype_of(cast.args[0]) == "int32" else None
 
     def _rewrite_sum(self, call: relax.Call) -> Any:
-        """Return a kernel that reads bytes.
-
-        Their conversion would become part of the kernel that computes them.
-        """
+        """Return a kernel that reads bytes, which would else be converted in the kernel before it."""
         sizes = sizes_of(call)
         operands, parameters = [], []
         for argument in call.args:
-            value = ir.as_call(self.flow.values.get(argument), "relax.dequantize")
+            value = self.flow.find_call(argument, "relax.dequantize")
             known = None
             is_data = value is not None and not self.flow.is_weight(argument)
             if is_data and ir.is_float32(value) and not self._is_rounded(value):
@@ -456,10 +407,7 @@ class _RequantizeFuser(MainRewriter):
         return self.kernel(add, "add", *operands, parameters, pattern=None)
 
     def _is_rounded(self, call: Any) -> bool:
-        """Return whether a dequantize and the quantize that it reads are computed as rounding.
-
-        Nothing else reads the quantize.
-        """
+        """Return whether a dequantize and the quantize, which only it reads, are computed as rounding."""
         pair = self._find_pair(call)
         if pair is None or not self._keeps_bytes:
             return pair is not None
@@ -484,7 +432,7 @@ class _RequantizeFuser(MainRewriter):
         """Return the quantize that a dequantize reverts, and that nothing else reads; None for others."""
         if (dequantize := ir.as_call(call, "relax.dequantize")) is None:
             return None
-        quantize = ir.as_call(self.flow.value_if_used_once(dequantize.args[0]), "relax.quantize")
+        quantize = self.flow.find_call_used_once(dequantize.args[0], "relax.quantize")
         if quantize is None or not (ir.is_float32(quantize.args[0]) and ir.is_float32(dequantize)):
             return None
         parameters = _find_parameters(quantize)
@@ -537,12 +485,8 @@ def quantize(
 ) -> Any:
     """Return the integers round(x / scale) + zero_point, clamped to a dtype of at most 16 bits.
 
-    Args:
-        data: A tensor x of float32; or sums, and what makes their quotients: factors and, where there are any, offsets.
-        scale: The scale of the whole tensor.
-        zero_point: The integer that stands for 0.
-        dtype: The dtype of the integers.
-        division: How x is divided by the scale.
+    The data are a tensor x of float32; or sums, and what makes their quotients: factors and, where there are any,
+    offsets.
     """
 
     def element(*index: Any) -> Any:
@@ -567,7 +511,7 @@ def _round_to_bits(
     """
     sums, *others = data
     one = [tirx.const(float(np.float32(1) / np.float32(scale)), _FLOAT)]
-    factor, *offsets = [_broadcast_to(other, index) for other in others] or one
+    factor, *offsets = [read_broadcast(other, index) for other in others] or one
     quotient = sum(offsets, sums(*index) * factor) + tirx.const(ROUNDING + at, _FLOAT)
     limits = np.iinfo(dtype)
     lowest = ROUNDING_BITS - zero_point + at
@@ -575,8 +519,8 @@ def _round_to_bits(
     return tirx.max(tirx.min(tirx.reinterpret("int32", quotient), upper), lower)
 
 
-def _broadcast_to(tensor: Any, index: Sequence[Any]) -> Any:
-    """Return the number of a tensor that an element of another is multiplied with or added to."""
+def read_broadcast(tensor: Any, index: Sequence[Any]) -> Any:
+    """Return the element of a tensor that is broadcast to another one, at a place in that."""
     shape = tensor.shape
     places = zip(shape, index[len(index) - len(shape) :], strict=True)
     return tensor(*(0 if same_size(extent, 1) else place for extent, place in places))
@@ -602,14 +546,12 @@ def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -
 
 
 def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, division: Division) -> Any:
-    """Return x / scale with the rounding of a division.
+    """Return x / scale with the rounding of a division, x clamped to what integers stand for.
 
-    x is clamped to what the integers of a dtype stand for.
-
-    A division takes ten times as long as a multiplication. The quotient is a product with the
-    reciprocal of the scale and then corrected by its remainder, which one instruction computes without
-    an error (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
-    1990). Rounded to an integer, a clamped quotient lies within the limits.
+    A division takes ten times as long as a multiplication. The quotient is a product with the reciprocal of the
+    scale and then corrected by its remainder, which one instruction computes without an error (Markstein,
+    "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). Rounded to an integer, a
+    clamped quotient lies within the limits.
     """
     divisor, limits = np.float32(scale), np.iinfo(dtype)
     multiples = (np.float32(int(limit) - zero_point) for limit in (limits.min, limits.max))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain, sizes_of
-from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.recurrent import (
     TERMS,
     Dots,
@@ -37,20 +35,12 @@ def padded_units(hidden: int) -> int:
     return -(-hidden // _UNIT_MULTIPLE) * _UNIT_MULTIPLE
 
 
-def lower_recurrent(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Lower the recurrent layers of a model for the target."""
-    if not ir.calls_operator(mod, Recurrent.NAME):
-        return mod
-    return rewrite_main(mod, _RecurrentRewriter, context)
+class RecurrentRewriter(TargetRewriter):
+    """Lowers recurrent layers for the target."""
 
+    OPERATORS = (Recurrent.NAME,)
 
-class _RecurrentRewriter(TargetRewriter):
-    """Rewrites recurrent layers."""
-
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
-        if ir.as_call(call, Recurrent.NAME) is None:
-            return rewritten
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
         is_gpu = not self._context.is_cpu() and self.depends_on_inputs(call)
         operator, operands = Recurrent.read(call), RecurrentOperands(*rewritten.args)
         sizes, hidden = sizes_of(operands.x), ir.known_shape(operands.recurrent)[-1]
@@ -73,23 +63,24 @@ class _RecurrentRewriter(TargetRewriter):
         )
         return _Lowering(self, layer, operands, integers).lower(is_gpu)
 
-    def _find_integers(self, call: relax.Call) -> _IntegerWeights | None:
-        """Return the integers that the recurrent weights of a layer stand for; None for others."""
-        var = ir.resolve_alias(RecurrentOperands(*call.args).recurrent, self.flow.values.get)
-        real = ir.as_call(self.flow.values.get(var), "relax.dequantize")
+    def _find_integers(self, call: relax.Call) -> tuple[Any, Any] | None:
+        """Return the integers (d·g·h, h) of recurrent weights and the scale of each row; None for others."""
+        var = self.flow.resolve(RecurrentOperands(*call.args).recurrent)
+        real = self.flow.find_call(var, "relax.dequantize")
         if real is None or not ir.is_float32(real) or len(ir.known_shape(real)) != _RANK:
             return None
         integers, scales, zeros = real.args
-        if ir.dtype_of(integers) != "int8" or int(real.attrs.axis) % _RANK or not _is_zero(zeros):
+        if ir.dtype_of(integers) != "int8" or int(real.attrs.axis) % _RANK or not ir.is_zero(zeros):
             return None
         if ir.known_shape(scales) != ir.known_shape(real)[:1]:
             return None
-        return _IntegerWeights(self.visit_expr(integers), self.visit_expr(scales))
+        return self.visit_expr(integers), self.visit_expr(scales)
 
     def _find_dots(self, operands: RecurrentOperands, lanes: int) -> Dots | None:
         """Return the dot products of a layer whose state is rounded; None where products are of floats."""
         cpu, rounding = self._context.cpu, operands.rounding
-        is_rounded = isinstance(rounding, tvm.ir.Constant) and rounding.value.numpy()[0] == 0
+        array = ir.constant_array(rounding)
+        is_rounded = array is not None and array[0] == 0
         # without a dtype, weights have too many bits for the target's instructions
         if not is_rounded or cpu is None or cpu.dot_dtype is None or lanes % cpu.lanes:
             return None
@@ -112,13 +103,6 @@ class _RecurrentRewriter(TargetRewriter):
         return cpu.lanes * vectors
 
 
-class _IntegerWeights(NamedTuple):
-    """Recurrent weights as integers (d·g·h, h), and the scale of each row."""
-
-    integers: Any
-    scales: Any
-
-
 class _Lowering:
     """The lowering of a layer: `d` directions, `g` gates, `h` units, `u` with padding (tiles of lanes)."""
 
@@ -127,9 +111,9 @@ class _Lowering:
         rewriter: MainRewriter,
         layer: RecurrentLayer,
         operands: RecurrentOperands,
-        integers: _IntegerWeights | None,
+        integers: tuple[Any, Any] | None,
     ) -> None:
-        self._rewriter = rewriter
+        self._rewriter, self._emit, self._reshape = rewriter, rewriter.emit, rewriter.reshape
         self._layer, self._operator = layer, layer.operator
         self._operands, self._integers = operands, integers
         self._dtype = ir.dtype_of(operands.x)
@@ -146,12 +130,17 @@ class _Lowering:
             weights=self._pack_recurrent(),
             hidden=self._initial(operands.hidden),
             cell=self._initial(operands.cell) if is_lstm else None,
-            peepholes=self._peepholes() if is_lstm and _is_given(operands.peepholes) else None,
+            peepholes=self._pad_units(operands.peepholes, [operator.directions, 3], [])
+            if is_lstm and _is_given(operands.peepholes)
+            else None,
             product_bias=product_bias,
             lengths=operands.lengths if _is_given(operands.lengths) else None,
             scales=self._scales(),
             starts=self._starts(),
-            rounding=self._rounding(),
+            # dot products have their own rounding
+            rounding=self._cast(operands.rounding)
+            if _is_given(operands.rounding) and self._layer.dots is None
+            else None,
         )
 
         def kernel(*tensors: Any) -> Any:
@@ -200,7 +189,7 @@ class _Lowering:
     def _pack_recurrent(self) -> Any:
         """Return the recurrent weights (d·g·h, h) as the kernel reads them, see `RecurrentInputs`."""
         layer, operator = self._layer, self._operator
-        weights = self._operands.recurrent if self._integers is None else self._integers.integers
+        weights = self._operands.recurrent if self._integers is None else self._integers[0]
         outer = [operator.directions, operator.gates]
         weights = self._pad_units(weights, outer, [layer.hidden])
         if missing := layer.units - layer.hidden:
@@ -217,7 +206,7 @@ class _Lowering:
         """Return what sums of integer weights are multiplied by: (d, g, u)."""
         if self._integers is None:
             return None
-        scales = self._integers.scales
+        scales = self._integers[1]
         if self._layer.dots is not None:
             step = self._constant(np.asarray(1 / STATE_STEPS))
             scales = self._emit(relax.op.multiply(scales, step))
@@ -228,15 +217,10 @@ class _Lowering:
         dots = self._layer.dots
         if self._integers is None or dots is None or not dots.zero_point:
             return None
-        wide = self._rewriter.cast(self._integers.integers, "int32")
+        wide = self._rewriter.cast(self._integers[0], "int32")
         sums = self._emit(relax.op.sum(wide, 1))
         moved = self._emit(relax.op.multiply(sums, relax.const(-dots.zero_point, "int32")))
         return self._pad_units(moved, [self._operator.directions, self._operator.gates], [])
-
-    def _rounding(self) -> Any:
-        """Return how the state is rounded where sums are of floats."""
-        is_rounded = _is_given(self._operands.rounding) and self._layer.dots is None
-        return self._cast(self._operands.rounding) if is_rounded else None
 
     def _biases(self) -> tuple[Any, Any]:
         """Return the sum of the biases (d, g, h), and a GRU's bias of the state's product (d, u)."""
@@ -246,24 +230,20 @@ class _Lowering:
         if not _is_given(self._operands.bias):
             zeros = self._constant(np.zeros((directions, layer.units)))
             return None, zeros if needs_product_bias else None
-        biases = self._reshape(
-            self._cast(self._operands.bias), [directions, 2, gates, layer.hidden]
-        )
-        sizes = [directions, gates, layer.hidden]
+        sizes = [directions, 2, gates, layer.hidden]
+        biases = self._reshape(self._cast(self._operands.bias), sizes)
         of_input, of_state = (
-            self._reshape(self._slice(biases, 1, index, index + 1), sizes) for index in range(2)
+            self._reshape(self._slice(biases, index), [directions, gates, layer.hidden])
+            for index in range(2)
         )
-        if not needs_product_bias:
-            return self._emit(relax.op.add(of_input, of_state)), None
-        product_bias = self._slice(of_state, 1, 2, 3)
-        # The reset gate does not multiply the other two.
-        keep = self._constant(np.reshape([1, 1, 0], (3, 1)))
-        of_state = self._emit(relax.op.multiply(of_state, keep))
-        product_bias = self._pad_units(product_bias, [directions], [])
+        product_bias = None
+        if needs_product_bias:
+            product_bias = self._slice(of_state, 2)
+            # The reset gate does not multiply the other two.
+            keep = self._constant(np.reshape([1, 1, 0], (3, 1)))
+            of_state = self._emit(relax.op.multiply(of_state, keep))
+            product_bias = self._pad_units(product_bias, [directions], [])
         return self._emit(relax.op.add(of_input, of_state)), product_bias
-
-    def _peepholes(self) -> Any:
-        return self._pad_units(self._operands.peepholes, [self._operator.directions, 3], [])
 
     def _initial(self, state: Any) -> Any:
         """Return an initial state as (d, n, u)."""
@@ -292,22 +272,12 @@ class _Lowering:
         # without a dtype, TVM would make float64 float32
         return relax.const(array.astype(self._sum_dtype), self._sum_dtype)
 
-    def _slice(self, tensor: Any, axis: int, begin: int, end: int) -> Any:
-        return self._emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
-
-    def _reshape(self, tensor: Any, shape: Sequence[IrSize]) -> Any:
-        return self._rewriter.reshape(tensor, shape)
+    def _slice(self, tensor: Any, index: int) -> Any:
+        return self._emit(relax.op.strided_slice(tensor, [1], [index], [index + 1]))
 
     def _cast(self, tensor: Any) -> Any:
         return self._rewriter.cast(tensor, self._sum_dtype)
 
-    def _emit(self, expr: Any) -> Any:
-        return self._rewriter.emit(expr)
-
 
 def _is_given(operand: Any) -> bool:
     return not isinstance(operand, relax.Tuple)
-
-
-def _is_zero(expr: Any) -> bool:
-    return isinstance(expr, tvm.ir.Constant) and not expr.value.numpy().any()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import tvm
@@ -30,11 +30,13 @@ OPAQUE: Final = {"op_pattern": 8}
 
 
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
-    """Rewrites the expressions of a module's `main`. Subclasses override the visitors of PyExprMutator.
+    """Rewrites the expressions of a module's `main`.
 
-    Attributes:
-        numbers: Numbers in place of its open sizes.
+    Attributes: OPERATORS: The operators whose calls `_replace` and `_rewrite` take. numbers: Numbers in place of
+    its open sizes.
     """
+
+    OPERATORS: ClassVar[Collection[str]] = frozenset()
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
@@ -52,6 +54,21 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def flow(self) -> ir.DataFlow:
         """The data flow of the original `main`."""
         return ir.DataFlow(self._main)
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """Rewrite one call."""
+        is_own = ir.operator_name(call) in self.OPERATORS
+        if is_own and (replaced := self._replace(call)) is not None:
+            return replaced
+        rewritten = super().visit_call_(call)
+        result = self._rewrite(call, rewritten) if is_own else None
+        return rewritten if result is None else result
+
+    def _replace(self, call: Any) -> Any:
+        """Return what takes the place of a call whose arguments are not rewritten yet; None to rewrite these."""
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        """Return what takes the place of a call with rewritten arguments; None for that call."""
 
     def visit_if_(self, op: relax.If) -> Any:
         """Rewrite both branches; what one of them has emitted is no longer known after it."""
@@ -86,6 +103,15 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def emit(self, expr: Any) -> Any:
         """Bind an expression to a new variable."""
         return self.builder_.emit(expr)
+
+    def resolve(self, expr: Any) -> Any:
+        """Return the variable that a rewritten expression was first bound to."""
+        return ir.resolve_alias(expr, self.lookup_binding)
+
+    def find_value(self, expr: Any) -> Any:
+        """Return the rewritten value of a variable, through its aliases; other expressions as they are."""
+        source = self.resolve(expr)
+        return self.lookup_binding(source) if isinstance(source, relax.Var) else source
 
     def reshape(self, tensor: Any, shape: Sequence[IrSize]) -> Any:
         """Emit a tensor in another shape."""
@@ -157,13 +183,9 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         *args: Any,
         pattern: dict[str, int] | None = TAKES_EPILOGUE,
     ) -> Any:
-        """Emit a call of a kernel that is given as a tensor expression.
+        """Emit a call of a kernel that is given as a tensor expression of some arguments.
 
-        Args:
-            function: The tensor expression.
-            name: The name of the kernel.
-            *args: The arguments of the function.
-            pattern: The fusion pattern of the kernel; None to let TVM find it.
+        Without a fusion pattern, TVM finds it.
         """
         attributes = {"primfunc_attrs": pattern} if pattern else {}
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
@@ -196,15 +218,14 @@ class TargetRewriter(MainRewriter):
         assert self._context.cpu is not None
         return self._context.cpu
 
+    def is_float(self, expr: Any) -> bool:
+        """Return whether an expression is a tensor of floats that has optimized kernels."""
+        is_tensor = isinstance(expr.ty, relax.TensorType)
+        return is_tensor and ir.dtype_of(expr) in self._context.data_dtypes
+
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:
-    """Return a module with `main` rewritten, without dead code.
-
-    Args:
-        mod: The module.
-        rewriter: The class that rewrites `main`.
-        *options: The arguments of the class besides the module.
-    """
+    """Return a module with `main` rewritten by a class, made of the module and options, without dead code."""
     return _rewrite(mod, [mod.get_global_var("main")], rewriter, options)
 
 

@@ -11,43 +11,33 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.contraction.packed import positive
 from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
-from tvmflow.compiler.passes import place_reductions
-from tvmflow.compiler.passes.place_reductions import COMPARED_DTYPES, PlaceReduction, has_vectors
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import (
-    define_flat_kernel,
-    with_own_sizes,
+from tvmflow.compiler.passes.reductions import (
+    COMPARED_DTYPES,
+    PlaceReduction,
+    has_vectors,
+    make_place_kernel,
 )
-
-_OPERATORS: Final = frozenset({"relax.sort", "relax.argsort", "relax.topk"})
-
-
-def replace_sorts(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Replace `sort`, `argsort` and `topk` of static shapes."""
-    return rewrite_main(mod, _SortRewriter, context)
+from tvmflow.compiler.passes.rewriter import TargetRewriter
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
 
 
-class _SortRewriter(MainRewriter):
-    """Rewrites sorts."""
+class SortRewriter(TargetRewriter):
+    """Rewrites `sort`, `argsort` and `topk` of rows of fixed length."""
 
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._cores = context.cpu.cores if context.cpu else 1
-        self._lanes = context.cpu.lanes if context.cpu else _NARROW_LANES
-        self._is_mixed = context.is_mixed()
+    OPERATORS = ir.operators("sort argsort topk")
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten, sort = super().visit_call_(call), _as_sort(call, self.numbers)
-        if sort is None or not is_supported(sort):
-            return rewritten
-        function, sizes = with_own_sizes(make_kernel(sort, self._cores, self._lanes))
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        sort, cpu = _as_sort(call, self.numbers), self._context.cpu
+        if sort is None:
+            return None
+        cores, lanes = (cpu.cores, cpu.lanes) if cpu else (1, _NARROW_LANES)
+        function, sizes = with_own_sizes(_make_kernel(sort, cores, lanes))
         if sizes:
-            return rewritten
-        if self._is_mixed:
+            return None
+        if self._context.is_mixed():
             # no threads of the device
             function = function.with_attr("tirx.is_scheduled", True)
         variable = self.builder_.add_func(function, "sort")
@@ -57,39 +47,28 @@ class _SortRewriter(MainRewriter):
 
 
 def _as_sort(call: Any, numbers: Representative) -> Sort | None:
-    """Return the sort of rows of fixed length that an operator computes; None if it is another one."""
-    name = ir.operator_name(call)
-    shape = sizes_of(call.args[0]) if name in _OPERATORS else None
-    typical = numbers.shape(call.args[0]) if shape else None
+    """Return the sort of rows of fixed length that an operator computes; None without a kernel."""
+    name, attrs, data = ir.operator_name(call), call.attrs, call.args[0]
+    shape, typical = sizes_of(data), numbers.shape(data)
     if not shape or not typical:
         return None
-    attrs, dtype = call.attrs, ir.dtype_of(call.args[0])
-    axis = int(attrs.axis) % len(shape)
+    axis, is_top = int(attrs.axis) % len(shape), name == "relax.topk"
     if is_open(shape[axis]):
         return None
-    if name != "relax.topk":
-        index_dtype = str(attrs.dtype) if name == "relax.argsort" else None
-        return Sort(
-            shape=shape,
-            typical=typical,
-            dtype=dtype,
-            axis=axis,
-            k=shape[axis],
-            descending=bool(attrs.descending),
-            has_values=not index_dtype,
-            index_dtype=index_dtype,
-        )
-    count, results = int(attrs.k), str(attrs.ret_type)
-    return Sort(
+    results = str(attrs.ret_type) if is_top else "indices" if name == "relax.argsort" else "values"
+    count = int(attrs.k) if is_top else 0
+    sort = Sort(
         shape=shape,
         typical=typical,
-        dtype=dtype,
+        dtype=ir.dtype_of(data),
         axis=axis,
         k=count if count > 0 else shape[axis],
-        descending=bool(attrs.largest),
+        descending=bool(attrs.largest if is_top else attrs.descending),
         has_values=results != "indices",
         index_dtype=None if results == "values" else str(attrs.dtype),
     )
+    is_supported = 0 < sort.k <= sort.length and 0 < math.prod(typical) < 1 << 31
+    return sort if is_supported and sort.dtype in _BITS else None
 
 
 # ---------------------------------------------------------------- sorting
@@ -180,21 +159,14 @@ class Sort(NamedTuple):
         return (*values, self.index_dtype) if self.index_dtype else values
 
 
-def is_supported(sort: Sort) -> bool:
-    """Return whether there is a kernel for a sort."""
-    size = math.prod(sort.typical)
-    return sort.dtype in _BITS and 0 < sort.k <= sort.length and 0 < size < 1 << 31
-
-
-def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
-    """Return the kernel; its parameters are the data and the results.
-
-    Args:
-        sort: The sort.
-        cores: The cores that the work is divided for.
-        lanes: The numbers of 32 bits in a vector.
-    """
-    if _is_place_reduction(sort, lanes):
+def _make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are the data and the results. Vectors have `lanes` of 32 bits."""
+    if (
+        sort.k == 1
+        and sort.axis == len(sort.shape) - 1
+        and sort.dtype in COMPARED_DTYPES
+        and has_vectors(sort.length, lanes)
+    ):
         reduction = PlaceReduction(
             shape=sort.shape,
             rows=math.prod(sort.shape[:-1]),
@@ -206,23 +178,14 @@ def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
             has_values=sort.has_values,
             orders_nan=True,
         )
-        return place_reductions.make_kernel(reduction, sort.result_shape, cores, lanes)
+        return make_place_kernel(reduction, sort.result_shape, cores, lanes)
     parameters = {"data": (sort.shape, sort.dtype)}
     parameters |= {f"out{i}": (sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)}
-    with define_flat_kernel("sort", parameters) as (builder, (data, *results)):
+    with define_flat_kernel("sort", parameters) as (builder, buffers):
+        data, *results = map(T.buffer_proxy, buffers)
         emit = _emit_columns if _selects_in_columns(sort) else _emit_rows
         emit(sort, data, results, cores, lanes)
     return builder.get()
-
-
-def _is_place_reduction(sort: Sort, lanes: int) -> bool:
-    """Return whether the first of a row is found by comparing vectors."""
-    return (
-        sort.k == 1
-        and sort.axis == len(sort.shape) - 1
-        and sort.dtype in COMPARED_DTYPES
-        and has_vectors(sort.length, lanes)
-    )
 
 
 def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int) -> None:
@@ -230,10 +193,10 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
     rows = math.prod(sort.shape[: sort.axis]) * inner
     several = math.prod(sort.typical) // sort.length
     is_parallel = cores > 1 and several > 1 and several * sort.length >= _MIN_PARALLEL_ELEMENTS
-    order = Order(sort.dtype, sort.length, sort.descending)
+    order = Order(sort.dtype, sort.length, sort.descending, lanes)
     is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK) and not (
         sort.length <= min(_ROW_OF_LANES * lanes**2, _MAX_ROW_FOR_LEAST)
-        and _finds_least(order, sort.length, sort.k, lanes)
+        and _finds_least(order, sort.length, sort.k)
     )
     with (T.parallel if is_parallel else T.serial)(rows) as row:
 
@@ -241,14 +204,14 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
             part = positive(inner)
             return row // part * (length * inner) + index * inner + row % part
 
-        source = _Row(order, lambda index: tirx.BufferLoad(data, [place(index, sort.length)]))
-        words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source, lanes)
+        source = _Row(order, lambda index: data[place(index, sort.length)])
+        words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source)
         with T.serial(sort.k) as position:
             index = T.Bind(order.index(words[position]))
             outputs = [source.element(index)] if sort.has_values else []
             outputs += [tirx.Cast(sort.index_dtype, index)] if sort.index_dtype else []
             for result, value in zip(results, outputs, strict=True):
-                T.buffer_store(result, value, [place(position, sort.k)])
+                result[place(position, sort.k)] = value
 
 
 # ---------------------------------------------------------------- columns
@@ -272,6 +235,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
     outer = math.prod(sort.shape[: sort.axis])
     width = min(max(1, _COLUMN_VECTORS // sort.k) * lanes, 1 << inner.bit_length() - 1)
     groups = -(-inner // width)
+    order = Order(sort.dtype, sort.length, sort.descending)
     is_parallel = cores > 1 and math.prod(sort.typical) >= _MIN_PARALLEL_ELEMENTS
     with (T.parallel if is_parallel else T.serial)(outer * groups) as part:
         row = part // groups
@@ -279,68 +243,49 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         column = tirx.min(part % groups * width, inner - width)
 
         def load(index: Any, lane: Any) -> Any:
-            place = (row * sort.length + index) * inner + column + lane
-            return tirx.BufferLoad(data, [place])
+            return data[(row * sort.length + index) * inner + column + lane]
 
-        first = _FirstOfColumns(sort, width)
+        def allocate(dtype: str) -> Any:
+            return T.buffer_proxy(T.alloc_buffer((width,), dtype, scope="local"))
+
+        # the keys and places of the first elements of each column, in order
+        new_key = allocate("uint32")
+        keys = [allocate("uint32") for _ in range(sort.k)]
+        first = [allocate("int32") for _ in range(sort.k)]
+
+        def insert(index: Any, *, filled: int) -> None:
+            """Emit the insertion of an element of each column behind those that it does not precede.
+
+            The element is at the place `index`, and `filled` ones are there so far.
+            """
+            with T.vectorized(width) as lane:
+                new_key[lane] = tirx.Cast("uint32", order.key(load(index, lane)))
+            place = tirx.Cast("int32", index)
+            # from the end, so that each is still there when the next one is replaced by it
+            for position in reversed(range(min(filled + 1, sort.k))):
+                for kept in (first, keys):
+                    with T.vectorized(width) as lane:
+                        new = new_key[lane]
+                        moved = place if kept is first else new
+                        if position:
+                            before, last = keys[position - 1][lane], kept[position - 1][lane]
+                            moved = tirx.Select(new < before, last, moved)
+                        if position < filled:
+                            own, stays = keys[position][lane], kept[position][lane]
+                            moved = tirx.Select(new < own, moved, stays)
+                        kept[position][lane] = moved
+
         for index in range(sort.k):
-            first.insert(index, load, filled=index)
+            insert(index, filled=index)
         with T.serial(sort.length - sort.k) as index:
-            first.insert(sort.k + index, load, filled=sort.k)
-        for position, places in enumerate(first.places):
+            insert(sort.k + index, filled=sort.k)
+        for position, places in enumerate(first):
             for result in results:
                 with T.vectorized(width) as lane:
-                    index = tirx.BufferLoad(places, [lane])
-                    is_index = sort.index_dtype and result.same_as(results[-1])
+                    index = places[lane]
+                    is_index = sort.index_dtype and result is results[-1]
                     value = tirx.Cast(sort.index_dtype, index) if is_index else load(index, lane)
-                    place = (row * sort.k + position) * inner + column + lane
-                    T.buffer_store(result, value, [place])
-
-
-class _FirstOfColumns:
-    """The keys and places of the first elements of some columns, in order.
-
-    Args:
-        sort: The selection.
-        width: The number of columns.
-    """
-
-    def __init__(self, sort: Sort, width: int) -> None:
-        self._order, self._width = Order(sort.dtype, sort.length, sort.descending), width
-        self._new = self._allocate("uint32")
-        self._keys = [self._allocate("uint32") for _ in range(sort.k)]
-        self.places = [self._allocate("int32") for _ in range(sort.k)]
-
-    def _allocate(self, dtype: str) -> Any:
-        return T.alloc_buffer((self._width,), dtype, scope="local")
-
-    def insert(self, index: Any, load: Callable[[Any, Any], Any], *, filled: int) -> None:
-        """Emit the insertion of an element of each column behind those that it does not precede.
-
-        Args:
-            index: The place of the element.
-            load: Place and lane -> the element.
-            filled: How many elements there are so far.
-        """
-        with T.vectorized(self._width) as lane:
-            key = self._order.key(load(index, lane))
-            T.buffer_store(self._new, tirx.Cast("uint32", key), [lane])
-        place = tirx.Cast("int32", index)
-        # from the end, so that each is still there when the next one is replaced by it
-        for position in reversed(range(min(filled + 1, len(self._keys)))):
-            for kept in (self.places, self._keys):
-                with T.vectorized(self._width) as lane:
-                    new = tirx.BufferLoad(self._new, [lane])
-                    moved = place if kept is self.places else new
-                    if position:
-                        before = tirx.BufferLoad(self._keys[position - 1], [lane])
-                        last = tirx.BufferLoad(kept[position - 1], [lane])
-                        moved = tirx.Select(new < before, last, moved)
-                    if position < filled:
-                        own = tirx.BufferLoad(self._keys[position], [lane])
-                        stays = tirx.BufferLoad(kept[position], [lane])
-                        moved = tirx.Select(new < own, moved, stays)
-                    T.buffer_store(kept[position], moved, [lane])
+                    result[(row * sort.k + position) * inner + column + lane] = value
 
 
 # ---------------------------------------------------------------- words
@@ -351,16 +296,12 @@ Word = tuple[Any, ...]
 
 
 class Order:
-    """The order of the elements of a row.
+    """The order of the elements of a row of some length, on a CPU whose vectors have `lanes` of 32 bits."""
 
-    Args:
-        dtype: The dtype of the elements.
-        length: Their number.
-        descending: Whether the greatest comes first.
-    """
-
-    def __init__(self, dtype: str, length: int, descending: bool) -> None:
-        self._dtype, self._descending = dtype, descending
+    def __init__(
+        self, dtype: str, length: int, descending: bool, lanes: int = _NARROW_LANES
+    ) -> None:
+        self._dtype, self._descending, self._lanes = dtype, descending, lanes
         bits, index_bits = _BITS[dtype], length.bit_length()
         fitting = [width for width in (32, 64) if bits + index_bits < width]
         self.dtypes = (f"uint{fitting[0]}",) if fitting else ("uint64", "uint32")
@@ -401,6 +342,17 @@ class Order:
         mask = tirx.const((1 << self._shift) - 1, self.dtypes[0])
         return tirx.Cast("int32", word[1] if len(word) > 1 else word[0] & mask)
 
+    def word_lanes(self, size: int) -> int:
+        """Return how many of some words of one integer are compared at once."""
+        if size >= _MIN_ROW_FOR_LOOP:
+            return 1
+        return max(self._lanes * 32 // int(self.dtypes[0][4:]), 1)
+
+    def whole_vectors(self, size: int) -> int:
+        """Return the number of words in whole vectors that hold so many."""
+        width = self.word_lanes(size)
+        return -(-size // width) * width
+
     def last(self) -> Word:
         """Return a word that follows all others."""
         return tuple(tirx.const((1 << int(dtype[4:])) - 1, dtype) for dtype in self.dtypes)
@@ -413,12 +365,7 @@ class Order:
 
 
 class _Row(NamedTuple):
-    """The elements of a row.
-
-    Attributes:
-        order: Their order.
-        element: Place -> the element.
-    """
+    """The elements of a row by their places, and their order."""
 
     order: Order
     element: Callable[[Any], Any]
@@ -508,23 +455,20 @@ def _padded_size(size: int) -> int:
     return run << passes
 
 
-def _emit_whole_sort(sort: Sort, row: _Row, lanes: int) -> Words:
+def _emit_whole_sort(sort: Sort, row: _Row) -> Words:
     """Emit the sort of a row, or the selection of few of its words; return them in order."""
     order, length = row.order, sort.length
-    if _finds_least(order, length, sort.k, lanes):
-        room = _whole_vectors(order, length, lanes)
-        words = Words.allocate(order, room)
-        words.fill(0, length, row.word)
-        words.fill(length, room, lambda _: order.last())
-        return _emit_least(order, words, length, sort.k, lanes)
-    size = _padded_size(length)
-    words = Words.allocate(order, size)
+    finds_least = _finds_least(order, length, sort.k)
+    room = order.whole_vectors(length) if finds_least else _padded_size(length)
+    words = Words.allocate(order, room)
     words.fill(0, length, row.word)
-    words.fill(length, size, lambda _: order.last())
-    return _emit_sort(order, words, size)
+    words.fill(length, room, lambda _: order.last())
+    if finds_least:
+        return _emit_least(order, words, length, sort.k)
+    return _emit_sort(order, words, room)
 
 
-def _emit_selection(sort: Sort, row: _Row, lanes: int) -> Words:
+def _emit_selection(sort: Sort, row: _Row) -> Words:
     """Emit the selection of the first words of a row; return them in order.
 
     Those that come before the last of the first `count` so far are gathered. When there are enough
@@ -532,7 +476,7 @@ def _emit_selection(sort: Sort, row: _Row, lanes: int) -> Words:
     """
     order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
-    room = _whole_vectors(order, size, lanes)
+    room = order.whole_vectors(size)
     first, merged, gathered = (Words.allocate(order, n) for n in (count, count, room))
     first.fill(0, count, lambda _: order.last())
     filled, greatest = Variable.allocate(_ZERO), tirx.max_value(order.key_dtype)
@@ -551,8 +495,8 @@ def _emit_selection(sort: Sort, row: _Row, lanes: int) -> Words:
             filled.add(precedes(word, limit))
         with T.If(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)), T.Then():
             gathered.fill(filled.get(), room, lambda _: order.last())
-            if _finds_least(order, size, count, lanes):
-                ordered = _emit_least(order, gathered, size, count, lanes)
+            if _finds_least(order, size, count):
+                ordered = _emit_least(order, gathered, size, count)
             else:
                 ordered = _emit_sort(order, gathered, size)
             _emit_front_merge(first, ordered, merged, count)
@@ -571,18 +515,18 @@ def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> N
         taken.add(is_left)
 
 
-def _finds_least(order: Order, size: int, count: int, lanes: int) -> bool:
+def _finds_least(order: Order, size: int, count: int) -> bool:
     """Return whether the first of some words are found one by one, which is faster than to sort all."""
     if count > _MAX_LEAST or len(order.dtypes) > 1:
         return False
-    vectors = count * -(-size // _word_lanes(order, size, lanes))
+    vectors = count * -(-size // order.word_lanes(size))
     return size >= _MIN_ROW_FOR_LOOP or vectors <= _VECTORS_PER_WORD * (size - _SORTED_AT_ONCE)
 
 
-def _emit_least(order: Order, words: Words, size: int, count: int, lanes: int) -> Words:
+def _emit_least(order: Order, words: Words, size: int, count: int) -> Words:
     """Emit the search for the first of some words of one integer; return these in order.
 
-    Words beyond their number, up to whole vectors (`_whole_vectors`), are last ones.
+    Words beyond their number, up to whole vectors (`whole_vectors`), are last ones.
     """
     (last,) = order.last()
     first = Words.allocate(order, count)
@@ -590,7 +534,7 @@ def _emit_least(order: Order, words: Words, size: int, count: int, lanes: int) -
     start = Variable.allocate(tirx.const(0, order.dtypes[0]))
     with T.serial(count) as k:
         begin = T.Bind(start.get())
-        width = _word_lanes(order, size, lanes)
+        width = order.word_lanes(size)
         search = _search_in_loop if width == 1 else _search_in_vectors
         found = T.Bind(search(words, size, width, begin, last))
         first[k] = (found,)
@@ -610,35 +554,18 @@ def _search_in_loop(words: Words, size: int, _: int, begin: Any, last: Any) -> A
 
 def _search_in_vectors(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
     """Emit the same search of vectors of so many words."""
-    least = T.alloc_buffer((width,), str(last.ty.dtype), scope="local")
-
-    def keep_least(lane: Any, word: Any) -> None:
-        T.buffer_store(least, tirx.min(tirx.BufferLoad(least, [lane]), word), [lane])
-
+    least = T.buffer_proxy(T.alloc_buffer((width,), str(last.ty.dtype), scope="local"))
     with T.vectorized(width) as lane:
-        T.buffer_store(least, last, [lane])
+        least[lane] = last
     with T.serial(-(-size // width)) as part, T.vectorized(width) as lane:
         (word,) = words[part * width + lane]
-        keep_least(lane, tirx.Select(word < begin, last, word))
+        least[lane] = tirx.min(least[lane], tirx.Select(word < begin, last, word))
     half = width // 2
     while half:
         with T.vectorized(half) as lane:
-            keep_least(lane, tirx.BufferLoad(least, [lane + half]))
+            least[lane] = tirx.min(least[lane], least[lane + half])
         half //= 2
-    return tirx.BufferLoad(least, [0])
-
-
-def _word_lanes(order: Order, size: int, lanes: int) -> int:
-    """Return how many words of one integer are compared at once; `lanes` are of 32 bits."""
-    if size >= _MIN_ROW_FOR_LOOP:
-        return 1
-    return max(lanes * 32 // int(order.dtypes[0][4:]), 1)
-
-
-def _whole_vectors(order: Order, size: int, lanes: int) -> int:
-    """Return the number of words in whole vectors that hold so many."""
-    width = _word_lanes(order, size, lanes)
-    return -(-size // width) * width
+    return least[0]
 
 
 def _emit_sort(order: Order, words: Words, size: int) -> Words:

@@ -8,17 +8,15 @@ class or image selects by the bits that this gives, and the last launches write 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-import tvm
 from tvm import relax, tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as B
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_operators import (
     SELECTED_COLUMNS,
     BoxNms,
@@ -26,7 +24,7 @@ from tvmflow.compiler.ir_operators import (
     NonMaxSuppression,
 )
 from tvmflow.compiler.open_sizes import is_open, known_sizes
-from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.passes.sorts import Order, Variable, Words, bind, precedes
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,
@@ -41,27 +39,22 @@ _CORNERS: Final = 5
 _MIN_PARALLEL_SCORES: Final = 1 << 12
 
 
-def lower_suppression(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Lower the selections of boxes of a model for the target."""
-    if not ir.calls_operator(mod, *_KERNELS):
-        return mod
-    return rewrite_main(mod, _SuppressionRewriter, context)
+_OPERATORS: Final = {kind.NAME: kind for kind in (NonMaxSuppression, MultiboxDetection, BoxNms)}
 
 
-class _SuppressionRewriter(TargetRewriter):
-    """Rewrites selections of boxes."""
+class SuppressionRewriter(TargetRewriter):
+    """Lowers selections of boxes for the target."""
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
-        kernels = _KERNELS.get(ir.operator_name(call))
-        if kernels is None:
-            return rewritten
+    OPERATORS = tuple(_OPERATORS)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        operator = _OPERATORS[ir.operator_name(call)]
         # one box after the other: a GPU's host is faster
         has_threads = not self._context.is_cpu() and not self._context.is_mixed()
         is_gpu = has_threads and self.depends_on_inputs(call)
         operands = list(rewritten.args)
-        make = kernels.make_for_gpu if is_gpu else kernels.make_for_cpu
-        if kernels.operator is NonMaxSuppression:
+        make = _KERNELS[operator][is_gpu]
+        if operator is NonMaxSuppression:
             if is_gpu:
                 scores = operands[1]
                 order = relax.op.argsort(scores, axis=-1, descending=True, dtype="int32")
@@ -69,8 +62,8 @@ class _SuppressionRewriter(TargetRewriter):
             else:
                 cores = self._context.cpu.cores if self._context.cpu else 1
                 make = functools.partial(make, cores)
-        function = make(kernels.operator.read(call), *operands)
-        name = kernels.operator.NAME.rpartition(".")[2]
+        function = make(operator.read(call), *operands)
+        name = operator.NAME.rpartition(".")[2]
         callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else call.ty
         return self.emit(relax.call_tir(callee, operands, types))
@@ -98,20 +91,6 @@ def _overlaps(one: Sequence[Any], other: Sequence[Any], threshold: Any) -> Any:
     union = one[4] + other[4] - common
     is_positive = [value > zero for value in (*shared, one[4], other[4], common, union)]
     return T.And(tirx.all(*is_positive), common / union > threshold)
-
-
-def _make_onnx_overlap(is_centered: bool) -> Any:
-    """Return a function that returns whether two boxes overlap by more than a threshold."""
-
-    def read(boxes: Any, batch: Any, box: Any) -> list[Any]:
-        values = [boxes[batch, box, column] for column in range(4)]
-        (top, bottom), (left, right) = _sides(values, is_centered)
-        return [top, bottom, left, right, (bottom - top) * (right - left)]
-
-    def overlaps(boxes: Any, batch: Any, first: Any, second: Any, threshold: Any) -> Any:
-        return _overlaps(read(boxes, batch, first), read(boxes, batch, second), threshold)
-
-    return overlaps
 
 
 def _shared_length(start: Any, end: Any, other_start: Any, other_end: Any, dtype: str) -> Any:
@@ -209,7 +188,7 @@ def _emit_group(
     sizes: tuple[int, int, int],
     kept: Any,
 ) -> Any:
-    """Emit the selection of the boxes of one class of an image; return their number.
+    """Emit the selection of the boxes of one class of an image, `group`; return their number.
 
     Args:
         operator: The operator.
@@ -234,7 +213,9 @@ def _emit_group(
     with B.While(tirx.all(heap.size.get() > 0, number.get() < wanted)):
         box = B.Bind(heap.pop())
         first = (group // classes * n + box) * 4
-        own = _bound_box([boxes[first + column] for column in range(4)], operator.is_centered)
+        values = [boxes[first + column] for column in range(4)]
+        sides = [B.Bind(side) for pair in _sides(values, operator.is_centered) for side in pair]
+        own = [*sides, B.Bind((sides[1] - sides[0]) * (sides[3] - sides[2]))]
         is_out = Variable.allocate(tirx.const(0, "int32"))
         with B.serial(number.get()) as place:
             other = [corner[place] for corner in corners]
@@ -248,12 +229,7 @@ def _emit_group(
 
 
 class _Heap:
-    """The words of candidates, of which the first in their order is taken.
-
-    Args:
-        order: The order of their scores.
-        most: How many there are at most.
-    """
+    """The words of candidates, at most so many, of which the first in the order of their scores is taken."""
 
     def __init__(self, order: Order, most: int) -> None:
         self._order, self._words = order, Words.allocate(order, most)
@@ -295,12 +271,6 @@ class _Heap:
                 self._words[place.get()] = below
                 place.set(child)
         self._words[place.get()] = word
-
-
-def _bound_box(values: Sequence[Any], is_centered: bool) -> list[Any]:
-    """Return the sides of a box, each bound to a variable, and its area."""
-    sides = [B.Bind(side) for pair in _sides(values, is_centered) for side in pair]
-    return [*sides, B.Bind((sides[1] - sides[0]) * (sides[3] - sides[2]))]
 
 
 def _list_extents(rows: Any) -> tuple[tuple[Any, Any], int]:
@@ -434,18 +404,6 @@ def _make_box_kernel(operator: BoxNms, *operands: Any) -> Any:  # noqa: C901
 _BITS: Final = 32
 
 
-class _Selection(NamedTuple):
-    """The result of the launches of a selection.
-
-    Attributes:
-        kept: The places, among the candidates of a group, of those that are kept: (groups, candidates).
-        numbers: How many these are: (groups,).
-    """
-
-    kept: Any
-    numbers: Any
-
-
 class _Groups(NamedTuple):
     """Candidates by groups, of which those of one group are compared, by falling score.
 
@@ -465,8 +423,12 @@ class _Groups(NamedTuple):
     may_keep: Callable[[Any, Any, Any], Any]
     overlap: Callable[[Any, Any, Any], Any]
 
-    def emit_selection(self) -> _Selection:
-        """Emit the launches that compare boxes, and that select."""
+    def emit_selection(self) -> tuple[Any, Any]:
+        """Emit the launches that compare boxes, and that select.
+
+        Return the places of those that are kept among the candidates of a group (groups, candidates), and their number
+        (groups,).
+        """
         words = -(-self.boxes // _BITS)
         masks = _allocate((self.images, self.boxes, words), "uint32")
         with launch_threads(self.images, self.boxes, words) as (image, box, word):
@@ -481,10 +443,7 @@ class _Groups(NamedTuple):
             numbers[group] = T.int32(0)
             with B.serial(words) as word:
                 removed[group, word] = T.uint32(0)
-            with (
-                B.serial(self.boxes) as place,
-                _when(self.may_keep(group, place, numbers[group])),
-            ):
+            with B.serial(self.boxes) as place, _when(self.may_keep(group, place, numbers[group])):
                 box = B.Bind(self.box(group, place))
                 is_removed = removed[group, box // _BITS] & _bit(box % _BITS)
                 with _when(tirx.EQ(is_removed, T.uint32(0))):
@@ -492,7 +451,7 @@ class _Groups(NamedTuple):
                     numbers[group] = numbers[group] + 1
                     with B.serial(words) as word:
                         removed[group, word] = removed[group, word] | masks[image, box, word]
-        return _Selection(kept, numbers)
+        return kept, numbers
 
     def _emit_mask(self, masks: Any, image: Any, box: Any, word: Any) -> None:
         """Emit a number whose bits say which of 32 boxes a box overlaps."""
@@ -515,7 +474,6 @@ def _allocate(shape: Sequence[int], dtype: str) -> Any:
 
 @contextmanager
 def _when(condition: Any) -> Iterator[None]:
-    """Emit a branch."""
     with B.If(condition), B.Then():
         yield
 
@@ -537,10 +495,17 @@ def _define(
 
 def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> Any:
     batch, classes, n = ir.known_shape(operands[1])
-    overlap_of = _make_onnx_overlap(operator.is_centered)
     results = [((operator.rows, SELECTED_COLUMNS), "int64"), ((1,), "int64")]
     with _define("non_max_suppression", operands, results) as (builder, buffers):
         boxes, scores, order, limit, overlap, threshold, selected, count = buffers
+
+        def corners(image: Any, box: Any) -> list[Any]:
+            values = [boxes[image, box, column] for column in range(4)]
+            (top, bottom), (left, right) = _sides(values, operator.is_centered)
+            return [top, bottom, left, right, (bottom - top) * (right - left)]
+
+        def overlaps(image: Any, one: Any, other: Any) -> Any:
+            return _overlaps(corners(image, one), corners(image, other), overlap[0])
 
         def box_of(group: Any, place: Any) -> Any:
             return order[group // classes, group % classes, place]
@@ -550,13 +515,13 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
             is_high = score >= threshold[0] if operator.takes_all_scores else score > threshold[0]
             return tirx.all(is_high, tirx.Cast("int64", number) < limit[0])
 
-        selection = _Groups(
+        kept, numbers = _Groups(
             groups=batch * classes,
             images=batch,
             boxes=n,
             box=box_of,
             may_keep=may_keep,
-            overlap=lambda image, one, other: overlap_of(boxes, image, one, other, overlap[0]),
+            overlap=overlaps,
         ).emit_selection()
         with launch_threads(operator.rows) as (row,):
             start = B.buffer_proxy(B.alloc_buffer((1,), "int32", scope="local"))
@@ -565,12 +530,12 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
                 selected[row, column] = T.int64(0)
             with B.serial(batch * classes) as group:
                 place = row - start[0]
-                with _when(tirx.all(place >= 0, place < selection.numbers[group])):
-                    box = box_of(group, selection.kept[group, place])
+                with _when(tirx.all(place >= 0, place < numbers[group])):
+                    box = box_of(group, kept[group, place])
                     values = (group // classes, group % classes, box)
                     for column, value in enumerate(values):
                         selected[row, column] = tirx.Cast("int64", value)
-                start[0] = start[0] + selection.numbers[group]
+                start[0] = start[0] + numbers[group]
             with _when(tirx.EQ(row, 0)):
                 count[0] = tirx.Cast("int64", start[0])
     return builder.get()
@@ -596,7 +561,7 @@ def _make_multibox_kernel_for_gpu(operator: MultiboxDetection, *operands: Any) -
                 place = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
                 out[b, i, c] = rows[b, place, c]
         if operator.suppresses:
-            selection = _Groups(
+            kept, numbers = _Groups(
                 groups=batch,
                 images=batch,
                 boxes=n,
@@ -604,8 +569,8 @@ def _make_multibox_kernel_for_gpu(operator: MultiboxDetection, *operands: Any) -
                 may_keep=lambda b, i, _: i < kept_count(b),
                 overlap=overlap,
             ).emit_selection()
-            with launch_threads(batch, n) as (b, i), _when(i < selection.numbers[b]):
-                place = selection.kept[b, i]
+            with launch_threads(batch, n) as (b, i), _when(i < numbers[b]):
+                place = kept[b, i]
                 out[b, place, 0] = rows[b, order[b, place], 0]
     return builder.get()
 
@@ -616,17 +581,14 @@ def _make_box_kernel_for_gpu(operator: BoxNms, *operands: Any) -> Any:
         rows, order, count, out = buffers
 
         def overlap(image: Any, one: Any, other: Any) -> Any:
-            def read_one(column: int) -> Any:
-                return rows[image, one, column]
-
-            def read_other(column: int) -> Any:
-                return rows[image, other, column]
-
-            first, second = (_read_box(read, operator, dtype) for read in (read_one, read_other))
+            reads = [
+                functools.partial(lambda box, c: rows[image, box, c], box) for box in (one, other)
+            ]
+            first, second = (_read_box(read, operator, dtype) for read in reads)
             overlaps = _box_overlap(first, second, operator, dtype)
-            return tirx.all(_is_one_class(operator, read_one, read_other), overlaps)
+            return tirx.all(_is_one_class(operator, *reads), overlaps)
 
-        selection = _Groups(
+        kept, numbers = _Groups(
             groups=batch,
             images=batch,
             boxes=n,
@@ -636,24 +598,14 @@ def _make_box_kernel_for_gpu(operator: BoxNms, *operands: Any) -> Any:
         ).emit_selection()
         with launch_threads(batch, n, width) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
-            with _when(i < selection.numbers[b]):
-                out[b, i, c] = rows[b, order[b, selection.kept[b, i]], c]
+            with _when(i < numbers[b]):
+                out[b, i, c] = rows[b, order[b, kept[b, i]], c]
     return builder.get()
 
 
-class _Kernels(NamedTuple):
-    """An operator, and the functions that return its kernel for a CPU and for a GPU."""
-
-    operator: Any
-    make_for_cpu: Callable[..., Any]
-    make_for_gpu: Callable[..., Any]
-
-
-_KERNELS: Final = {
-    kernels.operator.NAME: kernels
-    for kernels in (
-        _Kernels(NonMaxSuppression, _make_onnx_kernel, _make_onnx_kernel_for_gpu),
-        _Kernels(MultiboxDetection, _make_multibox_kernel, _make_multibox_kernel_for_gpu),
-        _Kernels(BoxNms, _make_box_kernel, _make_box_kernel_for_gpu),
-    )
+# for a CPU, and for a GPU
+_KERNELS: Final[Mapping[Any, tuple[Callable[..., Any], Callable[..., Any]]]] = {
+    NonMaxSuppression: (_make_onnx_kernel, _make_onnx_kernel_for_gpu),
+    MultiboxDetection: (_make_multibox_kernel, _make_multibox_kernel_for_gpu),
+    BoxNms: (_make_box_kernel, _make_box_kernel_for_gpu),
 }

@@ -115,12 +115,30 @@ def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
     return tirx.Let(var, value, body(var))
 
 
+class _Lets:
+    """Names of values that an expression uses more than once."""
+
+    def __init__(self) -> None:
+        self._values: list[tuple[Any, Any]] = []
+
+    def __call__(self, value: Any, dtype: str = _FLOAT) -> Any:
+        """Return the name of a value, which may have the names before it."""
+        self._values.append((tirx.Var("m", dtype), value))
+        return self._values[-1][0]
+
+    def within(self, body: Any) -> Any:
+        """Return an expression that has the names."""
+        for var, value in reversed(self._values):
+            body = tirx.Let(var, value, body)
+        return body
+
+
 # The coefficients of eʳ for |r| ≤ ln 2 / 2 from r⁶ to r², with the least error: 3.1e-9.
 _EXP_SERIES: Final = (1.3814540e-3, 8.3687451e-3, 4.1668391e-2, 1.6666520e-1, 4.9999993e-1)
+# ln 2 in two parts, of which the first has few bits: its products with exponents are exact.
+_LN2: Final = (0.693359375, -2.12194440e-4)
 # The logarithm of the smallest normal number, rounded up.
 _LEAST_EXPONENT: Final = -87.33654
-
-
 # The logarithm of the greatest number, rounded down.
 _GREATEST_EXPONENT: Final = 88.72283172607422
 _GREATEST: Final = (2 - 2.0**-23) * 2.0**127
@@ -132,29 +150,22 @@ def _exp(x: Any) -> Any:
     Exponents are rounded by adding 1.5·2²³, and added to those of eʳ: not all CPUs round and convert
     as fast as they add. Processors compute denormals slowly, which the exponentials of masked scores would be.
     """
-
-    def finite(x: Any) -> Any:
-        clamped = tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT))
-        value = _let(clamped, reduce)
-        # a product that overflows: TVM writes no infinity in C
-        beyond = x * _const(_GREATEST)
-        value = tirx.Select(x > _const(_GREATEST_EXPONENT), beyond, value)
-        return tirx.Select(x < _const(_LEAST_EXPONENT), _const(0.0), value)
-
-    def reduce(v: Any) -> Any:
-        # TVM would simplify (a + b) - b, were it not for the bits
-        bits = tirx.reinterpret("int32", v * _const(math.log2(math.e)) + _const(ROUNDING))
-        return _let(bits, lambda bits: scale(v, bits), "int32")
-
-    def scale(v: Any, bits: Any) -> Any:
-        def scaled(n: Any) -> Any:
-            rest = v - n * _const(0.693359375) - n * _const(-2.12194440e-4)
-            value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
-            return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
-
-        return _let(tirx.reinterpret(_FLOAT, bits) - _const(ROUNDING), scaled)
-
-    return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
+    outer, inner = _Lets(), _Lets()
+    x = outer(x)
+    v = inner(tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT)))
+    # TVM would simplify (a + b) - b, were it not for the bits
+    bits = inner(
+        tirx.reinterpret("int32", v * _const(math.log2(math.e)) + _const(ROUNDING)), "int32"
+    )
+    n = inner(tirx.reinterpret(_FLOAT, bits) - _const(ROUNDING))
+    rest = v - n * _const(_LN2[0]) - n * _const(_LN2[1])
+    value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
+    scaled = tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
+    # a product that overflows: TVM writes no infinity in C
+    beyond = x * _const(_GREATEST)
+    value = tirx.Select(x > _const(_GREATEST_EXPONENT), beyond, inner.within(scaled))
+    value = tirx.Select(x < _const(_LEAST_EXPONENT), _const(0.0), value)
+    return outer.within(tirx.Select(_is_nan(x), x, value))
 
 
 # Rounded to a power of two, e raised to it is 2⁻¹²⁷.
@@ -166,25 +177,17 @@ def exp_of_negative(x: Any) -> Any:
 
     The error is at most 1.5 units in the last place. Results below 2⁻¹²⁶ are 0, and that of NaN is NaN.
     """
-
-    def reduce(v: Any) -> Any:
-        # 127 more is the exponent of a float, in its bits; TVM would simplify (a + b) - b, were it not for the bits
-        rounding = _const(ROUNDING + 127)
-        bits = tirx.reinterpret("int32", v * _const(math.log2(math.e)) + rounding)
-        return _let(
-            bits,
-            lambda bits: scale(v, tirx.reinterpret(_FLOAT, bits) - rounding, bits << 23),
-            "int32",
-        )
-
-    def scale(v: Any, n: Any, power: Any) -> Any:
-        rest = _let(n, lambda n: v - n * _const(0.693359375) - n * _const(-2.12194440e-4))
-        value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
-        return value * tirx.reinterpret(_FLOAT, power)
-
-    least = _const(_VANISHING_EXPONENT)
+    lets, least = _Lets(), _const(_VANISHING_EXPONENT)
+    x = lets(x)
     # this way round, NaN stays
-    return _let(x, lambda x: _let(tirx.Select(x < least, least, x), reduce))
+    v = lets(tirx.Select(x < least, least, x))
+    # 127 more is the exponent of a float, in its bits; TVM would simplify (a + b) - b, were it not for the bits
+    rounding = _const(ROUNDING + 127)
+    bits = lets(tirx.reinterpret("int32", v * _const(math.log2(math.e)) + rounding), "int32")
+    n = tirx.reinterpret(_FLOAT, bits) - rounding
+    rest = _let(n, lambda n: v - n * _const(_LN2[0]) - n * _const(_LN2[1]))
+    value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
+    return lets.within(value * tirx.reinterpret(_FLOAT, bits << 23))
 
 
 # Cephes' logf: ln(1 + m) = m - m²/2 + m³·P(m) for m from √½ - 1 to √2 - 1.
@@ -197,39 +200,25 @@ _MIN_NORMAL: Final = 2.0**-126
 
 def _log(x: Any) -> Any:
     """Return ln x = e·ln 2 + ln m with x = m·2ᵉ, as Cephes' logf does."""
-
-    def finite(x: Any) -> Any:
-        is_denormal = x < _const(_MIN_NORMAL)
-        scaled = tirx.Select(is_denormal, x * _const(2.0**25), x)
-        shift = tirx.Select(is_denormal, _const(-151.0), _const(-126.0))
-        bits = tirx.reinterpret("int32", scaled)
-        return _let(bits, lambda bits: _split(bits, shift), "int32")
-
-    def _split(bits: Any, shift: Any) -> Any:
-        exponent = tirx.Cast(_FLOAT, bits >> 23) + shift
-        mantissa = tirx.reinterpret(_FLOAT, (bits & 0x007FFFFF) | 0x3F000000)
-        return _let(mantissa, lambda m: _let(exponent, lambda e: _reduced(m, e)))
-
-    def _reduced(m: Any, e: Any) -> Any:
-        is_low = m < _const(math.sqrt(0.5))
-        e = tirx.Select(is_low, e - _const(1.0), e)
-        m = tirx.Select(is_low, m + m, m) - _const(1.0)
-        return _let(m, lambda m: _let(e, lambda e: _series(m, e)))
-
-    def _series(m: Any, e: Any) -> Any:
-        def total(z: Any) -> Any:
-            small = _polynomial(m, _LOG_SERIES) * m * z - _const(2.12194440e-4) * e
-            return (m + (small - _const(0.5) * z)) + _const(0.693359375) * e
-
-        return _let(m * m, total)
-
-    def special(x: Any) -> Any:
-        at_most_zero = tirx.Select(x < _const(0.0), _const(math.nan), _const(-_INFINITY))
-        is_normal = tirx.all(x > _const(0.0), x < _const(_INFINITY))
-        other = tirx.Select(x > _const(0.0), x, tirx.Select(_is_nan(x), x, at_most_zero))
-        return tirx.Select(is_normal, finite(x), other)
-
-    return _let(x, special)
+    outer, inner = _Lets(), _Lets()
+    x = outer(x)
+    is_denormal = x < _const(_MIN_NORMAL)
+    scaled = tirx.Select(is_denormal, x * _const(2.0**25), x)
+    shift = tirx.Select(is_denormal, _const(-151.0), _const(-126.0))
+    bits = inner(tirx.reinterpret("int32", scaled), "int32")
+    m = inner(tirx.reinterpret(_FLOAT, (bits & 0x007FFFFF) | 0x3F000000))
+    e = inner(tirx.Cast(_FLOAT, bits >> 23) + shift)
+    is_low = m < _const(math.sqrt(0.5))
+    low_e = tirx.Select(is_low, e - _const(1.0), e)
+    m = inner(tirx.Select(is_low, m + m, m) - _const(1.0))
+    e = inner(low_e)
+    z = inner(m * m)
+    small = _polynomial(m, _LOG_SERIES) * m * z - _const(2.12194440e-4) * e
+    finite = inner.within((m + (small - _const(0.5) * z)) + _const(0.693359375) * e)
+    at_most_zero = tirx.Select(x < _const(0.0), _const(math.nan), _const(-_INFINITY))
+    is_normal = tirx.all(x > _const(0.0), x < _const(_INFINITY))
+    other = tirx.Select(x > _const(0.0), x, tirx.Select(_is_nan(x), x, at_most_zero))
+    return outer.within(tirx.Select(is_normal, finite, other))
 
 
 def _log1p(x: Any) -> Any:
@@ -237,14 +226,12 @@ def _log1p(x: Any) -> Any:
 
     Source: Goldberg, "What Every Computer Scientist Should Know About Floating-Point Arithmetic", theorem 4.
     """
-
-    def corrected(x: Any, u: Any) -> Any:
-        ratio = tirx.Select(
-            tirx.any(x > _const(1e8), u <= _const(0.0)), _const(1.0), x / (u - _const(1.0))
-        )
-        return tirx.Select(u == _const(1.0), x, _log(u) * ratio)
-
-    return _let(x, lambda x: _let(x + _const(1.0), lambda u: corrected(x, u)))
+    lets = _Lets()
+    x = lets(x)
+    u = lets(x + _const(1.0))
+    is_exact = tirx.any(x > _const(1e8), u <= _const(0.0))
+    ratio = tirx.Select(is_exact, _const(1.0), x / (u - _const(1.0)))
+    return lets.within(tirx.Select(u == _const(1.0), x, _log(u) * ratio))
 
 
 _MAX_PRODUCTS: Final = 8
@@ -310,17 +297,13 @@ def _multiply_by_reciprocal(dividend: Any, divisor: Any) -> Any:
 
     Divisors are NaN or at least 2⁻¹²⁵ in size.
     """
-
-    def refine(d: Any, r: Any, steps: int) -> Any:
-        if not steps:
-            return tirx.Select(d > _const(_GREATEST_DIVISOR), _const(0.0), dividend * r)
-        return _let(r + r * (_const(1.0) - d * r), lambda better: refine(d, better, steps - 1))
-
-    def compute(d: Any) -> Any:
-        bits = tirx.const(_RECIPROCAL_BITS, "int32") - tirx.reinterpret("int32", d)
-        return _let(tirx.reinterpret(_FLOAT, bits), lambda r: refine(d, r, _RECIPROCAL_STEPS))
-
-    return _let(divisor, compute)
+    lets = _Lets()
+    d = lets(divisor)
+    bits = tirx.const(_RECIPROCAL_BITS, "int32") - tirx.reinterpret("int32", d)
+    r = lets(tirx.reinterpret(_FLOAT, bits))
+    for _ in range(_RECIPROCAL_STEPS):
+        r = lets(r + r * (_const(1.0) - d * r))
+    return lets.within(tirx.Select(d > _const(_GREATEST_DIVISOR), _const(0.0), dividend * r))
 
 
 def _rational(
@@ -332,19 +315,18 @@ def _rational(
     """
 
     def function(x: Any) -> Any:
-        def evaluate(v: Any) -> Any:
-            value = _let(
-                v * v,
-                lambda s: v * divide(_polynomial(s, numerator), _polynomial(s, denominator)),
-            )
-            # a rounding error of the quotient would be large in a product with a large number
-            value = tirx.Select(v <= _const(-limit), _const(-1.0), value)
-            return tirx.Select(v >= _const(limit), _const(1.0), value)
+        outer, inner = _Lets(), _Lets()
+        x = outer(x)
+        v = inner(tirx.max(tirx.min(x, _const(limit)), _const(-limit)))
+        value = _let(
+            v * v, lambda s: v * divide(_polynomial(s, numerator), _polynomial(s, denominator))
+        )
+        # a rounding error of the quotient would be large in a product with a large number
+        value = tirx.Select(v <= _const(-limit), _const(-1.0), value)
+        value = tirx.Select(v >= _const(limit), _const(1.0), value)
+        return outer.within(tirx.Select(_is_nan(x), x, inner.within(value)))
 
-        clamped = tirx.max(tirx.min(x, _const(limit)), _const(-limit))
-        return tirx.Select(_is_nan(x), x, _let(clamped, evaluate))
-
-    return lambda x: _let(x, function)
+    return function
 
 
 # π/2 in three parts, of which the first two have 22 bits, so that their products with integers up to 2³¹ are exact.
@@ -364,23 +346,19 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
     """
 
     def function(x: Any) -> Any:
-        wide = tirx.Cast(_WIDE, x)
-        turns = tirx.floor(wide * tirx.const(2 / math.pi, _WIDE) + tirx.const(0.5, _WIDE))
-        return _let(turns, lambda n: reduce(x, wide, n), _WIDE)
-
-    def reduce(x: Any, wide: Any, n: Any) -> Any:
-        rest = wide
+        lets = _Lets()
+        x = lets(x)
+        rest = wide = tirx.Cast(_WIDE, x)
+        n = lets(tirx.floor(wide * number(2 / math.pi) + number(0.5)), _WIDE)
         for part in _HALF_PI:
-            rest = rest - n * tirx.const(part, _WIDE)
-        turned = n + tirx.const(quarters, _WIDE)
-        four = tirx.const(4, _WIDE)
-        quarter = turned - four * tirx.floor(turned * tirx.const(0.25, _WIDE))
+            rest = rest - n * number(part)
+        turned = n + number(quarters)
         size = _magnitude(x)
         large = tirx.Select(size < _INFINITY_BITS, _const(0.0), _const(math.nan))
-        reduced = tirx.Select(size < _LARGE_BITS, tirx.Cast(_FLOAT, rest), large)
-        return _let(reduced, lambda r: _let(tirx.Cast(_FLOAT, quarter), lambda q: evaluate(r, q)))
+        r = lets(tirx.Select(size < _LARGE_BITS, tirx.Cast(_FLOAT, rest), large))
+        quarter = turned - number(4) * tirx.floor(turned * number(0.25))
+        quarter = lets(tirx.Cast(_FLOAT, quarter))
 
-    def evaluate(r: Any, quarter: Any) -> Any:
         def series(z: Any) -> Any:
             # a product, which has the sign of a zero
             sine = r * (_const(1.0) + z * _polynomial(z, _SINE))
@@ -389,9 +367,12 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
             return tirx.Select(is_odd, cosine, sine)
 
         sign = tirx.Select(quarter >= _const(2.0), _const(-1.0), _const(1.0))
-        return _let(r * r, series) * sign
+        return lets.within(_let(r * r, series) * sign)
 
-    return lambda x: _let(x, function)
+    def number(value: float) -> Any:
+        return tirx.const(value, _WIDE)
+
+    return function
 
 
 # ---------------------------------------------------------------- inverse functions
@@ -421,24 +402,16 @@ def _arc(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
     """
 
     def function(x: Any) -> Any:
-        return _let(tirx.reinterpret(_FLOAT, _magnitude(x)), lambda size: evaluate(x, size))
-
-    def evaluate(x: Any, size: Any) -> Any:
+        lets = _Lets()
+        x = lets(x)
+        size = lets(tirx.reinterpret(_FLOAT, _magnitude(x)))
         is_large = size > _const(0.5)
-        square = tirx.Select(is_large, _const(0.5) * (_const(1.0) - size), size * size)
-        return _let(
-            square,
-            lambda z: _let(tirx.Select(is_large, tirx.sqrt(z), size), series(x, is_large, z)),
-        )
+        z = lets(tirx.Select(is_large, _const(0.5) * (_const(1.0) - size), size * size))
+        root = lets(tirx.Select(is_large, tirx.sqrt(z), size))
+        angle = lets(_polynomial(z, _ASIN_SERIES) * z * root + root)
+        return lets.within(combine(x, is_large, angle))
 
-    def series(x: Any, is_large: Any, z: Any) -> Callable[[Any], Any]:
-        def total(root: Any) -> Any:
-            value = _polynomial(z, _ASIN_SERIES) * z * root + root
-            return _let(value, lambda angle: combine(x, is_large, angle))
-
-        return total
-
-    return lambda x: _let(x, function)
+    return function
 
 
 def _combine_asin(x: Any, is_large: Any, angle: Any) -> Any:

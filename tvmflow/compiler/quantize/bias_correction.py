@@ -28,25 +28,14 @@ _BITS: Final = 12
 
 
 class Means(NamedTuple):
-    """The means of the channels that a layer reads.
-
-    Attributes:
-        exact: Those of the float model.
-        rounded: Those of the integers.
-    """
+    """The means of the channels that a layer reads, of the float model and of the integers."""
 
     exact: Array
     rounded: Array
 
 
 class ChannelSums:
-    """Sums of the channels of a tensor, as it is and rounded to integers.
-
-    Args:
-        axis: The axis of the channels.
-        scale: The scale of the integers.
-        integers: Their kind.
-    """
+    """Sums of the channels along an axis of a tensor, as it is and rounded to integers."""
 
     def __init__(self, axis: int, scale: DataScale, integers: Integers) -> None:
         limits = np.iinfo(integers.dtype)
@@ -86,12 +75,7 @@ def find_correction(
 ) -> Array:
     """Return what is added to the result of a layer, in a shape that broadcasts to it.
 
-    Args:
-        layer: The layer.
-        call: Its convolution or matrix product.
-        weights: Its float weights.
-        rounded: Its integers.
-        means: The means of its data.
+    The layer's `call` reads data with some means, and `rounded` in place of float weights.
     """
     real = rounded.to_real(layer.axis, np.float64)
     if layer.operator == "matmul":
@@ -111,8 +95,7 @@ def _list_inputs(weights: Array, groups: int) -> Array:
     """Return the channels of data that each output of a convolution reads."""
     outputs, inputs = weights.shape[:2]
     first = np.arange(outputs) // (outputs // groups) * inputs
-    channels: Array = first[:, None] + np.arange(inputs)
-    return channels
+    return np.asarray(first[:, None] + np.arange(inputs))
 
 
 def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool) -> Array:
@@ -128,8 +111,7 @@ def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool
         first = np.arange(results[axis]) * int(attrs.strides[axis]) - int(attrs.padding[axis])
         places = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
         axes.append(((places >= 0) & (places < sizes[axis])).sum(axis=0) / counts[axis])
-    parts: Array = functools.reduce(np.multiply.outer, axes)
-    return parts
+    return np.asarray(functools.reduce(np.multiply.outer, axes))
 
 
 def _round(values: Array) -> Array:

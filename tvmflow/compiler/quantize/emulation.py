@@ -25,8 +25,7 @@ from tvmflow.compiler.quantize.insertion import (
     add_parameters,
     free_name,
 )
-from tvmflow.compiler.quantize.points import Array, FloatModel, Integers, Layer
-from tvmflow.compiler.quantize.recurrent import EXACT, ROUNDED
+from tvmflow.compiler.quantize.points import EXACT, ROUNDED, Array, FloatModel, Integers, Layer
 from tvmflow.compiler.quantize.smoothing import broadcast, channel_axis, input_axis
 from tvmflow.compiler.quantize.weights import GroupedIntegers
 
@@ -51,13 +50,6 @@ class _Operands(NamedTuple):
     weights: Any
     correction: Any = None
 
-    @property
-    def added(self) -> list[Any]:
-        """All of them."""
-        if self.correction is None:
-            return [self.rounding, self.weights]
-        return [*self.rounding, self.weights, self.correction]
-
 
 class Emulation:
     """A model with parameters that emulate integers.
@@ -69,8 +61,7 @@ class Emulation:
         tensors: Tensors that other operators than layers may read as integers.
         divided: Tensors whose channels may be divided by factors.
 
-    Attributes:
-        model: The model with parameters, which has the variables of the float model.
+    Attributes: model: The model with parameters, which has the variables of the float model.
     """
 
     def __init__(
@@ -82,7 +73,7 @@ class Emulation:
         divided: Sequence[Any],
     ) -> None:
         self._names = {str(var.name) for var in model.main.params}
-        self._exact: dict[str, Array] = {}
+        self._exact: dict[Any, Array] = {}
         self._layers, self._tensors = layers, tensors
         self._flow = ir.DataFlow(model.main)
         self._operands = {
@@ -94,18 +85,16 @@ class Emulation:
             var: _Rounding(*(self._add(f"{var.name}.rounded", np.array(v)) for v in _EXACT))
             for var in tensors
         }
-        added = [
-            *(var for own in self._operands.values() for var in own.added),
-            *(var for own in self._roundings.values() for var in own),
-        ]
-        mod = add_parameters(model.mod, [], added)
+        mod = add_parameters(model.mod, [], list(self._exact))
         mod = rewrite_main(mod, _Emulator, self._operands, self._roundings)
-        self.model = FloatModel(mod, {**model.params, **self._exact}, ())
+        exact = {str(var.name): array for var, array in self._exact.items()}
+        self.model = FloatModel(mod, {**model.params, **exact}, ())
 
     def _add(self, name: str, value: Array) -> Any:
-        name = free_name(name, self._names)
-        self._exact[name] = value.astype(np.float32, copy=False)
-        return relax.Var(name, relax.TensorType(value.shape, "float32"))
+        kind = relax.TensorType(value.shape, "float32")
+        var = relax.Var(free_name(name, self._names), kind)
+        self._exact[var] = value.astype(np.float32, copy=False)
+        return var
 
     def _add_operands(self, layer: Layer, weights: Array, is_divided: bool) -> _Operands:
         if layer.is_recurrent:
@@ -137,11 +126,8 @@ class Emulation:
     ) -> dict[str, Array]:
         """Return the weights with which the model computes what a quantized one does.
 
-        Args:
-            layers: The layers of the model that is quantized, whose data may be divided by factors, in the same order.
-            tensors: Its tensors, likewise.
-            quantization: Its integers.
-            factors: What the channels of data are divided by, by their variable in the model without that.
+        That has the same layers and tensors in the same order. `factors` are what the channels of its data are divided
+        by, by their variable in the model without that.
         """
         found = {**self.model.params}
 
@@ -203,10 +189,7 @@ class _Emulator(LayerRewriter):
     """Lets layers, and what shares a tensor with them, read parameters."""
 
     def __init__(
-        self,
-        mod: Any,
-        operands: Mapping[Any, _Operands],
-        roundings: Mapping[Any, _Rounding],
+        self, mod: Any, operands: Mapping[Any, _Operands], roundings: Mapping[Any, _Rounding]
     ) -> None:
         super().__init__(mod, operands)
         self._roundings = roundings

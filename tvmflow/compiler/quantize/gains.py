@@ -45,58 +45,42 @@ def estimate_gains(
 ) -> list[float]:
     """Return the part of the time of all layers that each one saves.
 
-    It is less than 0 where integers are slower.
-
-    Args:
-        layers: The layers.
-        flow: The data flow of their model.
-        cpu: The CPU.
-        states: The recurrent layers whose state is rounded, by their variables.
+    It is less than 0 where integers are slower. `states` are the recurrent layers whose state is rounded, by their
+    variables.
     """
-    floats, integers = [], []
-    for layer in layers:
-        if layer.is_recurrent:
-            exact, rounded = _estimate_recurrent(layer, flow, cpu, layer.var in states)
-            floats.append(exact)
-            integers.append(rounded)
-            continue
-        weights = ir.known_shape(layer.weights)
-        depth = math.prod(weights) // weights[layer.axis]
-        # open sizes are those of all layers, about
-        products = math.prod(s for s in known_sizes(layer.var) if isinstance(s, int)) * depth
-        if layer.is_transposed:
-            # each result meets one tap of each stride
-            products //= math.prod(map(int, flow.values[layer.var].attrs.strides))
-        cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
-        size = math.prod(weights)
-        exact = cycles / _winograd_speedup(layer, weights, flow, cpu)
-        floats.append(max(exact, _read_cycles(size * _FLOAT_BYTES, cpu)))
-        integers.append(max(cycles / _speedup(layer, cpu), _read_cycles(size, cpu)))
-    total = sum(floats)
-    return [(exact - rounded) / total for exact, rounded in zip(floats, integers, strict=True)]
+    pairs = [_estimate(layer, flow, cpu, layer.var in states) for layer in layers]
+    total = sum(exact for exact, _ in pairs)
+    return [(exact - rounded) / total for exact, rounded in pairs]
 
 
-def _estimate_recurrent(
+def _estimate(
     layer: Layer, flow: ir.DataFlow, cpu: CpuModel, is_rounded: bool
 ) -> tuple[float, float]:
-    """Return the cycles of a recurrent layer's products with floats, and with integers.
-
-    Each step reads all weights.
-    """
-    call = flow.values[layer.var]
-    sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]
+    """Return the cycles of a layer with floats, and with integers."""
+    call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
+    size, steps = math.prod(weights), 1
     # open sizes are those of all layers, about
-    steps, batch = (size if isinstance(size, int) else 1 for size in sizes)
-    if Recurrent.read(call).is_batch_first:
-        steps, batch = batch, steps
-    size = math.prod(ir.known_shape(layer.weights))
-    cycles = batch * size / (cpu.lanes * _PIPELINES * _UTILIZATION)
-    exact = max(cycles, _read_cycles(size * _FLOAT_BYTES, cpu))
-    speedup = _CONVERTED
-    if is_rounded:
-        speedup = _multiply_speedup(cpu)
-    rounded = max(cycles / speedup, _read_cycles(size, cpu))
-    return steps * exact, steps * rounded
+    if layer.is_recurrent:
+        # each step reads all weights
+        sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]
+        steps, batch = (extent if isinstance(extent, int) else 1 for extent in sizes)
+        if Recurrent.read(call).is_batch_first:
+            steps, batch = batch, steps
+        products = batch * size
+        speedups = (1.0, _multiply_speedup(cpu) if is_rounded else _CONVERTED)
+    else:
+        results = math.prod(s for s in known_sizes(layer.var) if isinstance(s, int))
+        products = results * (size // weights[layer.axis])
+        if layer.is_transposed:
+            # each result meets one tap of each stride
+            products //= math.prod(map(int, call.attrs.strides))
+        speedups = (_winograd_speedup(layer, weights, flow, cpu), _speedup(layer, cpu))
+    cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
+    exact, rounded = (
+        steps * max(cycles / speedup, _read_cycles(size * width, cpu))
+        for speedup, width in zip(speedups, (_FLOAT_BYTES, 1), strict=True)
+    )
+    return exact, rounded
 
 
 def _speedup(layer: Layer, cpu: CpuModel) -> float:

@@ -1,4 +1,4 @@
-"""Puts `relax.quantize` and `relax.dequantize` into a model, as importers of quantized models do."""
+"""Puts integers into a model, as importers of quantized models do, and rounded tables."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.quantize.points import (
     FOLLOWERS,
+    ROUNDED,
     Array,
     FloatModel,
     Integers,
@@ -25,8 +26,7 @@ from tvmflow.compiler.quantize.points import (
     list_sums,
     take_nodes,
 )
-from tvmflow.compiler.quantize.recurrent import ROUNDED
-from tvmflow.compiler.quantize.weights import GroupedIntegers
+from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups, round_groups
 
 SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""
@@ -53,8 +53,7 @@ class LayerWeights(NamedTuple):
         """Return the numbers that the integers stand for, with a scale for each index of an axis."""
         shape = [1] * self.integers.ndim
         shape[axis] = -1
-        numbers: Array = self.integers.astype(dtype) * self.scales.astype(dtype).reshape(shape)
-        return numbers
+        return np.asarray(self.integers.astype(dtype) * self.scales.astype(dtype).reshape(shape))
 
 
 class DataScale(NamedTuple):
@@ -151,55 +150,61 @@ def insert(
     *,
     with_switches: bool = False,
 ) -> FloatModel:
-    """Return a model in which layers read integers.
+    """Return a model in which the layers with weights in `quantization` read integers.
 
-    Args:
-        model: The float model, as `fold_model` returns it.
-        layers: Its layers; those without weights in `quantization` stay as they are.
-        quantization: The integers.
-        with_switches: Whether each layer is computed in both ways, and the input `SWITCHES`, which comes last, chooses.
+    The model is one that `fold_model` returned. With switches, each layer is computed in both ways, and the input
+    `SWITCHES`, which comes last, chooses.
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
-    names = {str(var.name) for var in model.main.params}
-    own: dict[str, Array] = {}
-    shared: dict[tuple[Any, ...], relax.Var] = {}
-    params: dict[Any, list[relax.Var]] = {}
-    for layer in changed:
-        params[layer.var] = []
-        for what, array in quantization.weights[layer.var].pack().items():
-            # layers that share weights share their integers, unless smoothing has changed those of one
-            content = (what, array.dtype.str, array.shape, sha256(array.tobytes()).digest())
-            if content not in shared:
-                kind = relax.TensorType(array.shape, str(array.dtype))
-                var = relax.Var(free_name(f"{layer.name}.{what}", names), kind)
-                shared[content], own[str(var.name)] = var, array
-            params[layer.var].append(shared[content])
+    # layers that share weights share their integers, unless smoothing has changed those of one
+    packs = {layer.var: (layer.name, quantization.weights[layer.var].pack()) for layer in changed}
+    params, own = _declare(model, packs, shares=True)
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
-    inputs = [switches] if with_switches else []
-    mod = add_parameters(model.mod, inputs, list(shared.values()))
+    mod = add_parameters(model.mod, [switches] if with_switches else [], list(own))
     marks.mark_bindings(mod)
     places = {layer.var: place for place, layer in enumerate(layers)}
     mod = rewrite_main(
         *(mod, _Inserter, changed, params, quantization, places),
         switches if with_switches else None,
     )
-    changed_model = replace_weights(model, relax.transform.CanonicalizeBindings()(mod), own)
-    return changed_model._replace(
-        mod=ir.mark_narrow_weights(changed_model.mod, changed_model.params)
-    )
+    made = _replace_weights(model, relax.transform.CanonicalizeBindings()(mod), own)
+    return made._replace(mod=ir.mark_narrow_weights(made.mod, made.params))
 
 
-def replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[str, Array]) -> FloatModel:
+def _declare(
+    model: FloatModel, packs: Mapping[Any, tuple[str, Mapping[str, Array]]], *, shares: bool
+) -> tuple[dict[Any, list[relax.Var]], dict[relax.Var, Array]]:
+    """Return parameters for packed integers by their keys, and their arrays.
+
+    Each pack has the beginning of its names, and arrays by the rest of their names. Equal arrays may share a
+    parameter.
+    """
+    names = {str(var.name) for var in model.main.params}
+    arrays: dict[relax.Var, Array] = {}
+    known: dict[tuple[Any, ...], relax.Var] = {}
+    params: dict[Any, list[relax.Var]] = {}
+    for key, (name, pack) in packs.items():
+        params[key] = []
+        for what, array in pack.items():
+            content: tuple[Any, ...] = (key, what)
+            if shares:
+                content = (what, array.dtype.str, array.shape, sha256(array.tobytes()).digest())
+            if content not in known:
+                kind = relax.TensorType(array.shape, str(array.dtype))
+                known[content] = relax.Var(free_name(f"{name}.{what}", names), kind)
+                arrays[known[content]] = array
+            params[key].append(known[content])
+    return params, arrays
+
+
+def _replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[Any, Array]) -> FloatModel:
     """Return a model with a rewritten module, whose bindings are marked, and the weights that this uses.
 
-    Args:
-        model: The model before.
-        mod: The module.
-        own: The weights that it has in place of others, by name.
+    `own` are those that it has in place of others.
     """
     mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)
-    known = {**model.params, **own}
+    known = {**model.params, **{str(var.name): array for var, array in own.items()}}
     kept = {str(var.name): known[str(var.name)] for var in ir.list_weights(mod["main"])}
     return FloatModel(mod, kept, nodes)
 
@@ -245,12 +250,7 @@ def _with_parameters(mod: tvm.IRModule, params: Sequence[Any], inputs: int) -> t
 
 
 class LayerRewriter(MainRewriter):
-    """Rewrites layers, and lets operators that share tensors with them read others in their place.
-
-    Args:
-        mod: The module.
-        layers: What is known of each layer that is rewritten, by its variable.
-    """
+    """Rewrites layers, and lets operators that share tensors with them read others in their place."""
 
     def __init__(self, mod: tvm.IRModule, layers: Mapping[Any, Any]) -> None:
         super().__init__(mod)
@@ -262,7 +262,6 @@ class LayerRewriter(MainRewriter):
 
     def replace(self, var: Any) -> Any:
         """Return what is read in place of a tensor; None for the tensor itself."""
-        raise NotImplementedError
 
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
@@ -276,11 +275,10 @@ class LayerRewriter(MainRewriter):
         return relax.Call(rewritten.op, arguments, rewritten.attrs, rewritten.ty_args)
 
     def _follow(self, original: Any, argument: Any) -> Any:
-        """Return what a call reads in place of an argument."""
         if isinstance(original, relax.Tuple):
             pairs = zip(original.fields, argument.fields, strict=True)
             return relax.Tuple([self._follow(*pair) for pair in pairs])
-        var = ir.resolve_alias(original, self.flow.values.get)
+        var = self.flow.resolve(original)
         replaced = self.replace(var) if isinstance(var, relax.Var) else None
         return argument if replaced is None else replaced
 
@@ -368,7 +366,7 @@ class _Inserter(LayerRewriter):
             return self._convert(var)
         if var not in self._moved:
             call = self.flow.values[var]
-            source = ir.resolve_alias(call.args[0], self.flow.values.get)
+            source = self.flow.resolve(call.args[0])
             rest = [self.visit_expr(argument) for argument in call.args[1:]]
             moved = relax.Call(call.op, [self._move(source), *rest], call.attrs, call.ty_args)
             self._moved[var] = self.emit(moved)
@@ -405,3 +403,124 @@ class _Inserter(LayerRewriter):
             integers = self.emit(relax.op.quantize(data, *parameters, axis=-1, out_dtype=dtype))
             self._converted[var] = self.emit(relax.op.dequantize(integers, *parameters, axis=-1))
         return self._converted[var]
+
+
+# ---------------------------------------------------------------- tables
+# Tables whose rows are looked up, as those of words.
+
+_TAKE: Final = "relax.take"
+_SHAPE_OF: Final = "relax.shape_of"
+_BITS: Final = 8
+# Kernels read integers in words of so many bytes.
+_WORD: Final = 4
+_RANK: Final = 2
+# The scale of a number near float32's limit, as a bfloat16, may stand for infinity.
+_MOST: Final = 2.0**127
+
+
+class Table(NamedTuple):
+    """Weights that only lookups read: the node of the first one, and the name of the parameter."""
+
+    name: str
+    weights: str
+
+
+def list_tables(model: FloatModel) -> tuple[Table, ...]:
+    """Return the tables of a model whose weights are numbers, in the order of the first lookups."""
+    flow = ir.DataFlow(model.main)
+    weights = {var: str(var.name) for var in ir.list_weights(model.main)}
+    bindings = ir.list_bindings(model.main.body)
+    # not every model knows its nodes
+    nodes = [*model.nodes, *[""] * len(bindings)]
+    others: set[Any] = set(ir.list_variables(model.main.body.body))
+    found: dict[Any, str] = {}
+    for binding, node in zip(bindings, nodes, strict=False):
+        read = ir.list_variables(binding.value)
+        if ir.operator_name(binding.value) == _SHAPE_OF:
+            # importers of indices that count from the end read sizes, which are known
+            continue
+        if (var := _find_table(binding.value, weights)) is not None:
+            is_known = flow.is_weight(binding.value.args[1])
+            others |= {var} if is_known else set()
+            found.setdefault(var, node)
+            read = [other for other in read if not other.same_as(var)]
+        others |= set(read)
+    return tuple(
+        Table(node or weights[var], weights[var])
+        for var, node in found.items()
+        if var not in others and _has_numbers_of_one_size(model.params[weights[var]])
+    )
+
+
+def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, GroupedIntegers]:
+    """Return the integers of tables, by the names of their weights: 8 bits with a scale for each row."""
+    rounded = {}
+    for table in tables:
+        weights = model.params[table.weights]
+        size = -(-weights.shape[1] // _WORD) * _WORD
+        rounded[table.weights] = round_groups(weights, Groups(_BITS, size))
+    return rounded
+
+
+def insert_tables(model: FloatModel, tables: Mapping[str, GroupedIntegers]) -> FloatModel:
+    """Return a model whose lookups read integers, by the names of the weights that these replace."""
+    if not tables:
+        return model
+    packs = {name: (name, table.pack()) for name, table in tables.items()}
+    params, own = _declare(model, packs, shares=False)
+    mod = add_parameters(model.mod, [], list(own))
+    marks.mark_bindings(mod)
+    return _replace_weights(model, rewrite_main(mod, _TableRewriter, tables, params), own)
+
+
+class _TableRewriter(MainRewriter):
+    """Lets lookups read the weights that integers stand for."""
+
+    OPERATORS = (_TAKE, _SHAPE_OF)
+
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        tables: Mapping[str, GroupedIntegers],
+        params: Mapping[str, Sequence[Any]],
+    ) -> None:
+        super().__init__(mod)
+        self._tables, self._params = tables, params
+        self._real = self.new_memo()
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        name = str(call.args[0].name) if isinstance(call.args[0], relax.Var) else ""
+        if (table := self._tables.get(name)) is None:
+            return None
+        if ir.operator_name(call) == _SHAPE_OF:
+            return relax.ShapeExpr(ir.known_shape(call.args[0]))
+        if name not in self._real:
+            self._real[name] = self.emit(table.operator.call(*self._params[name]))
+        arguments = [self._real[name], rewritten.args[1]]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+
+def _find_table(value: Any, weights: Collection[Any]) -> Any:
+    """Return the weights of which a lookup reads rows; None for anything else."""
+    if ir.operator_name(value) != _TAKE or value.attrs.axis is None or int(value.attrs.axis):
+        return None
+    table = value.args[0]
+    if not ir.is_float32(table) or table not in weights:
+        return None
+    shape = ir.known_shape(table)
+    # a row of one number is as large as its scale
+    return table if len(shape) == _RANK and shape[1] > 1 else None
+
+
+def _has_numbers_of_one_size(table: Array) -> bool:
+    """Return whether a step of the largest number of each row is no more than most of the others.
+
+    It is more in masks of attention, whose large numbers stand for infinity.
+    """
+    sizes = np.abs(table)
+    largest = sizes.max(axis=1, keepdims=True, initial=0.0)
+    if not (largest < _MOST).all():
+        return False
+    is_lost = (sizes > 0) & (sizes * np.float32(2**_BITS - 2) < largest)
+    counts = np.count_nonzero(is_lost, axis=1), np.count_nonzero(sizes, axis=1)
+    return bool((2 * counts[0] <= counts[1]).all())

@@ -10,43 +10,31 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir, marks
-from tvmflow.compiler.ir_operators import GATES, Recurrent, RecurrentOperands
+from tvmflow.compiler.ir_operators import (
+    GATES,
+    NOTHING,
+    STATE_STEPS,
+    Activation,
+    Recurrent,
+    RecurrentOperands,
+)
 from tvmflow.compiler.open_sizes import same_sizes, sizes_of
-from tvmflow.compiler.passes.fold_norms import fold_norms
-from tvmflow.compiler.quantize.recurrent import find_state_weights, split_input_products
+from tvmflow.compiler.passes.fold_convolutions import fold_norms
+from tvmflow.compiler.passes.quantization import SELECTIONS, WEIGHT_RANKS
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 Array = np.ndarray[Any, Any]
 
-_CONVOLUTIONS: Final = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
-_TRANSPOSED: Final = tuple(f"{name}_transpose" for name in _CONVOLUTIONS)
 _MATMUL: Final = "relax.matmul"
-# The products with constant weights of which there are kernels of integers, and the rank of their weights.
-_PRODUCTS: Final[Mapping[str, int]] = {
-    _MATMUL: 2,
-    **{name: rank for names in (_CONVOLUTIONS, _TRANSPOSED) for rank, name in enumerate(names, 3)},
-}
-
-MOVES: Final = frozenset(
-    f"relax.{name}"
-    for name in ("reshape", "permute_dims", "squeeze", "expand_dims", "flatten", "nn.max_pool2d")
+FOLLOWERS: Final = SELECTIONS | ir.operators(
+    "add subtract multiply maximum minimum concat mean clip strided_slice split nn.relu",
+    "nn.avg_pool2d nn.adaptive_avg_pool2d image.resize2d",
 )
-"""Operators that give some of the numbers that they read: integers go through them."""
-
-FOLLOWERS: Final = MOVES | {
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "maximum", "minimum", "concat", "mean", "clip", "nn.relu"),
-        *("nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d", "strided_slice", "split"),
-    )
-}
 """Operators that read integers where a layer reads the same tensor as integers: these take a quarter of the memory."""
 
-_EPILOGUES: Final = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "nn.relu"),
-        *("nn.leakyrelu", "sigmoid", "tanh", "nn.silu", "nn.gelu"),
-    )
+_EPILOGUES: Final = ir.operators(
+    "add subtract multiply divide maximum minimum clip sigmoid tanh nn.relu nn.leakyrelu nn.silu",
+    "nn.gelu",
 )
 
 
@@ -168,7 +156,6 @@ def _name_products(model: FloatModel) -> dict[str, list[str]]:
 
 
 def _list_weights(value: Any, flow: ir.DataFlow) -> list[Any]:
-    """Return the weights of the products that a value is."""
     if _is_product(value, flow):
         return [value.args[1]]
     if ir.as_call(value, Recurrent.NAME) is None:
@@ -178,7 +165,7 @@ def _list_weights(value: Any, flow: ir.DataFlow) -> list[Any]:
 
 
 def _is_product(value: Any, flow: ir.DataFlow) -> bool:
-    return ir.operator_name(value) in _PRODUCTS and flow.is_weight(value.args[1])
+    return ir.operator_name(value) in WEIGHT_RANKS and flow.is_weight(value.args[1])
 
 
 def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
@@ -203,11 +190,11 @@ def multiplies_integers(mod: tvm.IRModule) -> bool:
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])
     for value in flow.values.values():
-        if ir.operator_name(value) not in _PRODUCTS:
+        if ir.operator_name(value) not in WEIGHT_RANKS:
             continue
         for operand in value.args[:2]:
-            source = _find_source(ir.resolve_alias(operand, flow.values.get), flow)
-            real = ir.as_call(flow.values.get(source), "relax.dequantize")
+            source = _find_source(flow.resolve(operand), flow)
+            real = flow.find_call(source, "relax.dequantize")
             if real is not None and real.args[0] not in inputs:
                 return True
     return False
@@ -238,7 +225,7 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
             kind = f"{'depthwise' if ir.is_depthwise(call) else 'grouped'}_{kind}"
         base = node or kind
         seen[base] = seen.get(base, 0) + 1
-        data = ir.resolve_alias(call.args[0], flow.values.get)
+        data = flow.resolve(call.args[0])
         layers.append(
             Layer(
                 name=base if seen[base] == 1 and node else f"{base}#{seen[base]}",
@@ -247,7 +234,7 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
                 data=data,
                 source=_find_source(data, flow),
                 weights=weights,
-                axis=int(operator == _MATMUL or operator in _TRANSPOSED),
+                axis=int(operator == _MATMUL or operator in ir.TRANSPOSED_CONVOLUTIONS),
             )
         )
     return tuple(layers)
@@ -256,18 +243,18 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
 def _is_layer(call: Any, operator: str, flow: ir.DataFlow) -> bool:
     data, weights = call.args[:2]
     return (
-        ir.is_float32(call)
-        and ir.is_float32(data)
-        and ir.is_float32(weights)
+        all(map(ir.is_float32, (call, data, weights)))
         and not flow.is_weight(data)
-        and len(ir.shape_of(weights) or ()) == _PRODUCTS[operator]
+        and len(ir.shape_of(weights) or ()) == WEIGHT_RANKS[operator]
         and sizes_of(data) is not None
-        and (operator == _MATMUL or _has_kernels(call, is_transposed=operator in _TRANSPOSED))
+        and (
+            operator == _MATMUL
+            or _has_kernels(call, is_transposed=operator in ir.TRANSPOSED_CONVOLUTIONS)
+        )
     )
 
 
 def _has_kernels(call: Any, *, is_transposed: bool) -> bool:
-    """Return whether there are kernels of integers for the attributes of a convolution."""
     if not is_transposed:
         return ir.has_default_layouts(call)
     is_dense = int(call.attrs.groups) == 1 and all(int(step) == 1 for step in call.attrs.dilation)
@@ -278,22 +265,18 @@ def _find_source(data: Any, flow: ir.DataFlow) -> Any:
     """Return the tensor that holds all numbers of data that were only moved."""
     while True:
         value: Any = flow.values.get(data)
-        if ir.operator_name(value) not in MOVES or not ir.is_float32(value.args[0]):
+        if ir.operator_name(value) not in SELECTIONS or not ir.is_float32(value.args[0]):
             return data
-        data = ir.resolve_alias(value.args[0], flow.values.get)
+        data = flow.resolve(value.args[0])
 
 
 def list_sums(
     model: FloatModel, layers: Sequence[Layer], integers: Collection[Any]
 ) -> tuple[Any, ...]:
-    """Return the tensors that sums read, and that are better kept as integers.
+    """Return the tensors that sums read, and that are better kept as integers, beside those of layers.
 
-    Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the other.
-
-    Args:
-        model: The model.
-        layers: Its layers that are computed with integers.
-        integers: The tensors that are integers for these layers.
+    Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the
+    other.
     """
     flow = ir.DataFlow(model.main)
     positions = {var: place for place, var in enumerate(flow.values)}
@@ -302,7 +285,7 @@ def list_sums(
     for value in flow.values.values():
         if ir.operator_name(value) != "relax.add" or not ir.is_float32(value):
             continue
-        operands = [ir.resolve_alias(arg, flow.values.get) for arg in value.args]
+        operands = list(map(flow.resolve, value.args))
         left, right = map(sizes_of, operands)
         if left is None or right is None or not same_sizes(left, right):
             continue
@@ -327,7 +310,7 @@ def list_joined(model: FloatModel, integers: Collection[Any]) -> dict[Any, Any]:
         parts = parts if isinstance(parts, relax.Tuple) else flow.values.get(parts)
         if not isinstance(parts, relax.Tuple):
             continue
-        fields = [ir.resolve_alias(field, flow.values.get) for field in parts.fields]
+        fields = list(map(flow.resolve, parts.fields))
         if all(flow.value_if_used_once(part) is not None for part in fields) and not any(
             part in integers or flow.is_weight(part) for part in fields
         ):
@@ -344,5 +327,81 @@ def _is_result(var: Any, flow: ir.DataFlow, computed: Collection[Any]) -> bool:
         data = [arg for arg in value.args if isinstance(arg, relax.Var) and not flow.is_weight(arg)]
         if len(data) != 1:
             return False
-        var = ir.resolve_alias(data[0], flow.values.get)
+        var = flow.resolve(data[0])
     return True
+
+
+# ---------------------------------------------------------------- recurrent layers
+# The product of all inputs becomes an operator of its own, which is quantized as any other one. The weights that
+# multiply the state become int8 with a scale for each unit of each gate. Where a CPU multiplies bytes, the state is
+# rounded too: that of most layers lies between -1 and 1, so that its scale is known.
+
+EXACT: Final = np.array([1, 0], np.float32)
+"""The operand `rounding` with which products read the state as it is."""
+ROUNDED: Final = np.array([0, 1], np.float32)
+"""The same for a rounded state."""
+
+LARGEST_STATE: Final = 1 + 0.5 / STATE_STEPS
+"""The largest absolute value of a state whose limit to 1 costs no more than its rounding."""
+
+# Operators whose results are the numbers that they read first.
+_COPIES: Final = ir.operators("broadcast_to reshape permute_dims expand_dims squeeze")
+# Functions whose results lie between 0 and 1, and between -1 and 1.
+_SHARES: Final = frozenset({"sigmoid", "hardsigmoid"})
+_BOUNDED: Final = _SHARES | {"tanh", "softsign"}
+
+
+def split_input_products(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose recurrent layers read products of their inputs, where their weights are known."""
+    if not ir.calls_operator(mod, Recurrent.NAME):
+        return mod
+    return rewrite_main(mod, _Splitter)
+
+
+def find_state_weights(call: Any, flow: ir.DataFlow) -> Any:
+    """Return the weights that a call of a recurrent layer multiplies with its state; None for other calls."""
+    if ir.as_call(call, Recurrent.NAME) is None:
+        return None
+    operands = RecurrentOperands(*call.args)
+    is_split = isinstance(operands.weights, relax.Tuple) and flow.is_weight(operands.recurrent)
+    return operands.recurrent if is_split else None
+
+
+def has_bounded_state(call: Any) -> bool:
+    """Return whether the state of a layer stays between -1 and 1, unless it begins elsewhere."""
+    operator = Recurrent.read(call)
+    return all(_is_bounded(operator.kind, functions) for functions in operator.activations)
+
+
+def find_initial_state(call: Any, flow: ir.DataFlow) -> Any:
+    """Return the tensor with the hidden state that a layer begins with; None for zeros."""
+    hidden = flow.resolve(RecurrentOperands(*call.args).hidden)
+    while (value := flow.find_call(hidden, *_COPIES)) is not None:
+        hidden = flow.resolve(value.args[0])
+    return None if isinstance(hidden, relax.Tuple) else hidden
+
+
+def _is_bounded(kind: str, functions: tuple[Activation, ...]) -> bool:
+    # of an LSTM, the state is the result of a gate times that of the last function
+    names = [function.name for function in functions]
+    gates, results = (names[:1], names[2:]) if kind == "LSTM" else (names[:-1], names[-1:])
+    return _SHARES.issuperset(gates) and _BOUNDED.issuperset(results)
+
+
+class _Splitter(MainRewriter):
+    OPERATORS = (Recurrent.NAME,)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        known = RecurrentOperands(*call.args)
+        weights = (known.weights, known.recurrent)
+        if not all(self.flow.is_weight(own) and ir.is_float32(own) for own in weights):
+            return None
+        operands = RecurrentOperands(*rewritten.args)
+        of_inputs, of_state = (self._flatten(w) for w in (operands.weights, operands.recurrent))
+        product = relax.op.matmul(operands.x, self.emit(relax.op.permute_dims(of_inputs)))
+        operands = operands._replace(x=self.emit(product), weights=NOTHING, recurrent=of_state)
+        return relax.Call(call.op, list(operands), call.attrs, call.ty_args)
+
+    def _flatten(self, weights: Any) -> Any:
+        directions, rows, size = ir.known_shape(weights)
+        return self.reshape(weights, [directions * rows, size])

@@ -150,8 +150,7 @@ class Histogram:
         steps = values * values.dtype.type(np.ldexp(1.0, -self._exponent))
         np.floor(steps, out=steps)
         steps -= values.dtype.type(self._first)
-        places: Array = steps.astype(np.int32)
-        return places
+        return np.asarray(steps.astype(np.int32))
 
     def _widen(self, low: float, high: float) -> None:
         """Give all values between two limits a bin."""
@@ -182,13 +181,9 @@ def _bin_of(value: float, exponent: int) -> int:
 def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[float, float]:
     """Return the range that the integers of a dtype represent; it contains 0.
 
-    Args:
-        histogram: The values. NaN and infinite values are left out.
-        method: How values outside the range are weighed against larger steps within.
-        dtype: The dtype of the integers.
+    The method weighs values outside the range against larger steps within. NaN and infinite values are left out.
 
-    Raises:
-        ValueError: when no finite value was counted.
+    Raises: ValueError: when no finite value was counted.
     """
     if not histogram.total:
         raise ValueError("no finite value was counted")
@@ -209,19 +204,12 @@ def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
     limits = np.iinfo(dtype)
     # the halves do not overflow where the range does
     half = (high / 2 - low / 2) / (limits.max - limits.min)
-    scale = _to_scale(2 * min(half, _MAX_SCALE))
+    bounded = min(max(2 * min(half, _MAX_SCALE), _MIN_SCALE), _MAX_SCALE)
+    # the next number of 12 significant bits that is not less
+    mantissa, exponent = np.frexp(bounded)
+    scale = float(np.ldexp(np.ceil(mantissa * 4096) / 4096, exponent))
     zero_point = limits.min - int(np.rint(max(low / scale, -(2.0**31))))
     return scale, min(max(zero_point, limits.min), limits.max)
-
-
-def _to_scale(scale: float) -> float:
-    """Return the next number of 12 significant bits that is not less, within limits."""
-    mantissa, exponent = np.frexp(min(max(scale, _MIN_SCALE), _MAX_SCALE))
-    return float(np.ldexp(np.ceil(mantissa * 4096) / 4096, exponent))
-
-
-def _keep_all(histogram: Histogram, dtype: str, widest: tuple[float, float]) -> tuple[float, float]:
-    return widest
 
 
 def _cut_percentile(
@@ -336,8 +324,7 @@ def sum_in_order(values: Array) -> float:
 
 def sum_rows_in_order(values: Array) -> Array:
     """Return the sum of each row, added in order."""
-    sums: Array = np.add.accumulate(values.reshape(len(values), -1), axis=1)[:, -1]
-    return sums
+    return np.asarray(np.add.accumulate(values.reshape(len(values), -1), axis=1)[:, -1])
 
 
 def _log(values: Array) -> Array:
@@ -360,7 +347,7 @@ def _log(values: Array) -> Array:
 _METHODS: Final[
     Mapping[Method, Callable[[Histogram, str, tuple[float, float]], tuple[float, float]]]
 ] = {
-    "minmax": _keep_all,
+    "minmax": lambda _histogram, _dtype, widest: widest,
     "percentile": _cut_percentile,
     "entropy": _least_divergence,
     "mse": _least_error,

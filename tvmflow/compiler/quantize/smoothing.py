@@ -16,7 +16,8 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir, marks
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import rewrite_main
+from tvmflow.compiler.quantize.insertion import LayerRewriter
 from tvmflow.compiler.quantize.points import Array, FloatModel, Layer, take_nodes
 from tvmflow.compiler.quantize.ranges import sum_in_order, sum_rows_in_order
 
@@ -61,11 +62,7 @@ def find_factors(
 ) -> dict[Any, Array]:
     """Return the factors of the tensors whose layers make a much smaller error with them.
 
-    Args:
-        model: The float model.
-        smoothable: Tensors, and the layers that read each.
-        weights: The weights by the variable of the layer.
-        largest: The largest absolute value of each channel of each tensor.
+    `largest` has the largest absolute value of each channel of each tensor.
     """
     flow = ir.DataFlow(model.main)
     found = {}
@@ -104,17 +101,13 @@ def broadcast(values: Array, rank: int, axis: int) -> Array:
     return values.astype(np.float32).reshape(shape)
 
 
-class _Smoother(MainRewriter):
+class _Smoother(LayerRewriter):
     def __init__(self, mod: Any, layers: Mapping[Any, Layer], factors: Mapping[Any, Array]) -> None:
-        super().__init__(mod)
-        self._layers = {self.flow.values[var]: layer for var, layer in layers.items()}
+        super().__init__(mod, layers)
         self._factors = factors
         self._divided: dict[Any, Any] = {}
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
-        if (layer := self._layers.get(call)) is None:
-            return rewritten
+    def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Layer) -> Any:
         factors = self._factors[layer.data]
         if layer.data not in self._divided:
             rank = len(ir.known_shape(layer.data))
@@ -150,24 +143,19 @@ def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
     data = _exponents(sizes)
     exponents = (part * data - (4 - part) * _exponents(weights)) // 4
     exponents -= exponents.max()
-    factors: Array = np.ldexp(1.0, np.maximum(exponents, -_MAX_EXPONENT))
-    return factors
+    return np.asarray(np.ldexp(1.0, np.maximum(exponents, -_MAX_EXPONENT)))
 
 
 def _exponents(values: Array) -> Array:
     """Return the exponents of numbers, those of tiny ones as if they were a part of the largest one."""
     floor = max(float(values.max(initial=0.0)), 2.0**-100) * 2.0**-_MAX_EXPONENT
-    exponents: Array = np.frexp(np.maximum(values, floor))[1].astype(np.int64)
-    return exponents
+    return np.asarray(np.frexp(np.maximum(values, floor))[1].astype(np.int64))
 
 
 def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
     """Return the expected square of the error of the results of layers, by uniform errors of a step.
 
-    Args:
-        sizes: The largest number of each channel.
-        matrices: The weights of each layer, and whether it is depthwise.
-        factors: What the data are divided by.
+    `sizes` are the largest numbers of the channels, and each matrix has whether its layer is depthwise.
     """
     step = float((sizes / factors).max()) / _STEPS
     total = 0.0

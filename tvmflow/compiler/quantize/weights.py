@@ -30,12 +30,7 @@ _BYTE: Final = 8
 
 
 class Groups(NamedTuple):
-    """The groups of weights, and their integers.
-
-    Attributes:
-        bits: The bits of an integer, 4 or 8.
-        size: The neighboring weights of a row that share a scale.
-    """
+    """Groups of `size` neighboring weights of a row that share a scale, as integers of 4 or 8 bits."""
 
     bits: int = _BITS
     size: int = 32
@@ -111,12 +106,8 @@ def error_of(weights: Array, rounded: GroupedIntegers) -> float:
 class InputProducts:
     """The sums of products of a layer's inputs with each other: the Hessian of its squared error.
 
-    Only those of inputs of one block are kept, so that memory grows with the inputs. Inputs become whole numbers, whose
-    sums are exact in any order.
-
-    Args:
-        depth: The inputs of a result.
-        size: The inputs of a group of weights.
+    Only those of inputs of one block of whole groups (`size`) are kept, so that memory grows with the inputs.
+    Inputs become whole numbers, whose sums are exact in any order.
     """
 
     def __init__(self, depth: int, size: int) -> None:
@@ -150,15 +141,10 @@ def _list_blocks(depth: int, size: int) -> list[tuple[int, int]]:
 def round_groups(
     weights: Array, groups: Groups = _DEFAULT, products: InputProducts | None = None
 ) -> GroupedIntegers:
-    """Return weights (rows, depth) rounded in groups.
+    """Return weights (rows, depth) rounded in groups: to nearest, or by the products of calibration data.
 
-    The scale of each group is the one of several with the least squared error. With the products of inputs, the columns
-    after a rounded one make up for its error, within a block (Frantar et al., GPTQ, 2022).
-
-    Args:
-        weights: The weights.
-        groups: How they are divided.
-        products: The products of calibration data; None to round to nearest.
+    The scale of each group is the one of several with the least squared error. With the products of inputs, the
+    columns after a rounded one make up for its error, within a block (Frantar et al., GPTQ, 2022).
     """
     rows, depth = weights.shape
     count = -(-depth // groups.size)
@@ -174,7 +160,9 @@ def round_groups(
         for first in range(start, start + width, groups.size):
             group, last = first // groups.size, first + groups.size
             own = importance[first - start : last - start]
-            for some in _list_row_blocks(rows, groups.size):
+            # the rows that are compared with a candidate at a time
+            size = max(_COMPARED // groups.size, 1)
+            for some in (slice(begin, begin + size) for begin in range(0, rows, size)):
                 part = padded[some, first:last]
                 scales[some, group] = scale = _choose_scales(part, own, groups)
                 if inverse is None:
@@ -189,10 +177,7 @@ def round_groups(
                 error = exact - (integer - groups.middle) * scale
                 _make_up(padded[:, start : start + width], error, inverse, column - start)
     return GroupedIntegers(
-        integers=integers,
-        scales=scales.astype(np.float32),
-        groups=groups,
-        depth=depth,
+        integers=integers, scales=scales.astype(np.float32), groups=groups, depth=depth
     )
 
 
@@ -235,14 +220,7 @@ def _make_up(block: Array, error: Array, inverse: Array, place: int) -> None:
     inverse[place + 1 :, place + 1 :] -= inverse[place + 1 :, place, None] * rest
 
 
-def _list_row_blocks(rows: int, width: int) -> list[slice]:
-    """Return the rows that are compared with a candidate at a time."""
-    size = max(_COMPARED // width, 1)
-    return [slice(start, start + size) for start in range(0, rows, size)]
-
-
 def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:
-    """Return the scale of each row of a group."""
     best = np.full(len(weights), np.inf)
     scales = np.ones(len(weights))
     largest = np.abs(weights).argmax(axis=1)[:, None]
@@ -266,8 +244,7 @@ def _sum_errors(weights: Array, scales: Array, importance: Array, groups: Groups
     errors -= weights
     np.square(errors, out=errors)
     errors *= importance
-    sums: Array = errors.sum(axis=1)
-    return sums
+    return np.asarray(errors.sum(axis=1))
 
 
 def _list_candidates(weights: Array, groups: Groups) -> Iterator[Array]:

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.passes.widen_float16 import computes_float16
+from tvmflow.compiler.passes.float16 import computes_float16
 from tvmflow.compiler.schedules import (
     elementwise,
     register_tiles,

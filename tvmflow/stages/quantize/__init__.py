@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from tvmflow.compiler.contraction.machine import CpuModel
     from tvmflow.compiler.quantize.emulation import Emulation
-    from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
+    from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization, Table
     from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
-    from tvmflow.compiler.quantize.tables import Table
     from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import ModelTaps, Signature
@@ -465,8 +464,8 @@ def _choose_layers(
     Raises:
         StageError: when there is none, or a pattern matches none.
     """
+    from tvmflow.compiler.quantize.insertion import list_tables
     from tvmflow.compiler.quantize.points import list_layers
-    from tvmflow.compiler.quantize.tables import list_tables
 
     patterns = settings.quantize.skip
     layers, tables = list_layers(model), list_tables(model)
@@ -532,9 +531,8 @@ def _quantize(
     Raises:
         StageError: when a tensor has no range.
     """
-    from tvmflow.compiler.quantize.insertion import Quantization, round_weights
+    from tvmflow.compiler.quantize.insertion import Quantization, round_tables, round_weights
     from tvmflow.compiler.quantize.points import Integers, list_joined
-    from tvmflow.compiler.quantize.tables import round_tables
     from tvmflow.compiler.quantize.weights import Groups, error_of
 
     floats, chosen = candidates.floats, candidates.chosen
@@ -584,7 +582,7 @@ def _list_states(
 
     from tvmflow.compiler import ir
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
-    from tvmflow.compiler.quantize.recurrent import (
+    from tvmflow.compiler.quantize.points import (
         LARGEST_STATE,
         find_initial_state,
         has_bounded_state,
@@ -616,7 +614,7 @@ def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> fr
 
     Bytes would limit a state that begins beyond -1 and 1, as it may where no data tell.
     """
-    from tvmflow.compiler.quantize.recurrent import LARGEST_STATE
+    from tvmflow.compiler.quantize.points import LARGEST_STATE
     from tvmflow.stages.quantize.calibration import collect_sizes
 
     starts = {start: 0 for start in candidates.states.values() if start is not None}
@@ -867,8 +865,7 @@ def _compute(
 
 def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
     """Return the model whose layers and lookups read integers."""
-    from tvmflow.compiler.quantize.insertion import insert
-    from tvmflow.compiler.quantize.tables import insert_tables
+    from tvmflow.compiler.quantize.insertion import insert, insert_tables
 
     model = insert(candidates.model, candidates.layers, quantization)
     return insert_tables(model, quantization.tables)

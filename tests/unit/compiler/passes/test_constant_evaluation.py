@@ -16,7 +16,7 @@ from tests.support.tuning import conv, dense, model, relu
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes import constant_evaluation
-from tvmflow.compiler.passes.lift_weights import lift_weights, split_weights
+from tvmflow.compiler.passes.constant_evaluation import lift_weights, split_weights
 
 op = relax.op
 

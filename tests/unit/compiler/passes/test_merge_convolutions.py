@@ -15,7 +15,7 @@ from tests.support.kernels import dot_target, host_level, kernels_of, outputs
 from tests.support.onnx_models import Array, draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.passes import merge_convolutions
+from tvmflow.compiler.passes import fold_convolutions
 
 SEEDS = seeds(12, 42, 120)
 
@@ -183,13 +183,13 @@ def test_quantized_weights_stay_bytes(second: str, tmp_path: Path) -> None:
 def test_a_long_sum_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts have no terms that it has not."""
     looked = []
-    merge = merge_convolutions._ConvolutionMerger._merge
+    merge = fold_convolutions.ConvolutionMerger._merge
 
     def counted(self: Any, total: Any) -> Any:
         looked.append(total)
         return merge(self, total)
 
-    monkeypatch.setattr(merge_convolutions._ConvolutionMerger, "_merge", counted)
+    monkeypatch.setattr(fold_convolutions.ConvolutionMerger, "_merge", counted)
     shape = (1, 8, 6, 6)
     assert count(added([dict(SQUARE) for _ in range(9)], shape, 8), tmp_path, draw(*shape)) == 1
     assert len(looked) == 2, "once in each of the two compilations"

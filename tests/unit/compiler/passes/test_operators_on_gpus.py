@@ -21,8 +21,9 @@ from tests.unit.frontends.onnx.test_onnx_recurrent import layer
 from tvmflow.compiler import ir, lowering, schedules
 from tvmflow.compiler.c_program import device_program
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes.recurrent import lower_recurrent
-from tvmflow.compiler.passes.suppression import lower_suppression
+from tvmflow.compiler.passes.recurrent import RecurrentRewriter
+from tvmflow.compiler.passes.rewriter import rewrite_main
+from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.schedules import schedule_for_gpu
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
@@ -140,7 +141,8 @@ def test_threads_compute_what_the_kernels_of_cpus_do(name: str, tmp_path: Path) 
     """Without a GPU: a CPU runs the threads of each launch one after the other."""
     loaded, feed = MODELS[name](tmp_path)
     context = LoweringContext(lowering.make_target(GPUS["cuda"]), None, FAST)
-    mod = lower_suppression(lower_recurrent(loaded.mod, context), context)
+    mod = rewrite_main(loaded.mod, RecurrentRewriter, context)
+    mod = rewrite_main(mod, SuppressionRewriter, context)
     assert any(map(count_launches, mod.functions.values()))
     on_gpu = outputs(loaded._replace(mod=run_threads_in_turn(mod)), feed)
     tolerance = 2e-3 if "float16" in name else 1e-5
@@ -241,7 +243,7 @@ def test_lanes_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     results = []
     for lanes in (4, 8, 16):
         monkeypatch.setattr(
-            "tvmflow.compiler.passes.recurrent._RecurrentRewriter._choose_lanes",
+            "tvmflow.compiler.passes.recurrent.RecurrentRewriter._choose_lanes",
             lambda *_, lanes=lanes: lanes,
         )
         results.append([array.tobytes() for array in outputs(loaded, feed, target)])

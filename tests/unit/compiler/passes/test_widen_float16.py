@@ -14,8 +14,8 @@ from tvm import te, topi
 from tests.support.kernels import LEVELS, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel
+from tvmflow.compiler.passes.float16 import widen_float16
 from tvmflow.compiler.passes.vector_math import vectorize_math
-from tvmflow.compiler.passes.widen_float16 import widen_float16
 from tvmflow.compiler.schedules import rules
 from tvmflow.targets.presets import PRESETS
 

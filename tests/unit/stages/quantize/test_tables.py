@@ -22,8 +22,8 @@ from tests.unit.stages.quantize.test_quantize import (
 )
 from tvmflow.compiler import ir
 from tvmflow.compiler.ir_operators import GroupedWeights
+from tvmflow.compiler.quantize.insertion import insert_tables, list_tables, round_tables
 from tvmflow.compiler.quantize.points import FloatModel, fold_model
-from tvmflow.compiler.quantize.tables import insert_tables, list_tables, round_tables
 from tvmflow.compiler.quantize.weights import Groups, round_groups
 from tvmflow.stages.quantize.calibration import Signature
 from tvmflow.stages.quantize.control import TOO_HARMFUL

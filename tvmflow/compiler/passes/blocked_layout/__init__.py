@@ -16,11 +16,10 @@ from tvmflow.compiler.passes.blocked_layout import (
     channels,
     convolutions,
     elementwise,
-    pooling,
     transposed_convolutions,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import Handler, Handlers, LayoutRewriter
-from tvmflow.compiler.passes.resize import RESIZES
+from tvmflow.compiler.passes.plain_images import RESIZES
 from tvmflow.compiler.passes.rewriter import rewrite_main
 
 
@@ -32,11 +31,11 @@ def _for_each_rank(name: str, handler: Handler) -> dict[str, Handler]:
 HANDLERS: Handlers = {
     **_for_each_rank("conv{}d", convolutions.rewrite_conv),
     **_for_each_rank("conv{}d_transpose", transposed_convolutions.rewrite_conv_transpose),
-    **_for_each_rank("max_pool{}d", pooling.rewrite_pool),
-    **_for_each_rank("avg_pool{}d", pooling.rewrite_pool),
-    **_for_each_rank("adaptive_avg_pool{}d", pooling.rewrite_adaptive_pool),
-    **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
-    **dict.fromkeys(RESIZES, pooling.rewrite_resize),
+    **_for_each_rank("max_pool{}d", elementwise.rewrite_pool),
+    **_for_each_rank("avg_pool{}d", elementwise.rewrite_pool),
+    **_for_each_rank("adaptive_avg_pool{}d", elementwise.rewrite_adaptive_pool),
+    **dict.fromkeys(elementwise.IMAGE_REDUCTIONS, elementwise.rewrite_image_reduction),
+    **dict.fromkeys(RESIZES, elementwise.rewrite_resize),
     "relax.concat": channels.rewrite_concat,
     "relax.strided_slice": channels.rewrite_slice,
     "relax.reshape": channels.rewrite_reshape,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,10 +27,12 @@ from tvmflow.compiler.open_sizes import (
     sizes_of,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.constant_evaluation import read_slice, read_split
 from tvmflow.compiler.passes.rewriter import INJECTIVE
-from tvmflow.compiler.passes.strided_views import read_slice, read_split
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Selection(NamedTuple):
@@ -39,11 +40,20 @@ class Selection(NamedTuple):
 
     Attributes:
         tensors: The tensors.
-        sources: Where each channel comes from.
+        positions: The position of the tensor of each channel.
+        channels: The channel in that tensor.
     """
 
     tensors: tuple[Any, ...]
-    sources: Sources
+    positions: Indices
+    channels: Indices
+
+    def first_block(self, block: int) -> int | None:
+        """Return the first block of a tensor of which the channels are a range of whole blocks, or None."""
+        start, count = int(self.channels[0]), len(self.channels)
+        is_range = np.array_equal(self.channels, np.arange(start, start + count))
+        is_whole = is_range and start % block == 0 and count % block == 0
+        return start // block if is_whole and len(set(self.positions)) == 1 else None
 
 
 def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
@@ -86,28 +96,29 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     shape = tuple(max(n, 2) if is_open(size) else n for n, size in zip(shape, sizes, strict=True))
     if not all(_keeps_order(call, shape, axis) for axis in range(len(shape)) if axis != 1):
         return None
-    channels = read_slice(call, _name_channels(shape))
+    channels = read_slice(call, _name_positions(shape, 1))
     return None if channels is None else _select(rewriter, call, call.args[0], data, channels)
 
 
 def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.Expr | None:
     """Rewrite a part of channels that are split."""
-    split = ir.as_call(rewriter.flow.values.get(item.tuple_value), "relax.split")
+    split = rewriter.flow.find_call(item.tuple_value, "relax.split")
     shape = None if split is None else rewriter.numbers.shape(split.args[0])
     if split is None or shape is None:
         return None
-    data = ir.resolve_alias(rewriter.visit_expr(split.args[0]), rewriter.lookup_binding)
+    data = rewriter.resolve(rewriter.visit_expr(split.args[0]))
     if rewriter.blocked_form(data) is None:
         return None
-    channels = read_split(split, _name_channels(shape), item.index)
+    channels = read_split(split, _name_positions(shape, 1), item.index)
     return _select(rewriter, item, split.args[0], data, channels)
 
 
 def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
     """Rewrite a reshape to the same shape, or one that ends a shuffle of channels."""
     before, after = known_sizes(data), known_sizes(call)
-    if any(map(is_open, after)) and _is_flattened(before, after):
-        # TVM fuses no reshape of open sizes
+    has_open = any(map(is_open, after)) and len(before) > 2
+    if has_open and set(before[2:]) == {1} and same_sizes(before[:2], after):
+        # images of one pixel: TVM fuses no reshape of open sizes
         return rewriter.emit(relax.op.squeeze(data, list(range(2, len(before)))))
     blocked_data = rewriter.blocked_form(data)
     if same_sizes(before, after):
@@ -122,21 +133,14 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
     return _rewrite_shuffle(rewriter, call)
 
 
-def _is_flattened(before: Sequence[IrSize], after: Sequence[IrSize]) -> bool:
-    """Return whether a reshape removes the spatial axes of images of one pixel."""
-    pixel = before[2:]
-    return len(pixel) > 0 and set(pixel) == {1} and same_sizes(before[:2], after)
-
-
 def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
     """Rewrite the reshape that ends a shuffle of channels.
 
     Channels are reshaped to a matrix, which is transposed, and back.
     """
     flow = rewriter.flow
-    transposed = ir.as_call(flow.values.get(call.args[0]), "relax.permute_dims")
-    inner_value = None if transposed is None else flow.values.get(transposed.args[0])
-    split = ir.as_call(inner_value, "relax.reshape")
+    transposed = flow.find_call(call.args[0], "relax.permute_dims")
+    split = None if transposed is None else flow.find_call(transposed.args[0], "relax.reshape")
     shape = known_sizes(call)
     before = None if split is None else sizes_of(split.args[0])
     if split is None or before is None or not same_sizes(before, shape):
@@ -156,7 +160,7 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
         return None
     channels = np.arange(shape[1]).reshape(inner[1:last])
     channels = channels.transpose([axis - 1 for axis in order[1:last]]).ravel()
-    data = ir.resolve_alias(rewriter.visit_expr(split.args[0]), rewriter.lookup_binding)
+    data = rewriter.resolve(rewriter.visit_expr(split.args[0]))
     return _select(rewriter, call, split.args[0], data, channels)
 
 
@@ -167,11 +171,6 @@ def _keeps_order(call: relax.Call, shape: tuple[int, ...], axis: int) -> bool:
         return False
     line = np.moveaxis(positions, axis, -1).reshape(-1, positions.shape[axis])[0]
     return bool((np.diff(line) > 0).all())
-
-
-def _name_channels(shape: tuple[int, ...]) -> Any:
-    """Return a tensor whose elements are the numbers of their channels."""
-    return _name_positions(shape, 1)
 
 
 def _name_positions(shape: tuple[int, ...], axis: int) -> Any:
@@ -185,12 +184,8 @@ def _select(
 ) -> relax.Expr | None:
     """Emit some channels of a blocked tensor; None if there is none, or no reader takes blocked data.
 
-    Args:
-        rewriter: The rewriter.
-        value: The original expression.
-        original: The original tensor.
-        data: The tensor.
-        channels: The channels, or the channel of each element of the result.
+    `value` and `original` are the original expression and tensor; `channels` may be those of each element of the
+    result.
     """
     tensor, before, after = rewriter.blocked_form(data), sizes_of(original), sizes_of(value)
     if tensor is None or before is None or after is None or not ir.is_float32(original):
@@ -201,51 +196,47 @@ def _select(
     if channels.ndim > 1:
         channels = channels.reshape(*channels.shape[:2], -1)[0, :, 0]
     selection = _selection_of(rewriter, tensor, before[1])
-    return _emit(rewriter, selection._replace(sources=selection.sources.select(channels)))
+    positions, own = selection.positions[channels], selection.channels[channels]
+    return _emit(rewriter, Selection(selection.tensors, positions, own))
 
 
 def _selection_of(rewriter: LayoutRewriter, tensor: Any, channels: int) -> Selection:
     """Return the channels that a blocked tensor is a copy of: its own, if it is none."""
     known: Selection | None = rewriter.selections.get(tensor)
-    return known or Selection((tensor,), Sources.of_tensor(channels))
+    return known or Selection((tensor,), np.zeros(channels, np.int64), np.arange(channels))
 
 
 def _join(parts: list[Selection]) -> Selection:
-    """Return the channels of several selections after each other."""
     tensors: list[Any] = []
     for part in parts:
         tensors += [tensor for tensor in part.tensors if tensor not in tensors]
     positions = [
-        np.array([tensors.index(tensor) for tensor in part.tensors])[part.sources.tensors]
+        np.array([tensors.index(tensor) for tensor in part.tensors])[part.positions]
         for part in parts
     ]
-    channels = np.concatenate([part.sources.channels for part in parts])
-    return Selection(tuple(tensors), Sources(np.concatenate(positions), channels))
+    channels = np.concatenate([part.channels for part in parts])
+    return Selection(tuple(tensors), np.concatenate(positions), channels)
 
 
 def _emit(rewriter: LayoutRewriter, selection: Selection) -> Any:
-    """Emit the selected channels."""
-    used = sorted({int(position) for position in selection.sources.tensors})
+    used = sorted({int(position) for position in selection.positions})
     tensors = tuple(selection.tensors[position] for position in used)
-    sources = selection.sources._replace(tensors=np.searchsorted(used, selection.sources.tensors))
-    first, block = sources.first_block(rewriter.block), rewriter.block
+    positions = np.searchsorted(used, selection.positions)
+    selection, block = Selection(tensors, positions, selection.channels), rewriter.block
+    first = selection.first_block(block)
     if first is not None:
-        end = first + len(sources.channels) // block
+        end = first + len(selection.channels) // block
         result = rewriter.emit(relax.op.strided_slice(tensors[0], [1], [first], [end]))
     else:
-        assert rewriter.context.cpu is not None, "only CPUs have blocked layouts"
-        shapes = [known_sizes(tensor) for tensor in tensors]
-        kernel, table, shape = copy_channels(shapes, sources, rewriter.context.cpu)
+        kernel, table, shape = copy_channels(selection, rewriter.cpu)
         arguments = [*tensors, relax.const(table)]
         result = rewriter.call_function(kernel, "copy_channels", arguments, shape)
-    rewriter.selections[result] = Selection(tensors, sources)
+    rewriter.selections[result] = selection
     return result
 
 
 # ---------------------------------------------------------------- kernel
 # Copies channels of blocked tensors to other places.
-
-Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 _FLOAT: Final = "float32"
 _TABLE: Final = "int32"
@@ -253,52 +244,18 @@ _TABLE: Final = "int32"
 _PIXELS: Final = CACHED_LINES
 
 
-class Sources(NamedTuple):
-    """The source of each channel of a result.
+def copy_channels(selection: Selection, cpu: CpuModel) -> Any:
+    """Return a kernel that copies channels of blocked tensors, its table, and the shape of its result.
 
-    Attributes:
-        tensors: The position of its tensor.
-        channels: Its channel in the tensor.
+    The tensors are (n, c/b, …, b). The parameters of the kernel are the tensors, the table and the result. The
+    table (groups of lanes of the result, 2) has the position of a group's tensor, or -1 for zeros, and the place of
+    its first number in an image of the tensor, or in one pixel of it where images have open sizes.
     """
-
-    tensors: Indices
-    channels: Indices
-
-    @classmethod
-    def of_tensor(cls, channels: int) -> Sources:
-        """Return the sources of a tensor that is copied as it is."""
-        return cls(np.zeros(channels, np.int64), np.arange(channels))
-
-    def select(self, channels: Indices) -> Sources:
-        """Return the sources of some channels of the result."""
-        return Sources(self.tensors[channels], self.channels[channels])
-
-    def first_block(self, block: int) -> int | None:
-        """Return the first block of a tensor of which the result is a range of whole blocks, or None."""
-        start, count = int(self.channels[0]), len(self.channels)
-        is_range = np.array_equal(self.channels, np.arange(start, start + count))
-        is_whole = is_range and start % block == 0 and count % block == 0
-        return start // block if is_whole and len(set(self.tensors)) == 1 else None
-
-
-def copy_channels(shapes: Sequence[Sequence[IrSize]], sources: Sources, cpu: CpuModel) -> Any:
-    """Return a kernel that copies channels of blocked tensors, and the table that it reads.
-
-    Args:
-        shapes: The shapes (n, c/b, …, b) of the tensors.
-        sources: Where each channel of the result comes from.
-        cpu: The CPU.
-
-    Returns:
-        The kernel, whose parameters are the tensors, the table and the result; the table (groups
-        of lanes of the result, 2), with the position of a group's tensor, or -1 for zeros, and the
-        place of its first number in an image of the tensor, or in one pixel of it where images have
-        open sizes; and the shape of the result.
-    """
+    shapes = [known_sizes(tensor) for tensor in selection.tensors]
     n, _, *size, block = shapes[0]
-    result = (n, -(-len(sources.channels) // block), *size, block)
+    result = (n, -(-len(selection.channels) // block), *size, block)
     pixels = count_elements(size)
-    lanes = _list_lanes(sources, 1 if is_open(pixels) else pixels, block)
+    lanes = _list_lanes(selection, 1 if is_open(pixels) else pixels, block)
     width = _find_width(lanes, block)
     table = lanes[::width].astype(_TABLE)
     parameters = {f"x{position}": (shape, _FLOAT) for position, shape in enumerate(shapes)}
@@ -308,11 +265,11 @@ def copy_channels(shapes: Sequence[Sequence[IrSize]], sources: Sources, cpu: Cpu
     return builder.get(), table, result
 
 
-def _list_lanes(sources: Sources, pixels: int, block: int) -> Any:
+def _list_lanes(selection: Selection, pixels: int, block: int) -> Any:
     """Return the tensor of each lane of the result's blocks, and the place of its first pixel: (lanes, 2)."""
-    lanes = np.full((-(-len(sources.channels) // block) * block, 2), -1, np.int64)
-    outer, lane = np.divmod(sources.channels, block)
-    lanes[: len(outer)] = np.stack([sources.tensors, outer * pixels * block + lane], axis=1)
+    lanes = np.full((-(-len(selection.channels) // block) * block, 2), -1, np.int64)
+    outer, lane = np.divmod(selection.channels, block)
+    lanes[: len(outer)] = np.stack([selection.positions, outer * pixels * block + lane], axis=1)
     return lanes
 
 
@@ -340,7 +297,7 @@ def _emit_kernel(
     cpu: CpuModel,
 ) -> None:
     """Emit the loops of the kernel; `sizes` are those of an image of each tensor."""
-    *tensors, table, out = buffers
+    *tensors, table, out = map(T.buffer_proxy, buffers)
     n, blocks, *size, block = result
     pixels, groups = count_elements(size), block // width
     parts = divide_up(pixels, _PIXELS)
@@ -348,23 +305,18 @@ def _emit_kernel(
     def copy(tensor: Any, first: Any, target: Any, count: Any) -> None:
         with T.serial(count) as pixel, T.vectorized(width) as lane:
             offset = pixel * block + lane
-            value = T.float32(0) if tensor is None else tirx.BufferLoad(tensor, [first + offset])
-            T.buffer_store(out, value, [target + offset])
+            out[target + offset] = T.float32(0) if tensor is None else tensor[first + offset]
 
     elements = count_elements(result)
     is_large = is_open(elements) or elements >= MIN_PARALLEL_ELEMENTS
-    is_parallel = is_large and cpu.cores > 1
-    loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(
-        n * blocks * parts
-    )
-    with loop as part, T.serial(groups) as group:
+    loop = T.parallel if is_large and cpu.cores > 1 else T.serial
+    with loop(n * blocks * parts) as part, T.serial(groups) as group:
         first = part % parts * _PIXELS
         is_ragged = is_open(pixels) or pixels % _PIXELS
         count = tirx.min(_PIXELS, pixels - first) if is_ragged else min(_PIXELS, pixels)
         entry = (part // parts % blocks * groups + group) * 2
         target = (part // parts * pixels + first) * block + group * width
-        source = tirx.BufferLoad(table, [entry])
-        place = tirx.BufferLoad(table, [entry + 1])
+        source, place = table[entry], table[entry + 1]
         if is_open(pixels):
             place = place // block * pixels * block + place % block
         place += first * block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -62,25 +62,20 @@ def rewrite_conv(
         inputs == groups and not direct_convolutions.is_plain_data(rewriter, data)
     ):
         x = rewriter.to_blocked(data if quantized is None else quantized.integers)
-        x = _repeat(rewriter, x, inputs, outputs // groups)
+        if (times := outputs // groups) > 1:
+            x = rewriter.kernel(
+                blocked.repeat_channels, "repeat_channels", x, inputs, times, pattern=None
+            )
         weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
         if quantized is not None:
             quantized = quantized._replace(integers=x)
-            if _multiplies_taps(rewriter, window):
-                return emit_taps(rewriter, quantized, kernel, window, name)
-            return emit_depthwise(rewriter, quantized, weights, window, name)
+            return _emit_quantized_depthwise(rewriter, quantized, kernel, weights, window, name)
         return rewriter.kernel(
             lambda x, w: blocked.depthwise_conv(x, w, *window), f"depthwise_{name}", x, weights
         )
     if quantized is not None:
-        x, lanes = block_data(rewriter, quantized.integers)
-        reads = Groups(
-            inputs=inputs // groups,
-            outputs=outputs // groups,
-            lanes=lanes,
-            block=rewriter.block,
-            number=groups,
-        )
+        x, lanes = direct_convolutions.block_data(rewriter, quantized.integers, dtype)
+        reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
         packed = pack_kernel(rewriter, kernel, reads)
         quantized = quantized._replace(integers=x)
         return emit(rewriter, quantized, kernel, packed, window, reads, name)
@@ -94,7 +89,6 @@ def rewrite_conv(
 def _emit_convolution(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window, dtype: str
 ) -> Any:
-    """Emit a convolution that is neither quantized nor depthwise."""
     image = Image(known_sizes(data)[2:], known_sizes(call)[2:])
     groups, name = int(call.attrs.groups), f"conv{len(window.strides)}d_NCHWc"
     x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
@@ -112,16 +106,10 @@ def _emit_convolution(
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
         outputs, inputs = ir.known_shape(kernel)[:2]
         # the empty lanes of a single block are not multiplied
-        is_one_block = groups == terms == 1 and inputs < lanes
-        reads = Groups(
-            inputs=inputs,
-            outputs=outputs // groups,
-            lanes=inputs if is_one_block else lanes,
-            block=rewriter.block,
-            number=groups,
-        )
-        reads = direct_convolutions.shorten(rewriter, reads, dtype, joins=True)
+        own_lanes = inputs if groups == terms == 1 and inputs < lanes else lanes
         channels = outputs // groups
+        reads = Groups(inputs, channels, own_lanes, rewriter.block, groups)
+        reads = direct_convolutions.shorten(rewriter, reads, dtype, joins=True)
         if is_apart := reads.outputs != channels:
             kernel = _pad_groups(rewriter, kernel, reads)
         packed = pack_kernel(rewriter, kernel, reads)
@@ -168,9 +156,8 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o).
 
-    There is no axis of lanes if there is one lane. Runs of channels take the place of blocks of data.
-
-    A block of the result may belong to several groups: the weights of data of other groups are 0.
+    There is no axis of lanes if there is one lane. Runs of channels take the place of blocks of data. A block of
+    the result may belong to several groups: the weights of data of other groups are 0.
     """
     block, lanes, width = groups.block, groups.run or groups.lanes, groups.width
     is_one_group = groups.number == 1 and ir.known_shape(kernel)[0] <= groups.outputs
@@ -214,15 +201,6 @@ def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     return listed
 
 
-def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:
-    """Emit blocked data with each channel `times` times."""
-    if times == 1:
-        return x
-    return rewriter.kernel(
-        lambda x: blocked.repeat_channels(x, channels, times), "repeat_channels", x, pattern=None
-    )
-
-
 def _find_winograd(
     rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window, terms: int
 ) -> Geometry | None:
@@ -230,8 +208,7 @@ def _find_winograd(
 
     An instruction of the direct convolution computes so many `terms` of each result.
     """
-    context, cpu = rewriter.context, rewriter.context.cpu
-    assert cpu is not None, "layouts are blocked for a CPU model"
+    context, cpu = rewriter.context, rewriter.cpu
     tiles, step = context.winograd_tiles, window.strides[-1]
     out, inner, *edges = ir.known_shape(kernel)
     shape, groups = rewriter.numbers.shape(call), int(call.attrs.groups)
@@ -316,7 +293,6 @@ def _describe(call: relax.Call, kernel: Any, window: Window) -> str:
 def _is_faster_in_floats(
     rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window
 ) -> bool:
-    """Return whether Winograd's method in float32 is faster for a convolution of bytes."""
     terms = rewriter.context.integers.terms
     if terms > PAIRS.terms or ir.is_depthwise(call):
         return False
@@ -368,12 +344,8 @@ def choose_phases(
 ) -> tuple[int, ...] | None:
     """Return how many pixels along each axis become channels; None where that is not faster.
 
-    Args:
-        image: The extents of data and result.
-        kernel: The shape (o, i, …) of the weights.
-        window: The movement of the kernel.
-        block: The channels in a block.
-        share: The share of the multiplications of a direct convolution that another method needs.
+    `kernel` is the shape (o, i, …) of the weights, and `share` the part of the multiplications of a direct
+    convolution that another method needs.
     """
     outputs, inputs, *taps = kernel
     if 2 * outputs > block or max(window.dilation) > 1:
@@ -396,17 +368,16 @@ def choose_phases(
 def pad_kernel(
     rewriter: LayoutRewriter, kernel: Any, window: Window, image: Image, phases: Sequence[int]
 ) -> tuple[Any, Window]:
-    """Return the weights (s·t·o, i, …) and the window of the larger kernel.
-
-    Args:
-        rewriter: The rewriter.
-        kernel: Weights (o, i, …).
-        window: The movement of the kernel.
-        image: The extents of data and result.
-        phases: How many pixels along each axis become channels.
-    """
+    """Return weights (o, i, …) as those (s·t·o, i, …) of the larger kernel, and its window."""
     rank = len(phases)
-    moved = rewriter.emit(relax.op.concat(list(_move(rewriter, kernel, window, phases)), 0))
+    parts = []
+    for phase in itertools.product(*map(range, phases)):
+        # zeros around the weights of each pixel that becomes channels
+        widths = [0, 0, 0, 0]
+        for index, count, step in zip(phase, phases, window.strides, strict=True):
+            widths += [index * step, (count - 1 - index) * step]
+        parts.append(rewriter.emit(relax.op.nn.pad(kernel, widths)))
+    moved = rewriter.emit(relax.op.concat(parts, 0))
     strides = [s * step for s, step in zip(phases, window.strides, strict=True)]
     before, after = window.padding[:rank], []
     for axis, (step, taps) in enumerate(zip(strides, ir.known_shape(moved)[2:], strict=True)):
@@ -420,43 +391,20 @@ def pad_kernel(
     return moved, Window(strides, [*before, *after], [1] * rank)
 
 
-def _move(
-    rewriter: LayoutRewriter, kernel: Any, window: Window, phases: Sequence[int]
-) -> Iterator[Any]:
-    """Emit, for each pixel that becomes channels, the weights with zeros around them."""
-    for phase in itertools.product(*map(range, phases)):
-        widths = [0, 0, 0, 0]
-        for index, count, step in zip(phase, phases, window.strides, strict=True):
-            widths += [index * step, (count - 1 - index) * step]
-        yield rewriter.emit(relax.op.nn.pad(kernel, widths))
-
-
 # ---------------------------------------------------------------- integer convolutions
 # Convolutions of quantized data on blocked layouts, with dot product instructions where the CPU
 # has them.
 
 
 def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:
-    """Return the integers from which the data of a convolution with int8 weights were converted.
-
-    None without dot products.
-    """
+    """Return the integers of data of a convolution with int8 weights; None without dot products."""
     if not rewriter.context.has_dot_products():
         return None
     quantized = find_quantized_data(rewriter.flow, call.args[0])
     if quantized is None or not integer_weight_dtype(rewriter.flow, call.args[1]):
         return None
     data = quantized.visit(rewriter)
-    return data._replace(integers=ir.resolve_alias(data.integers, rewriter.lookup_binding))
-
-
-def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
-    """Return blocked integers and the channels of their blocks, which are few for few channels."""
-    channels = known_sizes(integers)[1]
-    if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
-        return rewriter.to_blocked(integers), rewriter.block
-    lanes = channels + -channels % rewriter.context.integers.terms
-    return rewriter.pack(integers, lanes), lanes
+    return data._replace(integers=rewriter.resolve(data.integers))
 
 
 def emit(
@@ -468,19 +416,9 @@ def emit(
     groups: Groups,
     name: str,
 ) -> Any:
-    """Emit a convolution of integers.
+    """Emit a convolution of blocked integers; its result lacks the scale of the weights.
 
-    Args:
-        rewriter: The rewriter.
-        data: Blocked integers, with the scale and the zero point of the data.
-        kernel: Integral weights (o, i of a group, …).
-        packed: The same as (o/b, blocks of data, …, lanes of i, b of o).
-        window: Strides, padding and dilation.
-        groups: The blocks of data that each block of the result reads.
-        name: The name of the kernel of a convolution of floats.
-
-    Returns:
-        The blocked result, without the scale of the weights.
+    The weights are `kernel` (o, i of a group, …), and `packed` (o/b, blocks of data, …, lanes of i, b of o).
     """
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     *outer, _, block = ir.known_shape(packed)
@@ -509,8 +447,13 @@ def emit(
 
     name = f"quantized_{name}"
     sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
-    totals = rewriter.pad_to_multiples(kernel, [block])
-    shape = [1, -1, *[1] * (len(outer) - 2), block]
+    return _scale(rewriter, sums, kernel, data)
+
+
+def _scale(rewriter: LayoutRewriter, sums: Any, kernel: Any, data: QuantizedData) -> Any:
+    """Emit sums of products with weights (o, …) as float32, without the scale of the weights."""
+    shape = [1, -1, *[1] * (len(ir.known_shape(kernel)) - 2), rewriter.block]
+    totals = rewriter.pad_to_multiples(kernel, [rewriter.block])
     return scale_sums(rewriter, sums, totals, shape, data)
 
 
@@ -518,13 +461,12 @@ def _take_strides(
     rewriter: LayoutRewriter, x: Any, window: tuple[Sizes, Sizes, Sizes]
 ) -> tuple[Any, tuple[Sizes, Sizes, Sizes]]:
     """Emit the pixels that a kernel of one pixel reads, and return its window over them."""
-    strides, *others = window
+    strides, padding, dilation = window
     if max(strides) == 1:
         return x, window
     axes = [2 + axis for axis in range(len(strides))]
     ends = [known_sizes(x)[axis] for axis in axes]
     taken = relax.op.strided_slice(x, axes, [0] * len(strides), ends, list(strides))
-    padding, dilation = others
     return rewriter.emit(taken), ([1] * len(strides), padding, dilation)
 
 
@@ -547,13 +489,12 @@ def _multiplies_matrices(
 
     Levels of CPUs that share weights have one layout of them.
     """
-    cpu, (strides, padding, dilation) = rewriter.context.cpu, window
+    cpu, (strides, padding, dilation) = rewriter.cpu, window
     points = _count_points(x, window, kernel)
     is_fixed = not any(map(is_open, known_sizes(x)[2:]))
     takes_pixels = is_fixed and math.prod(kernel) == 1 and not any(padding)
     return (
-        cpu is not None
-        and cpu.has_matrices
+        cpu.has_matrices
         and cpu.factor_lanes == rewriter.block == groups.lanes
         and not rewriter.context.options.shares_weights
         and groups.number == 1
@@ -567,64 +508,47 @@ def _multiplies_matrices(
 
 def _multiplies_taps(rewriter: LayoutRewriter, window: Window) -> bool:
     """Return whether an instruction multiplies bytes of neighboring pixels with the taps of each channel."""
-    cpu = rewriter.context.cpu
+    cpu = rewriter.cpu
     return (
-        cpu is not None
-        and cpu.factor_lanes == rewriter.block == TAPS.terms
+        cpu.factor_lanes == rewriter.block == TAPS.terms
         and cpu.has_quads
-        and window.dilation[-1] == 1
         and max(window.dilation) == 1
         and min(window.padding) >= 0
     )
 
 
-def emit_taps(
-    rewriter: LayoutRewriter, data: QuantizedData, kernel: Any, window: Window, name: str
-) -> Any:
-    """Emit a depthwise convolution of integers by dot products of taps.
-
-    Return it without the scale of the weights.
-    """
-    data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
-    missing = -ir.known_shape(kernel)[-1] % TAPS.terms
-    widths = [0] * (2 * len(ir.known_shape(kernel)))
-    wide = rewriter.emit(relax.op.nn.pad(kernel, [*widths[:-1], missing])) if missing else kernel
-    padding = [*window.padding[:-1], window.padding[-1] + missing]
-    *outer, block = ir.known_shape(packed := pack_depthwise_kernel(rewriter, wide))
-    *rows, taps = outer
-    words = [*rows, taps // TAPS.terms, TAPS.terms, block]
-    axes = [*range(len(rows) + 1), len(rows) + 2, len(rows) + 1]
-    sums = _emit_sums(
-        rewriter,
-        lambda x, w, zero: dot_products.depthwise_conv(x, w, window.strides, padding, zero),
-        f"quantized_depthwise_{name}",
-        data,
-        rewriter.cast(rewriter.rearrange(packed, words, axes), "int8"),
-    )
-    totals = rewriter.pad_to_multiples(kernel, [block])
-    shape = [1, -1, *[1] * len(window.strides), block]
-    return scale_sums(rewriter, sums, totals, shape, data)
-
-
-def emit_depthwise(
+def _emit_quantized_depthwise(
     rewriter: LayoutRewriter,
     data: QuantizedData,
-    weights: Any,
-    window: tuple[Sizes, Sizes, Sizes],
+    kernel: Any,
+    packed: Any,
+    window: Window,
     name: str,
 ) -> Any:
-    """Emit a depthwise convolution of integers, computed in float32.
+    """Emit a depthwise convolution of integers, by dot products of taps or in float32.
 
     Return it without the scale of the weights.
     """
-    sums = _emit_sums(
-        rewriter,
-        lambda x, w, zero: blocked.quantized_depthwise_conv(x, w, *window, zero),
-        f"quantized_depthwise_{name}",
-        data,
-        weights,
-    )
-    return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
+    name = f"quantized_depthwise_{name}"
+    if not _multiplies_taps(rewriter, window):
+
+        def convolve(x: Any, w: Any, zero: Any) -> Any:
+            return blocked.quantized_depthwise_conv(x, w, *window, zero)
+
+        sums = _emit_sums(rewriter, convolve, name, data, packed)
+        return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
+    data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
+    missing = -ir.known_shape(kernel)[-1] % TAPS.terms
+    multiples = [1] * (len(ir.known_shape(kernel)) - 1)
+    wide = rewriter.pad_to_multiples(kernel, [*multiples, TAPS.terms])
+    padding = [*window.padding[:-1], window.padding[-1] + missing]
+    weights = rewriter.split_terms(pack_depthwise_kernel(rewriter, wide), TAPS.terms)
+
+    def multiply(x: Any, w: Any, zero: Any) -> Any:
+        return dot_products.depthwise_conv(x, w, window.strides, padding, zero)
+
+    sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
+    return _scale(rewriter, sums, kernel, data)
 
 
 def _emit_sums(

@@ -16,6 +16,7 @@ from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.quantization import BYTES
 from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products
 from tvmflow.compiler.tir_kernels.blocked import Groups
@@ -32,15 +33,19 @@ def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
 def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[Any, int]:
     """Return a convolution's data and their lanes.
 
-    There is one lane for data that stay plain; bfloat16 of few channels has few.
+    There is one lane for data that stay plain; bytes and bfloat16 of few channels have few.
     """
     if not is_plain_data(rewriter, data):
         return rewriter.to_blocked(data), rewriter.block
-    if not _uses_bfloat16(rewriter, weight_dtype):
+    if ir.dtype_of(data) in BYTES:
+        terms = rewriter.context.integers.terms
+    elif _uses_bfloat16(rewriter, weight_dtype):
+        data, terms = rewriter.round_data(data), BFLOAT16.terms
+    else:
         return data, 1
     channels = known_sizes(data)[1]
-    lanes = channels + -channels % BFLOAT16.terms
-    return rewriter.pack(rewriter.round_data(data), lanes), lanes
+    lanes = channels + -channels % terms
+    return rewriter.pack(data, lanes), lanes
 
 
 def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, joins: bool) -> Groups:
@@ -49,10 +54,8 @@ def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, join
     An instruction that takes factors from lanes of vectors, or adds several products, needs whole blocks, and levels
     share weights of these alone.
     """
-    cpu = rewriter.context.cpu
     takes_blocks = (
-        cpu is None
-        or cpu.factor_lanes
+        rewriter.cpu.factor_lanes
         or count_terms(rewriter, weight_dtype) > 1
         or rewriter.context.options.shares_weights
     )
@@ -69,17 +72,11 @@ def emit(
     weight_dtype: str,
     image: Image | None = None,
 ) -> Any:
-    """Emit a convolution.
+    """Emit a convolution of data as `block_data` returns them.
 
-    Args:
-        rewriter: The rewriter.
-        name: The name of the kernel.
-        x: The data, as `block_data` returns them.
-        packed: Weights (o/b, blocks of data, …, lanes of i, b of o), without the axis of lanes if there is one.
-        window: The movement of the kernel.
-        reads: The blocks of data that each block of the result reads.
-        weight_dtype: The dtype of the weights in the library, where they are not rounded to bfloat16.
-        image: The extents of data and result, where each tap may be a convolution of its own.
+    The packed weights are (o/b, blocks of data, …, lanes of i, b of o), without the axis of lanes if there is one.
+    Their dtype counts where they are not rounded to bfloat16. With an image, each tap may be a convolution of its
+    own.
     """
     convolve: Callable[..., Any] = blocked.conv
     if _uses_bfloat16(rewriter, weight_dtype):
@@ -102,8 +99,7 @@ def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: W
 
     The columns are the pixels of a row. Rules divide an open number of them into tiles.
     """
-    cpu, rank = rewriter.context.cpu, len(window.strides)
-    assert cpu is not None, "layouts are blocked for a CPU model"
+    cpu, rank = rewriter.cpu, len(window.strides)
     blocks, *reads, lanes = ir.known_shape(weights)
     size = known_sizes(x)[1 + rank]
     if is_open(size):
@@ -121,10 +117,7 @@ def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
 
 
 def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
-    """Return whether a convolution with these weights is one of bfloat16.
-
-    int8 weights are narrower already.
-    """
+    """Return whether a convolution is one of bfloat16; int8 weights are narrower already."""
     return rewriter.context.uses_bfloat16() and weight_dtype == "float32"
 
 
@@ -144,23 +137,17 @@ _MAX_DEPTH_SHARE: Final = 2
 def emit_plain_product(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window
 ) -> Any:
-    """Emit a pointwise convolution of plain data; None for one that is faster with blocked data.
+    """Emit a pointwise convolution of plain data (n, c, …) by weights (o, c, 1, …).
 
-    Args:
-        rewriter: The rewriter.
-        call: The original call.
-        data: The data (n, c, …).
-        kernel: The weights (o, c, 1, …).
-        window: The movement of the kernel.
+    None for one that is faster with blocked data.
     """
-    context, cpu = rewriter.context, rewriter.context.cpu
+    context, cpu = rewriter.context, rewriter.cpu
     outputs, inputs, *taps = ir.known_shape(kernel)
     sizes, result = known_sizes(data), known_sizes(call)
     is_whole = outputs % context.lanes == 0 and inputs % context.lanes == 0
     if (
-        cpu is None
         # not measured on 64-bit ARM; where a product takes two instructions, nothing is saved
-        or cpu.factor_lanes
+        cpu.factor_lanes
         or not cpu.has_fma
         or context.weight_dtype != "float32"
         or context.uses_bfloat16()
@@ -187,29 +174,14 @@ def emit_plain_product(
     points = candidates.choose_packing_tile(product.outputs, product.pixels, cpu).rows
     rows = rewriter.pad_to_multiples(rewriter.reshape(kernel, [outputs, inputs]), [points])
     packed = rewriter.rearrange(rows, [-(-outputs // points), points, inputs], [0, 2, 1])
-    return _emit_product(rewriter, PlainConvolution(product, [packed, data]))
+    return _emit_product(rewriter, product, [packed, data])
 
 
-class PlainConvolution(NamedTuple):
-    """A product that a pointwise convolution was rewritten to.
-
-    Attributes:
-        product: The product.
-        arguments: Those of its kernel.
-    """
-
-    product: PlainProduct
-    arguments: list[Any]
-
-
-def _emit_product(rewriter: LayoutRewriter, convolution: PlainConvolution) -> Any:
-    product, arguments = convolution
-    cpu = rewriter.context.cpu
-    assert cpu is not None, "the product was chosen for a CPU model"
-    kernel = plain_products.make_kernel(product, cpu)
+def _emit_product(rewriter: LayoutRewriter, product: PlainProduct, arguments: list[Any]) -> Any:
+    kernel = plain_products.make_kernel(product, rewriter.cpu)
     shape = (product.number, product.outputs, *product.image)
     plain = rewriter.call_function(kernel, f"conv{len(product.image)}d_plain", arguments, shape)
-    rewriter.products[plain] = convolution
+    rewriter.products[plain] = product, arguments
     return plain
 
 
@@ -222,17 +194,14 @@ def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: An
     if call.op.name == "relax.add" and arguments[0] not in rewriter.products:
         operands.reverse()
     (original, operand), *others = operands
-    convolution = rewriter.products.get(operand)
-    if convolution is None or rewriter.flow.value_if_used_once(original) is None:
+    product, kept = rewriter.products.get(operand) or (None, [])
+    if product is None or rewriter.flow.value_if_used_once(original) is None:
         return None
-    product = convolution.product
     if call.op.name == "relax.add":
-        bias = _find_bias(rewriter, convolution, *others[0])
+        bias = _find_bias(rewriter, product, *others[0])
         if bias is None:
             return None
-        product = product._replace(has_bias=True)
-        appended = [*convolution.arguments, bias]
-        return _emit_product(rewriter, convolution._replace(product=product, arguments=appended))
+        return _emit_product(rewriter, product._replace(has_bias=True), [*kept, bias])
     limits = _find_limits(call)
     if limits is None:
         return None
@@ -244,14 +213,12 @@ def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: An
         return lowered if low == -math.inf else tirx.max(lowered, T.float32(low))
 
     product = product._replace(activations=(*product.activations, limit))
-    return _emit_product(rewriter, convolution._replace(product=product))
+    return _emit_product(rewriter, product, kept)
 
 
-def _find_bias(
-    rewriter: LayoutRewriter, convolution: PlainConvolution, original: Any, operand: Any
-) -> Any:
+def _find_bias(rewriter: LayoutRewriter, product: PlainProduct, original: Any, operand: Any) -> Any:
     """Return a weight that is added to all pixels of a channel as one number for each; None for others."""
-    product, shape = convolution.product, ir.shape_of(operand)
+    shape = ir.shape_of(operand)
     channels = (product.outputs, *[1] * len(product.image))
     if (
         product.has_bias
@@ -264,15 +231,10 @@ def _find_bias(
 
 
 def _find_limits(call: relax.Call) -> tuple[float, float] | None:
-    """Return the limits of an activation that keeps numbers within them; None for others."""
-    if call.op.name == "relax.nn.relu":
-        return 0.0, math.inf
-    if call.op.name == "relax.nn.relu6":
-        return 0.0, 6.0
     if call.op.name == "relax.clip":
         low, high = (float(limit.value) for limit in call.args[1:])
         return low, high
-    return None
+    return {"relax.nn.relu": (0.0, math.inf), "relax.nn.relu6": (0.0, 6.0)}.get(call.op.name)
 
 
 # ---------------------------------------------------------------- taps
@@ -287,9 +249,9 @@ _MAX_TAPS: Final = 16
 
 
 class Window(NamedTuple):
-    """The movement of a convolution's kernel over data.
+    """The movement of a convolution's kernel along each axis.
 
-    It has strides and dilation along each axis, and padding before and then after each.
+    The padding is that before all axes, then that after all axes.
     """
 
     strides: list[int]
@@ -360,17 +322,7 @@ def emit_convolutions(
     groups: Groups,
     convolve: Callable[..., Any],
 ) -> Any:
-    """Emit a convolution as the sum of those by each tap.
-
-    Args:
-        rewriter: The rewriter.
-        image: The extents of data and result.
-        x: Blocked or plain data.
-        weights: Packed weights (o/b, blocks of data, …, lanes).
-        window: The movement of the kernel.
-        groups: The blocks of data that each block of the result reads.
-        convolve: The tensor expression of a convolution.
-    """
+    """Emit a convolution of blocked or plain data as the sum of those by each tap of packed weights."""
     rank = len(window.strides)
     kernel = ir.known_shape(weights)[2 : 2 + rank]
     name = f"conv{rank}d_tap_NCHWc"

@@ -1,35 +1,29 @@
-"""Elementwise operators, and rounding of quantized models, on blocked layouts."""
+"""Operators between convolutions on blocked layouts: elementwise, pools, reductions, resizes."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, Final
 
-import tvm
-from tvm import relax
+from tvm import relax, topi
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.ir_operators import RoundedData
-from tvmflow.compiler.open_sizes import IrSize, known_sizes, same_sizes, sizes_of
+from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import append_to_product
 from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
+from tvmflow.compiler.passes.plain_images import as_resize, emit_resize
 
 # Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
-_SAFE_ON_EMPTY_LANES: Final = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs"),
-        *("sigmoid", "tanh", "erf", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
-        *("nn.gelu_tanh", "nn.relu6", "sin", "cos", "floor", "ceil", "round", "sign"),
-    )
-) | {RoundedData.NAME}
-# Operators that are rewritten only if no lane is empty.
-_NEEDS_FULL_LANES: Final = frozenset(
-    f"relax.{name}"
-    for name in ("divide", "exp", "log", "sqrt", "rsqrt", "power", "nn.softplus", "square")
+_SAFE_ON_EMPTY_LANES: Final = {RoundedData.NAME} | ir.operators(
+    "add subtract multiply maximum minimum clip negative abs sigmoid tanh erf sin cos floor ceil",
+    "round sign nn.relu nn.leakyrelu nn.gelu nn.silu nn.gelu_tanh nn.relu6",
 )
 
-ELEMENTWISE: Final = _SAFE_ON_EMPTY_LANES | _NEEDS_FULL_LANES
+ELEMENTWISE: Final = _SAFE_ON_EMPTY_LANES | ir.operators(
+    # these are rewritten only if no lane is empty
+    "divide exp log sqrt rsqrt power nn.softplus square"
+)
 """Elementwise operators that blocked data go through as plain data do."""
 
 
@@ -67,10 +61,7 @@ def rewrite_conversion(rewriter: LayoutRewriter, call: relax.Call, data: Any) ->
 
 
 def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
-    """Compute a function of blocked data before the reshapes and transposes of its operand.
-
-    So it belongs to the kernel of a convolution.
-    """
+    """Compute a function in the kernel of a convolution, before reshapes and transposes."""
     moves, source = [], call.args[0]
     while True:
         value = rewriter.flow.value_if_used_once(source)
@@ -78,7 +69,7 @@ def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.E
             break
         moves.append(value)
         source = value.args[0]
-    moved = ir.resolve_alias(rewriter.visit_expr(source), rewriter.lookup_binding)
+    moved = rewriter.resolve(rewriter.visit_expr(source))
     tensor = rewriter.blocked_form(moved)
     if not moves or tensor is None:
         return None
@@ -96,10 +87,9 @@ def _is_number(argument: Any) -> bool:
 
 
 def _is_safe_on_empty_lanes(call: relax.Call) -> bool:
-    """Return whether a call makes no NaN and no infinity of empty lanes."""
-    if call.op.name == "relax.divide" and isinstance(call.args[1], tvm.ir.Constant):
-        divisor = call.args[1].value.numpy()
-        return divisor.size == 1 and bool(divisor != 0)
+    if call.op.name == "relax.divide":
+        divisor = ir.constant_array(call.args[1])
+        return divisor is not None and divisor.size == 1 and bool(divisor != 0)
     return call.op.name in _SAFE_ON_EMPTY_LANES
 
 
@@ -146,3 +136,96 @@ def rewrite_quantize(
     if tensor is None or any(shape is None or math.prod(shape) != 1 for shape in shapes):
         return None
     return rewriter.emit(relax.Call(call.op, [tensor, *parameters], call.attrs))
+
+
+# ---------------------------------------------------------------- pooling, reductions and resizing
+
+IMAGE_REDUCTIONS: Final = {
+    f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min", "variance")
+}
+"""Operators that may reduce spatial axes of each channel's sequence, image or volume."""
+
+_POOLS: Final = {1: topi.nn.pool1d, 2: topi.nn.pool2d, 3: topi.nn.pool3d}
+_ADAPTIVE_POOLS: Final = {
+    1: topi.nn.adaptive_pool1d,
+    2: topi.nn.adaptive_pool,
+    3: topi.nn.adaptive_pool3d,
+}
+
+
+def rewrite_pool(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
+    """Rewrite max or average pooling of blocked data."""
+    tensor = rewriter.blocked_form(data)
+    attrs = call.attrs
+    layout = _default_layout(call)
+    if tensor is None or (attrs.layout, attrs.out_layout) != (layout, layout):
+        return None
+    rank = len(layout) - 2
+    kind = "max" if "max" in call.op.name else "avg"
+    return rewriter.builder_.emit_te(
+        _POOLS[rank],
+        tensor,
+        kernel=attrs.pool_size,
+        stride=attrs.strides,
+        dilation=attrs.dilation,
+        padding=attrs.padding,
+        pool_type=kind,
+        ceil_mode=bool(attrs.ceil_mode),
+        layout=f"{layout}{rewriter.block}c",
+        count_include_pad=bool(attrs.count_include_pad),
+        primfunc_name_hint=f"{kind}_pool{rank}d",
+    )
+
+
+def rewrite_adaptive_pool(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any
+) -> relax.Expr | None:
+    """Rewrite adaptive average pooling of blocked data."""
+    tensor = rewriter.blocked_form(data)
+    layout = _default_layout(call)
+    if tensor is None or call.attrs.layout != layout:
+        return None
+    rank, size = len(layout) - 2, list(known_sizes(call)[2:])
+    if any(map(is_open, size)):
+        return None
+    arguments = (tensor, size, "avg", f"{layout}{rewriter.block}c")
+    name = f"adaptive_avg_pool{rank}d"
+    return rewriter.kernel(_ADAPTIVE_POOLS[rank], name, *arguments, pattern=None)
+
+
+def rewrite_image_reduction(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any
+) -> relax.Expr | None:
+    """Rewrite a reduction over spatial axes, which may drop them: no lane is added to another."""
+    tensor = rewriter.blocked_form(data)
+    if tensor is None or call.attrs.axis is None:
+        return None
+    rank = len(known_sizes(data))
+    axes = sorted(int(axis) % rank for axis in call.attrs.axis)
+    if not axes or axes[0] < 2:
+        return None
+    reduce = IMAGE_REDUCTIONS[call.op.name]
+    return rewriter.emit(reduce(tensor, axes, keepdims=bool(call.attrs.keepdims)))
+
+
+def _default_layout(call: relax.Call) -> str:
+    return "NC" + "DHW"[2 - len(known_sizes(call)) :]
+
+
+def rewrite_resize(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
+) -> relax.Expr | None:
+    """Rewrite a resize of the spatial axes whose reader takes blocked data.
+
+    Where none does, fewer pixels are unpacked before.
+    """
+    resize = as_resize(call)
+    if (
+        resize is None
+        or rewriter.numbers.shape(call.args[0]) is None
+        or not call.attrs.layout.startswith("NC")
+        or min(resize.axes, default=0) < 2
+        or not rewriter.is_read_blocked(call)
+    ):
+        return None
+    return emit_resize(rewriter, rewriter.to_blocked(data), resize)

@@ -12,60 +12,44 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.open_sizes import known_sizes, same_sizes, sizes_of
-from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter
+from tvmflow.compiler.passes.rewriter import OPAQUE, TargetRewriter
 from tvmflow.compiler.tir_kernels import blocked
 
 _log = logging.getLogger(__name__)
 
 
 # Operators that take blocked data at any shape.
-_READERS = frozenset(
-    f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")
-)
+_READERS: Final = frozenset({*ir.CONVOLUTIONS, *ir.TRANSPOSED_CONVOLUTIONS})
 # Operators that reduce blocked data, or take a function into the kernel of a convolution.
-_POOLS: Final = frozenset(
-    {
-        *(
-            f"relax.nn.{kind}_pool{n}d"
-            for kind in ("max", "avg", "adaptive_avg")
-            for n in (1, 2, 3)
-        ),
-        *(f"relax.{name}" for name in ("max", "mean", "min", "sum", "permute_dims")),
-    }
+_POOLS: Final = ir.operators(
+    *(f"nn.max_pool{n}d nn.avg_pool{n}d nn.adaptive_avg_pool{n}d" for n in (1, 2, 3)),
+    "max mean min sum permute_dims",
 )
 
 # Functions that a kernel computes in vectors, and arithmetic through which they are fused.
-_FUNCTIONS: Final = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("erf", "exp", "log", "sigmoid", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.silu"),
-        "quantize",
-    )
-)
-_ARITHMETIC: Final = frozenset(
-    f"relax.{name}"
-    for name in ("add", "divide", "maximum", "minimum", "multiply", "negative", "subtract")
-)
+_FUNCTIONS: Final = ir.operators("erf exp log sigmoid tanh nn.gelu nn.gelu_tanh nn.silu quantize")
+_ARITHMETIC: Final = ir.operators("add divide maximum minimum multiply negative subtract")
 
 Handler = Callable[..., relax.Expr | None]
 """A function that rewrites the calls of an operator: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, the result itself, or None to decline."""
 Handlers = Mapping[str, Handler]
 """Operator -> its handler."""
 
-MOVES: Final = frozenset(("relax.reshape", "relax.permute_dims"))
+MOVES: Final = ir.operators("reshape permute_dims")
 """Operators that move numbers: the channels of an image, if they do not change its other axes."""
 
 
-class LayoutRewriter(MainRewriter):
+class LayoutRewriter(TargetRewriter):
     """Rewrites the calls that a handler takes, and remembers the blocked form of each tensor.
 
     The blocked form of a tensor (n, c, …) is (n, ⌈c/b⌉, …, b).
 
     Attributes:
         context: The target and options.
+        cpu: The model of the target's CPU.
         block: The number of channels in a block.
         selections: The channels of other blocked tensors that a blocked tensor is a copy of.
-        products: The products of plain data that tensors are the results of.
+        products: The products of plain data that tensors are the results of, and the arguments of their kernels.
     """
 
     def __init__(
@@ -75,8 +59,8 @@ class LayoutRewriter(MainRewriter):
         handlers: Handlers,
         split_handler: Handler,
     ) -> None:
-        super().__init__(mod)
-        self.context = context
+        super().__init__(mod, context)
+        self.context, self.cpu = context, self._cpu
         self.block = context.lanes
         self.selections = self.new_memo()
         self.products = self.new_memo()
@@ -93,7 +77,7 @@ class LayoutRewriter(MainRewriter):
         is_weight = all(map(self.flow.is_weight, call.args))
         if handler is None or shape is None or self.numbers.shape(call) is None or is_weight:
             return rewritten
-        arguments = [ir.resolve_alias(argument, self.lookup_binding) for argument in rewritten.args]
+        arguments = list(map(self.resolve, rewritten.args))
         # Maxima of quantized data are those of their bytes, and so are the parts that are joined.
         if not is_float and not self._is_blocked(call, arguments[0]):
             return rewritten
@@ -105,15 +89,9 @@ class LayoutRewriter(MainRewriter):
         return result if is_plain else self.unpack(result, shape[1])
 
     def _is_blocked(self, call: relax.Call, data: Any) -> bool:
-        """Return whether data, or one of those that are joined, have a blocked form."""
         is_join = ir.operator_name(call) == "relax.concat"
         tensors = self.list_fields(data) if is_join else [data]
         return any(self.blocked_form(tensor) is not None for tensor in tensors)
-
-    def is_float(self, expr: Any) -> bool:
-        """Return whether an expression is a tensor of floats that may be blocked."""
-        is_tensor = isinstance(expr.ty, relax.TensorType)
-        return is_tensor and ir.dtype_of(expr) in self.context.data_dtypes
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one part of a split tensor."""
@@ -195,5 +173,4 @@ class LayoutRewriter(MainRewriter):
     def list_fields(self, expr: Any) -> list[Any]:
         """Return the fields of a tuple; none for other expressions."""
         value = expr if isinstance(expr, relax.Tuple) else self.lookup_binding(expr)
-        fields = value.fields if isinstance(value, relax.Tuple) else []
-        return [ir.resolve_alias(field, self.lookup_binding) for field in fields]
+        return list(map(self.resolve, value.fields)) if isinstance(value, relax.Tuple) else []

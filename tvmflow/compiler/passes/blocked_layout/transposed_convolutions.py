@@ -106,7 +106,9 @@ def rewrite_conv_transpose(
             return convolution.emit_phases(phases)
         if quantized is not None or convolution.shares_blocks():
             return convolution.emit_shared()
-        pixels = convolution.emit_together()
+        # each phase is a block of channels of its own
+        flipped = _flip_kernel(rewriter, kernel, geometry, int(call.attrs.groups))
+        pixels = convolution.emit(flipped, geometry.window, math.prod(window.strides))
     is_whole = not any(geometry.offsets) and same_sizes(geometry.rows, size)
     if window.strides == [1] * rank and is_whole:
         return pixels
@@ -129,8 +131,6 @@ def _emit_depthwise(rewriter: LayoutRewriter, data: Any, kernel: Any, geometry: 
 
 
 class _Convolution:
-    """Emits one transposed convolution that is not depthwise."""
-
     def __init__(
         self,
         rewriter: LayoutRewriter,
@@ -145,12 +145,9 @@ class _Convolution:
         self._data, self._kernel = data, kernel
         weights = integer_weight_dtype(rewriter.flow, call.args[1])
         self._dtype = weights or rewriter.context.weight_dtype
-        if quantized is None:
-            self._x, self._lanes = direct_convolutions.block_data(rewriter, data, self._dtype)
-        else:
-            self._x, self._lanes = convolutions.block_data(rewriter, quantized.integers)
-            quantized = quantized._replace(integers=self._x)
-        self._quantized = quantized
+        source = data if quantized is None else quantized.integers
+        self._x, self._lanes = direct_convolutions.block_data(rewriter, source, self._dtype)
+        self._quantized = quantized and quantized._replace(integers=self._x)
         self._window, self._geometry = window, geometry
         self._groups = int(call.attrs.groups)
         self._is_read_blocked = rewriter.is_read_blocked(call)
@@ -178,7 +175,6 @@ class _Convolution:
     def _find_phases(
         self, size: Sequence[IrSize], data: Sequence[IrSize]
     ) -> list[tuple[_Phase, ...]]:
-        """Return the phases along each axis for extents of the result and of the data."""
         axes = zip(
             *(size, data, ir.known_shape(self._kernel)[2:]),
             *(self._window.strides, self._window.padding[: len(size)]),
@@ -203,10 +199,7 @@ class _Convolution:
         return int(-(-self._phases * self._channels[1] // self._rewriter.block))
 
     def _work(self) -> int:
-        """Return how many vectors of data are multiplied for each block of the result.
-
-        All phases are computed together.
-        """
+        """Return how many vectors of data are multiplied for a block of the result of all phases."""
         kernel = ir.known_shape(self._kernel)[2:]
         numbers = _analyze(self._typical_data, kernel, self._typical, self._window)
         sizes = zip(numbers.rows, numbers.kernel, strict=True)
@@ -229,51 +222,34 @@ class _Convolution:
             for axis, part in enumerate(phase):
                 own = self._rewriter.take(own, part.taps, 2 + axis)
             padding = [part.before for part in phase] + [part.after for part in phase]
-            parts.append(self._emit(own, Window([1] * rank, padding, [1] * rank)))
+            parts.append(self.emit(own, Window([1] * rank, padding, [1] * rank)))
         arguments = (self._window.strides, self._size, *parts)
         return self._rewriter.kernel(
             blocked.interleave_parts, "interleave", *arguments, pattern=None
         )
 
     def emit_shared(self) -> Any:
-        """Emit one convolution that computes all phases, and the image of all pixels.
-
-        The channels of one phase stand after those of another.
-        """
+        """Emit one convolution with the channels of all phases in turn, and the image of all pixels."""
         rank, outputs = len(self._size), self._channels[1]
         flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, 1)
         shape = ir.known_shape(flipped)
         taps, phases = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
         moved = self._rewriter.emit(relax.op.permute_dims(flipped, [*phases, 0, 1, *taps]))
         size = [self._phases * outputs, shape[1], *(shape[tap] for tap in taps)]
-        pixels = self._emit(self._rewriter.reshape(moved, size), self._geometry.window)
+        pixels = self.emit(self._rewriter.reshape(moved, size), self._geometry.window)
         arguments = (pixels, outputs, self._window.strides, self._geometry.offsets, self._size)
         return self._rewriter.kernel(
             blocked.interleave_channels, "interleave", *arguments, pattern=None
         )
 
-    def emit_together(self) -> Any:
-        """Emit one convolution in which each phase is a block of channels of its own."""
-        flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, self._groups)
-        return self._emit(flipped, self._geometry.window, self._phases)
-
-    def _emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
-        """Emit a convolution with weights (o, i of a group, …).
-
-        Their taps are in pairs with their phases if there are any.
-        """
+    def emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
+        """Emit a convolution with weights (o, i of a group, …); any phases are in pairs with taps."""
         rewriter, rank = self._rewriter, len(self._size)
         inputs, outputs = (
             count // self._groups for count in (self._channels[0], ir.known_shape(kernel)[0])
         )
-        reads = Groups(
-            inputs=inputs,
-            outputs=outputs,
-            lanes=self._lanes,
-            block=rewriter.block,
-            number=self._groups,
-            phases=phases or 1,
-        )
+        number = self._groups
+        reads = Groups(inputs, outputs, self._lanes, rewriter.block, number, phases or 1)
         if self._quantized is None:
             reads = direct_convolutions.shorten(rewriter, reads, self._dtype, joins=False)
         packed = convolutions.pack_kernel(rewriter, kernel, reads)
@@ -322,11 +298,9 @@ def _analyze(
 
 
 def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int) -> Any:
-    """Emit weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t).
+    """Emit flipped weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t).
 
-    These are the taps and phases of each axis.
-
-    The kernel is flipped: a transposed convolution scatters what a convolution gathers.
+    These are the taps and phases of each axis. A transposed convolution scatters what a convolution gathers.
     """
     i, o = ir.known_shape(kernel)[:2]
     split = list(zip(geometry.kernel, geometry.strides, strict=True))
@@ -340,10 +314,7 @@ def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, gro
 
 
 def _move_phases(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, outer: int) -> Any:
-    """Emit packed weights (o/b, …, h, s, w, t, …) as (o/b·s·t, …, h, w, …).
-
-    `outer` axes are before the taps.
-    """
+    """Emit weights (o/b, …, h, s, w, t, …), `outer` axes before the taps, as (o/b·s·t, …, h, w, …)."""
     shape = ir.known_shape(kernel)
     rank = len(geometry.strides)
     taps, phases = (list(range(outer + part, outer + 2 * rank, 2)) for part in (0, 1))

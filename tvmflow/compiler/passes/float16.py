@@ -1,27 +1,124 @@
-"""Computation of float16 kernels in float32, except for what a recipe wants to be computed in float16.
-
-Numbers are widened where they are loaded, and rounded where results are stored.
-
-Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
-one number at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
-"""
+"""Computation in float16 where a CPU adds it and the recipe asks for it, and in float32 elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.passes.rewriter import MainRewriter
+
+_NARROW: Final = "float16"
+_WIDE: Final = "float32"
+
+# ---------------------------------------------------------------- graphs
+
+_PRODUCTS: Final = frozenset({*ir.CONVOLUTIONS, *ir.TRANSPOSED_CONVOLUTIONS})
+_MATMUL: Final = "relax.matmul"
+# They compute float16 of data that are float16 already.
+_FOLLOWERS: Final = ir.operators(
+    "add subtract multiply divide maximum minimum clip negative abs sigmoid tanh erf nn.relu",
+    "nn.leakyrelu nn.relu6 nn.prelu nn.gelu nn.gelu_tanh nn.silu nn.layer_norm nn.pad flip",
+    "reshape permute_dims concat split strided_slice squeeze expand_dims broadcast_to mean max min",
+    *(f"nn.max_pool{n}d nn.avg_pool{n}d nn.adaptive_avg_pool{n}d" for n in (1, 2, 3)),
+)
+
+
+class Float16Narrower(MainRewriter):
+    """Lets convolutions and matrix products read and write float16, on CPUs that multiply and add it.
+
+    Data become float16 before the first of them, and stay so through the operators behind it that keep the size of
+    numbers; all others compute float32. Which kernels then add in float16, `widen_float16` decides.
+    """
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        # the float16 form of each tensor that has one
+        self._narrow = self.new_memo()
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """Rewrite one call."""
+        rewritten = super().visit_call_(call)
+        name = ir.operator_name(call)
+        if not self.depends_on_inputs(call) or not self._is_supported(name, call, rewritten):
+            return rewritten
+        operands = [self._narrow_operand(arg) for arg in rewritten.args]
+        result = self.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
+        return self._widen(result)
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+        """Rewrite one field of a tuple."""
+        rewritten = super().visit_tuple_getitem_(item)
+        source = self.resolve(rewritten.tuple_value)
+        if source not in self._narrow:
+            return rewritten
+        return self._widen(self.emit(relax.TupleGetItem(self._narrow[source], item.index)))
+
+    def _widen(self, result: Any) -> Any:
+        """Emit the float32 form of a result: dead code unless something reads it."""
+        if isinstance(result.ty, relax.TupleType):
+            parts = [relax.TupleGetItem(result, n) for n in range(len(result.ty.fields))]
+            wide = self.emit(relax.Tuple([self.cast(self.emit(p), _WIDE) for p in parts]))
+        else:
+            wide = self.cast(result, _WIDE)
+        self._narrow[wide] = result
+        return wide
+
+    def _narrow_operand(self, operand: Any) -> Any:
+        """Return the float16 form of an operand; others than tensors of float32 as they are."""
+        if (fields := self._list_fields(operand)) is not None:
+            return relax.Tuple([self._narrow_operand(field) for field in fields])
+        if not ir.is_float32(operand):
+            return operand
+        source = self.resolve(operand)
+        if isinstance(source, tvm.ir.Constant):
+            return relax.const(source.value.numpy().astype(_NARROW), _NARROW)
+        if source not in self._narrow:
+            self._narrow[source] = self.cast(source, _NARROW)
+        return self._narrow[source]
+
+    def _list_fields(self, operand: Any) -> list[Any] | None:
+        value = self.find_value(operand)
+        return list(value.fields) if isinstance(value, relax.Tuple) else None
+
+    def _is_supported(self, name: str, call: Any, rewritten: Any) -> bool:
+        operands = []
+        for arg in rewritten.args:
+            operands += self._list_fields(arg) or [arg]
+        tensors = [arg for arg in operands if isinstance(arg.ty, relax.TensorType)]
+        if not all(map(ir.is_float32, tensors)) or not all(map(_fits, tensors)):
+            return False
+        if name in _PRODUCTS or name == _MATMUL:
+            weights = call.args[1]
+            is_matrix = name in _PRODUCTS or len(ir.shape_of(weights) or ()) == 2
+            return is_matrix and self.flow.is_weight(weights)
+        return name in _FOLLOWERS and any(self.resolve(arg) in self._narrow for arg in tensors)
+
+
+def _fits(tensor: Any) -> bool:
+    """Return whether a constant is no number that float16 cannot hold, or only with fewer bits."""
+    array, limits = ir.constant_array(tensor), np.finfo(_NARROW)
+    if array is None:
+        return True
+    values = np.abs(array)
+    is_tiny = values.size == 1 and 0 < float(values.max()) < float(limits.tiny)
+    return not is_tiny and bool(values.max(initial=0) <= limits.max)
+
+
+# ---------------------------------------------------------------- kernels
+# Numbers are widened where they are loaded, and rounded where results are stored.
+#
+# Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
+# one number at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
 
 # The name of the block around all others of a kernel.
 _ROOT: Final = "root"
-_NARROW: Final = "float16"
-_WIDE: Final = "float32"
 _LARGEST: Final = 65504.0
 _OPERATIONS: Final = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max),
@@ -34,9 +131,7 @@ _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_p
 
 
 def widen_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
-    """Let kernels that compute with float16 do so with float32.
-
-    Those that only move or convert it stay as they are.
+    """Let kernels that compute with float16, more than moving or converting it, do so with float32.
 
     Args:
         mod: The kernels.
@@ -47,18 +142,14 @@ def widen_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRMo
     for var, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or not computes_float16(function.body):
             continue
-        if adds_products and all(map(_is_narrow_sum, _list_reductions(function.body))):
+        reductions = [b for b in ir.find_nodes(function.body, SBlock) if b.init is not None]
+        if adds_products and all(map(_is_narrow_sum, reductions)):
             rules = ((tvm.ir.Call, _widen_function), (tirx.Div, _invert_constant))
             body = tvm_ffi.structural_map(function.body, rules)
         else:
             body = _widen(function)
         widened[var] = function.with_body(body)
     return widened
-
-
-def _list_reductions(body: Any) -> list[SBlock]:
-    """Return the blocks of a kernel that reduce something."""
-    return [block for block in ir.find_nodes(body, SBlock) if block.init is not None]
 
 
 def _is_narrow_sum(block: SBlock) -> bool:
@@ -80,7 +171,6 @@ def _is_narrow_sum(block: SBlock) -> bool:
 
 
 def _widen_function(call: Any) -> Any:
-    """Return the call of a function of float16 as one of float32."""
     if not _is_narrow(call) or ir.operator_name(call) in _NARROW_CALLS | _FIXED_CALLS:
         return call
     arguments = [tirx.Cast(_WIDE, arg) if _is_narrow(arg) else arg for arg in call.args]
@@ -124,7 +214,11 @@ def _widen(function: tirx.PrimFunc) -> Any:
     stored = {store.buffer for store in ir.find_nodes(body, tirx.BufferStore)}
     has_root = isinstance(body, SBlockRealize) and body.block.name_hint == _ROOT
     sums = [param for param in function.params if has_root and param in loaded & stored]
-    wide = {buffer: _make_wide(buffer) for buffer in (*inner, *sums) if _holds_narrow(buffer)}
+    wide = {
+        old: tirx.decl_buffer(old.ty.shape, _WIDE, f"{old.name}_wide", scope=old.scope())
+        for old in (*inner, *sums)
+        if _holds_narrow(old)
+    }
     results = {param: wide[param] for param in sums if param in wide}
     body = tvm_ffi.structural_map(ir.replace_variables(body, wide), _RULES)
     return _round_results(body, results) if results else body
@@ -134,18 +228,8 @@ def _holds_narrow(buffer: Any) -> bool:
     return isinstance(buffer.ty, tirx.BufferType) and str(buffer.ty.dtype.dtype) == _NARROW
 
 
-def _make_wide(buffer: Any) -> Any:
-    """Return a buffer of float32 with the shape of another."""
-    return tirx.decl_buffer(buffer.ty.shape, _WIDE, f"{buffer.name}_wide", scope=buffer.scope())
-
-
 def _round_results(realize: SBlockRealize, results: Mapping[Any, Any]) -> SBlockRealize:
-    """Return the root block of a kernel that rounds results after it has computed them.
-
-    Args:
-        realize: The root block.
-        results: The parameters that hold results, and the buffers that these are computed in.
-    """
+    """Return the root block of a kernel that rounds buffers to its parameters, `results`, in the end."""
     root = realize.block
     rounding = [_make_rounding(result, wide) for result, wide in results.items()]
     buffers = [*root.alloc_buffers, *results.values()]
@@ -154,7 +238,6 @@ def _round_results(realize: SBlockRealize, results: Mapping[Any, Any]) -> SBlock
 
 
 def _make_rounding(result: Any, wide: Any) -> Any:
-    """Return the loops that round the numbers of a buffer to those of another."""
     shape = list(result.ty.shape)
     loops = [tirx.Var(f"i{n}", extent.ty.dtype) for n, extent in enumerate(shape)]
     axes = [tirx.Var(f"v{n}", extent.ty.dtype) for n, extent in enumerate(shape)]
@@ -176,10 +259,6 @@ def _widen_load(load: Any) -> Any:
     if _holds_narrow(load.source):
         return tirx.Cast(_WIDE, load)
     return tirx.BufferLoad(load.source, list(load.indices)) if _is_narrow(load) else load
-
-
-def _widen_constant(constant: tirx.FloatImm) -> Any:
-    return tirx.FloatImm(_WIDE, constant.value) if _is_narrow(constant) else constant
 
 
 def _widen_cast(cast: tirx.Cast) -> Any:
@@ -205,10 +284,7 @@ def _widen_store(store: tirx.BufferStore) -> Any:
 
 
 def _widen_limits(block: SBlock) -> SBlock:
-    """Return a block whose maximum or minimum begins with the limit of float32.
-
-    TVM knows a reduction by it.
-    """
+    """Return a block whose extreme begins with the limit of float32, by which TVM knows it."""
     init = block.init
     if not (isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm)):
         return block
@@ -230,7 +306,7 @@ def _replace(block: SBlock, **fields: Any) -> SBlock:
 
 _RULES: Final = (
     (tvm.ir.TensorLoad, _widen_load),
-    (tirx.FloatImm, _widen_constant),
+    (tirx.FloatImm, lambda node: tirx.FloatImm(_WIDE, node.value) if _is_narrow(node) else node),
     (tirx.Cast, _widen_cast),
     (_OPERATIONS, lambda operation: type(operation)(operation.a, operation.b)),
     (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),

@@ -1,4 +1,4 @@
-"""Keeps operators on large tensors out of the kernels of small ones that they read."""
+"""Preparation of fusion: where a kernel begins, and functions for the branches of an If."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from typing import Any, Final
 
 import tvm
+from tvm import relax
+from tvm.relax.utils import copy_with_new_vars
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import Representative
-from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE
+from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.
@@ -39,3 +41,28 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
         if pattern in _FUSED_PATTERNS and any(size < math.prod(shape) for size in sizes):
             limited[call.args[0]] = kernel.with_attrs(TAKES_EPILOGUE)
     return limited
+
+
+def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:
+    """Replace each branch of an If by a call of a private function, innermost branches first.
+
+    TVM fuses the operators of functions and not those of branches, and would give memory that one
+    branch has allocated to the other one, which then writes to an address that it never got.
+    """
+    return rewrite_main(mod, _Outliner) if ir.has_branches(mod) else mod
+
+
+class _Outliner(MainRewriter):
+    def visit_if_(self, op: relax.If) -> Any:
+        rewritten = super().visit_if_(op)
+        return relax.If(rewritten.cond, *map(self._outline, ir.branches_of(rewritten)))
+
+    def _outline(self, branch: relax.SeqExpr) -> relax.SeqExpr:
+        captured = [
+            var for var in relax.analysis.free_vars(branch) if not isinstance(var, tvm.ir.GlobalVar)
+        ]
+        function = relax.Function(captured, branch, branch.ty)
+        callee = self.builder_.add_func(copy_with_new_vars(function), "branch")
+        result = relax.Var("result", branch.ty)
+        block = relax.BindingBlock([relax.VarBinding(result, relax.Call(callee, captured))])
+        return relax.SeqExpr([block], result)

@@ -1,0 +1,328 @@
+"""Quantized graphs before their products: what integers computes stays in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import same_sizes, sizes_of
+from tvmflow.compiler.passes.quantization import BYTES, SELECTIONS, shift_between, shift_bytes
+from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
+
+_QUANTIZE: Final = "relax.quantize"
+_DEQUANTIZE: Final = "relax.dequantize"
+_MATMUL: Final = "relax.matmul"
+_MATRIX_RANK: Final = 2
+
+# ---------------------------------------------------------------- dynamic quantization
+
+
+class _Difference(NamedTuple):
+    """Bytes minus a zero point, as int32; the zero point is None where nothing is subtracted."""
+
+    integers: Any
+    zero_point: Any
+
+
+class IntegerProductRewriter(MainRewriter):
+    """Rewrites products of bytes minus zero points to products of dequantized data.
+
+    The int32 of the products is read as float32; dynamic quantization makes such products. Weights become int8, of
+    matrices minus a zero point that only a dot product of bytes subtracts from its sums. Where no instruction
+    multiplies bytes, sums beyond 2²⁴ are rounded as float32.
+    """
+
+    OPERATORS = ("relax.astype",)
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self._real = self.new_memo()
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        product = self.flow.find_call_used_once(call.args[0], _MATMUL, *ir.CONVOLUTIONS)
+        if not ir.is_float32(call) or product is None or ir.dtype_of(product) != "int32":
+            return None
+        left, right = (self._find_difference(operand) for operand in product.args)
+        if left is None or right is None:
+            return None
+        data = self._to_real(product.args[0], left)
+        weights = self._to_weights(product, right)
+        if ir.operator_name(product) == _MATMUL:
+            return relax.op.matmul(data, weights)
+        return relax.Call(product.op, [data, weights], product.attrs)
+
+    def _find_difference(self, expr: Any) -> _Difference | None:
+        """Return the bytes and the zero point of which a tensor of int32 is the difference; None for others."""
+        value, zero_point = self.flow.find_call(expr, "relax.subtract"), None
+        if value is None:
+            integers = self._find_source(expr)
+        else:
+            left, right = value.args
+            expanded = self.flow.find_call(right, "relax.expand_dims")
+            integers = self._find_source(left)
+            zero_point = self._find_source(right if expanded is None else expanded.args[0])
+            if zero_point is None:
+                return None
+        if integers is None:
+            return None
+        dtype = ir.dtype_of(integers)
+        has_one_dtype = zero_point is None or ir.dtype_of(zero_point) == dtype
+        return _Difference(integers, zero_point) if dtype in BYTES and has_one_dtype else None
+
+    def _find_source(self, expr: Any) -> Any:
+        """Return what was converted to a tensor; None for tensors that are no conversions."""
+        call = self.flow.find_call(expr, "relax.astype")
+        return None if call is None else call.args[0]
+
+    def _to_real(self, expr: Any, difference: _Difference) -> Any:
+        """Emit a difference as float32, once."""
+        if difference in self._real:
+            return self._real[difference]
+        integers, zero_point = difference
+        if zero_point is None:
+            zero_point = relax.const(0, ir.dtype_of(integers))
+        if ir.shape_of(zero_point) == ():
+            scale = relax.const(1.0, "float32")
+            operands = (self.visit_expr(integers), scale, self.visit_expr(zero_point))
+            real = relax.op.dequantize(*operands)
+        else:
+            real = relax.op.astype(self.visit_expr(expr), "float32")
+        self._real[difference] = self.emit(real)
+        return self._real[difference]
+
+    def _to_weights(self, product: Any, difference: _Difference) -> Any:
+        expr = product.args[1]
+        integers, zero_point = difference
+        is_known = zero_point is None or isinstance(zero_point, tvm.ir.Constant)
+        if not is_known or not self.flow.is_weight(integers):
+            return self._to_real(expr, difference)
+        zeros = np.asarray(0 if zero_point is None else zero_point.value.numpy(), np.int32)
+        zeros = np.asarray(zeros + shift_between(ir.dtype_of(integers), "int8"))
+        is_matrix = ir.operator_name(product) == _MATMUL
+        is_matrix = is_matrix and len(ir.known_shape(integers)) == _MATRIX_RANK
+        if zeros.any() and not is_matrix:
+            return self.cast(self.visit_expr(expr), "float32")
+        weights = self.visit_expr(integers)
+        if ir.dtype_of(weights) != "int8":
+            weights = shift_bytes(self, weights, "int8")
+        weights = self.cast(weights, "float32")
+        if zeros.any():
+            weights = self.emit(relax.op.subtract(weights, relax.const(zeros, "float32")))
+        return weights
+
+
+# ---------------------------------------------------------------- moved conversions
+
+
+class DequantizeMover(TargetRewriter):
+    """Moves conversions from bytes behind operators that select numbers, next to each reader.
+
+    They have one constant scale. Bytes get the dtype that dot product instructions take, and conversion forth and
+    back is removed.
+    """
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """Rewrite one call."""
+        rewritten = super().visit_call_(call)
+        name = ir.operator_name(call)
+        if name == _QUANTIZE:
+            return self._quantize(call, rewritten)
+        if name == _DEQUANTIZE:
+            return self._dequantize(call, rewritten)
+        if name in SELECTIONS and (source := self._find_conversion(rewritten.args[0])) is not None:
+            selected = self.emit(
+                relax.Call(call.op, [source.args[0], *rewritten.args[1:]], call.attrs)
+            )
+            return relax.Call(source.op, [selected, *source.args[1:]], source.attrs)
+        if name == "relax.concat" and (joined := self._join(rewritten)) is not None:
+            return joined
+        return self._with_own_conversions(rewritten)
+
+    def _join(self, concat: Any) -> Any:
+        """Return a conversion of joined bytes; None where parts have other scales, or are none of bytes."""
+        parts = self.find_value(concat.args[0]).fields
+        sources = [self._find_conversion(part) for part in parts]
+        first = sources[0]
+        if first is None or not all(
+            source is not None
+            and _is_inverse(source, first.args[1], first.args[2], ir.dtype_of(first.args[0]))
+            for source in sources
+        ):
+            return None
+        integers = relax.Tuple([source.args[0] for source in sources])
+        joined = self.emit(relax.Call(concat.op, [integers], concat.attrs))
+        return relax.Call(first.op, [joined, *first.args[1:]], first.attrs)
+
+    def _quantize(self, call: Any, rewritten: Any) -> Any:
+        dtype, axis = self._dtype_of(call), int(call.attrs.axis)
+        data, scale, zero_point = rewritten.args
+        if dtype != ir.dtype_of(call):
+            zero_point = _add(zero_point, shift_between(ir.dtype_of(call), dtype))
+        source = self._find_conversion(data)
+        if source is not None and _is_inverse(source, scale, zero_point, dtype):
+            return source.args[0]
+        moved = relax.op.quantize(data, scale, zero_point, axis, dtype)
+        return self._with_own_conversions(moved)
+
+    def _dequantize(self, call: Any, rewritten: Any) -> Any:
+        if ir.dtype_of(rewritten.args[0]) == ir.dtype_of(call.args[0]):
+            return rewritten
+        integers, scale, zero_point = rewritten.args
+        shift = shift_between(ir.dtype_of(call.args[0]), ir.dtype_of(integers))
+        arguments = (integers, scale, _add(zero_point, shift))
+        return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
+
+    def _with_own_conversions(self, call: Any) -> Any:
+        """Return a call with conversions of its own in place of those that it reads.
+
+        Fusion would not repeat shared ones.
+        """
+        arguments = [
+            argument if source is None else self.emit(source)
+            for argument in call.args
+            for source in [self._find_conversion(argument)]
+        ]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+    def _find_conversion(self, expr: Any) -> Any:
+        """Return the call that converted data from bytes with one scale; None for other data, and for weights."""
+        is_var = isinstance(self.resolve(expr), relax.Var)
+        call = ir.as_call(self.find_value(expr), _DEQUANTIZE) if is_var else None
+        if call is None or not ir.is_float32(call) or ir.dtype_of(call.args[0]) not in BYTES:
+            return None
+        return call if _has_one_scale(call) else None
+
+    def _dtype_of(self, quantize: Any) -> str:
+        """Return the dtype for quantized data: that of dot products where nothing but conversions reads them."""
+        dtype = ir.dtype_of(quantize)
+        is_free = dtype in BYTES and _has_one_scale(quantize)
+        is_free = is_free and self.flow.is_read_by(quantize, _DEQUANTIZE)
+        is_free = is_free and all(map(_has_one_scale, self.flow.list_readers(quantize)))
+        return str(self._context.dot_dtype) if is_free else dtype
+
+
+def _has_one_scale(call: Any) -> bool:
+    arrays = map(ir.constant_array, call.args[1:])
+    return all(array is not None and array.size == 1 for array in arrays)
+
+
+def _add(zero_point: Any, shift: int) -> Any:
+    """Return a zero point plus a number, which may exceed the dtype of the zero point."""
+    if not shift:
+        return zero_point
+    return relax.const(zero_point.value.numpy().astype(np.int32) + np.int32(shift), "int32")
+
+
+def _is_inverse(dequantize: Any, scale: Any, zero_point: Any, dtype: str) -> bool:
+    """Return whether quantization gives the bytes that were converted."""
+    arrays = zip(dequantize.args[1:], map(ir.constant_array, (scale, zero_point)), strict=True)
+    return ir.dtype_of(dequantize.args[0]) == dtype and all(
+        expected is not None and np.array_equal(actual.value.numpy().ravel(), expected.ravel())
+        for actual, expected in arrays
+    )
+
+
+# ---------------------------------------------------------------- lookup tables
+
+# Operators that take many instructions; a table saves nothing for the others alone.
+_FUNCTIONS: Final = ir.operators(
+    "erf exp log power sigmoid sqrt rsqrt tanh sin cos nn.gelu nn.gelu_tanh nn.silu"
+)
+_ELEMENTWISE: Final = _FUNCTIONS | ir.operators(
+    "add subtract multiply divide maximum minimum clip abs negative square nn.relu nn.leakyrelu",
+    "quantize dequantize",
+)
+_BYTES: Final = 256
+
+
+class ByteFunctionRewriter(MainRewriter):
+    """Replaces functions of one tensor of bytes, which are rounded to bytes again, by lookups.
+
+    The GELU of a quantized model, with a rounding after each of its operators, is one: of 256 numbers.
+    """
+
+    OPERATORS = (_QUANTIZE,)
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self._sources: dict[Any, tuple[Any, list[Any]] | None] = {}
+
+    def _replace(self, call: Any) -> Any:
+        source, calls = self._find_source(call) or (None, [])
+        has_function = any(ir.operator_name(each) in _FUNCTIONS for each in calls)
+        return self._look_up(call, source, calls) if has_function else None
+
+    def _find_source(self, call: Any) -> tuple[Any, list[Any]] | None:
+        """Return the bytes on which a quantize depends, and the calls between, in order; None for others."""
+        if call not in self._sources:
+            self._sources[call] = self._search(call)
+        return self._sources[call]
+
+    def _search(self, call: Any) -> tuple[Any, list[Any]] | None:
+        is_byte = ir.dtype_of(call) in BYTES or ir.is_float32(call)
+        if ir.operator_name(call) not in _ELEMENTWISE or not is_byte:
+            return None
+        shape = sizes_of(call)
+        sources: set[Any] = set()
+        # in order
+        calls: dict[Any, None] = {}
+        for argument in call.args:
+            if self._is_number(argument):
+                continue
+            variable = self.flow.resolve(argument)
+            own, value = sizes_of(variable), self.flow.values.get(variable)
+            is_alike = shape is not None and own is not None and same_sizes(own, shape)
+            if not is_alike or self.flow.is_weight(variable):
+                return None
+            found = self._find_source(value) if isinstance(value, relax.Call) else None
+            if found is None and (
+                ir.operator_name(call) != _DEQUANTIZE or ir.dtype_of(variable) not in BYTES
+            ):
+                return None
+            source, before = (variable, []) if found is None else found
+            sources.add(source)
+            calls.update(dict.fromkeys(before))
+        return (sources.pop(), [*calls, call]) if len(sources) == 1 else None
+
+    def _is_number(self, argument: Any) -> bool:
+        """Return whether an argument is one number that the library has, or none that tensors depend on."""
+        if isinstance(argument, (tirx.IntImm, tirx.FloatImm)):
+            return True
+        shape = ir.shape_of(argument)
+        is_one = shape is not None and all(extent == 1 for extent in shape)
+        return is_one and self.flow.is_weight(argument)
+
+    def _look_up(self, call: Any, source: Any, calls: Sequence[Any]) -> Any:
+        """Emit the table of a function, and what it has for each byte."""
+        rank, dtype = len(sizes_of(source) or ()), np.dtype(ir.dtype_of(source))
+        limits = np.iinfo(dtype)
+        every = np.arange(limits.min, limits.max + 1).astype(dtype)
+        values = {self._name_of(source): relax.const(every.reshape(*[1] * (rank - 1), _BYTES))}
+        for each in calls:
+            names = [(argument, self._name_of(argument)) for argument in each.args]
+            arguments = [
+                values[name] if name in values else self.visit_expr(argument)
+                for argument, name in names
+            ]
+            values[self._name_of(each)] = self.emit(relax.Call(each.op, arguments, each.attrs))
+        table = self.reshape(values[self._name_of(call)], [_BYTES])
+        return self.kernel(_read, "look_up", self.visit_expr(source), table, pattern=OPAQUE)
+
+    def _name_of(self, expr: Any) -> Any:
+        """Return what stands for an expression: the variable of an alias, the call of a variable."""
+        variable = self.flow.resolve(expr)
+        value = self.flow.values.get(variable)
+        return value if isinstance(value, relax.Call) else variable
+
+
+def _read(x: Any, table: Any) -> Any:
+    """Return the numbers of a table (256) for bytes, the least byte first."""
+    least = int(np.iinfo(str(x.dtype)).min)
+    return te.compute(
+        x.shape, lambda *index: table(x(*index).astype("int32") - least), name="look_up"
+    )

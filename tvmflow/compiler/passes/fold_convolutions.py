@@ -1,0 +1,369 @@
+"""Rewrites convolutions of the imported layout: folded norms, merged sums, and weights for GPUs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import known_sizes, same_sizes, sizes_of
+from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter, rewrite_main
+
+_ADD: Final = "relax.add"
+_MULTIPLY: Final = "relax.multiply"
+_NORM: Final = "relax.nn.batch_norm"
+
+# ---------------------------------------------------------------- norms
+# Batch norms, and scales and shifts of channels, become part of the weights of the convolution before them.
+
+# A norm behind a bias is a sum, a product and a sum: the product moves first, then the sums are merged.
+_ROUNDS: Final = 2
+
+
+def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
+    """Make batch norms products and sums, and fold these into convolutions that nothing else reads."""
+    operators = ir.list_operators(mod)
+    if _NORM in operators:
+        mod = rewrite_main(mod, _NormSimplifier)
+    if operators & ir.CONVOLUTIONS.keys():
+        for _ in range(_ROUNDS):
+            mod = rewrite_main(mod, _ScaleFolder)
+    return mod
+
+
+class _NormSimplifier(MainRewriter):
+    """Rewrites batch norms to `x·s + (β − μ·s)` with `s = γ / √(σ² + ε)`, which depends on weights alone."""
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+        norm = self.flow.find_call(item.tuple_value, _NORM)
+        shape = sizes_of(norm.args[0]) if norm is not None else None
+        if shape is None or item.index != 0 or not all(map(self.flow.is_weight, norm.args[1:])):
+            return super().visit_tuple_getitem_(item)
+        data, *weights = (self.visit_expr(argument) for argument in norm.args)
+        emit, dtype = self.emit, ir.dtype_of(norm.args[0])
+        # Variances of float16 are as small as the epsilon.
+        wide = "float64" if dtype == "float64" else "float32"
+        gamma, beta, mean, variance = (self.cast(weight, wide) for weight in weights)
+        epsilon = relax.const(float(norm.attrs.epsilon), wide)
+        scale = emit(relax.op.rsqrt(emit(relax.op.add(variance, epsilon))))
+        if norm.attrs.scale:
+            scale = emit(relax.op.multiply(scale, gamma))
+        shift = emit(relax.op.negative(emit(relax.op.multiply(mean, scale))))
+        if norm.attrs.center:
+            shift = emit(relax.op.add(shift, beta))
+        axis = int(norm.attrs.axis) % len(shape)
+        broadcast = [extent if position == axis else 1 for position, extent in enumerate(shape)]
+        scale, shift = (self.cast(factor, dtype) for factor in (scale, shift))
+        scaled = emit(relax.op.multiply(data, self.reshape(scale, broadcast)))
+        return relax.op.add(scaled, self.reshape(shift, broadcast))
+
+
+class _ScaleFolder(MainRewriter):
+    """Rewrites scales and shifts of convolutions.
+
+    `conv(x, w)·s` becomes `conv(x, w·s)`, `(conv + b)·s` becomes `conv·s + b·s`, and `(y + b) + c`
+    becomes `y + (b + c)`.
+    """
+
+    OPERATORS = (_MULTIPLY, _ADD)
+
+    def _replace(self, call: Any) -> Any:
+        fold = self._fold_scale if ir.operator_name(call) == _MULTIPLY else self._merge_shifts
+        operands = self._match_channels(call)
+        return fold(*operands) if operands else None
+
+    def _match_channels(self, call: Any) -> tuple[Any, Any] | None:
+        """Return data (n, c, …) and weights with one value for each channel; None for other operands."""
+        if call is None:
+            return None
+        for data, weights in (tuple(call.args), tuple(call.args)[::-1]):
+            shape = sizes_of(data) or ()
+            channels = (*shape[1:2], *(1 for _ in shape[2:]))
+            if (
+                len(shape) > 2
+                and self.flow.is_weight(weights)
+                and not self.flow.is_weight(data)
+                and ir.shape_of(weights) in ((1, *channels), channels)
+            ):
+                return data, weights
+        return None
+
+    def _fold_scale(self, data: Any, factor: Any) -> Any:
+        operands = self._match_channels(self.flow.find_call_used_once(data, _ADD))
+        if operands and self.flow.find_call_used_once(operands[0], *ir.CONVOLUTIONS) is not None:
+            scaled = self._fold_scale(operands[0], factor)
+            bias = relax.op.multiply(self.visit_expr(operands[1]), self.visit_expr(factor))
+            return None if scaled is None else relax.op.add(self.emit(scaled), self.emit(bias))
+        conv = self.flow.find_call_used_once(data, *ir.CONVOLUTIONS)
+        is_folded = conv is not None and ir.has_default_layouts(conv)
+        if not is_folded or not self.flow.is_weight(conv.args[1]):
+            return None
+        _, channels, *size = known_sizes(data)
+        scale = self.reshape(self.visit_expr(factor), [channels, 1, *(1 for _ in size)])
+        kernel = self.emit(relax.op.multiply(self.visit_expr(conv.args[1]), scale))
+        return relax.Call(conv.op, [self.visit_expr(conv.args[0]), kernel], conv.attrs)
+
+    def _merge_shifts(self, data: Any, shift: Any) -> Any:
+        operands = self._match_channels(self.flow.find_call_used_once(data, _ADD))
+        if not operands:
+            return None
+        merged = relax.op.add(self.visit_expr(operands[1]), self.visit_expr(shift))
+        return relax.op.add(self.visit_expr(operands[0]), self.emit(merged))
+
+
+# ---------------------------------------------------------------- sums
+# Convolutions of the same data whose results are added, as RepVGG and MobileOne have before reparametrization.
+# Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, merge them in the model.
+
+_CONVERSIONS: Final = ir.operators("astype dequantize")
+# What the folding of norms and the importer put between converted weights and a convolution.
+_MOVES: Final = ir.operators("multiply permute_dims reshape expand_dims")
+# Data that are added themselves are a matrix of ones, which the merged weights must not be much larger than.
+_MAX_ONES: Final = 1 << 22
+# Images and sequences with channels.
+_MIN_RANK: Final = 3
+
+
+class _Term(NamedTuple):
+    """A term of a sum that reads some pixels of data around each pixel of the result.
+
+    Attributes:
+        conv: The convolution that computes it; None for data that are scaled, or added as they are.
+        scale: The factor of each channel, or None.
+        data: The tensor that it reads.
+        begins: The first pixel along each axis, relative to that of the result.
+        sizes: The pixels along each axis.
+        gaps: The distance between these pixels; 1 where there is one pixel.
+    """
+
+    conv: Any
+    scale: Any
+    data: Any
+    begins: Sequence[int]
+    sizes: Sequence[int]
+    gaps: Sequence[int]
+
+    def find_place(self, other: _Term) -> list[int] | None:
+        """Return the pixel of this term along each axis at which another term begins.
+
+        None if that reads other pixels, or other data.
+        """
+        if not self.data.same_as(other.data):
+            return None
+        places = []
+        for axis, (begin, size, gap) in enumerate(
+            zip(self.begins, self.sizes, self.gaps, strict=True)
+        ):
+            place, rest = divmod(other.begins[axis] - begin, gap)
+            length = other.sizes[axis]
+            if (
+                rest
+                or place < 0
+                or place + length > size
+                or (length > 1 and other.gaps[axis] != gap)
+            ):
+                return None
+            places.append(place)
+        return places
+
+
+class ConvolutionMerger(TargetRewriter):
+    """Replaces sums of convolutions of the same data by one convolution.
+
+    The data may be scaled for some, or be a term themselves. The kernel is the largest of theirs, so that it takes
+    no longer than that one alone.
+    """
+
+    OPERATORS = (_ADD,)
+
+    def _replace(self, call: Any) -> Any:
+        return self._merge(call) if self._is_whole_sum(call) else None
+
+    def _is_whole_sum(self, call: Any) -> bool:
+        """Return whether a sum is no part of another one of the same shape, which has its terms too."""
+        readers = self.flow.list_readers(call)
+        is_part = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
+        return not is_part or not same_sizes(known_sizes(readers[0]), known_sizes(call))
+
+    def _merge(self, total: Any) -> Any:
+        """Return a sum with as few convolutions as possible; None if it stays as it is."""
+        leaves = dict(enumerate(self._list_leaves(total)))
+        terms = {n: term for n, leaf in leaves.items() if (term := self._analyze(leaf, total))}
+        bases = [n for n, term in terms.items() if term.conv is not None]
+        merged = []
+        for n in sorted(bases, key=lambda n: -math.prod(terms[n].sizes)):
+            if (base := terms.get(n)) is None:
+                continue
+            # where the weights of other terms begin within its own
+            places = {m: self._place(base, term) for m, term in terms.items() if m != n}
+            parts = {m: place for m, place in places.items() if place is not None}
+            if not parts:
+                continue
+            weights = [self._emit_weights(base, terms[m], place) for m, place in parts.items()]
+            kernel = self._sum([self.visit_expr(base.conv.args[1]), *weights])
+            operands = [self.visit_expr(base.data), kernel]
+            merged.append(self.emit(relax.Call(base.conv.op, operands, base.conv.attrs)))
+            for m in (n, *parts):
+                del terms[m], leaves[m]
+        if not merged:
+            return None
+        weights = [leaf for leaf in leaves.values() if self.flow.is_weight(leaf)]
+        others = [leaf for leaf in leaves.values() if not self.flow.is_weight(leaf)]
+        # weights are added first, so that the library has their sum
+        shifts = [self._sum(map(self.visit_expr, weights))] if weights else []
+        return self._sum([*merged, *shifts, *map(self.visit_expr, others)])
+
+    def _sum(self, values: Iterable[Any]) -> Any:
+        return functools.reduce(lambda left, right: self.emit(relax.op.add(left, right)), values)
+
+    def _list_leaves(self, total: Any) -> list[Any]:
+        """Return what a sum adds, through other sums that nothing else reads, in order."""
+        leaves, operands = [], list(reversed(total.args))
+        while operands:
+            operand = operands.pop()
+            value = self.flow.find_call_used_once(operand, _ADD)
+            if value is None:
+                leaves.append(operand)
+            else:
+                operands += reversed(value.args)
+        return leaves
+
+    def _analyze(self, leaf: Any, total: Any) -> _Term | None:
+        """Return what a term reads; None for terms that cannot be merged."""
+        shape = sizes_of(leaf)
+        if (
+            shape is None
+            or len(shape) < _MIN_RANK
+            or not same_sizes(shape, known_sizes(total))
+            or not ir.is_float32(leaf)
+            or self.flow.is_weight(leaf)
+        ):
+            return None
+        value: Any = self.flow.value_if_used_once(leaf)
+        axes = range(len(shape) - 2)
+        if ir.operator_name(value) in ir.CONVOLUTIONS:
+            return self._analyze_convolution(value)
+        data, scale = leaf, None
+        if ir.as_call(value, _MULTIPLY) is not None:
+            for factor, other in (value.args, reversed(value.args)):
+                channels = (shape[1], *(1 for _ in axes))
+                if self.flow.is_weight(factor) and ir.shape_of(factor) in (
+                    channels,
+                    (1, *channels),
+                ):
+                    data, scale = other, factor
+        data = self.flow.resolve(data)
+        ones = [1 for _ in axes]
+        return _Term(None, scale, data, begins=[0 for _ in axes], sizes=ones, gaps=ones)
+
+    def _analyze_convolution(self, conv: Any) -> _Term | None:
+        kind = ir.convolution_kind(conv)
+        if (
+            ir.shape_of(conv.args[1]) is None
+            or not ir.has_default_layouts(conv)
+            or not self.flow.is_weight(conv.args[1])
+            or self._is_quantized(conv.args[1])
+            or self._context.is_plain(kind)
+        ):
+            return None
+        attrs = conv.attrs
+        sizes = ir.known_shape(conv.args[1])[2:]
+        gaps = [
+            int(gap) if size > 1 else 1 for gap, size in zip(attrs.dilation, sizes, strict=True)
+        ]
+        begins = [-int(width) for width in list(attrs.padding)[: len(sizes)]]
+        data = self.flow.resolve(conv.args[0])
+        return _Term(conv=conv, scale=None, data=data, begins=begins, sizes=sizes, gaps=gaps)
+
+    def _is_quantized(self, weights: Any) -> bool:
+        """Return whether weights are bytes in the library, of which a sum would be float32."""
+        value: Any = self.flow.values.get(weights)
+        name = ir.operator_name(value)
+        return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))
+
+    def _place(self, base: _Term, term: _Term) -> list[int] | None:
+        """Return where the weights of a term begin within those of a convolution.
+
+        None if they cannot be part of them.
+        """
+        attrs = base.conv.attrs
+        strides = [int(stride) for stride in attrs.strides]
+        if term.conv is not None:
+            own = term.conv.attrs
+            is_alike = int(own.groups) == int(attrs.groups)
+            is_alike = is_alike and [int(stride) for stride in own.strides] == strides
+        else:
+            results, width = ir.known_shape(base.conv.args[1])[:2]
+            is_alike = set(strides) == {1} and width * int(attrs.groups) == results
+            is_alike = is_alike and results * width <= _MAX_ONES
+        return base.find_place(term) if is_alike else None
+
+    def _emit_weights(self, base: _Term, term: _Term, place: Sequence[int]) -> Any:
+        kernel = base.conv.args[1]
+        results, width, *sizes = ir.known_shape(kernel)
+        if term.conv is not None:
+            weights = self.visit_expr(term.conv.args[1])
+        else:
+            ones = np.zeros((results, width, *(1 for _ in sizes)), ir.dtype_of(kernel))
+            ones[range(results), np.arange(results) % width] = 1
+            weights = relax.const(ones)
+            if term.scale is not None:
+                scale = self.reshape(self.visit_expr(term.scale), [results, 1, *(1 for _ in sizes)])
+                weights = self.emit(relax.op.multiply(weights, scale))
+        after = [
+            size - begin - length
+            for size, begin, length in zip(sizes, place, term.sizes, strict=True)
+        ]
+        widths = [0, 0, 0, 0, *(width for pair in zip(place, after, strict=True) for width in pair)]
+        return self.emit(relax.op.nn.pad(weights, widths)) if any(widths) else weights
+
+
+# ---------------------------------------------------------------- weights for GPUs
+# A GPU computes a convolution as a matrix product over taps and channels (`schedules/gpu/products.py`). With the
+# channels of one tap after the other, threads find the place of a pixel and its padding once for many channels, and
+# load weights in vectors.
+
+# The depth of a tile: fewer channels do not fill one.
+_MIN_CHANNELS: Final = 16
+
+
+class TapWeightMover(MainRewriter):
+    """Moves the input channels of convolutions' weights, if they are many, behind several taps."""
+
+    OPERATORS = tuple(ir.CONVOLUTIONS)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        rank = ir.CONVOLUTIONS[ir.operator_name(call)]
+        attrs, layout = call.attrs, str(call.attrs.kernel_layout)
+        shape = ir.shape_of(call.args[1])
+        if (
+            not layout.startswith("OI")
+            or len(layout) != rank + 2
+            or shape is None
+            or shape[1] < _MIN_CHANNELS
+            or math.prod(shape[2:]) == 1
+            or not self.flow.is_weight(call.args[1])
+        ):
+            return None
+        data, weights = rewritten.args
+        axes = [0, *range(2, rank + 2), 1]
+        moved = self.emit(relax.op.permute_dims(weights, axes))
+        names = (
+            "strides",
+            "padding",
+            "dilation",
+            "groups",
+            "data_layout",
+            "out_layout",
+            "out_dtype",
+        )
+        kept = {name: getattr(attrs, name) for name in names}
+        kernel_layout = "".join(layout[axis] for axis in axes)
+        convolve = getattr(relax.op.nn, f"conv{rank}d")
+        return convolve(data, moved, kernel_layout=kernel_layout, **kept)

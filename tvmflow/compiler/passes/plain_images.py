@@ -1,0 +1,404 @@
+"""Pooling and resizing of plain images."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.contraction.machine import MIN_LANES, CpuModel
+from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, same_size, sizes_of
+from tvmflow.compiler.passes.reductions import parallel_loop
+from tvmflow.compiler.passes.rewriter import OPAQUE, TAKES_EPILOGUE, MainRewriter, TargetRewriter
+from tvmflow.compiler.tir_kernels import resize as operators
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.compiler.tir_kernels.resize import Interpolation, Steps
+from tvmflow.compiler.vector_code import MAX_STRIDE
+
+# ---------------------------------------------------------------- resizing
+# Tables have the source pixels and weights. One axis is resized after another where that is less work.
+
+RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
+"""The operators that resize images and volumes."""
+
+# TVM's nearest mode where a model names none.
+_DEFAULT_ROUNDING: Final = {"align_corners": "round"}
+
+
+# Pixels are repeated at all sizes where they are at these, of which the last one is beyond any image.
+_CHECKED_SOURCES: Final = (2, 3, 37, 65_536)
+_MAX_FACTOR: Final = 8
+
+
+class Resize(NamedTuple):
+    """A resize of a tensor: its mode, the axes that change, and the pixels of the result along them."""
+
+    mode: Interpolation
+    axes: tuple[int, ...]
+    sizes: tuple[IrSize, ...]
+
+
+def as_resize(call: relax.Call) -> Resize | None:
+    """Return the resize that a call is; None for other calls, and for modes without a table."""
+    if ir.operator_name(call) not in RESIZES or not all(map(ir.is_float32, (call, call.args[0]))):
+        return None
+    source, target, attrs = sizes_of(call.args[0]), sizes_of(call), call.attrs
+    if source is None or target is None or len(attrs.layout) != len(target):
+        return None
+    coordinates = attrs.coordinate_transformation_mode
+    rounding = attrs.rounding_method or _DEFAULT_ROUNDING.get(coordinates, "floor")
+    mode = Interpolation(
+        method=attrs.method,
+        coordinates=coordinates,
+        rounding=rounding,
+        cubic_alpha=float(attrs.cubic_alpha),
+        excludes_outside=bool(attrs.cubic_exclude),
+    )
+    axes = tuple(axis for axis, n in enumerate(target) if not same_size(n, source[axis]))
+    has_open = any(is_open(source[axis]) or is_open(target[axis]) for axis in axes)
+    if not operators.is_supported(mode) or (has_open and not operators.is_computed(mode)):
+        return None
+    return Resize(mode, axes, tuple(target[axis] for axis in axes))
+
+
+def emit_resize(rewriter: MainRewriter, data: Any, resize: Resize, is_last: bool = True) -> Any:
+    """Emit one kernel that resizes all axes; nothing can be fused with one whose result is resized again."""
+    steps = _find_steps(rewriter, resize, data)
+    axes = tuple(axis for axis in resize.axes if axis not in steps)
+    sources, sizes = known_sizes(data), dict(zip(resize.axes, resize.sizes, strict=True))
+    tables = [
+        table
+        for axis in axes
+        for table in _make_tables(rewriter, sources[axis], sizes[axis], resize.mode)
+    ]
+    function = functools.partial(operators.resize, axes=axes, steps=steps)
+    pattern = TAKES_EPILOGUE if is_last else OPAQUE
+    return rewriter.kernel(function, "resize", data, *tables, pattern=pattern)
+
+
+def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, Steps]:
+    """Return the steps of the pixels along each axis where they are even."""
+    sources = known_sizes(data)
+    return {
+        axis: steps
+        for axis, size in zip(resize.axes, resize.sizes, strict=True)
+        if (steps := _find_steps_along(rewriter, sources[axis], size, resize.mode)) is not None
+    }
+
+
+def _find_steps_along(
+    rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
+) -> Steps | None:
+    """Return the steps along an axis; of an open one only where each pixel is repeated, at all sizes."""
+    if not is_open(source) and not is_open(size):
+        return operators.find_steps(operators.find_taps(source, size, mode))
+    factor = next((n for n in range(2, _MAX_FACTOR + 1) if same_size(source * n, size)), None)
+    if factor is None:
+        return None
+    for number in {rewriter.numbers.size(source), *_CHECKED_SOURCES}:
+        steps = operators.find_steps(operators.find_taps(number, number * factor, mode))
+        if steps != Steps(number * factor, 0, 1, factor):
+            return None
+    return Steps(None, 0, 1, factor)
+
+
+def _make_tables(
+    rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
+) -> list[Any]:
+    """Return the tables of an axis: constants, or what a kernel computes from open sizes."""
+    if not is_open(source) and not is_open(size):
+        return [relax.const(table) for table in operators.find_taps(source, size, mode)]
+    function = functools.partial(operators.compute_taps, mode=mode)
+    tables = rewriter.kernel(function, "resize_tables", source, size, pattern=OPAQUE)
+    return [rewriter.emit(relax.TupleGetItem(tables, position)) for position in range(2)]
+
+
+class ResizeRewriter(MainRewriter):
+    """Converts the resizes that are left on plain float32 data to kernels with tables."""
+
+    OPERATORS = RESIZES
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        resize = as_resize(call)
+        source, target = self.numbers.shape(call.args[0]), self.numbers.shape(call)
+        if resize is None or source is None or target is None or self.flow.is_weight(call.args[0]):
+            return None
+        data, last = rewritten.args[0], len(target) - 1
+        if not resize.axes:
+            return data
+        # without tables, no axis is worth a pass over memory of its own
+        is_even = len(_find_steps(self, resize, data)) == len(resize.axes)
+        if last not in resize.axes or is_even:
+            return emit_resize(self, data, resize)
+        sizes = dict(zip(resize.axes, resize.sizes, strict=True))
+        # only the innermost axis is no vector: it comes when there are fewest rows
+        shrinking = [axis for axis in resize.axes if target[axis] < source[axis]]
+        order = shrinking + [axis for axis in reversed(resize.axes) if axis not in shrinking]
+        for axis in order:
+            step = Resize(resize.mode, (axis,), (sizes[axis],))
+            data = emit_resize(self, data, step, axis == order[-1])
+        return data
+
+
+# ---------------------------------------------------------------- pooling
+# Windows that overlap or reach beyond the image. Each row of a result is computed in two steps: its windows are first
+# reduced along columns, whose neighbors are the lanes of vectors, and then along rows. So 3×3 numbers take four
+# operations, not eight.
+
+_FLOAT: Final = "float32"
+_KINDS: Final = {"relax.nn.avg_pool2d": "avg", "relax.nn.max_pool2d": "max"}
+_MAX_ELEMENTS: Final = 1 << 31
+# So many numbers are reduced along columns before the first of them is read along a row: what was just stored in
+# two vectors is not yet to be loaded as one.
+_STRIP: Final = 2048
+# Windows of more rows are no sequence of additions, but a loop.
+_MAX_UNROLLED: Final = 16
+
+
+class PoolRewriter(TargetRewriter):
+    """Rewrites pooling of plain data that `find_pool` finds."""
+
+    OPERATORS = tuple(_KINDS)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        pool = find_pool(call)
+        if pool is None or self.flow.is_weight(call.args[0]):
+            return None
+        args = [rewritten.args[0]]
+        parameters = {"data": (pool.shape, _FLOAT)}
+        if pool.counts_inside:
+            args.append(relax.const(pool.inverse_counts()))
+            parameters["inverse"] = ((pool.columns.results,), _FLOAT)
+        parameters["out"] = (pool.result_shape, _FLOAT)
+        with define_flat_kernel("pool", parameters) as (builder, buffers):
+            named = dict(zip(parameters, map(T.buffer_proxy, buffers), strict=True))
+            _PoolEmitter(pool, self._cpu, named).emit()
+        name = f"{pool.kind}_pool2d"
+        return self.call_function(builder.get(), name, args, pool.result_shape)
+
+
+class Window(NamedTuple):
+    """The windows along one axis.
+
+    Attributes:
+        extent: The length of the data.
+        results: The number of windows.
+        size: The length of a window.
+        stride: The distance of two windows.
+        before: The padding before the data.
+    """
+
+    extent: int
+    results: int
+    size: int
+    stride: int
+    before: int
+
+    @property
+    def after(self) -> int:
+        """The number of places behind the data that the last window reads."""
+        return max(0, (self.results - 1) * self.stride + self.size - self.before - self.extent)
+
+    @property
+    def padded(self) -> int:
+        """The length of the data with its padding."""
+        return self.before + self.extent + self.after
+
+    def counts(self) -> np.ndarray[Any, Any]:
+        """Return how many numbers of the data each window has."""
+        start = np.arange(self.results) * self.stride - self.before
+        counts: np.ndarray[Any, Any]
+        counts = np.minimum(start + self.size, self.extent) - np.maximum(start, 0)
+        return counts
+
+
+class Pool(NamedTuple):
+    """A pooling operator.
+
+    Attributes:
+        kind: `avg` or `max`.
+        outer: The lengths of the axes of samples and channels.
+        rows: The windows along columns.
+        columns: The windows along rows.
+        counts_inside: Whether an average is one of the numbers inside of the image.
+    """
+
+    kind: str
+    outer: tuple[int, int]
+    rows: Window
+    columns: Window
+    counts_inside: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the data."""
+        return (*self.outer, self.rows.extent, self.columns.extent)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return (*self.outer, self.rows.results, self.columns.results)
+
+    def inverse_counts(self) -> np.ndarray[Any, Any]:
+        """Return by what the sums of whole columns are multiplied, for each window along a row."""
+        inverse: np.ndarray[Any, Any] = 1.0 / (self.rows.size * self.columns.counts())
+        return inverse.astype(np.float32)
+
+
+def find_pool(call: relax.Call) -> Pool | None:
+    """Return the pooling operator that a call is; None for those that TVM's kernels compute as fast.
+
+    These are of windows that neither overlap nor reach beyond the image.
+    """
+    kind = _KINDS[ir.operator_name(call)]
+    if not ir.is_float32(call):
+        return None
+    source, target, attrs = ir.shape_of(call.args[0]), ir.shape_of(call), call.attrs
+    layouts = {str(attrs.layout), str(attrs.out_layout) or "NCHW"}
+    if source is None or target is None or layouts != {"NCHW"}:
+        return None
+    if any(int(n) != 1 for n in attrs.dilation) or 0 in target:
+        return None
+    pads, sizes, strides = (
+        list(map(int, n)) for n in (attrs.padding, attrs.pool_size, attrs.strides)
+    )
+    rows, columns = (
+        Window(source[axis + 2], target[axis + 2], sizes[axis], strides[axis], pads[axis])
+        for axis in range(2)
+    )
+    counts_inside = kind == "avg" and not attrs.count_include_pad
+    outer = (source[0], source[1])
+    pool = Pool(kind, outer, rows, columns, counts_inside=counts_inside)
+    windows = (rows, columns)
+    if (
+        math.prod(pool.shape) >= _MAX_ELEMENTS
+        or columns.stride > MAX_STRIDE
+        # few results are no vectors
+        or columns.results < MIN_LANES
+        or columns.size > _MAX_UNROLLED
+        or any(min(window.counts()) <= 0 for window in windows)
+        # what sizes are rounded up for is no padding, which counts
+        or (attrs.ceil_mode and kind == "avg" and not counts_inside)
+    ):
+        return None
+    overlaps = rows.size > 1 and any(window.stride < window.size for window in windows)
+    return pool if overlaps or any(window.before or window.after for window in windows) else None
+
+
+class _PoolEmitter:
+    """Emits the kernel of a pooling operator, whose parameters are buffers with one index."""
+
+    def __init__(self, pool: Pool, cpu: CpuModel, buffers: dict[str, Any]) -> None:
+        self._pool, self._cpu, self._buffers = pool, cpu, buffers
+        is_average = pool.kind == "avg"
+        self._combine = tirx.Add if is_average else tirx.max
+        self._initial = T.float32(0 if is_average else -math.inf)
+
+    def emit(self) -> None:
+        """Emit a loop over strips of rows."""
+        pool = self._pool
+        results = pool.rows.results
+        height = max(1, min(results, _STRIP // pool.columns.padded))
+        strips = -(-results // height)
+        height = -(-results // strips)
+        planes = math.prod(pool.outer)
+        work = math.prod(pool.result_shape) * (pool.rows.size + pool.columns.size)
+        with parallel_loop(planes * strips, self._cpu.cores, work) as part:
+            plane, first = part // strips, part % strips * height
+            rows = height if results % height == 0 else tirx.min(height, results - first)
+            size = height * pool.columns.padded
+            strip = T.buffer_proxy(T.alloc_buffer((size,), _FLOAT, scope="local"))
+            self._pad(strip, height)
+            with T.serial(rows) as row:
+                self._reduce_columns(plane, first + row, strip, row * pool.columns.padded)
+            with T.serial(rows) as row:
+                self._reduce_row(plane, first + row, strip, row * pool.columns.padded)
+
+    def _pad(self, strip: Any, height: int) -> None:
+        """Emit what is beyond the image, on both sides of each row."""
+        columns = self._pool.columns
+        for start, count in ((0, columns.before), (columns.padded - columns.after, columns.after)):
+            if count:
+                with T.serial(height) as row, T.serial(count) as place:
+                    strip[row * columns.padded + start + place] = self._initial
+
+    def _reduce_columns(self, plane: Any, row: Any, strip: Any, target: Any) -> None:
+        rows, columns = self._pool.rows, self._pool.columns
+        start = row * rows.stride - rows.before
+
+        def load(y: Any, column: Any) -> Any:
+            return self._buffers["data"][(plane * rows.extent + y) * columns.extent + column]
+
+        def reduce_whole() -> None:
+            for column in self._iterate(columns.extent):
+                value = load(start, column)
+                for k in range(1, rows.size):
+                    value = self._combine(value, load(start + k, column))
+                strip[target + columns.before + column] = value
+
+        def reduce_part() -> None:
+            lowest, end = tirx.max(start, 0), tirx.min(start + rows.size, rows.extent)
+            for column in self._iterate(columns.extent):
+                strip[target + columns.before + column] = load(lowest, column)
+            with T.serial(end - lowest - 1) as k:
+                for column in self._iterate(columns.extent, overlaps=False):
+                    place = target + columns.before + column
+                    strip[place] = self._combine(strip[place], load(lowest + 1 + k, column))
+
+        if rows.size > _MAX_UNROLLED:
+            reduce_part()
+        elif not rows.before and not rows.after:
+            reduce_whole()
+        else:
+            is_whole = tirx.all(start >= 0, start + rows.size <= rows.extent)
+            with T.If(is_whole):
+                with T.Then():
+                    reduce_whole()
+                with T.Else():
+                    reduce_part()
+
+    def _reduce_row(self, plane: Any, row: Any, strip: Any, source: Any) -> None:
+        pool = self._pool
+        rows, columns = pool.rows, pool.columns
+        first = (plane * rows.results + row) * columns.results
+        factor = None
+        if pool.counts_inside and (rows.before or rows.after):
+            start = row * rows.stride - rows.before
+            count = tirx.min(start + rows.size, rows.extent) - tirx.max(start, 0)
+            factor = T.Bind(T.float32(rows.size) / tirx.Cast(_FLOAT, count))
+        for column in self._iterate(columns.results):
+            value = None
+            for k in range(columns.size):
+                loaded = strip[source + column * columns.stride + k]
+                value = loaded if value is None else self._combine(value, loaded)
+            if pool.counts_inside:
+                inverse = self._buffers["inverse"][column]
+                value = value * (inverse if factor is None else inverse * factor)
+            elif pool.kind == "avg":
+                value = value * T.float32(1 / (rows.size * columns.size))
+            self._buffers["out"][first + column] = value
+
+    def _iterate(self, length: int, *, overlaps: bool = True) -> Iterator[Any]:
+        """Emit a loop over vectors of a row; yield the places of one.
+
+        The last vector may overlap the one before it, and compute its numbers again, or else has fewer.
+        """
+        width = min(self._cpu.lanes, 1 << length.bit_length() - 1)
+        whole, rest = divmod(length, width)
+        with ExitStack() as loop:
+            count = whole + bool(rest and overlaps)
+            start: Any = 0
+            if count > 1:
+                start = loop.enter_context(T.serial(count)) * width
+                start = tirx.min(start, length - width) if rest and overlaps else start
+            yield start + loop.enter_context(T.vectorized(width))
+        if rest and not overlaps:
+            with T.serial(rest) as place:
+                yield whole * width + place

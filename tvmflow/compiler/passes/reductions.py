@@ -1,0 +1,416 @@
+"""Kernels for CPUs of reductions, scans and scatters, for which TVM has no schedule or a slow one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import tvm
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS
+from tvmflow.compiler.contraction.packed import iterate_vectors
+from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
+from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+
+# ---------------------------------------------------------------- reductions of whole tensors
+
+# Each of these gives the same of all numbers as of the results of rows of the same length. The mean
+# of rows of integers would be rounded, and the product of a row can be too large where that of all is not.
+_FLOATS: Final = frozenset({"float32", "float64"})
+_INTEGERS: Final = frozenset({"int32", "int64"})
+_SPLIT_DTYPES: Final = {
+    **dict.fromkeys(("relax.max", "relax.min", "relax.sum"), _FLOATS | _INTEGERS),
+    "relax.mean": _FLOATS,
+    "relax.prod": _INTEGERS,
+}
+_MIN_NUMBERS: Final = 2048
+# Up to this, one row is reduced as fast as any by the rule for rows.
+_MAX_SINGLE_ROW: Final = 1 << 16
+_MIN_ROW: Final = 64
+_MAX_ROW: Final = 8192
+_GOOD_ROW: Final = 1024
+_WHOLE_VECTORS: Final = 64
+
+
+class ReductionSplitter(MainRewriter):
+    """Splits reductions of a large tensor to one number in two: rows on all cores, then the few results."""
+
+    OPERATORS = tuple(_SPLIT_DTYPES)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        name = ir.operator_name(call)
+        shape, results = self.numbers.shape(call.args[0]), ir.shape_of(call)
+        if ir.dtype_of(call.args[0]) not in _SPLIT_DTYPES[name] or shape is None or results is None:
+            return None
+        numbers, last = math.prod(shape), len(shape) - 1
+        # a reduction of rows, of which there happens to be one
+        reduced = [int(axis) % len(shape) for axis in call.attrs.axis or ()]
+        is_row = last > 0 and reduced == [last] and shape[-1] <= _MAX_SINGLE_ROW
+        if math.prod(results) != 1 or numbers < _MIN_NUMBERS or is_row:
+            return None
+        [data] = rewritten.args
+        axes = _choose_axes(shape)
+        if axes is None:
+            row = _choose_row(numbers) if ir.shape_of(call.args[0]) is not None else None
+            if row is None:
+                return None
+            data, axes = self.reshape(data, [numbers // row, row]), [1]
+        reduce = getattr(relax.op, name.removeprefix("relax."))
+        result = self.emit(reduce(self.emit(reduce(data, axes))))
+        return relax.op.reshape(result, results) if results else result
+
+
+def _choose_axes(shape: Sequence[int]) -> list[int] | None:
+    """Return the last axes, if they make rows: kernels before the reduction can become part of it then."""
+    for first in reversed(range(1, len(shape))):
+        row = math.prod(shape[first:])
+        if row >= _MIN_ROW:
+            is_split = row <= _MAX_ROW and math.prod(shape[:first]) > 1
+            return list(range(first, len(shape))) if is_split else None
+    return None
+
+
+def _choose_row(numbers: int) -> int | None:
+    """Return the length of rows into which numbers can be divided, of whole vectors if possible."""
+
+    def rate(row: int) -> tuple[bool, float]:
+        return row % _WHOLE_VECTORS != 0, abs(math.log(row / _GOOD_ROW))
+
+    rows = range(_MIN_ROW, min(_MAX_ROW, numbers // 2) + 1)
+    return min((row for row in rows if numbers % row == 0), key=rate, default=None)
+
+
+# ---------------------------------------------------------------- argmax and argmin
+# TVM's reductions of pairs of number and place compare one number at a time. Here each lane keeps the first of the
+# largest numbers that it has seen, and its place. The last vector of a row overlaps the one before it: a number that
+# two lanes have seen has one place in both.
+
+# Whether it is the largest number whose place an operator returns.
+_PLACES: Final = {"relax.argmax": True, "relax.argmin": False}
+COMPARED_DTYPES: Final = {
+    "float32": "float32",
+    **dict.fromkeys(("int32", "int8", "uint8"), "int32"),
+}
+"""The dtype of data -> that in which they are compared."""
+# LLVM makes vectors of the unrolled comparisons of shorter rows.
+_MIN_LENGTH: Final = 16
+# The bits of a float32 number but its sign, and of infinity.
+_MAGNITUDE: Final = 0x7FFFFFFF
+_INFINITY: Final = 0x7F800000
+# So many vectors are compared side by side, if a row has some times as many.
+_MAX_WIDTH: Final = 4
+_MIN_STEPS: Final = 4
+
+
+class PlaceRewriter(TargetRewriter):
+    """Vectorizes `argmax` and `argmin` along the last axis, or along all axes, of fixed length.
+
+    Maxima of their results and 0, which no place is below, are dropped.
+    """
+
+    OPERATORS = (*_PLACES, "relax.maximum")
+
+    def __init__(self, mod: tvm.IRModule, context: Any) -> None:
+        super().__init__(mod, context)
+        self._places = self.new_memo()
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        name, result = ir.operator_name(call), sizes_of(call)
+        if name not in _PLACES:
+            places = self.resolve(rewritten.args[0]) if ir.is_zero(call.args[1]) else None
+            is_alone = result == sizes_of(call.args[0])
+            return places if is_alone and places in self._places else None
+        reduction = self._find(call, is_largest=_PLACES[name])
+        if reduction is None or result is None:
+            return None
+        kernel = make_place_kernel(reduction, result, self._cpu.cores, self._cpu.lanes)
+        args = [rewritten.args[0]]
+        places = self.call_function(kernel, name[6:], args, result, ir.dtype_of(call))
+        self._places[places] = True
+        return places
+
+    def _find(self, call: Any, *, is_largest: bool) -> PlaceReduction | None:
+        data, axis = call.args[0], call.attrs.axis
+        shape, typical = sizes_of(data), self.numbers.shape(data)
+        if not shape or not typical or 0 in typical or self.flow.is_weight(data):
+            return None
+        last = len(shape) - 1
+        if (
+            ir.dtype_of(data) not in COMPARED_DTYPES
+            or int(-1 if axis is None else axis) % len(shape) != last
+        ):
+            return None
+        first = 0 if axis is None else last
+        length = math.prod(typical[first:])
+        if any(map(is_open, shape[first:])) or not has_vectors(length, self._cpu.lanes):
+            return None
+        return PlaceReduction(
+            shape=shape,
+            rows=math.prod(shape[:first]),
+            length=length,
+            typical=math.prod(typical),
+            dtype=ir.dtype_of(data),
+            result_dtype=ir.dtype_of(call),
+            is_largest=is_largest,
+        )
+
+
+def has_vectors(length: int, lanes: int) -> bool:
+    """Return whether rows of this length are compared in vectors of so many lanes."""
+    return max(_MIN_LENGTH, lanes) <= length < 1 << 31
+
+
+class PlaceReduction(NamedTuple):
+    """The places of the largest or smallest numbers of rows, and these themselves.
+
+    Attributes:
+        shape: The shape of the data, which may be open but for the rows' length.
+        rows: The number of rows, which may be open.
+        length: The numbers of a row.
+        typical: About how many numbers there are.
+        dtype: Their dtype.
+        result_dtype: The dtype of the places; None if these are no result.
+        is_largest: Whether the largest numbers are looked for.
+        has_values: Whether the numbers are a result, before their places.
+        orders_nan: Whether NaN is greater than every number; else it is passed over.
+    """
+
+    shape: tuple[IrSize, ...]
+    rows: IrSize
+    length: int
+    typical: int
+    dtype: str
+    result_dtype: str | None
+    is_largest: bool
+    has_values: bool = False
+    orders_nan: bool = False
+
+    @property
+    def compared_dtype(self) -> str:
+        """The dtype of what is compared."""
+        return "int32" if self.orders_nan else COMPARED_DTYPES[self.dtype]
+
+    def key(self, number: Any) -> Any:
+        """Return what is compared in place of a number of the data."""
+        if not self.orders_nan or self.dtype != "float32":
+            return tirx.Cast(self.compared_dtype, number)
+        # no names for them: a loop that becomes a vector may have no bindings where sizes are open
+        bits = tirx.reinterpret("int32", number)
+        magnitude = bits & _MAGNITUDE
+        signed = tirx.Select(bits < 0, 0 - magnitude, magnitude)
+        return tirx.Select(magnitude > _INFINITY, tirx.const(_MAGNITUDE, "int32"), signed)
+
+    def is_beyond(self, a: Any, b: Any) -> Any:
+        """Return whether the first of two keys is found rather than the second."""
+        return a > b if self.is_largest else a < b
+
+
+def make_place_kernel(
+    reduction: PlaceReduction, result: tuple[IrSize, ...], cores: int, lanes: int
+) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are the data, and the numbers and places of shape `result`.
+
+    Of equal numbers the first one is found. The place in a row of nothing but NaN is 0. Vectors have `lanes` of 32 bits.
+    """
+    parameters = {"data": (reduction.shape, reduction.dtype)}
+    if reduction.has_values:
+        parameters["values"] = (result, reduction.dtype)
+    if reduction.result_dtype:
+        parameters["out"] = (result, reduction.result_dtype)
+    with define_flat_kernel("place_reduction", parameters) as (builder, buffers):
+        data, *results = map(T.buffer_proxy, buffers)
+        with parallel_loop(reduction.rows, cores, reduction.typical) as row:
+            place = T.Bind(_emit_row(reduction, data, row, lanes))
+            if reduction.has_values:
+                results[0][row] = data[row * reduction.length + place]
+            if reduction.result_dtype:
+                results[-1][row] = tirx.Cast(reduction.result_dtype, place)
+    return builder.get()
+
+
+def _emit_row(reduction: PlaceReduction, data: Any, row: Any, lanes: int) -> Any:
+    """Emit the search of a row; return the place of the number that is found."""
+    length, dtype = reduction.length, reduction.compared_dtype
+    width = lanes
+    while width < _MAX_WIDTH * lanes and length >= 2 * _MIN_STEPS * width:
+        width *= 2
+    best, places = (
+        T.buffer_proxy(T.alloc_buffer((width,), kind, scope="local")) for kind in (dtype, "int32")
+    )
+    limit = tirx.min_value(dtype) if reduction.is_largest else tirx.max_value(dtype)
+    if dtype == "float32":
+        limit = tirx.const(-math.inf if reduction.is_largest else math.inf, dtype)
+    with T.vectorized(width) as lane:
+        best[lane] = limit
+    with T.vectorized(width) as lane:
+        places[lane] = lane
+
+    def compare(start: Any) -> None:
+        with T.vectorized(width) as lane:
+            number, before = reduction.key(data[row * length + start + lane]), best[lane]
+            is_beyond = reduction.is_beyond(number, before)
+            places[lane] = tirx.Select(is_beyond, start + lane, places[lane])
+            best[lane] = tirx.Select(is_beyond, number, before)
+
+    with T.serial(length // width) as step:
+        compare(step * width)
+    if length % width:
+        compare(length - width)
+    while width > 1:
+        width //= 2
+        with T.vectorized(width) as lane:
+            a, b = best[lane], best[lane + width]
+            x, y = places[lane], places[lane + width]
+            is_beyond = reduction.is_beyond(b, a)
+            is_second = tirx.Or(is_beyond, tirx.And(tirx.EQ(a, b), y < x))
+            places[lane] = tirx.Select(is_second, y, x)
+            best[lane] = tirx.Select(is_beyond, b, a)
+    return places[0]
+
+
+# ---------------------------------------------------------------- scans
+# Cumulative sums and products, with the other axes in vectors.
+
+_SCANS: Final[Mapping[str, tuple[Callable[[Any, Any], Any], int]]] = {
+    "relax.cumsum": (tirx.Add, 0),
+    "relax.cumprod": (tirx.Mul, 1),
+}
+"""The operator -> the operation on two elements, and its neutral element."""
+# The totals of a part stay in so many vector registers.
+_SCAN_VECTORS: Final = 4
+
+
+class ScanRewriter(TargetRewriter):
+    """Rewrites cumulative operations; the axes behind theirs have fixed sizes."""
+
+    OPERATORS = tuple(_SCANS)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        data, attrs = call.args[0], call.attrs
+        shape, typical, dtype = sizes_of(call), self.numbers.shape(call), ir.dtype_of(call)
+        if attrs.axis is None or ir.dtype_of(data) != dtype or self.flow.is_weight(data):
+            return None
+        if not shape or not typical or 0 in typical:
+            return None
+        axis = int(attrs.axis) % len(shape)
+        if any(map(is_open, shape[axis + 1 :])):
+            return None
+        outer, length = math.prod(shape[:axis]), shape[axis]
+        inner = math.prod(shape[axis + 1 :])
+        function, initial = _SCANS[ir.operator_name(call)]
+        lanes = self._cpu.lanes
+
+        def emit_columns(buffers: Sequence[Any], start: Any, count: int) -> None:
+            """Emit the operation on columns next to each other, the first of which begins at `start`."""
+            source, out = buffers
+            totals = T.buffer_proxy(T.alloc_buffer((count,), dtype, scope="local"))
+            for column in iterate_vectors(count, lanes):
+                totals[column] = tirx.const(initial, dtype)
+            with T.serial(length) as k:
+                for column in iterate_vectors(count, lanes):
+                    place, before = start + k * inner + column, totals[column]
+                    total = function(before, source[place])
+                    if attrs.exclusive:
+                        out[place] = before
+                    totals[column] = total
+                    if not attrs.exclusive:
+                        out[place] = totals[column]
+
+        width = _SCAN_VECTORS * lanes
+        whole = inner // width
+        with define_flat_kernel("scan", {"data": (shape, dtype), "out": (shape, dtype)}) as (
+            builder,
+            parameters,
+        ):
+            buffers = list(map(T.buffer_proxy, parameters))
+            cores, elements = self._cpu.cores, math.prod(typical)
+            if whole:
+                with parallel_loop(outer * whole, cores, elements) as part:
+                    start = part // whole * (length * inner) + part % whole * width
+                    emit_columns(buffers, start, width)
+            if inner % width:
+                with parallel_loop(outer, cores, elements) as row:
+                    emit_columns(buffers, row * (length * inner) + whole * width, inner % width)
+        return self.call_function(builder.get(), "scan", [rewritten.args[0]], shape, dtype)
+
+
+def parallel_loop(extent: IrSize, cores: int, elements: int) -> Any:
+    """Emit a loop that several cores share where the work is worth it."""
+    is_parallel = cores > 1 and elements >= MIN_PARALLEL_ELEMENTS
+    return (T.parallel if is_parallel else T.serial)(extent)
+
+
+# ---------------------------------------------------------------- scatters
+# Rows of a tensor that are replaced, or combined with others, at computed indices.
+
+_COMBINATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "update": lambda _, update: update,
+    "add": tirx.Add,
+    "mul": tirx.Mul,
+    "min": tirx.min,
+    "max": tirx.max,
+}
+"""The name of a reduction -> the operation on an element and its update."""
+
+
+class ScatterRewriter(TargetRewriter):
+    """Rewrites scatters of rows of fixed length."""
+
+    OPERATORS = ("relax.scatter_nd",)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        data, indices, updates = call.args
+        shape, index_shape, updated = map(sizes_of, (data, indices, updates))
+        typical = [self.numbers.shape(tensor) or () for tensor in (data, indices)]
+        dtype, index_dtype = map(ir.dtype_of, (data, indices))
+        combine = _COMBINATIONS.get(str(call.attrs.reduction))
+        if (
+            all(map(self.flow.is_weight, call.args))
+            or not all(typical)
+            or not shape
+            or not index_shape
+            or updated is None
+            or any(0 in numbers for numbers in typical)
+            or is_open(index_shape[-1])
+            or any(map(is_open, shape[index_shape[-1] :]))
+            or index_dtype not in ("int32", "int64")
+            or combine is None
+            or ir.dtype_of(updates) != dtype
+            or not same_sizes(updated, (*index_shape[:-1], *shape[index_shape[-1] :]))
+        ):
+            return None
+        depth, lanes = int(index_shape[-1]), self._cpu.lanes
+        rows, width = math.prod(shape[:depth]), math.prod(shape[depth:])
+        is_large = width * math.prod(typical[1][:-1]) >= MIN_PARALLEL_ELEMENTS
+        # parts of whole vectors
+        counts = range(self._cpu.cores if is_large else 1, 0, -1)
+        parts = next(n for n in counts if n == 1 or not width % (n * lanes))
+        parameters = {
+            "data": (shape, dtype),
+            "indices": (index_shape, index_dtype),
+            "updates": ((*index_shape[:-1], *shape[depth:]), dtype),
+            "out": (shape, dtype),
+        }
+        # as many columns of all updates at a time as a core has: several of one row need no atomic operations
+        loop = T.parallel if parts > 1 else T.serial
+        with define_flat_kernel("scatter", parameters) as (builder, buffers), loop(parts) as part:
+            source, places, new, out = map(T.buffer_proxy, buffers)
+            start, count = part * (width // parts), width // parts
+            # all columns of all rows follow each other
+            row_count, row = (1, rows * width) if count == width else (rows, count)
+            with T.serial(row_count) as i:
+                for column in iterate_vectors(row, lanes):
+                    out[i * width + start + column] = source[i * width + start + column]
+            with T.serial(math.prod(index_shape[:-1])) as i:
+                target: Any = tirx.const(0, "int64")
+                for axis in range(depth):
+                    target = target * shape[axis] + places[i * depth + axis].astype("int64")
+                for column in iterate_vectors(count, lanes):
+                    place = target * width + start + column
+                    out[place] = combine(out[place], new[i * width + start + column])
+        return self.call_function(builder.get(), "scatter", rewritten.args, shape, dtype)
