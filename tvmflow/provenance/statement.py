@@ -130,9 +130,7 @@ class FinishedStage(NamedTuple):
         for name, identity in self.preimage["tools"].items():
             # A local version has a plus of its own.
             version, _, record = identity.rpartition("+")
-            # Results of earlier versions name packages that were absent.
-            if version:
-                yield Tool(name, version, record)
+            yield Tool(name, version, record)
 
 
 class Lineage(NamedTuple):
