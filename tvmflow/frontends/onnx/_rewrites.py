@@ -116,21 +116,22 @@ _Rewrite = Callable[[_Rewriting], str | None]
 
 def rewrite_nodes(model: ModelProto) -> ModelProto:
     """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
-    is_old = opset_of(model) < _MIN_OPSET
-    if is_old or _REWRITES.keys().isdisjoint(node.op_type for node in model.graph.node):
+    # Einsum is what it is in all opsets.
+    names = _REWRITES.keys() if opset_of(model) >= _MIN_OPSET else {"Einsum"}
+    if names.isdisjoint(node.op_type for node in model.graph.node):
         return model
     producers = {name: node for node in model.graph.node for name in node.output}
     context = _Context(opset_of(model), known_values(model), element_types(model), producers)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        nodes += _rewrite(node, context)
+        nodes += _rewrite(node, context) if node.op_type in names else [node]
     replace_nodes(model.graph, nodes)
     return model
 
 
 def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto]:
     is_microsoft = node.domain == "com.microsoft" and node.op_type in QOPERATORS | FUSED_OPERATORS
-    if node.op_type not in _REWRITES or not (is_standard(node) or is_microsoft):
+    if not (is_standard(node) or is_microsoft):
         return [node]
     rewriting = _Rewriting(node, context)
     # constants of the type of an operand wait until that is known
