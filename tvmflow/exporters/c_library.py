@@ -183,6 +183,7 @@ def write_library(
 
 
 def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
+    """Return the headers, the libraries and the weights, in a folder `<name>-c-library-weights`."""
     folder, weights = _weights_folder_name(request), f"{request.name}.weights"
     names = (*_libraries(request), weights, *_image_headers(request))
     return tuple(f"{folder}/{file}" for file in names if file)
@@ -199,6 +200,7 @@ def _libraries(request: ExportRequest) -> LibraryFiles:
 
 
 def _export_with_weights(built: BuiltModel, folder: Path) -> None:
+    """Write the weights, compile the C code, and write the libraries and the headers."""
     place = folder / _weights_folder_name(built.request)
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])
@@ -249,6 +251,7 @@ def _no_framework_reason(request: ExportRequest) -> str:
 
 
 def _framework_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the files of the framework, in a folder `<name>.xcframework`."""
     names = LibraryFiles.of(request.name, request.triple)
     headers = f"Headers/{request.name}"
     in_slice = (names.static, f"{headers}/{names.header}", f"{headers}/{_MODULE_MAP}")
@@ -257,6 +260,7 @@ def _framework_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_framework(built: BuiltModel, folder: Path) -> None:
+    """Write the framework: the same kernels for both, and C code that is compiled for each."""
     framework = folder / f"{built.name}.xcframework"
     names = LibraryFiles.of(built.name, built.request.triple)
     for part in _SLICES:

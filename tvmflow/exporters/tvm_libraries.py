@@ -83,6 +83,7 @@ def _system_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_system(built: BuiltModel, folder: Path) -> None:
+    """Write the library, and a header with its prefix and the model's inputs and outputs."""
     library, header = _system_files(built.request)
     objects = tuple(built.forms[form_names.SYSTEM_LIBRARY].values())
     archive_static(objects, folder / library, built.request.triple)
@@ -120,6 +121,7 @@ def _params_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_params(built: BuiltModel, folder: Path) -> None:
+    """Write library and weights, each in two forms: for tvmflow, and for TVM without it."""
     import tvm
 
     lean, library, safetensors, params = (folder / name for name in _params_files(built.request))
@@ -158,6 +160,7 @@ def _no_c_source_reason(request: ExportRequest) -> str:
 
 
 def _c_source_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>-c.tar.gz`."""
     return (f"{request.name}-c.tar.gz",)
 
 
