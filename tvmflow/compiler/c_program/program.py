@@ -377,11 +377,13 @@ class _Reader:
 
     def _read_function(self, call: Any, steps: list[Step]) -> Value:
         function = self._mod[call.op]
-        arguments = [self._read_value(argument, steps) for argument in call.args]
-        self._values.update(zip(function.params, arguments, strict=True))
         bound: dict[Any, Any] = {}
         for param, argument in zip(function.params, call.args, strict=True):
-            _match(_sizes_of_type(param.ty), _sizes_of_type(argument.ty), bound)
+            if ir.is_size(param):
+                bound[param] = argument
+            else:
+                self._values[param] = self._read_value(argument, steps)
+                _match(_sizes_of_type(param.ty), _sizes_of_type(argument.ty), bound)
         before = self._bound
         self._bound = {
             symbol: ir.replace_variables(size, before) if is_open(size) else size

@@ -218,9 +218,12 @@ def _split(node: _Rewriting) -> str | None:
     if not kind or sizes is None or sizes.all() or not sizes.any():
         return None
     for name in (name for name, size in zip(parts, sizes, strict=True) if not size):
-        if name not in known.shapes:
-            return None
-        node.constant(np.zeros(known.shapes[name], _numpy_dtype(kind)), output=name)
+        if name in known.shapes:
+            node.constant(np.zeros(known.shapes[name], _numpy_dtype(kind)), output=name)
+            continue
+        zero = node.constant(np.zeros(1, np.int64))
+        axis = node.constant(np.array([node.attributes.get("axis", 0)], np.int64))
+        node.add("Slice", node.name(0), zero, zero, axis, output=name)
     left = [name for name, size in zip(parts, sizes, strict=True) if size]
     others = node.constant(sizes[sizes > 0].astype(np.int64))
     operands, attributes = [node.name(0), others], node.omit("num_outputs")
