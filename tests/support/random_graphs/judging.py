@@ -228,11 +228,12 @@ _IGNORED_BY_EVALUATOR: Final = {
 def _list_peers(case: Case) -> list[Any]:
     """Return what may compute the outputs.
 
-    The reference evaluator concatenates the results of a Scan, which ONNX stacks, and ignores some
+    The reference evaluator concatenates the results of a Loop or Scan, which ONNX stacks, and ignores some
     attributes and operands of recurrent layers.
     """
     is_ignored = case.operator in ("GRU", "LSTM", "RNN") and case.attributes & _IGNORED_BY_EVALUATOR
-    return [run_reference, *([] if is_ignored or "Scan" in case.features else [run_evaluator])]
+    stacks = not case.features.isdisjoint({"Loop", "Scan"})
+    return [run_reference, *([] if is_ignored or stacks else [run_evaluator])]
 
 
 def _peer_outputs(model: onnx.ModelProto, feed: Feed, peer: Any) -> list[Array] | None:
