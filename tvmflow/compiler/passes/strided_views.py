@@ -109,10 +109,11 @@ def _view_of_call(
             part = _cut(view, before, axis, lambda places: np.take(places, [index], axis))
             return None if part is None else part.reshape(after)
         case "strided_slice":
-            axes = [int(axis) for axis in getattr(call.args[1], "fields", ())]
-            if len(axes) != 1:
-                return None
-            return _cut(view, before, axes[0], lambda places: read_slice(call, places))
+            sliced: StridedView | None = view
+            for axis in map(int, getattr(call.args[1], "fields", ())):
+                if sliced is not None:
+                    sliced = _cut(sliced, before, axis, lambda places: read_slice(call, places))
+            return sliced
         case _:
             return view.reshape(after)
 
@@ -125,13 +126,15 @@ def _cut(
     if is_open(sizes[axis]):
         return None
     line = np.arange(sizes[axis]).reshape([-1 if n == axis else 1 for n in range(len(sizes))])
+    # of as many places along other axes as there are, since they may be selected, too
+    shape = [1 if is_open(size) else size for size in sizes]
     try:
-        places = read(line)
+        places = read(np.broadcast_to(line, shape))
     except IndexError:
         return None
     if places is None or not places.size:
         return None
-    places = places.reshape(-1)
+    places = places[tuple(slice(None) if n == axis else 0 for n in range(places.ndim))]
     steps = np.unique(np.diff(places))
     if len(steps) > 1:
         return None
