@@ -232,7 +232,7 @@ def _list_peers(case: Case) -> list[Any]:
     attributes and operands of recurrent layers.
     """
     is_ignored = case.operator in ("GRU", "LSTM", "RNN") and case.attributes & _IGNORED_BY_EVALUATOR
-    stacks = not case.features.isdisjoint({"Loop", "Scan"})
+    stacks = not {"Loop", "Scan"}.isdisjoint(case.features)
     return [run_reference, *([] if is_ignored or stacks else [run_evaluator])]
 
 

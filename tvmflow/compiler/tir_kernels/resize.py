@@ -195,6 +195,8 @@ def compute_taps(
 
     def coordinate(i: Any) -> Any:
         x, wide, long = (value.astype("float32") for value in (i, source, size))
+        # TVM's LowerIntrin fails on a quotient of float32 if it knows limits of x (apache-tvm 0.27)
+        x = te.abs(x)
         ratio = long / wide if scale is None else _TIR.constant(scale)
         moved = _COORDINATES[mode.coordinates](_TIR, x, wide, long, ratio)
         if mode.coordinates in _FROM_FIRST:

@@ -15,7 +15,8 @@ from tvm import relax
 
 from tests.support.kernels import host_level
 from tests.support.onnx_models import agree, draw, frontend, model, open_session, save, value
-from tvmflow.compiler import lowering
+from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler.c_program.c_kernels import lower_kernels
 from tvmflow.compiler.open_sizes import OPEN_SIZES, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate, evaluate_shape, find_bounds
@@ -764,3 +765,22 @@ def test_reflected_samples_of_images_of_one_pixel(mode: str, tmp_path: Path) -> 
             load_open(made, tmp_path, dimensions)
         return
     agree_at(made, tmp_path, dimensions, [{"h": 7, "w": 12}, {"h": 1, "w": 5}, {"h": 1, "w": 1}])
+
+
+def test_pixels_of_a_quotient_become_c_functions(tmp_path: Path) -> None:
+    """TVM's analysis of quotients of float32 fails in a kernel of the C runtime alone."""
+    g = Graph()
+    scales = np.array([1, 1, 1.5, 2], np.float32)
+    how = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    inputs: Inputs = {"x": ([1, 2, "h", 1], "float32")}
+    made = g.made(inputs, {"y": g.add("Resize", "x", "", scales, **how)})
+    loaded = load_open(made, tmp_path, [Dimension("h", 1, 7)])
+    target = lowering.make_target(host_level())
+    lowered = lowering.lower(loaded.mod, target, LoweringOptions()).mod
+    scheduled = schedules.schedule_untuned(lowered, host_level(), 1).mod
+    kernels = {
+        variable: function.with_attr("global_symbol", str(variable.name_hint))
+        for variable, function in scheduled.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    }
+    assert len(lower_kernels(kernels, target).functions) == len(kernels)
