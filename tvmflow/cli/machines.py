@@ -335,12 +335,12 @@ class SchedulerOptions(Options):
 def worker(options: WorkerOptions) -> int:
     from tvmflow.engine.driver import find_scheduler
     from tvmflow.engine.remote_access import URL_VARIABLE
-    from tvmflow.executors import cluster_server
+    from tvmflow.executors import dask
 
     store = options.store.open()
     url = options.remote_url or os.environ.get(URL_VARIABLE, "")
     address = find_scheduler(options.scheduler)
-    worker_options = cluster_server.WorkerOptions(
+    worker_options = dask.WorkerOptions(
         scheduler=address,
         host=options.host,
         name=options.name,
@@ -348,14 +348,14 @@ def worker(options: WorkerOptions) -> int:
         store=store.root,
         remote_url=url,
     )
-    cluster_server.serve_worker(worker_options, lambda line: print_notes(options, line))
+    dask.serve_worker(worker_options, lambda line: print_notes(options, line))
     return EXIT_OK
 
 
 def scheduler(options: SchedulerOptions) -> int:
-    from tvmflow.executors import cluster_server
+    from tvmflow.executors import dask
 
-    cluster_server.serve_scheduler(
+    dask.serve_scheduler(
         options.host, options.port, tls=options.tls, notify=lambda line: print_notes(options, line)
     )
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""The executor that runs stages on a dask cluster.
+"""The executor that runs stages on a dask cluster, and the processes of one: scheduler and worker.
 
 Files go through the remote cache by digest; what crosses the wire to dask is small JSON. A worker
 that ends while it runs a stage costs that attempt: dask gives the stage to another one. The stage
@@ -7,24 +7,29 @@ itself runs in a child of the worker, so that a crash in native code is a result
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import signal
+import socket
 import threading
 import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core import codec, spans
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors
-from tvmflow.core.errors import EnvironmentProblem, Interrupted, StoreError, UsageError
+from tvmflow.core.errors import EXIT_OK, EnvironmentProblem, Interrupted, StoreError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.generated_text import shell_word
+from tvmflow.core.processes import kill_descendants
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.core.version import page_url
 from tvmflow.executors import Event, ExecutorContext, OnEvent, cluster_worker
@@ -458,8 +463,8 @@ class DaskCluster:
 
 
 def _connect(scheduler: str) -> Any:
-    distributed = import_distributed("--executor dask")
-    check_certificates(scheduler, "client")
+    distributed = _import_distributed("--executor dask")
+    _check_certificates(scheduler, "client")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -468,13 +473,13 @@ def _connect(scheduler: str) -> Any:
             )
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise EnvironmentProblem(
-            f"the scheduler {scheduler} does not answer: {first_line(error)}",
+            f"the scheduler {scheduler} does not answer: {_first_line(error)}",
             fix="start one with `tvmflow scheduler`, and give the address that it prints: "
             "tcp://HOST:PORT, or tls://HOST:PORT",
         ) from error
 
 
-def import_distributed(user: str) -> Any:
+def _import_distributed(user: str) -> Any:
     """Import dask's package, whose own log says nothing: tvmflow reports each problem in one message.
 
     The message names the `user` when it is not installed.
@@ -489,12 +494,12 @@ def import_distributed(user: str) -> Any:
     return distributed
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def check_certificates(address: str, role: str) -> None:
+def _check_certificates(address: str, role: str) -> None:
     """Check that dask has the certificates that an address needs.
 
     An address `tls://…` needs those of a role: `client`, `worker` or `scheduler`.
@@ -524,3 +529,208 @@ def check_certificates(address: str, role: str) -> None:
 def _first_lines(lines: list[str]) -> list[str]:
     more = len(lines) - _MAX_LISTED
     return lines[:_MAX_LISTED] + ([f"and {more} more"] if more > 0 else [])
+
+
+# ---------------------------------------------------------------- processes of a cluster
+
+
+Notify = Callable[[str], None]
+"""Shows a message to the user."""
+
+# A stage is not tried on more workers than this, however long the scheduler has run.
+_ALLOWED_FAILURES: Final = 2
+_RETRY_S: Final = 2.0
+_END_S: Final = 1.2
+_DEATH_TIMEOUT_S: Final = 30.0
+# dask's page of metrics has any port, so that two processes of one machine do not clash
+_LOCAL_METRICS: Final = "127.0.0.1:0"
+
+
+class WorkerOptions(NamedTuple):
+    """The options of a worker that joins a cluster.
+
+    `host` is the address of this machine for others: None for the one that dask finds. `slots` is the number of stages
+    that it runs at a time. `remote_url` is the remote cache as this machine reaches it; empty for the one of a run.
+    """
+
+    scheduler: str
+    host: str | None
+    name: str | None
+    slots: int
+    store: str
+    remote_url: str
+
+
+# ---------------------------------------------------------------- scheduler
+
+
+def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
+    """Run a scheduler until it is interrupted.
+
+    Raises:
+        EnvironmentProblem: when it cannot serve at this address.
+    """
+    distributed = _import_for_server()
+    if tls:
+        _check_certificates("tls://", "scheduler")
+
+    async def serve(stopped: asyncio.Event) -> None:
+        try:
+            scheduler = await distributed.Scheduler(
+                host=host,
+                port=port,
+                protocol="tls" if tls else "tcp",
+                dashboard=False,
+                dashboard_address=_LOCAL_METRICS,
+                allowed_failures=_ALLOWED_FAILURES,
+            )
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            raise EnvironmentProblem(
+                f"cannot start a scheduler at {host}:{port}: {error}",
+                fix="give another --port; for --tls dask's configuration must name the certificates",
+            ) from error
+        notify(f"scheduler at {scheduler.address}; start workers with")
+        notify(f"  tvmflow worker --scheduler {scheduler.address}")
+        async with scheduler:
+            await stopped.wait()
+
+    asyncio.run(_serve_until_interrupted(serve))
+
+
+# ---------------------------------------------------------------- worker
+
+
+def serve_worker(options: WorkerOptions, notify: Notify) -> None:
+    """Run a worker until it is interrupted; when the scheduler goes away, wait for it."""
+    distributed = _import_for_server()
+    _check_certificates(options.scheduler, "worker")
+    name = options.name or f"{socket.gethostname()}-{os.getpid()}"
+    worker = _Worker(distributed, options._replace(name=name), notify)
+    asyncio.run(_serve_until_interrupted(worker.serve))
+
+
+class _Worker:
+    """A worker that joins the scheduler again and again."""
+
+    def __init__(self, distributed: Any, options: WorkerOptions, notify: Notify) -> None:
+        self._distributed = distributed
+        self._options = options
+        self._notify = notify
+        self._description = cluster_worker.describe_this_host()
+
+    async def serve(self, stopped: asyncio.Event) -> None:
+        scheduler, is_waiting = self._options.scheduler, False
+        while not stopped.is_set():
+            try:
+                nanny = await self._start_nanny()
+            except (OSError, RuntimeError, ValueError, TypeError, asyncio.TimeoutError) as error:
+                if not is_waiting:
+                    self._notify(
+                        f"the scheduler {scheduler} does not answer ({_describe_cause(error)}); "
+                        "trying again until it does"
+                    )
+                is_waiting = True
+                await _pause(stopped)
+                continue
+            is_waiting = False
+            self._notify(self._describe())
+            await _until_ended(nanny, stopped)
+            if not stopped.is_set():
+                self._notify(f"the scheduler {scheduler} is gone; waiting for it")
+                await _pause(stopped)
+        self._notify(f"worker {self._options.name} has ended")
+
+    async def _start_nanny(self) -> Any:
+        """Start dask's nanny, which starts the worker's process, and starts it again when it dies."""
+        options = self._options
+        environment = {cluster_worker.STORE_VARIABLE: options.store}
+        if options.remote_url:
+            environment[cluster_worker.REMOTE_VARIABLE] = options.remote_url
+        own_address = await _find_own_address(options.scheduler)
+        return await self._distributed.Nanny(
+            options.scheduler,
+            nthreads=options.slots,
+            name=options.name,
+            # without one, dask listens on all networks of this machine
+            host=options.host or own_address,
+            resources=cluster_worker.offered_resources(self._description),
+            # the memory of stages is not the worker's own
+            memory_limit=0,
+            death_timeout=_DEATH_TIMEOUT_S,
+            silence_logs=logging.CRITICAL,
+            env=environment,
+            dashboard=False,
+            dashboard_address=_LOCAL_METRICS,
+        )
+
+    def _describe(self) -> str:
+        options, description = self._options, self._description
+        return (
+            f"worker {options.name} of {options.scheduler}: {description.host}; "
+            f"{options.slots} at a time; apache-tvm {description.tools['apache-tvm']}; "
+            f"store {options.store}"
+        )
+
+
+async def _find_own_address(scheduler: str) -> str:
+    """Return the address by which this machine reaches the scheduler."""
+    host, _, port = scheduler.partition("://")[2].rpartition(":")
+    connection = asyncio.open_connection(host.strip("[]"), int(port))
+    _, writer = await asyncio.wait_for(connection, _RETRY_S)
+    address = str(writer.get_extra_info("sockname")[0])
+    writer.close()
+    return address
+
+
+async def _until_ended(nanny: Any, stopped: asyncio.Event) -> None:
+    async with nanny:
+        waits = [asyncio.ensure_future(nanny.finished()), asyncio.ensure_future(stopped.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+# ---------------------------------------------------------------- both
+
+
+async def _pause(stopped: asyncio.Event) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(stopped.wait(), _RETRY_S)
+
+
+async def _serve_until_interrupted(
+    serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
+) -> None:
+    """Serve until SIGINT or SIGTERM, then end in order if that takes no longer than `_END_S`."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _stop, stopped)
+    await serve(stopped)
+
+
+def _stop(stopped: asyncio.Event) -> None:
+    if not stopped.is_set():
+        stopped.set()
+        # dask waits for other machines when it ends
+        timer = threading.Timer(_END_S, _end)
+        timer.daemon = True
+        timer.start()
+
+
+def _end() -> None:
+    kill_descendants(os.getpid())
+    os._exit(EXIT_OK)
+
+
+def _import_for_server() -> Any:
+    # inherited by the process that dask starts, which configures its logging as it is imported
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
+    return _import_distributed("this")
+
+
+def _describe_cause(error: BaseException) -> str:
+    # dask's own message is about its process, and the reason is its cause
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_line(error)
