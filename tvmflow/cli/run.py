@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from tvmflow.engine.driver import Driver, DriverSettings
     from tvmflow.engine.progress import Printer
     from tvmflow.engine.report import RunReport
-    from tvmflow.engine.run_records import Recording
-    from tvmflow.engine.stage_logs import WorkerLogs
+    from tvmflow.engine.run_records import Recording, WorkerLogs
     from tvmflow.executors import Event
     from tvmflow.pages.content import Change
     from tvmflow.planning.decisions import PlanState
@@ -342,7 +341,7 @@ def open_driver(
 
     from tvmflow.engine.driver import Driver, Observer
     from tvmflow.engine.progress import Printer
-    from tvmflow.engine.stage_logs import WorkerLogs
+    from tvmflow.engine.run_records import WorkerLogs
 
     has_best = bool(command) and prepared.is_plain
     printer = Printer(

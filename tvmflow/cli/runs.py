@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from tvmflow.core.types import Json
     from tvmflow.engine.kernel_details import BuiltLibrary, ChosenTrials, KernelDetails, KernelRow
     from tvmflow.engine.report import StageReport
-    from tvmflow.engine.run_records import RunRecord
-    from tvmflow.engine.stage_logs import StageLog
+    from tvmflow.engine.run_records import RunRecord, StageLog
     from tvmflow.stages.build import KernelCode
     from tvmflow.store.local import LocalStore
 
@@ -199,8 +198,7 @@ def _name_recipes(recipes: Sequence[str]) -> str:
 
 
 def logs(options: LogsOptions) -> int:
-    from tvmflow.engine.run_records import read_run
-    from tvmflow.engine.stage_logs import find_logs, follow, read_text
+    from tvmflow.engine.run_records import find_logs, follow, read_run, read_text
     from tvmflow.store.leases import active_runs
 
     store = options.store.locate()

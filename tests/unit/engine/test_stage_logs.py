@@ -9,8 +9,7 @@ import pytest
 
 from tvmflow.core.errors import UsageError
 from tvmflow.engine.report import RunReport, StageReport
-from tvmflow.engine.run_records import RunRecord, read_run, record_run
-from tvmflow.engine.stage_logs import find_logs, follow, read_text
+from tvmflow.engine.run_records import RunRecord, find_logs, follow, read_run, read_text, record_run
 from tvmflow.store.local import LocalStore
 
 

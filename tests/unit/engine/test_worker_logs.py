@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from tvmflow.engine import stage_logs
-from tvmflow.engine.stage_logs import WorkerLogs
+from tvmflow.engine import run_records
+from tvmflow.engine.run_records import WorkerLogs
 
 
 def started(stage: str, log: Path) -> dict[str, object]:
@@ -40,7 +40,7 @@ def test_lines_are_copied_with_their_stage(tmp_path: Path) -> None:
 def test_lines_are_copied_when_they_are_complete(tmp_path: Path) -> None:
     """A log need not exist yet, and a line may be written in two parts."""
     path = tmp_path / "log"
-    log = stage_logs._GrowingLog(path)
+    log = run_records._GrowingLog(path)
     assert log.read_lines() == []
     path.write_text("a\nb")
     assert log.read_lines() == ["a"]
