@@ -43,8 +43,7 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.quantize.facts import QuantizeFacts
-from tvmflow.stages.tune import TuneFacts
-from tvmflow.stages.tune_settings import find_ledger_key
+from tvmflow.stages.tune import TuneFacts, find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import ActionRecord, DamagedBlob, LocalStore
 from tvmflow.tuning.ledger import Ledger

@@ -48,7 +48,7 @@ from tvmflow.stages import (
 )
 from tvmflow.stages.base import find_facts
 from tvmflow.stages.pick_best import PickBestFacts
-from tvmflow.stages.tune_settings import find_ledger_key
+from tvmflow.stages.tune import find_ledger_key
 from tvmflow.store.addresses import HUB, parse_hub_file, scheme_of, without_secrets
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.source_files import find_snapshot

@@ -34,7 +34,7 @@ from tvmflow.stages.base import (
     no_files,
 )
 from tvmflow.stages.runtime_choice import choose_runtime
-from tvmflow.stages.tune_settings import TrialSettings, measured_threads
+from tvmflow.stages.tune import TrialSettings, measured_threads
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_usable_cpus

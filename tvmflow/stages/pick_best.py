@@ -30,13 +30,14 @@ from tvmflow.stages.base import (
 )
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import choose_runtime
-from tvmflow.stages.tune import TuneFacts, list_single
-from tvmflow.stages.tune_settings import (
+from tvmflow.stages.tune import (
     NO_SEARCH,
     FinalistSettings,
     NoSearchSettings,
     PickBestSettings,
+    TuneFacts,
     is_measured_by_driver,
+    list_single,
     measured_threads,
 )
 from tvmflow.targets.backends import backend_for

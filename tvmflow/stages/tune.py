@@ -2,39 +2,181 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tvmflow.compiler.options import schedules_version
+from tvmflow.core import packages
 from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages.base import KnownFacts, StageContext, StageTraits, name_some, no_files
-from tvmflow.stages.tune_settings import (
-    NO_SEARCH,
-    NoSearchSettings,
-    SearchSettings,
-    TuneSettings,
-    is_measured_by_driver,
-    measured_threads,
+from tvmflow.runtime.bundles import VM
+from tvmflow.stages.base import (
+    KnownFacts,
+    Settings,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    name_some,
+    no_files,
 )
+from tvmflow.stages.runtime_choice import choose_runtime
+from tvmflow.targets import devices
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_cpus, count_usable_cpus
-from tvmflow.tuning.budget import ROOFLINE_SHARE, Task, TrialForecast, forecast_trials
-from tvmflow.tuning.ledger import target_key
+from tvmflow.targets.tvm_target import with_threads
+from tvmflow.tuning.budget import ROOFLINE_SHARE, BudgetRules, Task, TrialForecast, forecast_trials
+from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
 from tvmflow.tuning.ledger_folders import read_records
 from tvmflow.tuning.tuning_job import WorkloadFacts, search_name
 
 if TYPE_CHECKING:
     from tvmflow.tuning.tuning_job import TuningResult
+
+
+class TrialSettings(StageSettings):
+    """The machine that measures trials; `remote` is how to reach its devices where they are behind RPC.
+
+    `threads` are those that kernels run with; none for code that uses no threads of the CPU. `by_driver` tells that
+    kernels are measured in C libraries, which launch them by the driver of their device.
+    """
+
+    schedules: int
+    target: dict[str, Json]
+    threads: int | None = None
+    device: dict[str, str]
+    remote: dict[str, Json] | None = None
+    by_driver: bool = False
+
+    @property
+    def measured_target(self) -> dict[str, Json]:
+        """TVM's target of the search, with the number of threads: the one that trials are kept for."""
+        return with_threads(self.target, self.threads)
+
+    @property
+    def measured_devices(self) -> tuple[str, ...]:
+        """The device whose kernels are timed, unless it is behind RPC."""
+        return () if self.remote else (self.device["kind"],)
+
+
+class SearchSettings(Settings):
+    """The budget, how to search and how to measure; see `recipe.Tune`.
+
+    `interim` is a part of a longer search, after which what it found so far is delivered; the first
+    part has 0 minutes.
+    """
+
+    trials: int
+    minutes: float | None
+    trials_per_task: int | None
+    patience: int | None
+    min_gain: float
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    seed: int
+    strategy: str
+    cost_model: str
+    number: int
+    repeat: int
+    min_repeat_ms: int
+    trial_timeout_s: float
+    flush_cache: bool
+    finalists: int
+    interim: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """False if it takes the best of the trials that the ledger has."""
+        return self.minutes != 0
+
+    @property
+    def budget_rules(self) -> BudgetRules:
+        """The limits of the budget."""
+        return BudgetRules(
+            trials=self.trials,
+            trials_per_task=self.trials_per_task,
+            patience=self.patience,
+            min_gain=self.min_gain,
+            minutes=self.minutes,
+        )
+
+
+class TuneSettings(TrialSettings):
+    """The search; `unmeasurable_reason` says why nothing can be measured for the target."""
+
+    tune: SearchSettings
+    unmeasurable_reason: str = ""
+
+
+class FinalistSettings(Settings):
+    """Options of measuring, and the least share of time in kernels with a schedule; see `recipe.Tune`."""
+
+    number: int
+    min_repeat_ms: int
+    flush_cache: bool
+    trial_timeout_s: float
+    min_coverage: float | None = None
+
+
+class PickBestSettings(TrialSettings):
+    """The measurement of finalists, and what executes the whole library."""
+
+    tune: FinalistSettings
+    runtime: str
+
+
+class NoTrials(Settings):
+    """A budget of 0."""
+
+    trials: Literal[0]
+
+
+class NoSearchSettings(StageSettings):
+    """No search; nothing else matters then."""
+
+    tune: NoTrials
+
+
+NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
+
+
+def measured_threads(target: ResolvedTarget) -> int | None:
+    """Return the number of threads that a target's kernels are measured with; None for a GPU."""
+    return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None
+
+
+def is_measured_by_driver(recipe: Recipe, target: ResolvedTarget) -> bool:
+    """Return whether kernels are launched by a driver on this machine, without TVM's runtime."""
+    has_executor = bool(backend_for(target.tvm).EXECUTOR)
+    return has_executor and not target.remote and choose_runtime(recipe, target) != VM
+
+
+def find_ledger_key(preimage: Mapping[str, Json]) -> str:
+    """Return the name of the ledger's folder for the trials of a search; empty where nothing was searched.
+
+    Args:
+        preimage: That of the key of `tune`.
+    """
+    settings = preimage.get("settings", {})
+    if "target" not in settings:
+        return ""
+    target = with_threads(settings["target"], settings.get("threads"))
+    return target_key(target, preimage["tools"]["apache-tvm"], settings["device"])
+
+
+# ---------------------------------------------------------------- the stage
+
 
 NAME: Final = "tune"
 
@@ -176,10 +318,8 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Tun
     if isinstance(settings, NoSearchSettings):
         (context.out / RECORDS).write_text("{}")
         return _make_facts(0, None, TuningResult((), "budget", 0.0, []))
-    from tvmflow.stages import _search
-
     tasks = load_tasks(context.inputs, settings.tune)
-    ledger, result = _search.search(settings, context, tasks)
+    ledger, result = search(settings, context, tasks)
     if settings.tune.measures:
         _check_any_trial_worked(result.workloads)
     ledgers = {task.key: ledger.workload(task.key) for task in tasks}
@@ -207,6 +347,106 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Tun
     )
     facts = _make_facts(settings.tune.trials, settings.threads, result)
     return facts._replace(banned=tuple(banned))
+
+
+def search(
+    settings: TuneSettings, context: StageContext, tasks: Sequence[Task]
+) -> tuple[Ledger, TuningResult]:
+    """Search schedules for the tasks, and return the ledger with all trials."""
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.tuning import measure, measurer, roofline, rpc_device
+    from tvmflow.tuning.search import Tuning
+    from tvmflow.tuning.tuning_job import SearchOptions, WorkClock
+
+    if settings.unmeasurable_reason:
+        raise StageError(
+            f"nothing can be measured for this target on this machine: {settings.unmeasurable_reason}",
+            fix="set tune.trials to 0 for it, or tune on a machine that can run it",
+        )
+    tune, tvm_build, host = settings.tune, packages.identity("apache-tvm"), read_host()
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
+    _describe_workloads(ledger, tasks)
+    measure_context = measurer.MeasureContext(
+        target=settings.measured_target,
+        device=settings.device,
+        rules_version=settings.schedules,
+        locks=context.locks,
+        tvm=tvm_build,
+        host={
+            "arch": host.arch,
+            "model": host.model,
+            "cores": host.cores,
+            **({"threads": settings.threads} if settings.threads else {}),
+        },
+        log=context.work / "trials.log",
+        clock=WorkClock(),
+        by_driver=settings.by_driver,
+    )
+    options = SearchOptions(
+        rules=tune.budget_rules,
+        seed=tune.seed,
+        strategy=tune.strategy,
+        cost_model=tune.cost_model,
+        timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
+        trial_timeout_s=tune.trial_timeout_s,
+        schedules=settings.schedules,
+    )
+    # both before the search starts its threads: what the children need, and the server they fork from
+    measure.load_compiler(
+        settings.target, runs=settings.remote is None, by_driver=settings.by_driver
+    )
+    with ForkServer.fork() as fork_server:
+        remote: measurer.Measurer | None = None
+        if settings.remote:
+            remote = rpc_device.RemoteMeasurer(
+                measure_context,
+                options.timing,
+                options.trial_timeout_s,
+                fork_server,
+                rpc_device.RpcEndpoint.from_settings(settings.remote),
+                context.work,
+            )
+
+        def measure_roofline() -> roofline.Roofline | None:
+            # a GPU and a remote device have none
+            if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
+                return None
+            with contextlib.ExitStack() as stack:
+                with measure_context.clock.waiting():
+                    stack.enter_context(devices.exclusive(context.locks, settings.device))
+                outcome = fork_server.call(
+                    roofline.measure_roofline,
+                    {
+                        "target": settings.measured_target,
+                        "rules_version": measure_context.rules_version,
+                    },
+                    timeout_s=tune.trial_timeout_s,
+                    log=measure_context.log,
+                )
+            if outcome.kind != "ok" or outcome.value["gflops"] is None:
+                return None
+            bandwidths = tuple((size, speed) for size, speed in outcome.value["bandwidths"])
+            return roofline.Roofline(outcome.value["gflops"], bandwidths)
+
+        tuning = Tuning(
+            *(tasks, options, measure_context, ledger, fork_server, context.emit, remote),
+            measure_roofline=measure_roofline,
+        )
+        with measure_context.clock.ticking():
+            return ledger, tuning.run()
+
+
+def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
+    """Describe workloads whose kernel the ledger lacks."""
+    import tvm
+
+    from tvmflow.tuning.workloads import shapes_text
+
+    for task in tasks:
+        if not ledger.description(task.key).name or ledger.kernel(task.key) != task.mod:
+            buffers = shapes_text(tvm.ir.load_json(task.mod))
+            description = WorkloadDescription(task.name, task.flops, buffers)
+            ledger.describe(task.key, description, task.mod)
 
 
 def _describe_threads(facts: TuneFacts) -> list[str]:
@@ -402,8 +642,7 @@ def explain(facts: TuneFacts) -> list[str]:
 
 
 # ---------------------------------------------------------------- tuned kernels
-# The kernels that `tune` is for, and how many of their trials the ledger has already. Imports no
-# TVM.
+# The kernels that `tune` is for, and how many of their trials the ledger has already.
 
 
 def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:

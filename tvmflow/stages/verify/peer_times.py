@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.frontends.peers import PEERS, open_peer
@@ -21,9 +20,6 @@ from tvmflow.stages.verify.reference_run import Case
 from tvmflow.stages.verify.verdict import ComparedRuntime, Verdict
 from tvmflow.stages.verify_settings import LOCAL, CompareSettings
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
-
-if TYPE_CHECKING:
-    pass
 
 
 def compare_settings(

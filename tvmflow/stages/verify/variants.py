@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array
@@ -31,10 +31,6 @@ from tvmflow.stages.verify.sizes import SizeOutputs
 from tvmflow.stages.verify.verdict import LevelVerdict, SizeVerdict, SweepVerdict, Verdict
 from tvmflow.stages.verify_settings import LOCAL, LevelSettings, VerifySettings
 from tvmflow.targets.c_runtime.levels import variable
-
-if TYPE_CHECKING:
-    pass
-
 
 _SECONDS_BESIDE_FIXED: Final = 5.0
 # Of outputs at many sizes, some are small by chance; what a wrong tail computes is further off.
