@@ -60,8 +60,8 @@ from tvmflow.stages.runtime_choice import (
     run_location,
     vm_reason,
 )
+from tvmflow.stages.verify.latency import device_of
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS
-from tvmflow.stages.verify.peer_times import device_of
 from tvmflow.stages.verify.verdict import LATENCY as MAX_LATENCY
 from tvmflow.stages.verify.verdict import MEMORY as MAX_MEMORY
 from tvmflow.stages.verify.verdict import VERSUS as MAX_VS

@@ -32,8 +32,7 @@ from tvmflow.frontends.inputs import (
 from tvmflow.frontends.mxnet import list_epochs
 from tvmflow.frontends.pytorch import is_factory
 from tvmflow.recipe import ModelSource, Recipe
-from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_files import Problem, parse_yaml, write_yaml
+from tvmflow.recipe.yaml_files import Problem, parse_yaml, validate, write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
 from tvmflow.targets.backends.cuda.gpu import detect_gpu

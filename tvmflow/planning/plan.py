@@ -20,7 +20,7 @@ from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageSettings, StageTraits
 from tvmflow.stages.images import DATA, LABELS, UNKEYED_LABELS, is_table
 from tvmflow.stages.quantize.data import CALIBRATION
-from tvmflow.stages.verify.peer_times import compare_settings
+from tvmflow.stages.verify.latency import compare_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 

@@ -33,8 +33,7 @@ from tvmflow.frontends.base import InputProblem
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.sections import Release, Retune
 from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
-from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_files import Document, Loc, Problem, read_yaml
+from tvmflow.recipe.yaml_files import Document, Loc, Problem, read_yaml, validate
 from tvmflow.stages import STAGES, export, pipeline_stages, required_stages, tune
 from tvmflow.store.addresses import is_address
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget

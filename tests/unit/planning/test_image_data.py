@@ -15,9 +15,9 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends.base import InputRequest, ModelInput, ModelOutput
-from tvmflow.planning import data_files
-from tvmflow.planning.data_files import ImageFiles, Signature, list_images, read_signature
+from tvmflow.planning import prepare
 from tvmflow.planning.decisions import PlanState
+from tvmflow.planning.prepare import ImageFiles, Signature, list_images, read_signature
 from tvmflow.planning.recipes import LoadedRecipe, Pipeline, PlannedRecipe
 from tvmflow.store import file_digests
 from tvmflow.store.file_digests import FileDigests
@@ -222,7 +222,7 @@ def test_labels_are_read_when_a_run_is_planned(folder: Path) -> None:
 
 def test_without_pillow_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
-    monkeypatch.setattr(data_files, "is_pillow_installed", lambda: False)
+    monkeypatch.setattr(prepare, "is_pillow_installed", lambda: False)
     assert "pip install 'tvmflow[images]'" in problem(folder)
 
 
