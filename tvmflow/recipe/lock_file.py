@@ -16,8 +16,7 @@ from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.file_kinds import LOCK, check_kind
 from tvmflow.core.schema import ClosedModel, FormatVersion, field_error
 from tvmflow.core.types import Json
-from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_files import read_yaml
+from tvmflow.recipe.yaml_files import read_yaml, validate
 from tvmflow.tuning import traces
 from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import trial_id

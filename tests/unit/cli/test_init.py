@@ -24,8 +24,7 @@ from tvmflow.frontends.base import ModelInput
 from tvmflow.planning.new_recipe import Choices, Model, name_of, write_recipe
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.recipe import Recipe
-from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_files import parse_yaml
+from tvmflow.recipe.yaml_files import parse_yaml, validate
 from tvmflow.targets.backends.cuda.gpu import Gpu, GpuDetection
 
 MODELS = Path(__file__).resolve().parents[3] / "recipes" / "models"

@@ -20,8 +20,7 @@ from tvmflow.core.types import Json
 from tvmflow.planning.recipes import PipelineFile, load_recipe
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.lock_file import LockFile
-from tvmflow.recipe.validation import strip_annotation, validate
-from tvmflow.recipe.yaml_files import Document, Loc, dotted
+from tvmflow.recipe.yaml_files import Document, Loc, dotted, strip_annotation, validate
 
 Edit = tuple[str, str]
 
