@@ -21,11 +21,15 @@ from tvmflow.frontends.peers import PEERS
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import verify
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify import latency, peer_times
+from tvmflow.stages.verify import latency
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
 from tvmflow.stages.verify.inputs import ImportedModel, ReferenceOutputs, read_imported_model
-from tvmflow.stages.verify.latency import make_latency
-from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
+from tvmflow.stages.verify.latency import (
+    add_compared,
+    add_reference_time,
+    compare_settings,
+    make_latency,
+)
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun
 from tvmflow.stages.verify.verdict import ComparedRuntime, Verdict
 
@@ -198,7 +202,7 @@ def compare_with(
             raise opened
         yield opened
 
-    monkeypatch.setattr(peer_times, "open_peer", open_peer)
+    monkeypatch.setattr(latency, "open_peer", open_peer)
     monkeypatch.setattr(latency, "settle", lambda: None)
     # samples are not the model's
     files = {role: tmp_path / role for role in ("data", "data/cat.png")}
@@ -277,7 +281,7 @@ def test_the_reference_is_measured_in_turns_with_the_library(
 ) -> None:
     """By the rule for other runtimes, also where it is one of these: then once, in the process that runs already."""
     monkeypatch.setattr(latency, "settle", lambda: None)
-    monkeypatch.setattr(peer_times, "open_peer", None)
+    monkeypatch.setattr(latency, "open_peer", None)
     calls: list[str] = []
     library, timed = Turns("l", 1e-3, calls), cast(Any, Turns("r", 20e-3, calls))
     results = ReferenceOutputs(DATA, [{"y": feed["x"]} for feed in DATA.batches], {})

@@ -15,18 +15,18 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.samples import make_samples
-from tvmflow.stages.verify import comparison, verdict_text
+from tvmflow.stages.verify import compare_sizes, comparison, verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
-from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
-from tvmflow.stages.verify.reference_run import ReferenceRun
-from tvmflow.stages.verify.sizes import (
+from tvmflow.stages.verify.inputs import (
+    ReferenceOutputs,
     SizeOutputs,
     Sizes,
     choose_sizes,
+    load_samples,
     make_element_count,
     read_dimensions,
 )
-from tvmflow.stages.verify.variants import compare_sizes
+from tvmflow.stages.verify.reference_run import ReferenceRun
 from tvmflow.stages.verify.verdict import SizeVerdict, Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 

@@ -1,4 +1,4 @@
-"""Latencies that `verify` measures: of a library, of its variants and of the reference; and gates."""
+"""Latencies that `verify` measures: a library, its variants, other runtimes, the reference; gates."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final, cast
 
+from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import size_text
 from tvmflow.core.statistics import (
     MIN_PAIRS,
@@ -20,12 +21,15 @@ from tvmflow.core.statistics import (
     summarize,
 )
 from tvmflow.core.types import Array, Feed
-from tvmflow.recipe.sections import QUANTITIES
+from tvmflow.frontends.peers import PEERS, open_peer
+from tvmflow.recipe import Recipe
+from tvmflow.recipe.sections import AUTO, FIXED, QUANTITIES
 from tvmflow.runtime import bundles
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.choose import read_choices
 from tvmflow.stages.lower import LOWERED_ROLE
+from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.libraries import (
     UNTIMED_REASONS,
     Library,
@@ -33,6 +37,7 @@ from tvmflow.stages.verify.libraries import (
     Timed,
     TimedLibrary,
 )
+from tvmflow.stages.verify.reference_run import Case
 from tvmflow.stages.verify.verdict import (
     LATENCY,
     MEMORY,
@@ -46,8 +51,9 @@ from tvmflow.stages.verify.verdict import (
     Speedup,
     Verdict,
 )
-from tvmflow.stages.verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.verify_settings import LOCAL, CompareSettings, VerifySettings
 from tvmflow.targets.devices import CPU, exclusive
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
@@ -514,3 +520,117 @@ def _check_versus(limit: float, runtime: ComparedRuntime) -> GateResult:
     interval = 1 / speedup["high"], 1 / speedup["low"]
     name, count = runtime["name"], speedup["pairs"]
     return _judge(limit, 1 / speedup["median"], interval, count=count, note=name)
+
+
+# ---------------------------------------------------------------- other runtimes
+# Each runs in its own process: how it agrees with the reference, and how fast it is.
+
+
+def compare_settings(
+    recipe: Recipe, target: ResolvedTarget | PartitionedTarget
+) -> CompareSettings | None:
+    """Return the runtimes that a library is timed beside, and those that could be and are not installed."""
+    requested, limited = recipe.verify.compare, tuple(recipe.verify.max_vs)
+    if not requested and not limited:
+        return None
+    if requested != (AUTO,):
+        runtimes = tuple(dict.fromkeys(n for n in (*requested, *limited) if n != FIXED))
+        return CompareSettings(runtimes=runtimes, fixed=FIXED in requested)
+    suitable = [
+        name
+        for name, peer in PEERS.items()
+        if not peer.unsupported_reason(recipe.model.kind, device_of(target))
+    ]
+    runtimes = tuple(name for name in suitable if PEERS[name].is_installed())
+    return CompareSettings(
+        runtimes=runtimes, missing=tuple(name for name in suitable if name not in runtimes)
+    )
+
+
+def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
+    """Return the kind of device that a target runs on; a partitioned one runs on the CPU, too."""
+    return "cpu" if isinstance(target, PartitionedTarget) else str(target.device["kind"])
+
+
+def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
+    """Time the reference in turns with the library, unless it is one of the requested runtimes."""
+    requested = case.settings.compare.runtimes if case.settings.compare else ()
+    reference = case.reference.timed if case.reference else None
+    if library.timed is None or reference is None:
+        return
+    if any(PEERS[name].is_reference for name in requested):
+        return
+    feed = {spec.name: case.data.batches[0][spec.name] for spec in library.inputs}
+    with exclusive_devices(case.settings, case.context):
+        peer_feed = {**feed, **case.model.bound}
+        times = measure_peer(library.timed, feed, reference, peer_feed, is_requested=False)
+    verdict["latency"]["reference"] = make_latency(times.second)
+    verdict["reference_speedup"] = make_speedup(times)
+
+
+def add_compared(verdict: Verdict, library: Library, case: Case) -> None:
+    """Compare the requested runtimes with the reference, and time them beside the library."""
+    compare, run_on = case.settings.compare, case.settings.run_on
+    if compare is None or not (compare.runtimes or compare.missing):
+        return
+    compared: dict[str, ComparedRuntime] = {}
+    for name in compare.runtimes:
+        if library.timed is None:
+            compared[name] = _not_timed(name, UNTIMED_REASONS[run_on])
+        elif run_on != LOCAL:
+            compared[name] = _not_timed(name, "it would run on another machine than the library")
+        else:
+            compared[name] = _run(name, library.timed, library, case)
+    for name in compare.missing:
+        traits = PEERS[name].traits
+        compared[name] = _not_timed(name, f"it is not installed ({traits.install})")
+    verdict["compared"] = compared
+
+
+def _not_timed(name: str, reason: str) -> ComparedRuntime:
+    return {"name": PEERS[name].traits.name, "not_timed": reason}
+
+
+def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRuntime:
+    """Compare a runtime with the reference, and time it and the library in turns.
+
+    A model that it rejects is no failure of the library.
+    """
+    settings, context, model, data, reference = case
+    scratch = context.work / name
+    scratch.mkdir(exist_ok=True)
+    own_feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
+    running = reference.timed if reference and PEERS[name].is_reference else None
+    try:
+        with (
+            exclusive_devices(settings, context),
+            contextlib.nullcontext(running)
+            if running
+            else open_peer(
+                name,
+                model.files,
+                model.inputs,
+                model.outputs,
+                threads=settings.threads,
+                precision=settings.precision,
+                scratch=scratch,
+            ) as peer,
+        ):
+            if peer.note:
+                return _not_timed(name, peer.note)
+            runtime: ComparedRuntime = {"name": peer.name}
+            if reference is not None:
+                outputs = [peer.run_as_timed({**feed, **model.bound}) for feed in data.batches]
+                runtime["outputs"] = comparison.compare_batches(
+                    outputs[0], outputs, reference.results.outputs, data, reference.tolerance
+                )
+            limit = settings.verify.max_vs.get(name)
+            times = measure_peer(timed, own_feed, peer, {**own_feed, **model.bound}, limit)
+            return {
+                **runtime,
+                "latency": make_latency(times.second),
+                "library": make_latency(times.first),
+                "speedup": make_speedup(times),
+            }
+    except (StageError, EnvironmentProblem) as error:
+        return _not_timed(name, str(error))

@@ -27,12 +27,14 @@ from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
     ImportedModel,
     ReferenceOutputs,
+    SizeOutputs,
+    Sizes,
+    choose_representatives,
     draw_inputs,
     is_finite,
     limit_draws,
     run_reference_on,
 )
-from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, choose_representatives
 from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
