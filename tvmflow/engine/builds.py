@@ -235,10 +235,7 @@ def _list_parts(stages: Iterable[StageReport]) -> Iterator[tuple[str, str]]:
 
 
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
-    """Return a build with what its stages say.
-
-    Stages are by name, those of a part by `NAME/PART`.
-    """
+    """Return a build with what its stages say, which are by name, those of a part by `NAME/PART`."""
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
     imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())

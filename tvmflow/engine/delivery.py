@@ -75,10 +75,7 @@ def deliver(
 def deliver_verdicts(
     plan: Plan, verdicts: Mapping[str, str], store: LocalStore, dist: str
 ) -> list[str]:
-    """Deliver the verdicts on rejected libraries; the libraries themselves stay out of `dist`.
-
-    `verdicts` has the digest of the verdict of each rejecting stage, by stage id.
-    """
+    """Deliver the verdicts on rejected libraries, by digests; the libraries themselves stay out of `dist`."""
     paths = []
     for delivery in plan.deliveries:
         if delivery.stage_id in verdicts:

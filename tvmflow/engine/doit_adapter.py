@@ -90,10 +90,7 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
 
 @contextlib.contextmanager
 def _without_plugins() -> Iterator[None]:
-    """Keep doit from looking for plug-ins.
-
-    No run uses one, and to find them it reads the metadata of all packages three times.
-    """
+    """Keep doit from looking for plug-ins: it would read the metadata of all packages three times."""
     before = plugin.entry_points_impl
     plugin.entry_points_impl = lambda: lambda **_: ()
     try:

@@ -56,10 +56,7 @@ class BuiltLibrary(NamedTuple):
 
 
 def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLibrary]:
-    """Return the libraries that some stages have built.
-
-    The stages are those of a run, or the up-to-date ones of a plan; `command` makes what is missing.
-    """
+    """Return the libraries that some stages have built; `command` makes what is missing."""
     known = [stage for stage in stages if stage.facts]
     reported = ReportedFacts(known)
     libraries = []
@@ -104,10 +101,7 @@ def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) 
 
 
 def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
-    """Return the name of the kernel in each library that has it, by the library's name.
-
-    The name may be the beginning that no other kernel of these libraries has.
-    """
+    """Return the name of the kernel, or the only one that begins so, in each library that has it."""
     names = {library.name: _list_names(library) for library in libraries}
     known = list(dict.fromkeys(kernel for kernels in names.values() for kernel in kernels))
     matches = [kernel for kernel in known if kernel == name] or [
@@ -349,10 +343,7 @@ class KernelRow(NamedTuple):
 def list_kernel_rows(
     built: BuildFacts, facts: KnownFacts, workload_names: Mapping[str, str] = MappingProxyType({})
 ) -> list[KernelRow]:
-    """Return the kernels of a build, the slowest first.
-
-    `workload_names` has the workload of a kernel that is the same as another's.
-    """
+    """Return the kernels of a build, the slowest first; `workload_names` has those of equal kernels."""
     rules = {name: rule for rule, names in built.schedule_rules.items() for name in names}
     calls = list_kernel_calls(facts)
     shares = {kernel.name: kernel.share for kernel in list_kernel_shares(facts)}

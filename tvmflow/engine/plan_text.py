@@ -154,10 +154,7 @@ def add_up(estimates: Iterable[Estimate]) -> Total:
 
 
 def list_past_runs(spec: StageSpec, store: LocalStore) -> tuple[list[ActionRecord], Basis]:
-    """Return what the store keeps of the last run of a stage, or else of the same stage for other targets.
-
-    Results that were fetched say how long another machine took, and are left out.
-    """
+    """Return what the store keeps of the last run of a stage here, or else of the stage for other targets."""
     own = _read_last(spec.recipe, [spec.label], store)
     if own:
         return own, "same stage"

@@ -135,10 +135,7 @@ class LiveRegion:
         return os.terminal_size((max(size.columns - 1, 1), max(size.lines - 1, 1)))
 
     def draw(self, lines: Sequence[Line], above: str = "") -> None:
-        """Replace the lines, in one write.
-
-        Lines that do not fit are left out; `above` them, complete lines of text stay.
-        """
+        """Replace the lines that fit, in one write; `above` them, complete lines of text stay."""
         columns, height = self.size
         fitted = [fit_line(line, columns) for line in lines[:height]]
         content = "\x1b[K\n".join(render_line(line, color=self._color) for line in fitted)
@@ -193,10 +190,7 @@ class StageProgress:
 
 
 class RunProgress:
-    """All stages of a run, in the order of the plan.
-
-    Times are those of any clock that only the caller reads.
-    """
+    """All stages of a run, in the order of the plan. Times are those of any clock of the caller."""
 
     def __init__(self) -> None:
         self.stages: dict[str, StageProgress] = {}
@@ -553,10 +547,7 @@ _WIDEST_RANGE: Final = 2.5
 
 
 def draw_run(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return the lines that show a run.
-
-    Of more than `height` lines, those that matter least are left out; `now` is the time of the clock of `progress`.
-    """
+    """Return at most `height` lines that show a run at a time of its clock, those that matter most."""
     details = [_draw_running(stage, columns, now) for stage in progress.running]
     head = _draw_head(progress, columns, now)
     room = height - 1 - sum(map(len, details))

@@ -57,10 +57,7 @@ class ComparedLibrary(NamedTuple):
 
 
 def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[ComparedLibrary, ...]:
-    """Return the libraries of every recipe that has several which a user may want to compare.
-
-    That is a recipe with several variants, or with several targets for one machine.
-    """
+    """Return the libraries of recipes with several variants, or with several targets for one machine."""
     specs = {spec.id: spec for spec in plan.stages}
     origins = {origin.recipe: origin for origin in plan.origins}
     by_path: dict[str, list[ComparedLibrary]] = {}

@@ -347,10 +347,7 @@ class RunHistory(NamedTuple):
 
 
 def list_runs(store: LocalStore, limit: int | None = None) -> RunHistory:
-    """Return the last runs of a store, the last one first.
-
-    The store may not exist.
-    """
+    """Return the last runs of a store, which may not exist, the last one first."""
     runs: list[RunRecord] = []
     damaged: list[tuple[str, str]] = []
     for name in reversed(list_ids(store)):

@@ -63,10 +63,7 @@ def make_graph(plan: Plan, decisions: Mapping[str, Decision]) -> PlanGraph:
 
 
 def list_edges(needs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """Yield the edges from a stage to one that needs it, without those that a longer way implies.
-
-    For each stage, in topological order, `needs` has the stages that it needs.
-    """
+    """Yield the edges from stages to those that need them, but for those that a longer way implies."""
     ancestors: dict[str, set[str]] = {}
     for stage_id, needed in needs.items():
         befores = list(dict.fromkeys(needed))
@@ -225,10 +222,7 @@ def to_svg(graph: PlanGraph) -> str:
 def draw_stages(
     nodes: Sequence[Node], edges: Sequence[tuple[str, str]], width: int, heading: int = 0
 ) -> Drawing:
-    """Return the drawing of a graph of stages in topological order, each `width` pixels wide.
-
-    `heading` is the height of the line with the name of a recipe, above its stages; none for 0.
-    """
+    """Return the drawing of a graph in topological order; `heading` is the height of recipes' names."""
     columns = _find_columns(nodes, edges)
     rows, headings, bottom = _find_rows(nodes, columns, heading)
     places = {
@@ -263,10 +257,7 @@ def _find_columns(nodes: Sequence[Node], edges: Iterable[tuple[str, str]]) -> di
 def _find_rows(
     nodes: Sequence[Node], columns: Mapping[str, int], heading: int
 ) -> tuple[dict[str, float], dict[str, float], int]:
-    """Return the top of each node, the baseline of each recipe's heading, and the height of all.
-
-    Each target has rows of its own; what its recipe's targets share is in their middle.
-    """
+    """Return the top of each node, the baseline of each recipe's heading, and the height of all."""
     rows: dict[str, float] = {}
     headings: dict[str, float] = {}
     top = _MARGIN

@@ -87,10 +87,7 @@ class ExecutedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class StageExecution:
-    """The execution of one stage; those of a run may run in several threads.
-
-    With `again`, the stage runs also if its result is there, which is replaced.
-    """
+    """The execution of one stage, in any thread; with `again`, a result that is there is replaced."""
 
     context: RunContext
     spec: StageSpec
@@ -309,10 +306,7 @@ class StageRuns:
     def run(
         self, spec: StageSpec, plan: Plan, state: PlanState, reason: str, *, again: bool = False
     ) -> str:
-        """Run a stage, report how that ended, and return the reason when it failed.
-
-        Afterwards, the state of the plan has the result; `again` runs the stage also if that is there.
-        """
+        """Run a stage, with `again` also if its result is there, and return the reason when it failed."""
         try:
             key, artifacts = state.keys[spec.id], state.artifacts
             executed = StageExecution(
@@ -521,10 +515,7 @@ def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
 def ban_schedules(
     faults: list[dict[str, Json]], spec: StageSpec, plan: Plan, state: PlanState
 ) -> str:
-    """Ban the schedules that are to blame; return the stage that must choose again, or nothing.
-
-    A locked run bans nothing: its schedules are those of the lock file.
-    """
+    """Ban the schedules to blame, unless the run is locked; return the stage that must choose again."""
     search = _find_makers(spec, plan).get(tune.NAME)
     culprits = [fault for fault in faults if fault.get("trial")]
     is_locked = any(stage.pinned for stage in plan.stages if stage.recipe == spec.recipe)

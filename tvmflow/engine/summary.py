@@ -113,10 +113,7 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
 
 
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield the warnings of builds, their table, details of a few, and the headline.
-
-    Details are the slowest kernels, what quantization cost and won, and what was never exercised.
-    """
+    """Yield warnings of builds, their table, details of a few (kernels, quantization), and the headline."""
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
     if measured:
@@ -345,10 +342,7 @@ def verdict_text(build: Build) -> str:
 
 
 def _speed_text(build: Build) -> str:
-    """Return how fast a library is: beside the fastest other runtime, else untuned, else in seconds.
-
-    Of one that was rejected nothing is said: what computes wrong numbers is not fast.
-    """
+    """Return how fast a library is, unless rejected: beside the fastest other runtime, untuned, or alone."""
     if build.verdict == _REJECTED:
         return ""
     peer = choose_peer(build)

@@ -273,10 +273,7 @@ class CriticalChain(NamedTuple):
 
 
 def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Return when each stage ends with so many workers, and the stage whose end let it begin.
-
-    Of those that may begin, the first one in the order of the mapping does, which is topological.
-    """
+    """Return when each stage ends with so many workers, and the stage whose end let it begin."""
     order = {stage: place for place, stage in enumerate(work)}
     left = {stage: len(item.needs) for stage, item in work.items()}
     needed_by: dict[str, list[str]] = {stage: [] for stage in work}

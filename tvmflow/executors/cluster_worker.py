@@ -259,10 +259,7 @@ class WorkerTask:
 
 
 def run_stage(request: dict[str, Json]) -> dict[str, Json]:
-    """Run a stage to its end: called by dask with a StageRequest as JSON.
-
-    The StageResponse is JSON, too; problems of this machine are a result that names the worker.
-    """
+    """Run a stage to its end: called by dask with a StageRequest as JSON; a StageResponse is returned so."""
     task, started = WorkerTask(str(request["token"])), time.monotonic()
     task.send({"begun": task.worker})
     try:

@@ -231,10 +231,7 @@ _MAX_WORKERS: Final = 3
 
 
 class RemoteStage:
-    """A stage that was submitted to the cluster.
-
-    `events` and `workers` are filled by dask's thread: progress, and the workers that began it.
-    """
+    """A stage that was submitted to the cluster; dask's thread fills `events` and `workers`."""
 
     def __init__(self, cluster: DaskCluster, call: StageCall, request: StageRequest) -> None:
         self.events: deque[Event] = deque()
@@ -480,10 +477,7 @@ def _connect(scheduler: str) -> Any:
 
 
 def _import_distributed(user: str) -> Any:
-    """Import dask's package, whose own log says nothing: tvmflow reports each problem in one message.
-
-    The message names the `user` when it is not installed.
-    """
+    """Import dask's package, without its log; a message names the `user` when it is not installed."""
     try:
         import distributed
     except ImportError as missing:

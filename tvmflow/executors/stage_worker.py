@@ -16,10 +16,7 @@ from tvmflow.stages.base import StageContext, parse_settings
 
 
 def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
-    """Run the stage of a StageCall (as JSON), and return its facts.
-
-    Its decisions go to stderr, which is the stage's log file here.
-    """
+    """Run the stage of a StageCall (as JSON), and return its facts; decisions go to stderr, its log."""
     logs.configure(logging.DEBUG)
     file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
     spans.report_spans(emit)

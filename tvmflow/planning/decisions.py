@@ -87,10 +87,7 @@ class PlanState:
         return decision
 
     def find_result(self, spec: StageSpec, artifacts: Mapping[str, Artifact]) -> Artifact | None:
-        """Return the result that a stage would have, if it is in the store.
-
-        It follows from these results of the stages that it needs.
-        """
+        """Return the result that follows from these results of other stages, if it is in the store."""
         return self.store.find(*self._compute_key(spec, artifacts))
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:

@@ -25,10 +25,7 @@ _NO_SOURCE = (".pyc", "~", ".swp")
 
 
 def describe_environment() -> str:
-    """Return a text that changes whenever the environment of a plan may have changed.
-
-    The host's CPU is not in it: `targets.host` reads it.
-    """
+    """Return a text that changes whenever the environment of a plan may have changed, but for the CPU."""
     own = sorted(name for name in os.environ if name.startswith("TVMFLOW_"))
     names = [*_VARIABLES, *(name for name in own if not name.startswith(_SECRET))]
     lines = [f"{name}={without_password(os.environ.get(name, '-'))}" for name in names]

@@ -80,10 +80,7 @@ def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
 
 
 def _with_added(name: str) -> list[str]:
-    """Return a stage of a pipeline with the stages that are planned along with it.
-
-    Each comes after those that it needs.
-    """
+    """Return a stage of a pipeline with those that are planned along, each after those that it needs."""
     return [other for other, stage in STAGES.items() if name in (other, *stage.TRAITS.added_with)]
 
 

@@ -484,10 +484,7 @@ def _plan_recipe(
     sources: SourceFiles,
     query: Query,
 ) -> tuple[list[PlannedRecipe], list[Path]]:
-    """Return a recipe, or its variants, with stages, targets and model files.
-
-    The files that were read are returned, too.
-    """
+    """Return a recipe, or its variants, with stages, targets and model files; and all files read."""
     pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
     # A pipeline of that name may be created in a folder that is searched first.
     pipeline_name = request.pipeline or recipe.recipe.pipeline
@@ -623,10 +620,7 @@ class ImageFiles(NamedTuple):
 
 
 def list_mismatches(planned: PlannedRecipe, inputs: Iterable[TensorSpec]) -> Iterator[str]:
-    """Yield where the preprocessing of a recipe does not fit its inputs.
-
-    The model may have told their shapes.
-    """
+    """Yield where the preprocessing of a recipe does not fit its inputs, as far as shapes are known."""
     specs = {spec.name: spec for spec in inputs}
     for name, spec in planned.recipe.inputs.items():
         if spec.image is None:

@@ -203,10 +203,7 @@ def _find_pipelines(name: str, base: Path) -> list[Path]:
 
 
 def _pipeline_folders() -> list[Path]:
-    """Return the folders of named pipelines.
-
-    They are those of the current folder, the project, the installed package and the checkout.
-    """
+    """Return the folders of named pipelines: here, in the project, the installed package, the checkout."""
     project = Path(shortest_path(find_project().root))
     packaged = map(Path, list_packaged_paths("pipelines"))
     return list(dict.fromkeys([Path("pipelines"), project / "pipelines", *packaged]))

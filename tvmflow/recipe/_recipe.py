@@ -500,10 +500,7 @@ class Recipe(ClosedModel):
         return self.model_copy(update=overrides)
 
     def _runtime_of_parts(self) -> Runtime:
-        """Return the runtime that the parts have unless they name one.
-
-        Outputs of the whole may consist of C libraries.
-        """
+        """Return the runtime of parts that name none; outputs of the whole may consist of C libraries."""
         forms = {
             PARTITIONED_EXPORTERS[name].FORM
             for name in self.outputs

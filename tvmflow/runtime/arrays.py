@@ -161,10 +161,7 @@ def match_inputs(
 
 
 def _is_dense(value: Any, spec: TensorSpec) -> bool:
-    """Return whether a value is an array as kernels read it, with the shape and dtype of a tensor.
-
-    Open sizes are checked for all inputs at once, elsewhere.
-    """
+    """Return whether a value is an array as kernels read it; open sizes are checked elsewhere."""
     import numpy as np
 
     return (
@@ -208,10 +205,7 @@ def match_outputs(
 def _match(
     kind: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, Any]
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return tensors as arrays by name, and a clause for each that does not fit.
-
-    Such a tensor is unknown, or of another shape or dtype.
-    """
+    """Return tensors as arrays by name, and a clause for each that is unknown or does not fit."""
     expected = {spec.name: spec for spec in specs}
     problems = [f"there is no {kind} '{name}'" for name in tensors if name not in expected]
     arrays = {}

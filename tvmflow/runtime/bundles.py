@@ -317,10 +317,7 @@ def _find_wrong_files(
     contents: Mapping[str, bytes],
     copies: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield a sentence for every file that is not what the manifest describes.
-
-    `contents` were read before; what is in `copies` is written there.
-    """
+    """Yield a sentence for every file that is not as described; what is in `copies` is written there."""
     for name in sorted(described.keys() - names):
         yield f"it has no {quote(name)}, which its manifest names"
     for name in sorted(names - {MANIFEST}):

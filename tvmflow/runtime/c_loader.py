@@ -183,10 +183,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _LoadedLibrary:
-    """The functions of a shared library.
-
-    It leaves the process with the last object that refers to this one.
-    """
+    """The functions of a shared library, which leaves the process with the last object that refers to it."""
 
     def __init__(self, path: Path, prefix: str) -> None:
         library = ctypes.CDLL(str(path.absolute()))
@@ -396,10 +393,7 @@ class NativeProgram:
         return main
 
     def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
-        """Return the outputs of a call that shows its memory after each kernel.
-
-        The memory holds all tensors between kernels.
-        """
+        """Return the outputs of a call that shows its memory, with all tensors, after each kernel."""
         memory = _Memory()
         context = _Context(self, memory)
         context.profile(lambda name, seconds: observe(memory.block))

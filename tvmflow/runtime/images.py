@@ -380,10 +380,7 @@ def crop_offset(size: int, new_size: int) -> int:
 
 
 def _place(image: Array, size: Size, offsets: Sequence[int], level: int) -> Array:
-    """Return a window of an image that begins at row and column `offsets`.
-
-    Beyond the image it has one level.
-    """
+    """Return a window of an image that begins at `offsets`, with one level beyond the image."""
     import numpy as np
 
     placed = np.full((*size, image.shape[2]), level, np.uint8)
@@ -415,10 +412,7 @@ WEIGHT_BITS: Final = 22
 
 
 class _Filter(NamedTuple):
-    """A kernel of resampling.
-
-    It has a value at distances from an output pixel, and a distance beyond which it is 0.
-    """
+    """A kernel of resampling: its value at distances, and the distance beyond which it is 0."""
 
     value: Callable[[Array], Array]
     support: float

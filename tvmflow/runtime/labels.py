@@ -123,10 +123,7 @@ class Labels(NamedTuple):
         return normalized
 
     def is_probability(self, scores: Array) -> bool:
-        """Return whether scores are probabilities as they are.
-
-        The model's last operator decides, else their sums.
-        """
+        """Return whether scores are probabilities, by the model's last operator, else by their sums."""
         import numpy as np
 
         if self.activation:

@@ -142,10 +142,7 @@ class ThreadPool(NamedTuple):
         _this_thread.threads = self.threads
 
     def _resize(self) -> int:
-        """Let TVM use this Python thread's pool with as many threads; return how many it has of them.
-
-        The pool is made at the first call.
-        """
+        """Let TVM use this Python thread's pool with as many threads; return how many it has of them."""
         import tvm_ffi
 
         with _environment_lock, environment_for(self.threads):

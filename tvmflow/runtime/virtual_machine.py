@@ -83,10 +83,7 @@ CPU: Final = ExecutionDevice(CpuBackend())
 
 
 def _register_functions() -> None:
-    """Register what libraries call by name, and TVM defines in Python, with its compiler.
-
-    Those of a process that has loaded the compiler stay as they are.
-    """
+    """Register what libraries call by name, and TVM defines in Python, unless the compiler is loaded."""
     import tvm_ffi
 
     for name, function in _FUNCTIONS.items():

@@ -183,10 +183,7 @@ class _Cursor:
 
 
 def _parse_tvm_params(path: str | Path, content: bytes) -> dict[str, Array]:
-    """Return the arrays in a file of TVM's parameters, as views of its content.
-
-    TVM's own reader believes the sizes in the file, and allocates whatever they say.
-    """
+    """Return the arrays in a file of TVM's parameters, whose sizes TVM's own reader would believe."""
     try:
         cursor = _Cursor(content)
         if cursor.values("QQ")[0] != _PARAMS_MAGIC:

@@ -216,10 +216,7 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
 
 
 def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
-    """Return a prefix of symbols that only the same kernels and constants have.
-
-    Models of any names then share one build, and two models can be linked into one program.
-    """
+    """Return a prefix of symbols that only the same kernels and constants have, whatever the model's name."""
     files = [hash_file(paths[role]) for role in (LOWERED_ROLE, "import/params.safetensors")]
     chosen = _read_json(paths.get(CHOSEN_ROLE))
     shaped_by = settings.model_dump(mode="json", include={"target", "schedules"})
@@ -355,10 +352,7 @@ class KernelCall(NamedTuple):
 def find_kernel_nodes(
     places: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
 ) -> dict[str, tuple[KernelCall, ...]]:
-    """Return the calls of each kernel, with the nodes of the model that each of them computes.
-
-    `places` has the bindings of the imported `main` behind each call, by kernel, `names` the node of each of these.
-    """
+    """Return the calls of each kernel with nodes: `places` are bindings of `main`, `names` their nodes."""
     return {
         kernel: tuple(_name_call(call, names) for call in calls) for kernel, calls in places.items()
     }

@@ -257,10 +257,7 @@ def _step(context: StageContext, text: str, *, is_long: bool = False) -> Iterato
 
 
 def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -> BuiltModel:
-    """Link a library for each runtime that the model was compiled for.
-
-    The one with the C runtime is that of the bundle, unless the recipe or the model needs TVM's.
-    """
+    """Link a library for each runtime; that with the C runtime is the bundle's, unless TVM's is needed."""
     from tvmflow.targets.linking import link_shared
 
     if objects := list(built.forms.get(form_names.VM, {}).values()):
@@ -327,10 +324,7 @@ def join_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> dict[
 
 
 def _link_compiled_files(context: StageContext) -> dict[str, dict[str, Path]]:
-    """Return links to the files of each form, under the names that `build` gave them.
-
-    The store knows files by digest, and a linker records the names that it is given.
-    """
+    """Return links to the files of each form, by the names that `build` gave them: linkers record these."""
     forms: dict[str, dict[str, Path]] = {}
     for role, path in sorted(context.inputs.items()):
         stage, _, name = role.partition("/")

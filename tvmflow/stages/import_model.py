@@ -211,10 +211,7 @@ def _advise_sizes(
     files: Mapping[str, Path],
     message: str,
 ) -> str:
-    """Return the `min` or `multiple_of` with which a model can be imported that cannot follow all sizes.
-
-    `message` says why the model cannot be imported.
-    """
+    """Return the `min` or `multiple_of` with which the import succeeds; `message` says why it failed."""
 
     def is_possible(tried: Sequence[Dimension]) -> bool:
         try:

@@ -114,10 +114,7 @@ class SizeTimes(TypedDict):
 
 
 class _OpenJudgement(TypedDict, total=False):
-    """The part of a judgement that only a kernel with open sizes has.
-
-    `sizes` has the times of the winner, `wrong` what is wrong with the values of finalists.
-    """
+    """What a kernel with open sizes has: times of the winner, and what is `wrong` with finalists' values."""
 
     sizes: list[SizeTimes]
     wrong: list[str]

@@ -610,10 +610,7 @@ def _list_states(
 
 
 def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
-    """Return the recurrent layers, by their variables, whose state is multiplied as bytes.
-
-    Bytes would limit a state that begins beyond -1 and 1, as it may where no data tell.
-    """
+    """Return the recurrent layers, by variables, whose state is multiplied as bytes: within -1 and 1."""
     from tvmflow.compiler.quantize.points import LARGEST_STATE
     from tvmflow.stages.quantize.calibration import collect_sizes
 

@@ -166,18 +166,12 @@ class CompiledModel:
         self._room: dict[str, Array] = {}
 
     def exchange(self, params: Mapping[str, Array]) -> Module:
-        """Return the model with other weights, by name.
-
-        What is made of arrays that are the same is not computed again.
-        """
+        """Return the model with other weights, by name; what is made of the same arrays is not computed again."""
         weights = self._lowered.recompute_weights(params, self._params)
         return Module(self._library.exchange(weights), self._signature, {})
 
     def call(self, module: Module, feed: Feed) -> dict[str, Array]:
-        """Return the outputs of the model, or of one with other weights.
-
-        Inner tensors are in the same memory at each call: new memory would be cleared first.
-        """
+        """Return the outputs of the model, or of one with other weights; inner tensors keep their memory."""
         names = [spec.name for spec in module.outputs]
         inputs = match_inputs(module.inputs, feed, module)
         # the memory is the library's own: to check it takes longer than a small model
@@ -242,10 +236,7 @@ class ModelTaps:
     def iterate_values(
         self, tensors: Collection[Any], batches: Sequence[Feed]
     ) -> Iterator[tuple[Any, Array]]:
-        """Give the values of some of the tensors for each batch, until the next call of the library.
-
-        One batch at a time is in memory.
-        """
+        """Give the values of some tensors for each batch, one at a time, until the next call of the library."""
         wanted = {}
         for var in tensors:
             origin, factors = self._origins.get(var, (var, None))
@@ -290,10 +281,7 @@ class ModelTaps:
 def collect_histograms(
     tapped: ModelTaps, tensors: Sequence[Any], batches: Sequence[Feed]
 ) -> dict[Any, Histogram]:
-    """Return the histogram of each tensor over all batches.
-
-    Of large tensors a part of the values is counted, evenly spread over each, and all of a few that are much larger.
-    """
+    """Return the histogram of each tensor over all batches; of large ones an even part is counted."""
     histograms = {var: Histogram() for var in tensors}
     numbers = dict.fromkeys(histograms, 0)
     for var, values in tapped.iterate_values(histograms, batches):

@@ -214,10 +214,7 @@ def _list_deliveries(
 
 
 def _level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, LevelSettings]:
-    """Return where each level runs.
-
-    That is this machine if it has the level, else an emulator if the recipe allows it.
-    """
+    """Return where each level runs: this machine if it has the level, else an emulator if allowed."""
     may_emulate = run_location(recipe) == QEMU
     settings = {}
     for level in target.levels:
@@ -577,10 +574,7 @@ _MORE_DRAWS: Final = 2
 def sweep(
     library: Library, reference: ReferenceRun, coverage: Sequence[str], case: Case
 ) -> SweepVerdict:
-    """Run a library at many sizes, and compare its outputs with the reference's.
-
-    A size fails if the library is wrong for other random inputs of it, too.
-    """
+    """Compare a library at many sizes; one fails if it is wrong for other random inputs of it, too."""
     failed = []
     for sized in reference.swept:
         verdict, _ = _compare_at(library, sized, _SWEPT_TOLERANCE)

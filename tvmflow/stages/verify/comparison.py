@@ -75,10 +75,7 @@ class Tolerance(NamedTuple):
         return self if elements >= _MIN_SLICE else self._replace(rms=None, scale=None)
 
     def absolute(self, expected: Array) -> Array:
-        """Return the absolute tolerance of each element, in a shape that broadcasts.
-
-        `expected`, the reference's output, is float64.
-        """
+        """Return the absolute tolerance of each element, in a shape that broadcasts; `expected` is float64."""
         import numpy as np
 
         magnitudes = np.where(np.isfinite(expected), np.abs(expected), 0.0)

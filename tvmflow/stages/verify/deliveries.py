@@ -316,10 +316,7 @@ class _Deliveries:
         yield _Task(_WHEEL, path, {"module": module}, (unpacked, required))
 
     def load_c_library(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the processes that load the shared library, and a program that the static one is linked into.
-
-        The parts of a model are shared libraries, which run one after the other.
-        """
+        """Give the processes that load shared libraries (of each part), and what the static one is linked to."""
         module = self._library.module
         weights = [str(path) for name, path in files.items() if name.endswith(".weights")]
         fields: dict[str, Json] = {"threads": self._threads}

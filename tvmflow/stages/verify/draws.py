@@ -127,10 +127,7 @@ def draw_repeats(
     settings: VerifySettings,
     tolerance: Tolerance,
 ) -> MoreDraws:
-    """Add batches for a small model, whose classes have too few values in few samples.
-
-    `elements` are those of all tensors of the model.
-    """
+    """Add batches for a model of few `elements`, whose classes have too few values in few samples."""
     if tolerance.slice_scale is None or not more.names or not _can_add(results, settings):
         return more
     if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
@@ -249,10 +246,7 @@ def vary_indices(
     settings: VerifySettings,
     tolerance: Tolerance,
 ) -> ReferenceOutputs:
-    """Draw other inputs where an index is 0 for all samples, and add the first that change it.
-
-    A library that never computes the index would pass otherwise.
-    """
+    """Draw other inputs where an index is 0 for all samples, and add the first that change it."""
     if not _can_add(results, settings):
         return results
     constant = {name for name in indices if not any(batch[name].any() for batch in results.outputs)}
@@ -352,10 +346,7 @@ def _nudge(array: Array) -> Array:
 
 
 def _draw(inputs: Sequence[TensorSpec], settings: VerifySettings, number: int, kind: _Kind) -> Feed:
-    """Return a batch of seeded random inputs.
-
-    Another number gives other inputs; from `_FIRST_REPEAT` on, batches together have all integers of a range.
-    """
+    """Return a batch of seeded random inputs; from `_FIRST_REPEAT` on, batches have all integers together."""
     import numpy as np
 
     rng = np.random.default_rng([settings.verify.seed, number])

@@ -453,10 +453,7 @@ class _Search:
     # ---------------------------------------------------------------- import and lowering
 
     def _find_import_fault(self) -> Fault | None:
-        """Return a fault if the imported model, lowered by TVM's rules alone, disagrees with the reference.
-
-        So is one whose operators those rules do not know.
-        """
+        """Return a fault if the imported model, by TVM's rules alone, disagrees, or if these lack an operator."""
         if own := list_own_operators(lowering.load_ir(self._context.inputs["import/model.json"])):
             return Fault(
                 f"the import cannot be compared by itself, because TVM's own rules have no kernels for "

@@ -173,10 +173,7 @@ def settle_ties(
     right: Mapping[str, Array],
     index: Index,
 ) -> Array:
-    """Return an index with the reference's element wherever its own is right for the library's scores.
-
-    `own` and `right` are the scores of the library and of the reference by name.
-    """
+    """Return an index with the reference's element where its own is right for the library's scores, `own`."""
     import numpy as np
 
     if np.array_equal(actual, expected):

@@ -230,10 +230,7 @@ class InnerLibrary:
         )
 
     def list_shared(self, delivered: tvm.IRModule) -> set[str]:
-        """Return the inner tensors that the delivered library computes by the same kernels from the inputs on.
-
-        Others are no tensors there: they are computed within a larger kernel, or in another layout.
-        """
+        """Return the inner tensors that the delivered library computes by the same kernels as tensors, too."""
         keys = {
             workload_key(normalize(kernel))
             for kernel in delivered.functions.values()

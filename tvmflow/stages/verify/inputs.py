@@ -101,10 +101,7 @@ class ImportedModel(NamedTuple):
 
 
 def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
-    """Return the imported model.
-
-    Samples are no files of the model.
-    """
+    """Return the imported model; samples are no files of it."""
     inputs, bound, outputs, tensors = (
         tuple(map(TensorSpec.from_json, signature.get(kind, ())))
         for kind in ("inputs", "bound", "outputs", "tensors")
@@ -149,10 +146,7 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
 def limit_draws(
     settings: VerifySettings, operands: Sequence[Operand], sizes: Mapping[str, int]
 ) -> VerifySettings:
-    """Return settings by which random indices are within their axes, and random divisors are not 0.
-
-    Ranges of the recipe stay as they are.
-    """
+    """Return settings by which random indices are within their axes, and random divisors are not 0."""
     limits: dict[str, InputSettings] = {}
     for operand in operands:
         known = settings.inputs.get(operand.input, InputSettings())
@@ -198,10 +192,7 @@ def load_samples(
     path: Path | None,
     operands: Sequence[Operand] = (),
 ) -> Iterator[tuple[str, Samples]]:
-    """Give what the library may be run on, with the distribution where that is not the usual one.
-
-    That is the file that the recipe names, or seeded random inputs of the representative sizes.
-    """
+    """Give the recipe's samples, or seeded random inputs of the representative sizes, with distributions."""
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
     dimensions = read_dimensions(signature, settings)
@@ -753,10 +744,7 @@ def _draw(dimension: Dimension, rng: random.Random) -> int:
 
 
 def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
-    """Return a function that counts the elements of all tensors of an imported model for some sizes.
-
-    Sizes that are known only when the model runs do not count.
-    """
+    """Return a function that counts the elements of a model's tensors, but for sizes known after a call."""
     from tvmflow.compiler.ir import list_variables
     from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
 

@@ -93,10 +93,7 @@ def add_latencies(
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Measure the library, in turns with the same model untuned where it is tuned, and each part.
-
-    `tensors` are the first batch, and the tensors of it that the reference gave.
-    """
+    """Measure the library, in turns with the same model untuned where it is tuned, and each part."""
     assert library.timed is not None
     feed = {spec.name: tensors[spec.name] for spec in library.inputs}
     with exclusive_devices(settings, context):
@@ -159,10 +156,7 @@ def _measure_variants(
 
 
 def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]) -> Profile | None:
-    """Return the profile of a library, measured in turns with calls that report nothing.
-
-    It ends when rounds agree about all shares, at most after some rounds or some time.
-    """
+    """Return the profile of a library, in turns with plain calls, until rounds agree or time is over."""
     profiles: list[Mapping[str, float]] = []
     calls_s: list[float] = []
     deadline = time.monotonic() + _SECONDS_PER_PROFILE
@@ -413,10 +407,7 @@ def check_gates(
     settings: VerifySettings,
     context: StageContext,
 ) -> dict[str, GateResult]:
-    """Return the result of every gate that the recipe has, by its field in `verify`.
-
-    `tensors` are the first batch, and the tensors of it that the reference gave.
-    """
+    """Return the result of every gate that the recipe has, by its field in `verify`."""
     checks, gates = settings.verify, dict[str, GateResult]()
     limits = {name: read(getattr(checks, name) or "0") for name, read in QUANTITIES.items()}
     if limits[LATENCY]:
@@ -592,10 +583,7 @@ def _not_timed(name: str, reason: str) -> ComparedRuntime:
 
 
 def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRuntime:
-    """Compare a runtime with the reference, and time it and the library in turns.
-
-    A model that it rejects is no failure of the library.
-    """
+    """Compare a runtime with the reference, and time it and the library in turns; it may reject the model."""
     settings, context, model, data, reference = case
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)

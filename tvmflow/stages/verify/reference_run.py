@@ -194,10 +194,7 @@ def _make_observe(
 
 
 class QuantizedReference:
-    """The quantized model of a recipe, computed in float32, beside the framework with the float model.
-
-    The latency is that of the framework.
-    """
+    """The quantized model, computed in float32; the latency is that of the framework with the float model."""
 
     def __init__(self, framework: Reference, module: Module) -> None:
         self.name, self.note = framework.name, framework.note

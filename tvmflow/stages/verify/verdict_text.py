@@ -331,10 +331,7 @@ def _describe_reference_speedup(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str]:
-    """Give how much faster the library is than another runtime, or why unknown, and if that agrees.
-
-    One that differs from the reference has a warning.
-    """
+    """Give how much faster the library is than another runtime, or why unknown, and if that agrees."""
     if "not_timed" in runtime:
         yield f"{runtime['name']} is not timed: {runtime['not_timed']}"
         return
@@ -650,10 +647,7 @@ def _advice(checks: CheckSettings) -> str:
 def list_mismatches(
     outputs: Mapping[str, OutputComparison], reference: str, subject: str = ""
 ) -> list[str]:
-    """Return a sentence for every output that does not match the reference's.
-
-    `subject` names an output in place of its own name.
-    """
+    """Return a sentence for every output that does not match; `subject` names it in place of its name."""
     sentences = []
     for name, comparison in outputs.items():
         noun = subject or f"output '{name}'"
