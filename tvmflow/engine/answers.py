@@ -78,14 +78,8 @@ def encode(
 ) -> bytes:
     """Return the content of the file of an answer.
 
-    Args:
-        path: The file: the answer to another command line is none, even under its name.
-        system: The text of `describe_system`.
-        expires_ns: When the answer ends to be valid.
-        paths: Every file and folder that it depends on, whether it exists or not.
-        folders: Folders with many more, each followed by the names of what is in it or below.
-        stamps: What `read_stamps` says of them.
-        text: What is printed.
+    `folders` are those with many files that it depends on besides `paths`, each followed by the names of what is in
+    it or below; `stamps` is what `read_stamps` says of them.
     """
     watched = _NEXT_FOLDER.join(_encode("\0".join(group)) for group in folders)
     head, tail = (system, str(expires_ns), "\0".join(paths)), ("\n".join(stamps), text)

@@ -63,7 +63,6 @@ class Peer(NamedTuple):
     """Another runtime that the library was timed beside.
 
     Attributes:
-        name: Its name and version.
         latency_s: Its latency in seconds: the library's times the speedup.
         speedup: The speed of the library relative to it.
         differs: Its outputs are not those of the reference.
@@ -118,18 +117,12 @@ class Build(NamedTuple):
     """A recipe for one target. None is what the run does not know: no stage has measured it.
 
     Attributes:
-        recipe: The name under which it is planned: of the recipe, or of its variant.
         variant: The name of the variant; empty for the recipe itself.
         verdict: Whether `verify` accepted the library; `not verified` when it compared it with nothing.
-        reference: What the library was compared with: name and version.
         error: Largest absolute error of any output.
         tolerance: How far outputs were allowed to differ.
-        accuracy: Top-1 accuracy, from 0 to 1.
-        latency_s: Median latency of one call of the library, in seconds.
         latency_std_s: Standard deviation of the repeats of that, in seconds.
         untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.
-        peers: The other runtimes, in the order of the recipe.
-        size_bytes: Size of the library; of all its parts, for a partitioned target.
         quantization: What quantizing the model cost and won; empty for one that was not.
         quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
             float model's output; `error` is that of the library relative to the quantized model.

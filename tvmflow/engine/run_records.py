@@ -527,11 +527,9 @@ def read_text(log: StageLog) -> str:
 
 
 def follow(log: StageLog, is_written: Callable[[], bool]) -> Iterator[str]:
-    """Yield the text of a log, and then what is written to it; a new file is read from its beginning.
+    """Yield the text of a log, and then what is written to it, while something may be.
 
-    Args:
-        log: The log.
-        is_written: Returns whether something may still be written to it; when it does not, the rest ends the text.
+    A new file is read from its beginning.
     """
     while True:
         with Path(log.path).open(encoding="utf-8", errors="replace") as stream:

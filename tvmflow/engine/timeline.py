@@ -67,7 +67,6 @@ class Timeline(NamedTuple):
 
     Attributes:
         began_s: When it turned to its stages, in seconds since 1970.
-        seconds: How long it took from there.
         jobs: How many stages may run at a time.
         stages: The stages in the order in which they ended; one that ran twice is there twice.
         spans: The fields of each `Span`, in the order in which they ended; records are to stay small.
@@ -240,8 +239,6 @@ class ChainLink(NamedTuple):
     """A stage of the critical chain.
 
     Attributes:
-        stage_id: The stage.
-        seconds: The time that it took, with its waits for devices and locks.
         cause: The stage whose end let it begin; empty for the first one.
         waited_for_worker: Whether that stage is one that it does not need, and whose worker it got.
         saves_s: How much shorter the run would be if it cost nothing, with as many workers.

@@ -242,9 +242,6 @@ def evaluate_plan(plan: Plan, store: LocalStore, forced: Iterable[str] = ()) -> 
     """Return the state of a plan before anything of it runs, or after all of it did.
 
     The stages `forced` must run also if their results are there.
-
-    Raises:
-        TvmflowError: as `PlanState.decide_all` does.
     """
     state = PlanState(store, forced)
     state.decide_all(plan)
@@ -261,11 +258,7 @@ def input_digests(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> dict[st
 
 
 def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
-    """Check the files of a result against those that a lock file names.
-
-    Raises:
-        LockMismatch: when one is missing or has another digest.
-    """
+    """Check the files of a result against those that a lock file names."""
     digests = artifact.digests(())
     for name, expected in spec.pinned:
         actual = digests.get(name, "(not made)")

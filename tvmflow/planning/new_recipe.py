@@ -74,9 +74,6 @@ class Choices(NamedTuple):
     """The choices of a user for a recipe.
 
     Attributes:
-        targets: The targets; empty for those of this machine.
-        shapes: The shapes of inputs by name.
-        minutes: The tuning budget; None for one that fits the model.
         is_open: Whether sizes that the model leaves open stay so, as dimensions.
         is_quantized: Whether the model becomes one of integers.
     """

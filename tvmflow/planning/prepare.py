@@ -406,8 +406,6 @@ class PreparedRun(NamedTuple):
     """A plan with all that it was made from.
 
     Attributes:
-        recipes: The recipes and variants in it.
-        reads: The paths of every file that planning read or looked for.
         started_ns: When planning began.
         pipeline: The pipeline that the command line named in place of recipes.
         forced: The ids of the stages that run also if they are up to date.
@@ -532,12 +530,7 @@ def _identify_early(distributions: Iterable[str]) -> None:
 
 
 def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signature:
-    """Return the signature of a recipe's library, as far as the model's files tell without a framework.
-
-    Args:
-        planned: The recipe.
-        problems: What is wrong with inputs and outputs is added here.
-    """
+    """Return the signature of a library, as far as the model's files tell without a framework."""
     recipe = planned.recipe
     frontend = FRONTENDS[recipe.model.kind]
     if not planned.model_files[0].path:
@@ -612,7 +605,6 @@ class ImageFiles(NamedTuple):
 
     Attributes:
         files: The images of each `verify.data`, by their paths in its folder.
-        read: All files and folders that this was read from.
     """
 
     files: dict[str, tuple[str, ...]]
@@ -720,11 +712,7 @@ def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
 
 
 def _check_arrays(path: Path) -> None:
-    """Check that a file may be an npz file, by its beginning and the names of what is in it.
-
-    Raises:
-        ValueError: when it is certainly none.
-    """
+    """Check that a file may be an npz file, by its beginning and the names of what is in it."""
     kind = recognize(path)
     if kind in (NPZ, ZIP):
         return
@@ -768,11 +756,7 @@ def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> 
 
 
 def _open_images(path: Path, images: ImageList) -> None:
-    """Check that files are images, by what stands at their beginnings.
-
-    Raises:
-        BundleError: with each that is none.
-    """
+    """Check that files are images, by what stands at their beginnings."""
     folder = path.parent if path.is_file() else path
     step = -(-len(images.files) // _MAX_OPENED)
     check_files(folder / file for file in images.files[::step])
@@ -786,11 +770,7 @@ def _check(
     *,
     is_verified: bool,
 ) -> None:
-    """Check that images have an input, classes where these are needed, and labels for them.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Check that images have an input, classes where these are needed, and labels for them."""
     inputs = [name for name, spec in recipe.inputs.items() if spec.image is not None]
     if len(inputs) != 1:
         count = "no input" if not inputs else f"{len(inputs)} inputs"

@@ -48,9 +48,7 @@ class Pipeline(NamedTuple):
     """The stages of a run in order; a pipeline that is run by itself also names recipes, and what follows.
 
     Attributes:
-        name: Its name, for people.
         stages: Its stages, each after those that it needs.
-        path: Its file.
         recipes: The recipes that it runs.
         targets: What they are built for in place of their own targets; none to keep those.
         release: The release that it makes.
@@ -330,8 +328,6 @@ class PlannedRecipe(_Fields):
 
     Attributes:
         loaded: The recipe with its positions.
-        stages: The stages of its pipeline, in order.
-        targets: Its resolved targets.
         variant: The name of the variant; empty for the recipe itself.
         pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
         operator_files: The files of its own operators.

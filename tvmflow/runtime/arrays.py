@@ -240,8 +240,6 @@ class CallTensors(NamedTuple):
 
     Attributes:
         sizes: The size of each dimension by name.
-        inputs: The inputs with the shapes that they have in this call.
-        outputs: The outputs with theirs.
         new_outputs: For each output a function that returns an array with any content.
     """
 
@@ -252,16 +250,7 @@ class CallTensors(NamedTuple):
 
 
 class OpenTensors:
-    """The inputs and outputs of a model with dimensions.
-
-    Args:
-        signature: The signature, which was checked.
-
-    Attributes:
-        dimensions: The dimensions.
-        inputs: The inputs, with their largest shapes.
-        outputs: The outputs, with theirs.
-    """
+    """The inputs and outputs of a model with dimensions."""
 
     def __init__(self, signature: Mapping[str, Json]) -> None:
         self.dimensions = Dimension.list_of(signature)
@@ -355,11 +344,7 @@ def check_open_sizes(signature: Mapping[str, Json]) -> int:
 def _find_most_bytes(
     spec: TensorSpec, direction: str, bounds: Mapping[str, tuple[int, int]]
 ) -> int:
-    """Return the bytes of a tensor of open sizes, at most.
-
-    Raises:
-        ValueError: Its sizes are none of these dimensions.
-    """
+    """Return the bytes of a tensor of open sizes, at most."""
     if len(spec.sizes) != len(spec.shape) or not all(
         type(size) in (int, str) for size in spec.sizes
     ):

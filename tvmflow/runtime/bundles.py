@@ -44,7 +44,6 @@ class Bundle(NamedTuple):
     """The content of a bundle: a library, or the bundles of the model's parts in order, by name.
 
     Attributes:
-        manifest: The manifest.
         signature: The model's inputs and outputs.
         library: The library; empty where only documents were read, or where it was written to a file.
         parts: The bundles of the parts of a partitioned model.
@@ -81,9 +80,7 @@ def runtime_of(manifest: Mapping[str, Json]) -> str:
 def read_bundle(path: str | Path, *, with_libraries: bool = True) -> Bundle:
     """Return the content of a bundle, all of which is as its manifest describes it.
 
-    Args:
-        path: The bundle.
-        with_libraries: Keep the libraries; without, everything is read and checked all the same.
+    Without libraries, everything is read and checked all the same.
 
     Raises:
         BundleError: when the file is missing, damaged, too large or of another format.
@@ -99,13 +96,7 @@ def read_open_bundle(
     *,
     with_libraries: bool = True,
 ) -> Bundle:
-    """Return the content of a bundle as `read_bundle` does.
-
-    Args:
-        path: The bundle, for messages.
-        stream: Its content.
-        libraries: A folder to write the libraries to, so that they need no memory.
-        with_libraries: As of `read_bundle`.
+    """Return the content of a bundle as `read_bundle` does; to a folder `libraries` these are written.
 
     Raises:
         BundleError: when the file is damaged or of another format, or the folder cannot be written.
@@ -188,11 +179,6 @@ def read_content(
     stream: IO[bytes], *, with_libraries: bool = True, libraries: Path | None = None
 ) -> Bundle:
     """Return the content of a bundle, with the differences from its manifest as its problems.
-
-    Args:
-        stream: The file, which is not larger than what may be read.
-        with_libraries: Keep the libraries; without, everything is read and checked all the same.
-        libraries: A folder to write the libraries to in place of keeping them.
 
     Raises:
         Unreadable: It is no bundle, or one that was made to do harm.

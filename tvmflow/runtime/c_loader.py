@@ -203,7 +203,6 @@ class NativeProgram:
     """A shared C library in this process.
 
     Args:
-        path: The file, which may be removed afterwards.
         prefix: The beginning of all names in it, without the underscore after it.
         threads: The threads of each call.
         signature: The inputs and outputs, of which a library with dimensions tells only a part.

@@ -136,9 +136,6 @@ class Preprocessing(NamedTuple):
     def fit(self, pixels: Array) -> Array:
         """Return an image in size and colour of the input, uint8 `[height, width, channels]`.
 
-        Args:
-            pixels: The image, uint8 `[height, width, channels]`, gray or RGB.
-
         Raises:
             BundleError: when it would have too many pixels after it is resized, as one that is long and thin.
         """
@@ -447,14 +444,7 @@ _BLOCK: Final = 32
 
 
 def resize(image: Array, height: int, width: int, interpolation: str) -> Array:
-    """Return an image in another size.
-
-    Args:
-        image: The pixels, uint8 `[height, width, channels]`.
-        height: The new height in pixels.
-        width: The new width in pixels.
-        interpolation: One of `INTERPOLATIONS`.
-    """
+    """Return an image in another size."""
     resized = _resize_rows(image, width, interpolation)
     return _resize_rows(resized.swapaxes(0, 1), height, interpolation).swapaxes(0, 1)
 
@@ -491,11 +481,7 @@ def _weight_matrix(starts: Array, weights: Array) -> Array:
 
 
 def _compute_weights(size: int, new_size: int, interpolation: str) -> tuple[Array, Array]:
-    """Return the first input pixel of each output pixel's support, and the weights from there on.
-
-    Returns:
-        int64 `[new_size]`, and int32 `[new_size, taps]`.
-    """
+    """Return the first input pixel of each output pixel's support, and the weights from there on."""
     import numpy as np
 
     kernel = _FILTERS[interpolation]

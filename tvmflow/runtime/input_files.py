@@ -32,7 +32,6 @@ class InputFile(NamedTuple):
     """A file with inputs.
 
     Attributes:
-        path: Where it is; `-` is the standard input.
         name: The input that it is for; empty where the user did not say.
     """
 
@@ -66,13 +65,7 @@ def read_inputs(
 
     An npz file has an array for each input, by name; any other file has one: an npy file, numbers
     as text, or images, which become the input by the model's preprocessing. Several images are for
-    one input.
-
-    Args:
-        inputs: The signature.
-        images: The preprocessing of the inputs that take images.
-        files: The files.
-        dimensions: The sizes that each call chooses: files have their own.
+    one input. Where sizes are open, files have their own.
 
     Raises:
         UsageError: when a file is missing, cannot be read, or does not fit.

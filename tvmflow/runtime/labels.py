@@ -70,10 +70,6 @@ class Labels(NamedTuple):
     def check(self, output: TensorSpec, *, is_activation_known: bool = True) -> None:
         """Check that an output has a score for each name.
 
-        Args:
-            output: The output.
-            is_activation_known: Whether `activation` is that of the model; else bytes may be scores.
-
         Raises:
             ValueError: otherwise, with a sentence.
         """
@@ -89,12 +85,7 @@ class Labels(NamedTuple):
             raise ValueError(f"scores are floating-point numbers, and {takes}")
 
     def rank(self, scores: Array, top: int = BEST) -> list[list[Prediction]]:
-        """Return the best classes for each sample, the best first.
-
-        Args:
-            scores: The first output, `[samples, …]`.
-            top: How many classes.
-        """
+        """Return the best classes for each sample, the best first."""
         import numpy as np
 
         values = self.probabilities(scores)

@@ -362,11 +362,6 @@ class PartitionedProgram:
 
     A tensor that two parts on one device share stays there; one that a part on a GPU and a part
     on the CPU share is copied.
-
-    Args:
-        parts: The parts by name, in order.
-        inputs: The names of the model's inputs.
-        outputs: The names of its outputs.
     """
 
     def __init__(
@@ -422,11 +417,7 @@ class PartitionedProgram:
     def _call(
         self, mains: Mapping[str, Main], inputs: Sequence[Array]
     ) -> dict[str, tuple[PartProgram | None, Any]]:
-        """Run all parts, those in `mains` by these functions.
-
-        Returns:
-            All tensors by name, each with the program that computed it.
-        """
+        """Run all parts, those in `mains` by these functions."""
         tensors: dict[str, tuple[PartProgram | None, Any]] = {
             name: (None, array) for name, array in zip(self._inputs, inputs, strict=True)
         }

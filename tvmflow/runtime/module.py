@@ -50,7 +50,6 @@ class Module:
     machine runs one after the other.
 
     Attributes:
-        manifest: The bundle's manifest: name, target, versions, digests.
         inputs: Name, shape and dtype of each input.
         outputs: Name, shape and dtype of each output; with `bounded_axis`, one whose size along that axis is known
             after a call, and at most that of the shape.

@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 class SharedFile:
-    """A file that any number of arrays are in; it is closed when the last of them is gone.
-
-    Args:
-        file: The file, which belongs to this object from now on.
-    """
+    """A file that any number of arrays are in; it is closed when the last of them is gone."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -60,14 +56,7 @@ class SharedFile:
 
 
 class StoredArray:
-    """An array in a file, whose last axis is the innermost one.
-
-    Args:
-        file: The file.
-        offset: The place of the first element.
-        shape: The shape, of at least one axis.
-        dtype: The dtype.
-    """
+    """An array in a file, whose last axis is the innermost one."""
 
     def __init__(
         self, file: SharedFile, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -217,12 +206,9 @@ def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
 
 
 def describe_npz(path: Path, source: str, read: Collection[str] = ()) -> dict[str, Array]:
-    """Return the arrays of an npz file by name, with zeros for the elements, which take no memory.
+    """Return the arrays of an npz file by name, all but those `read` as zeros, which take no memory.
 
-    Args:
-        path: The file.
-        source: What messages call it.
-        read: The names of arrays that are read.
+    Messages call it `source`.
 
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.

@@ -101,7 +101,6 @@ class ThreadPool(NamedTuple):
     """The number of threads that a model's kernels use, the calling one included.
 
     Attributes:
-        threads: The number.
         is_requested: Whether a program asked for it: it is then an error to have fewer.
     """
 

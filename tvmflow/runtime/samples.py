@@ -63,15 +63,10 @@ def random_samples(
     deviation: float = 0.0,
     nonzero: Collection[str] = (),
 ) -> Samples:
-    """Return seeded random inputs, uniform in each input's range.
+    """Return seeded random inputs, uniform in each input's range, by default from 0 to 1.
 
-    Args:
-        inputs: The signature.
-        ranges: The range of an input, by name; integers include both ends. The default is 0 to 1.
-        batches: How many batches.
-        seed: The same seed gives the same inputs.
-        deviation: Floats without a range are normally distributed with this standard deviation, unless it is 0.
-        nonzero: The inputs that have 1 in place of 0.
+    Ranges of integers include both ends. Floats without a range are normally distributed with a `deviation`
+    other than 0; inputs that are `nonzero` have 1 in place of 0.
     """
     import numpy as np
 
@@ -136,13 +131,7 @@ def image_samples(
     images: Sequence[Array] | StoredArray,
     labels: Array | None = None,
 ) -> Samples:
-    """Return images for a model whose only input takes them, divided into batches.
-
-    Args:
-        preprocessing: That of the input.
-        images: What its `fit` returned.
-        labels: The index of each image's class, or None.
-    """
+    """Return images for a model whose only input takes them, divided into batches."""
     size = preprocessing.input.shape[0]
 
     def make(start: int) -> Feed:
@@ -167,15 +156,8 @@ def make_samples(
     as the dimension allows. Arrays of different sizes are named `NUMBER/INPUT`: all of one number are a batch.
 
     Where an array has one axis more than its input, that axis, the first, is the samples, as of a state whose own
-    first axis is layers. An array with the input's own axes beside it is the same for all samples.
-
-    Args:
-        inputs: The signature.
-        arrays: The arrays.
-        source: What messages call the file that they are in.
-        label: The name of the array with labels.
-        labels_needed_by: The setting that needs labels, for messages; empty where none does.
-        dimensions: Those of the signature.
+    first axis is layers. An array with the input's own axes beside it is the same for all samples. That with the
+    labels is named `label`; messages call the file `source`, and name the setting that labels are needed by.
 
     Raises:
         StageError: when they do not fit; the message names each problem.

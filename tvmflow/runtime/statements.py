@@ -168,7 +168,6 @@ class SignedStatement(NamedTuple):
     """A statement in a file, with its signers.
 
     Attributes:
-        path: The file.
         statement: The statement; None when it cannot be read.
         key_ids: The ids of the keys that it names as its signers; nothing proves them.
         trusted: The trusted keys whose signatures are valid.
@@ -200,9 +199,7 @@ class Finding(NamedTuple):
     """The result of the check of one file.
 
     Attributes:
-        path: The file.
         good: It is what a statement says.
-        message: The reason.
         source: The statement that decided it; None when there is none.
         is_renamed: It has the content of a file that the statement names, at another path.
     """
@@ -215,12 +212,7 @@ class Finding(NamedTuple):
 
 
 def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStatement]:
-    """Return the statements in a file of envelopes, one a line.
-
-    Args:
-        path: The file.
-        trusted: Keys of which one must have signed a statement; none to believe all.
-    """
+    """Return the statements in a file of envelopes, one a line."""
     try:
         lines = [line for line in read_file(path).splitlines() if line.strip()]
     except Unreadable as error:
@@ -347,12 +339,7 @@ _CHUNK: Final = 1 << 20
 def open_trusted_file(
     path: str | Path, trusted_keys: TrustedKeys | None, max_bytes: int
 ) -> Iterator[IO[bytes]]:
-    """Open a file that is not larger than a limit, and that a trusted key signed for.
-
-    Args:
-        path: The file.
-        trusted_keys: The keys; None for any file.
-        max_bytes: The limit.
+    """Open a file that is not larger than a limit, and that a trusted key, if there are any, signed for.
 
     Raises:
         BundleError: when there is no such file, or none of the keys signed for it.

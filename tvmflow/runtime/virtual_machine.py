@@ -197,9 +197,7 @@ class VirtualMachine:
 
     Args:
         library: The library as TVM's runtime loads it.
-        inputs: The inputs of the model.
         device: The device that it was compiled for.
-        weights: The runtime's tensors that `main` takes after the inputs.
         pool: The threads that kernels run in.
     """
 

@@ -52,12 +52,8 @@ def read_weights_for(
 ) -> dict[str, Array]:
     """Return the weights that a library's `main` takes after the inputs, in its order.
 
-    Args:
-        path: The bundle, for messages.
-        manifest: Its manifest; `params` lists the weights of a bundle without weights.
-        params: A file with weights, or arrays by name; None for a bundle that has its own.
-        trusted_keys: The keys of which one must have signed for the file; None for any file.
-        max_bytes: The size of the largest file that is read.
+    They are `params`, a file that one of the keys must have signed for, or arrays by name; None for a bundle that
+    has its own.
 
     Raises:
         BundleError: when weights are missing, unknown, or of another shape or dtype.

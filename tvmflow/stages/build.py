@@ -226,12 +226,7 @@ def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
 def _schedule(
     settings: BuildSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> tuple[LoweredModel, dict[str, str], dict[str, float | None]]:
-    """Schedule the kernels of the lowered model.
-
-    Returns:
-        The model; the schedule rule of each kernel, `TUNED` for one with a chosen record; and the estimated share
-        of the time of each kernel without a schedule.
-    """
+    """Schedule the kernels of the lowered model."""
     from tvmflow.compiler import kernel_work
     from tvmflow.compiler.lowering import LoweredModel
 
@@ -254,9 +249,6 @@ def schedule_kernels(
     """Schedule the kernels of a lowered module, by the chosen schedules and by the rules.
 
     With `must_fit`, each chosen schedule must fit a kernel. `dump` gets the module after each step.
-
-    Returns:
-        The module, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
     """
     from tvmflow.compiler import lowering, schedules
     from tvmflow.tuning import measure
@@ -379,7 +371,6 @@ class RankedTile(NamedTuple):
     """A register tile that a schedule rule knows for a kernel.
 
     Attributes:
-        tile: Its rows and vectors, and the order of the loops around it.
         speed: The estimated share of the CPU's peak throughput.
         trial: The id of the trial that measures its schedule.
     """
@@ -412,9 +403,6 @@ def make_code(payload: dict[str, Json], _: Emit) -> Json:
     Args:
         payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`,
             `with_assembly`, and `with_candidates`.
-
-    Returns:
-        The fields of a `KernelCode`.
     """
     builder = backend_for(payload["settings"]["target"]).call_builder
     return builder(_make_code_here, payload)

@@ -63,9 +63,7 @@ class ExtractTasksFacts(NamedTuple):
 
     Attributes:
         workloads: How many workloads it has.
-        tunable: How many of them can be tuned.
         not_tunable: The reason for each kernel that cannot.
-        gflops: The arithmetic operations of one inference.
         runtime: What executes the library.
         needs_tvm_for: The operator that needs TVM's runtime; empty for none.
     """

@@ -58,12 +58,6 @@ def describe_images(
 ) -> dict[str, Json]:
     """Return what a manifest says of images and labels.
 
-    Args:
-        inputs: The inputs that take images.
-        signature: The signature of the model.
-        labels: The file of labels, if there is one.
-        model: The imported model, `model.json`, whose last operator tells what its scores are.
-
     Raises:
         StageError: when they do not fit the model.
     """
@@ -104,11 +98,6 @@ def _make_preprocessing(
 
 def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -> Labels:
     """Return the labels in a file.
-
-    Args:
-        path: The file.
-        scores: The first output.
-        activation: The operator that the scores come from; None where it is not known.
 
     Raises:
         StageError: when they do not fit the output.

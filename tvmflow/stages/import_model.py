@@ -123,12 +123,9 @@ class ImportFacts(NamedTuple):
     """The facts of a model, or of a part of one.
 
     Attributes:
-        weights: How many weights it has.
         weight_bytes: Their size; None where an earlier version did not record it.
         operators: How often each of TVM's operators is called.
         nodes: The node of the user's model that each binding of `main` came from.
-        inputs: The inputs.
-        outputs: The outputs.
         tensors: The inner tensors at which the model can be cut.
         bound: The inputs that are bound to a value, with that value.
         dimensions: The sizes that each call of its library chooses.
@@ -362,15 +359,8 @@ def write_model(
 ) -> ImportFacts:
     """Write a model's IR, its weights, its signature and the names of its nodes, and return facts of them.
 
-    Args:
-        out: The folder to write into.
-        mod: A Relax function `main` that takes inputs, then weights.
-        params: The weights by name.
-        signature: `inputs` and `outputs` in order; `tensors`, if there are any, are inner tensors
-            that `main` also returns, at which the model can be cut.
-        nodes: The name of the node that each binding of `main` came from; may be empty.
-        constants: The inputs of the framework's model that are bound to a value, with that value.
-        dimensions: The sizes that each call chooses.
+    `main` of `mod` takes inputs, then weights. `nodes` has the name of the node that each of its bindings came
+    from; `tensors` of the signature are inner ones that it also returns, at which the model can be cut.
 
     Raises:
         ImportFailed: when generated code does not hold the name of one of the tensors.
@@ -405,11 +395,7 @@ def write_model(
 
 
 def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:
-    """Check that generated code holds the names of inputs, outputs or inner tensors.
-
-    Raises:
-        ImportFailed: when it does not hold one of them.
-    """
+    """Check that generated code holds the names of inputs, outputs or inner tensors."""
     for spec in specs:
         if problem := find_name_problem(spec.name):
             raise ImportFailed(

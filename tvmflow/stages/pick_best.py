@@ -186,8 +186,6 @@ class PickBestFacts(NamedTuple):
         tunable: How many can be tuned.
         untried: Of how many no trial worked, or none was made.
         coverage: The share of the untuned time in kernels that have a schedule, found or by rule.
-        kernels: The kernels, the one that takes longest first.
-        errors: The error for each kernel that was not measured.
         peak_gflops: The peak of the machine; None where it is not known.
         threads: The threads that kernels ran with; None where nothing was measured.
         library: What became of the whole library.
@@ -447,13 +445,7 @@ def measure_peak(
 def judge_finalists(
     task: Mapping[str, Json], measured: FinalistTimes, trials: Sequence[Mapping[str, Json]]
 ) -> Judgement:
-    """Return the winner among a workload's finalists, with all that they were judged by.
-
-    Args:
-        task: The workload as `extract_tasks` writes it.
-        measured: Times in seconds.
-        trials: The finalists as `tune` writes them.
-    """
+    """Return the winner among a workload's finalists, with all that they were judged by."""
     untuned_sizes, *sizes = measured.sizes or ((),) * (1 + len(measured.samples))
     finalists = [
         Finalist(trial["id"], trial["seconds"], samples, rows)
@@ -756,12 +748,7 @@ def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) 
 
 
 def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
-    """Return which kernels lost in the whole library, or that all of them did.
-
-    Args:
-        facts: What became of the library.
-        tried: How many trials there were; 0 where that is not known.
-    """
+    """Return which kernels lost in the whole library, or that all of them did."""
     if error := facts.get("error"):
         return [f"the tuned library was not compared with the untuned one: {error}"]
     overruled = facts.get("overruled", {})
@@ -790,12 +777,7 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
 
 
 def describe_roofline(facts: PickBestFacts, tuned: TuneFacts | None) -> list[str]:
-    """Return the speedup that the roofline would allow, beside the time that was spent on tuning.
-
-    Args:
-        facts: The facts of `pick_best`.
-        tuned: Those of `tune`.
-    """
+    """Return the speedup that the roofline would allow, beside the time that was spent on tuning."""
     if tuned is None or not tuned.measured:
         return []
     least_us = {w.name: w.roofline_us for w in tuned.workloads if w.roofline_us}

@@ -163,11 +163,7 @@ def is_measured_by_driver(recipe: Recipe, target: ResolvedTarget) -> bool:
 
 
 def find_ledger_key(preimage: Mapping[str, Json]) -> str:
-    """Return the name of the ledger's folder for the trials of a search; empty where nothing was searched.
-
-    Args:
-        preimage: That of the key of `tune`.
-    """
+    """Return the name of the ledger's folder for the trials of a search; empty where nothing was searched."""
     settings = preimage.get("settings", {})
     if "target" not in settings:
         return ""
@@ -188,12 +184,6 @@ def forecast(
     tvm_build: str,
 ) -> TrialForecast:
     """Return what a search will find in the ledger, reading only.
-
-    Args:
-        settings: Those of the stage.
-        inputs: Its input files, as far as they are known.
-        ledger: The folder of the trial ledger.
-        tvm_build: The identity of the installed TVM.
 
     Raises:
         StageError: when the recipe names a kernel that the model does not have.
@@ -274,7 +264,6 @@ class TuneFacts(NamedTuple):
         exhausted: The workloads of which no schedule is left to try.
         untunable: Those of which no trial worked.
         repairs: A sentence for each repair of the ledger, and each search that failed.
-        workloads: What became of each.
         known: All trials in the ledger.
         threads: The threads that kernels ran with; None where nothing was measured.
         usable_cpus: The CPUs of this machine that the run might use.
@@ -672,15 +661,10 @@ def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
 def select_kernels(
     kernels: Sequence[Sequence[str]], *, only: Sequence[str], skip: Sequence[str]
 ) -> list[bool]:
-    """Return for each kernel whether the recipe has it tuned.
-
-    Args:
-        kernels: All names of each kernel.
-        only: Names, patterns or operators of the kernels to tune; all where it is empty.
-        skip: The same of kernels not to tune.
+    """Return for each kernel, by all names of it, whether the recipe has it tuned.
 
     Raises:
-        StageError: when one of these selects no kernel.
+        StageError: when one of `only` or `skip` (names, patterns, operators) selects no kernel.
     """
     unknown = [
         f"tune.{field}: '{pattern}'"

@@ -236,13 +236,7 @@ def _check_names(signature: Signature) -> None:
 
 
 def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:
-    """Check that what the recipe limits can be measured, before anything is computed.
-
-    Args:
-        settings: The settings.
-        evaluated: The samples of `verify.data`.
-        has_error: Whether an output is a number, or an integer that stands for one.
-    """
+    """Check that what the recipe limits can be measured, before anything is computed."""
     limited = settings.quantize
     if limited.max_accuracy_drop is not None and (evaluated is None or evaluated.labels is None):
         raise StageError(
@@ -278,10 +272,7 @@ class _Candidates(NamedTuple):
     """A float model, and the layers and tensors of it that may become integers.
 
     Attributes:
-        model: The float model.
-        layers: Its layers.
         tables: The tables of which it looks rows up.
-        skipped: The names of those that the recipe skips.
         floats: The weights of layers, by the variable of each; computed ones are not known.
         ranged: The tensors that become integers with a range that calibration finds.
         shared: These, and those that become integers with them.
@@ -314,12 +305,6 @@ def _list_candidates(
     settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
     """Return the layers of a model, and what they read.
-
-    Args:
-        settings: How the model is quantized.
-        model: The model.
-        signature: Its inputs and outputs.
-        emulates: Whether integers are emulated.
 
     Raises:
         StageError: when there is no layer, a pattern of the recipe matches none, or a weight is no number.
@@ -737,9 +722,6 @@ def _control(
     """Choose the layers by what they cost on `verify.data`, or on the calibration data.
 
     What each layer costs alone is measured where all of them together are not within the limits.
-
-    Raises:
-        StageError: when no choice is within the limits.
     """
     from tvmflow.compiler.quantize.insertion import keep_layers
     from tvmflow.runtime.samples import Samples

@@ -86,12 +86,7 @@ def find_targets(built: Mapping[str, Json]) -> Targets:
 
 
 class Signature:
-    """The inputs, the outputs and the dimensions of a model, as `import` wrote them.
-
-    Args:
-        document: Its file.
-        target: TVM's mapping of the target that the model is quantized for.
-    """
+    """The inputs, the outputs and the dimensions of a model, as `import` wrote them."""
 
     def __init__(
         self, document: Mapping[str, Json], target: Mapping[str, Json] = MappingProxyType({})
@@ -133,19 +128,7 @@ class Signature:
 
 
 class CompiledModel:
-    """A model that is compiled for this machine, once for all weights of its shapes.
-
-    Args:
-        model: The model.
-        signature: Its inputs and outputs.
-        targets: The targets of its library.
-
-    Raises:
-        StageError: when no C library can compute it.
-
-    Attributes:
-        module: The model.
-    """
+    """A model that is compiled for this machine, once for all weights of its shapes."""
 
     def __init__(self, model: FloatModel, signature: Mapping[str, Json], targets: Targets) -> None:
         mod = ir.copy_module(model.mod)
@@ -187,9 +170,7 @@ class ModelTaps:
     Tensors that take much memory are watched in groups, each by a library of its own, of which one is kept.
 
     Args:
-        model: The float model.
         tensors: Variables of its `main`.
-        signature: Its inputs and outputs.
         emulation: The same model with parameters that emulate integers, for `emulate`.
     """
 
@@ -328,12 +309,6 @@ def collect_means(
     """Return the means of the channels of tensors, by each and the axis of its channels.
 
     Of large channels a part of the values is added up, evenly spread over each.
-
-    Args:
-        tapped: The float model.
-        scales: The scales of the tensors.
-        integers: The integers that they become.
-        batches: The inputs of the model.
     """
     sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
     numbers = dict.fromkeys((var for var, _ in scales), 0)
@@ -429,13 +404,6 @@ class SwitchedModel:
 
     Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits on
     every machine of an architecture. What computes both is compiled when layers are first chosen.
-
-    Args:
-        model: The float model.
-        layers: The layers that can be chosen, in order.
-        quantization: Their integers.
-        signature: The model's inputs and outputs.
-        run_float: Computes the outputs of the float model.
     """
 
     def __init__(

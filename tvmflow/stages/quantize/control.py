@@ -124,11 +124,7 @@ class Choice(NamedTuple):
 class Comparison:
     """Another way to compute the outputs, and what is known of it so far.
 
-    Args:
-        run: Computes the outputs.
-
     Attributes:
-        run: The same.
         batches: How many batches were compared.
         squares: By the name of an output, for each batch the sums of squares of its errors and of itself.
         kept: The scores of classes of each batch, where there are labels.
@@ -145,7 +141,6 @@ class Evaluation:
     """Compares choices of layers with the float model on samples.
 
     Args:
-        switched: The model.
         data: The samples; of several sizes they have no labels.
         output: The name of the output that has scores of classes.
         zero_points: The integer that stands for 0, by the names of outputs that are quantized.
@@ -172,12 +167,7 @@ class Evaluation:
         """The accuracy of the float model; None without labels."""
 
     def measure(self, chosen: Collection[int], limits: Limits | None = None) -> Cost:
-        """Return what a choice of layers, by their places, costs.
-
-        Args:
-            chosen: The layers.
-            limits: What it may cost: no more samples are compared than tell whether it does.
-        """
+        """Return what layers, by their places, cost; compares no more samples than tell whether limits hold."""
         self.count += 1
         comparison = Comparison(lambda feed: self._switched.run(feed, chosen))
         return self.compare_more(comparison, limits=limits)
@@ -192,11 +182,9 @@ class Evaluation:
     def compare(
         self, run: Callable[[Feed], Mapping[str, Array]], batches: int | None = None
     ) -> Cost:
-        """Return what another way to compute the outputs costs.
+        """Return what another way to compute the outputs costs on the first batches, or all.
 
-        Args:
-            run: Computes the outputs.
-            batches: The first batches, of which there is no accuracy unless they are all; None for all.
+        There is no accuracy unless they are all.
         """
         return self.compare_more(Comparison(run), batches)
 
@@ -205,11 +193,8 @@ class Evaluation:
     ) -> Cost:
         """Return the cost of a comparison, which goes on with the batches that it lacks.
 
-        Args:
-            comparison: The comparison.
-            batches: The first batches, as of `compare`.
-            limits: Where to stop as soon as it is clear whether they hold. The drop in accuracy is then that of the
-                samples that were compared. That it is allowed only all of them tell.
+        It stops as soon as it is clear whether the limits hold. The drop in accuracy is then that of the samples
+        that were compared. That it is allowed only all of them tell.
         """
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
@@ -295,14 +280,8 @@ def choose_layers(
 
     Layers go back to float in the order of their damage, as many as it takes: their number is found by
     bisection, because more layers with integers cost more. Those that were put back although they are not to
-    blame are then tried once more, one by one.
-
-    Args:
-        evaluation: What measures a choice.
-        names: The names of the layers that can be chosen, by their places.
-        limits: What may be lost.
-        gains: The share of the library's time that a layer saves with integers, where it is known. A layer that saves
-            nothing stays float.
+    blame are then tried once more, one by one. A layer that saves nothing, by `gains`, the known shares of the
+    library's time, stays float.
 
     Raises:
         StageError: when the limits allow no layer.

@@ -33,11 +33,8 @@ class DataSource(NamedTuple):
     Attributes:
         role: The role of the files in the stage.
         field: The field of the recipe that names them.
-        inputs: The inputs of the model.
-        dimensions: The sizes that each call chooses.
         images: The preprocessing of inputs that take images, by name.
         label: The name of the array with labels.
-        classes: The names of the classes.
     """
 
     role: str
@@ -53,13 +50,10 @@ class DataSource(NamedTuple):
     ) -> Samples | None:
         """Return samples; None where the recipe names none.
 
-        Args:
-            files: The files of the stage.
-            count: How many samples are needed; None for any number.
-            limit: How many images are read, from all of their folders; None for all.
+        Of images, `limit` are read, from all of their folders.
 
         Raises:
-            StageError: when they do not fit the model, or there are fewer.
+            StageError: when they do not fit the model, or there are fewer than `count`.
         """
         prefix = f"{self.role}/"
         images = [role.removeprefix(prefix) for role in files if role.startswith(prefix)]

@@ -16,8 +16,6 @@ class LayerFacts(NamedTuple):
     """A layer and what became of it.
 
     Attributes:
-        name: The node of the user's model.
-        operator: Its operator.
         weight_bits: The bits of its weights; 32 if they stay float.
         data_bits: The bits of its data; 32 if they stay float.
         reason: Why it stays float; empty for one of integers.
@@ -45,16 +43,7 @@ class QuantizeFacts(NamedTuple):
     """The facts of a quantized model; the first ones are those of an imported one.
 
     Attributes:
-        weights: How many weights it has.
-        weight_bytes: Their size.
-        operators: How often each of TVM's operators is called.
-        nodes: The node of the user's model that each binding of `main` came from.
-        inputs: The inputs.
-        outputs: The outputs.
-        bound: The inputs that are bound to a value, with that value.
-        dimensions: The sizes that each call of its library chooses.
         float_bytes: The size of the weights before.
-        layers: Its layers.
         samples: How many samples were calibrated with.
         error: The largest root mean square of the error of an output, relative to that of the output.
         compared: How many samples of `verify.data`, or of the calibration data, it was measured with.

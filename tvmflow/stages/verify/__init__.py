@@ -245,11 +245,7 @@ def deliveries(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Fi
 
 
 def run(settings: VerifySettings, context: StageContext) -> Verdict:
-    """Write the verdict and the measurements.
-
-    Raises:
-        VerifyFailed: when a check fails.
-    """
+    """Write the verdict and the measurements."""
     reasons = "; ".join(
         f"part '{name}': {machine.unrunnable_reason}" if name else machine.unrunnable_reason
         for name, machine in settings.machines.items()
@@ -681,11 +677,7 @@ _SELECTS: Final = "it returns what an index selects, which another CPU may choos
 
 
 def verify_levels(verdict: Verdict, library: Library, case: Case) -> None:
-    """Verify each level, and add its verdict.
-
-    Raises:
-        StageError: when a library runs another level than it should.
-    """
+    """Verify each level, and add its verdict."""
     chosen = _find_level(library)
     expected = _find_measured(case.settings)
     if chosen and chosen != expected:

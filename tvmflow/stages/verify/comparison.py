@@ -114,13 +114,7 @@ DEFAULTS: Final[Mapping[str, Tolerance]] = {
 
 
 def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) -> Tolerance:
-    """Return the tolerance for an arithmetic, with what the recipe says in its place.
-
-    Args:
-        arithmetic: A key of `DEFAULTS`.
-        rtol: The recipe's relative tolerance, if it has one.
-        atol: The recipe's absolute tolerance, if it has one; it holds whatever the outputs are.
-    """
+    """Return the tolerance for an arithmetic, with what the recipe says in its place."""
     tolerance = DEFAULTS[arithmetic]
     if rtol is None and atol is None:
         return tolerance._replace(exact_integers=True)

@@ -109,9 +109,7 @@ class _Task(NamedTuple):
     """A process that loads an output.
 
     Attributes:
-        code: What a user's program does.
         file: The file that it loads.
-        fields: More that the code reads.
         folders: For a process without the packages of this one: the folders that it imports from.
     """
 

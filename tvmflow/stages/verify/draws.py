@@ -84,13 +84,7 @@ _NUDGE: Final = 2.0
 
 
 class Draw(NamedTuple):
-    """A batch of random inputs beside the usual ones, and what the reference computes of it.
-
-    Attributes:
-        inputs: What inputs it has.
-        feed: The inputs.
-        outputs: The outputs by name.
-    """
+    """A batch of random inputs beside the usual ones, and what the reference computes of it."""
 
     inputs: str
     feed: Feed
@@ -101,7 +95,6 @@ class MoreDraws(NamedTuple):
     """Results of the further random inputs.
 
     Attributes:
-        draws: The batches.
         names: The outputs that are compared.
         tolerance: How closely these must agree.
         left_out: A sentence for each that tells nothing, and why.
@@ -202,15 +195,11 @@ def reach_more(
     *,
     can_settle_ties: bool,
 ) -> ReferenceOutputs:
-    """Draw more random inputs for outputs that are indices, and add those that reach new elements.
+    """Draw more random inputs for outputs that are `indices`, and add those that reach new elements.
 
-    Args:
-        run: Runs the reference on one batch.
-        results: What it computed before; samples of the recipe, and images, stay as they are.
-        indices: The names of these outputs.
-        settings: Those of `verify`.
-        can_settle_ties: Whether an index is judged by its score. If not, no large inputs are drawn: sigmoids of these
-            are all 1, and the library, whose own differ in a last bit, would be rejected.
+    `results` are those before; samples of the recipe, and images, stay as they are. `can_settle_ties`: an index is
+    judged by its score. If not, no large inputs are drawn: sigmoids of these are all 1, and the library, whose own
+    differ in a last bit, would be rejected.
     """
     if not _can_add(results, settings):
         return results
@@ -310,9 +299,6 @@ class _Drawer:
         """Add a draw whose outputs are numbers that roundings of the inputs do not change.
 
         With `is_needed`, the reason is kept why it is not added; `nudges` tries roundings of the inputs.
-
-        Returns:
-            Whether it was added.
         """
         reason = ""
         try:

@@ -70,7 +70,6 @@ class WrongKernel(NamedTuple):
     """A kernel that does not compute what it should.
 
     Attributes:
-        name: Its name.
         call: The first call of it that is wrong, counted from 0.
         rule: Its schedule rule, or `build.TUNED`.
         mismatch: A sentence about what is wrong.

@@ -51,9 +51,6 @@ def load_with_inner(
 
     Returns:
         None where the frontend has no names for the tensors.
-
-    Raises:
-        StageError: when it cannot be imported so.
     """
     frontend = FRONTENDS[kind]
     tensors = frontend.list_tensors(model.files)
@@ -186,8 +183,6 @@ class InnerLibrary:
 
     Attributes:
         loaded: The model.
-        lowered: Its kernels without schedules.
-        scheduled: The model with schedules.
     """
 
     loaded: LoadedModel

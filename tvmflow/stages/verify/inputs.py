@@ -57,7 +57,6 @@ class Operand(NamedTuple):
     """An input whose integers are indices or divisors.
 
     Attributes:
-        input: Its name.
         sizes: The sizes of the axes that it indexes; empty for a divisor.
     """
 
@@ -69,9 +68,7 @@ class ImportedModel(NamedTuple):
     """The model that a library was built from.
 
     Attributes:
-        files: Its files by role.
         inputs: All its inputs, those that the recipe binds to constants last.
-        outputs: Its outputs.
         tensors: Those of its parameters that a reference needs to know.
         bound: The constants, by input.
         dimensions: The sizes that each call of its library chooses.
@@ -172,7 +169,6 @@ class ReferenceOutputs(NamedTuple):
     """Samples, and what the reference computes of them.
 
     Attributes:
-        samples: The samples.
         outputs: Outputs and inner tensors by name, for each batch.
         undetected: The outputs of which a wrong library would pass, with what it could do.
         random_inputs: The distribution of random inputs; empty for the usual one, and for other inputs.
@@ -563,8 +559,6 @@ class SizeOutputs(NamedTuple):
     """The inputs and outputs of a call of the reference at some sizes.
 
     Attributes:
-        sizes: The size of each dimension.
-        feed: The inputs of the library.
         outputs: The outputs, and inner tensors, by name.
     """
 

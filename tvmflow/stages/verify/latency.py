@@ -198,12 +198,7 @@ def make_profile(
     """Return the shares of kernels and of schedule rules in a call; None where no kernel was timed.
 
     Reporting each kernel takes time, which is no part of a call: where all kernels together take
-    longer than a call without reports, they have all of it.
-
-    Args:
-        seconds: Seconds of each kernel, and of steps of the runtime.
-        rules: The rule of each kernel.
-        call_s: Seconds of a call that reports nothing.
+    longer than `call_s`, a call without reports, they have all of it.
     """
     kernels_s = sum(seconds.get(name, 0.0) for name in rules)
     if not kernels_s:
@@ -251,15 +246,6 @@ def measure_peer(
     """Return the times of the library and of a runtime in another process, until one is the faster.
 
     The threads of one have ceased to spin before the other begins.
-
-    Args:
-        library: The library.
-        feed: Its inputs.
-        peer: The runtime.
-        peer_feed: The runtime's inputs.
-        limit: A limit of the ratio, about which it is to be decided in place of 1.
-        is_requested: The recipe asks for this comparison; others end as soon as it is clear which is faster,
-            and after a second also if it is not.
     """
     last: Timed | None = None
 

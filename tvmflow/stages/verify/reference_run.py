@@ -47,7 +47,6 @@ class ReferenceRun(NamedTuple):
     """The results of a reference.
 
     Attributes:
-        name: Framework and version.
         note: What a report must say of it besides its name, or nothing.
         results: What it computed, and of which samples.
         tolerance: How closely outputs must agree with its own.
@@ -73,15 +72,7 @@ class ReferenceRun(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The inputs and references that a library is verified with.
-
-    Attributes:
-        settings: The settings of `verify`.
-        context: The context of the stage.
-        model: The imported model.
-        data: The samples.
-        reference: What the reference computed of them; None where nothing is compared.
-    """
+    """The inputs and references that a library is verified with."""
 
     settings: VerifySettings
     context: StageContext
@@ -105,18 +96,8 @@ def run_reference(
 ) -> ReferenceRun:
     """Run the reference in a process of its own, which then ends where it is not timed.
 
-    Args:
-        settings: Those of `verify`.
-        model: The imported model.
-        indices: The tensors that go into an index, which it returns besides; None for a model without an index.
-        candidates: The samples that it may be run on, with their distribution.
-        tolerance: How closely outputs must agree.
-        tolerance_of_draws: The same for inputs of other magnitudes.
-        combinations: The sizes of dimensions at which it is also run, on random inputs.
-        context: That of the stage.
-        stack: Ends the process of a reference that is timed.
-        swept_sizes: More sizes, at which outputs alone are compared.
-        elements: The elements of all tensors of a model of fixed sizes; 0 for others.
+    It may be run on any of the `candidates`, with their distribution; `tolerance_of_draws` is for inputs of other
+    magnitudes, `elements` those of all tensors of a model of fixed sizes. At `swept_sizes` outputs alone are compared.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()

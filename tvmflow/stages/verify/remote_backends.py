@@ -109,11 +109,7 @@ class EmulatedLibrary(_RemoteLibrary):
         return str(self._emulator)
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        """Return the outputs by name for every batch.
-
-        Raises:
-            StageError: when the library does not run there.
-        """
+        """Return the outputs by name for every batch."""
         batches = [self.signature.order_inputs(feed) for feed in feeds]
         results = run_emulated(
             self._emulator,
@@ -145,11 +141,7 @@ class BrowserLibrary(_RemoteLibrary):
         return replace(self, backend="wasm") if has_webgpu and self.backend != "wasm" else None
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        """Return the outputs by name for every batch.
-
-        Raises:
-            StageError: when the package does not run there.
-        """
+        """Return the outputs by name for every batch."""
         backend = WebgpuBackend.KIND if self.fallback else "wasm"
         batches = [self.signature.order_inputs(feed) for feed in feeds]
         exports = json.loads((self.package / "package.json").read_text())["exports"]
@@ -218,11 +210,7 @@ class DeviceLibrary(_RemoteLibrary):
         return {}
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        """Return the outputs by name for every batch.
-
-        Raises:
-            StageError: when the library does not run there.
-        """
+        """Return the outputs by name for every batch."""
         outputs, _ = self._run_session(feeds, {})
         return [self.signature.name_outputs(batch) for batch in outputs]
 
@@ -277,9 +265,6 @@ def run_model(payload: Json, emit: Emit) -> Json:
         payload: `library`, `inputs` and `outputs` (paths), `target`, `session`, and, to time the
             first batch, `repeat` and `min_seconds`.
         emit: Sends the event of each phase.
-
-    Returns:
-        `seconds`, or a failure in the phase `send` or `run`.
     """
 
     def work(phases: PhaseReporter) -> Json:

@@ -94,7 +94,6 @@ class OutputComparison(TypedDict, total=False):
     else is there then. Numbers that JSON lacks are text.
 
     Attributes:
-        passed: The output agrees.
         shape: The shape that it has, and the one that it should have.
         incomparable: What the reference's output lacks.
         rtol: The relative tolerance of an element.
@@ -107,8 +106,6 @@ class OutputComparison(TypedDict, total=False):
         cosine_similarity: That of both outputs as vectors; absent where one is zero.
         scale: The factor that brings the reference's output closest to the library's (least squares).
         best_class_agreement: The share of samples with the same largest element; only for lists of scores.
-        elements: The number of elements.
-        mismatched: The number of elements out of tolerance.
         exceeded: The limits for all elements together that are exceeded: `rms`, `scale`.
         scaled_slice: A slice along an axis, such as a channel, that is scaled.
         worst: The index of the element with the largest error that is out of tolerance, and both values.
@@ -158,7 +155,6 @@ class LayersComparison(TypedDict, total=False):
     """The rounded tensors of a quantized model, each computed from those of the reference before it.
 
     Attributes:
-        passed: All of them agree.
         tensors: How many there are.
         max_steps: The most steps that an element is off.
         differing: The share of elements that are off.
@@ -187,7 +183,6 @@ class CallVerdict(TypedDict, total=False):
 
     Attributes:
         passed: All outputs agree with the reference's.
-        outputs: The outputs.
         failure: Why the library cannot be called; no outputs are there then.
     """
 
@@ -200,7 +195,6 @@ class SizeVerdict(CallVerdict, total=False):
     """The verdict on a library at some sizes of its dimensions, on random inputs.
 
     Attributes:
-        sizes: The size of each dimension.
         is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
         latency_s: Seconds of a call; absent where the library cannot be timed.
         reference_latency_s: Those of the reference.
@@ -218,7 +212,6 @@ class DrawVerdict(CallVerdict, total=False):
     """The verdict on a library for a batch of random inputs beside the usual ones.
 
     Attributes:
-        inputs: What inputs it has.
         scaled: The outputs of which a channel is scaled, over many batches together.
     """
 
@@ -230,8 +223,6 @@ class Exercise(TypedDict):
     """The branches of a node that computes piecewise, as the reference takes them.
 
     Attributes:
-        node: Its label.
-        operator: Its operator.
         branches: The share of elements that take each branch, over all inputs; 0 where none does.
     """
 
@@ -260,9 +251,7 @@ class ComparedRuntime(_Named, total=False):
     """Another runtime beside the library: compared with the reference, and measured in turns.
 
     Attributes:
-        name: Its name and version.
         outputs: Its outputs compared with the reference's, as timed calls compute them; absent without a reference.
-        latency: Its latency.
         library: The latency of the library in the same turns.
         speedup: The speed of the library relative to it.
         not_timed: The reason why it was not timed; nothing but the name is there then.
@@ -332,7 +321,6 @@ class DeliveryVerdict(_Passed, total=False):
     """An output that was loaded in a new process, as users load it, with one of the verified samples.
 
     Attributes:
-        passed: It computes what the verified library does, or is not run.
         is_equal: It computes the same bits; absent where it is not run.
         outputs: The comparison of each output with the verified library's, where bits differ.
         failure: Why it cannot be loaded or called.
