@@ -258,7 +258,9 @@ class Result:
         bundles = [
             path
             for path in self.delivered
-            if path.endswith(_BUNDLE) and _fits(Path(path), recipe, target)
+            if path.endswith(_BUNDLE)
+            and recipe in ("", Path(path).parts[-3])
+            and target in ("", Path(path).parts[-2])
         ]
         if len(bundles) != 1:
             problem = "several bundles fit" if bundles else "no such bundle was delivered"
@@ -345,8 +347,3 @@ class _Listener:
     def interrupted(self) -> str:
         """Return nothing: the program says itself what an interruption leaves."""
         return ""
-
-
-def _fits(bundle: Path, recipe: str, target: str) -> bool:
-    """Return whether a bundle, `RECIPE/TARGET/NAME.tvmflow`, is of a recipe and a target."""
-    return recipe in ("", bundle.parts[-3]) and target in ("", bundle.parts[-2])

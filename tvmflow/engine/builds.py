@@ -188,7 +188,11 @@ def list_builds(report: RunReport) -> tuple[Build, ...]:
     variants = {origin.recipe: origin.variant for origin in report.origins}
     groups: dict[tuple[str, str], dict[str, StageReport]] = {}
     shared: dict[str, dict[str, StageReport]] = {}
-    parts = set(_list_parts(report.stages))
+    parts = {
+        (stage.recipe, stage.target)
+        for stage in report.stages
+        if stage.stage in STAGES and STAGES[stage.stage].TRAITS.scope == "part"
+    }
     for stage in report.stages:
         if not stage.target:
             shared.setdefault(stage.recipe, {})[stage.stage] = stage
@@ -218,13 +222,6 @@ def _find_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> str:
         return ""
     levels = verdict.get("levels", {}).items()
     return next((name for name, level in levels if level.get("latency") == library), "")
-
-
-def _list_parts(stages: Iterable[StageReport]) -> Iterator[tuple[str, str]]:
-    """Yield the recipe and the target of what runs only a part of a model: a target `TARGET.PART`."""
-    for stage in stages:
-        if stage.stage in STAGES and STAGES[stage.stage].TRAITS.scope == "part":
-            yield stage.recipe, stage.target
 
 
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:

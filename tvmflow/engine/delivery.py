@@ -81,7 +81,9 @@ def deliver_verdicts(
         if delivery.stage_id in verdicts:
             # The verdict is the first file of the stage that gives it; the others describe what passed.
             path = _delivered_path(delivery, delivery.files[0][1], dist)
-            _copy(store, verdicts[delivery.stage_id], path)
+            with _copying(store, verdicts[delivery.stage_id], path):
+                pass
+            _write_note(store, path, verdicts[delivery.stage_id])
             paths.append(path)
     return paths
 
@@ -127,12 +129,6 @@ def _is_delivered(store: LocalStore, path: str, digest: str) -> bool:
 
 def _write_note(store: LocalStore, path: str, digest: str) -> None:
     store.notes.keep(json.dumps([digest, stamp(path)]), "delivered", note_name(path))
-
-
-def _copy(store: LocalStore, digest: str, path: str) -> None:
-    with _copying(store, digest, path):
-        pass
-    _write_note(store, path, digest)
 
 
 @contextlib.contextmanager

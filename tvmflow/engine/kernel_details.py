@@ -102,7 +102,12 @@ def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) 
 
 def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
     """Return the name of the kernel, or the only one that begins so, in each library that has it."""
-    names = {library.name: _list_names(library) for library in libraries}
+    names = {
+        library.name: [
+            kernel for kernels in library.built.schedule_rules.values() for kernel in kernels
+        ]
+        for library in libraries
+    }
     known = list(dict.fromkeys(kernel for kernels in names.values() for kernel in kernels))
     matches = [kernel for kernel in known if kernel == name] or [
         kernel for kernel in known if name and kernel.startswith(name)
@@ -121,10 +126,6 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
         f"there is no kernel {quoted(name)}" + "".join(f"; did you mean '{m}'?" for m in meant),
         fix=f"the kernels are: {names_text(known)}",
     )
-
-
-def _list_names(library: BuiltLibrary) -> list[str]:
-    return [kernel for kernels in library.built.schedule_rules.values() for kernel in kernels]
 
 
 class KernelDetails(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TextIO
 
 from tvmflow.core.formatting import (
@@ -145,7 +145,7 @@ class LiveRegion:
         self._stream.write(f"{_BEGIN_FRAME}{start}{above}{content}\x1b[J{_END_FRAME}")
         self._stream.flush()
         self._content = content
-        self._widths = [_line_width(line) for line in fitted]
+        self._widths = [sum(display_width(span.text) for span in line) for line in fitted]
 
     def clear(self) -> None:
         """Remove the lines; the cursor is then where the first of them began."""
@@ -158,10 +158,6 @@ class LiveRegion:
         columns = self.size.columns + 1
         rows = sum(max(-(-width // columns), 1) for width in self._widths)
         return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "")
-
-
-def _line_width(line: Iterable[Span]) -> int:
-    return sum(display_width(span.text) for span in line)
 
 
 _log = logging.getLogger(__name__)
@@ -336,16 +332,18 @@ class Printer:
         self._show: dict[str, Callable[[Event], None]] = {
             "run_started": self._align_names,
             "stage_finished": self._show_end,
-            "remote": self._show_remote,
+            "remote": lambda event: self._print_line(f"remote cache: {event['message']}"),
             "cluster": self._show_cluster,
         }
         if not quiet:
             self._show |= {
                 "progress": self._show_progress,
                 "download": self._show_download,
-                "step": self._show_step,
+                "step": lambda event: self._show_note(
+                    event, event["message"], always=event["is_long"]
+                ),
                 "waiting": self._show_waiting,
-                "delivered": self._show_delivered,
+                "delivered": lambda event: self._print_line(f"delivered: {interim_text(event)}"),
             }
 
     def event(self, event: Event) -> None:
@@ -404,9 +402,6 @@ class Printer:
         rest = f"{duration:>12}   {event['reason']}".rstrip()
         self._print_spans(f"{name:<{self._name_width}} ", Span(f"{text:<11}", style), rest)
 
-    def _show_remote(self, event: Event) -> None:
-        self._print_line(f"remote cache: {event['message']}")
-
     def _show_cluster(self, event: Event) -> None:
         subject = self._stage_name(event) if "stage_id" in event else "cluster"
         self._print_line(f"{subject}: {event['message']}")
@@ -418,9 +413,6 @@ class Printer:
             # A stage may wait many times for the same lock.
             self._show_note(event, event["message"], at_once=True)
 
-    def _show_delivered(self, event: Event) -> None:
-        self._print_line(f"delivered: {interim_text(event)}")
-
     def _show_progress(self, event: Event) -> None:
         if not self._region and self._is_due(event):
             gain = describe_gain(event)
@@ -429,9 +421,6 @@ class Printer:
 
     def _show_download(self, event: Event) -> None:
         self._show_note(event, download_text(event["done"], event.get("total", 0), event["url"]))
-
-    def _show_step(self, event: Event) -> None:
-        self._show_note(event, event["message"], always=event["is_long"])
 
     def _show_note(
         self, event: Event, text: str, *, at_once: bool = False, always: bool = False

@@ -75,7 +75,10 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
             recipe=spec.recipe,
             variant=origin.variant,
             target=spec.target,
-            inputs=", ".join(map(_format_input, inputs)),
+            inputs=", ".join(
+                f"{tensor.name} {'×'.join(map(str, tensor.sizes or tensor.shape))}"
+                for tensor in inputs
+            ),
             group=groups.setdefault(key, len(groups)),
             latency_s=latency and latency["median"],
             bytes=_add_bytes(spec, specs, artifacts),
@@ -86,15 +89,10 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
     return tuple(
         library
         for libraries in by_path.values()
-        if _is_worth_comparing(libraries)
+        if len({one.variant for one in libraries}) > 1
+        or len({one.group for one in libraries}) < len(libraries)
         for library in mark_pareto_optimal(sorted(libraries, key=lambda item: item.group))
     )
-
-
-def _is_worth_comparing(libraries: Sequence[ComparedLibrary]) -> bool:
-    variants = {library.variant for library in libraries}
-    groups = {library.group for library in libraries}
-    return len(variants) > 1 or len(groups) < len(libraries)
 
 
 def mark_pareto_optimal(libraries: Sequence[ComparedLibrary]) -> list[ComparedLibrary]:
@@ -125,11 +123,9 @@ def _is_pareto_optimal(
     """Return whether none of the comparable libraries, of which it is one, dominates a library."""
     # The size alone says nothing of what was given up for it.
     is_known = len(costs) > 1 and len(comparable) > 1
-    return is_known and not any(_dominates(other, costs) for other in comparable)
-
-
-def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return one != other and all(one[name] <= other[name] for name in other)
+    return is_known and not any(
+        other != costs and all(other[name] <= costs[name] for name in costs) for other in comparable
+    )
 
 
 # ---------------------------------------------------------------- what was measured
@@ -160,10 +156,6 @@ def _add_bytes(
             sizes.append(_add_bytes(other, specs, artifacts) if size is None else size)
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None
-
-
-def _format_input(tensor: TensorSpec) -> str:
-    return f"{tensor.name} {'×'.join(map(str, tensor.sizes or tensor.shape))}"
 
 
 _T = TypeVar("_T")

@@ -203,7 +203,10 @@ class Recording:
         """Write the record, if the run did something; a record that cannot be written is reported."""
         report = self.report or (self._make_report and self._make_report())
         try:
-            if report is not None and self._did_something(report):
+            is_failed = self.exit_code != EXIT_OK or (report is not None and bool(report.damage))
+            if report is not None and (
+                self.did_more or is_failed or any(stage.outcome != "hit" for stage in report.stages)
+            ):
                 self._write(report, self.exit_code, self.message or _describe_stop(self.exit_code))
             elif self._id:
                 _path(self._store, self._id).unlink()
@@ -216,10 +219,6 @@ class Recording:
         record = self._make(self._id, report, exit_code, message)
         content = json.dumps(record.to_json()).encode()
         self._store.write_file(str(_path(self._store, self._id)), content)
-
-    def _did_something(self, report: RunReport) -> bool:
-        is_failed = self.exit_code != EXIT_OK or bool(report.damage)
-        return self.did_more or is_failed or any(stage.outcome != "hit" for stage in report.stages)
 
     def _make(self, name: str, report: RunReport, exit_code: int, message: str) -> RunRecord:
         host = read_host()
@@ -280,17 +279,12 @@ def _choose_id(store: LocalStore, began_s: float) -> str:
     ticks = max(0, int((began_s - _EPOCH_S) * _TICKS_PER_SECOND))
     earlier = [name for name in list_ids(store) if set(name) <= set(_DIGITS)]
     if earlier:
-        ticks = max(ticks, _decode(earlier[-1]) + 1)
+        digits = enumerate(reversed(earlier[-1]))
+        number = sum(_DIGITS.index(digit) * len(_DIGITS) ** place for place, digit in digits)
+        ticks = max(ticks, number + 1)
     while _path(store, _encode(ticks)).exists():
         ticks += 1
     return _encode(ticks)
-
-
-def _decode(name: str) -> int:
-    number = 0
-    for digit in name:
-        number = number * len(_DIGITS) + _DIGITS.index(digit)
-    return number
 
 
 def _encode(number: int) -> str:

@@ -243,17 +243,14 @@ def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
 
 def _name_files(paths: Sequence[str]) -> str:
     """Return the libraries among the files of a build, and how many other files there are."""
-    libraries = dict.fromkeys(_top_level(path) for path in paths if not path.endswith(_ABOUT))
+    libraries = dict.fromkeys(
+        "".join(path.partition("/")[:2]) for path in paths if not path.endswith(_ABOUT)
+    )
     about = sum(path.endswith(_ABOUT) for path in paths)
     if not libraries:
         return count_text(about, "file")
     more = f"{count_text(about, 'file')} about {'it' if len(libraries) == 1 else 'them'}"
     return ", ".join([*libraries, *([more] if about else [])])
-
-
-def _top_level(path: str) -> str:
-    folder, separator, _ = path.partition("/")
-    return folder + separator
 
 
 def count_stages(reports: Sequence[StageReport], remote: Traffic | None = None) -> str:

@@ -31,7 +31,7 @@ from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
-from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage, LockedTarget
+from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage
 from tvmflow.recipe.sections import AUTO as COMPARE_AUTO
 from tvmflow.recipe.sections import FIXED
 from tvmflow.runtime.bundles import C_RUNTIME, VM
@@ -284,7 +284,9 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
         if _is_tuned(planned, part) and part.unmeasurable_reason:
             impossible["tuned"] = _TUNE_ADVICE
         if verify.NAME in planned.stages:
-            if part.unrunnable_reason and _must_run_locally(recipe):
+            checks = recipe.verify
+            is_automatic = checks.run_on == "auto" and checks.against != "none"
+            if part.unrunnable_reason and (checks.run_on == "local" or is_automatic):
                 is_web = web.NAME in recipe.outputs
                 impossible["verified"] = _WEB_ADVICE if is_web else _VERIFY_ADVICE
             yield from _check_run_location(planned, target, part)
@@ -353,12 +355,6 @@ def _find_peer_problem(name: str, recipe: Recipe, target: Target) -> str:
     if not problem and not peer.is_installed():
         problem = f"{peer.traits.name} is not installed ({peer.traits.install})"
     return problem
-
-
-def _must_run_locally(recipe: Recipe) -> bool:
-    """Tell whether verify has to run the library on this host."""
-    checks = recipe.verify
-    return checks.run_on == "local" or (checks.run_on == "auto" and checks.against != "none")
 
 
 def _check_run_location(
@@ -591,7 +587,10 @@ def reuse_searched(
         role, target_name = f"{need.stage}/{chosen_file(need)}", need.stage_id.partition("/")[2]
         recipe = lock.recipes.get(spec.recipe)
         target = recipe.targets.get(target_name) if recipe else None
-        text = _chosen_text(need, target)
+        if need.stage == choose.NAME:
+            text = choose.choices_text(target.choices if target else {})
+        else:
+            text = pick_best.choice_text(target.choice if target else {})
         digest = hashlib.sha256(text.encode()).hexdigest()
         where = lock.where("recipes", spec.recipe, "targets", target_name, "kernels")
         if digests is not None and digest != digests[role]:
@@ -604,10 +603,3 @@ def reuse_searched(
         files.append(InputFile(role, str(Path(store.root, LOCKED, digest)), where))
     needs = tuple(need for need in spec.needs if need not in searched)
     return spec._replace(files=(*spec.files, *files), needs=needs)
-
-
-def _chosen_text(need: Need, target: LockedTarget | None) -> str:
-    """Return the content of the file of what a search chose, as a lock file has it."""
-    if need.stage == choose.NAME:
-        return choose.choices_text(target.choices if target else {})
-    return pick_best.choice_text(target.choice if target else {})

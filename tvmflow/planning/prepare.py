@@ -108,7 +108,11 @@ def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | No
     pipeline = _find_pipeline(request)
     recipes = _load_recipes(map(str, pipeline.recipes) if pipeline else request.recipes)
     if pipeline:
-        recipes = [_with_pipeline(entry, pipeline) for entry in recipes]
+        read = [
+            entry._replace(pipeline=pipeline, read=(*entry.read, pipeline.path))
+            for entry in recipes
+        ]
+        recipes = [_with_targets(entry, pipeline) if pipeline.targets else entry for entry in read]
     if request.minutes is not None:
         recipes = [_with_minutes(entry, request.minutes) for entry in recipes]
     _check_names(request, recipes)
@@ -149,12 +153,6 @@ def _load_recipes(paths: Iterable[str]) -> list[LoadedRecipe]:
     if errors:
         raise merge_recipe_errors(errors)
     return loaded
-
-
-def _with_pipeline(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:
-    """Return a recipe with the stages of a pipeline, and with its targets where it has some."""
-    entry = entry._replace(pipeline=pipeline, read=(*entry.read, pipeline.path))
-    return _with_targets(entry, pipeline) if pipeline.targets else entry
 
 
 def _with_targets(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:

@@ -528,16 +528,12 @@ class Recipe(ClosedModel):
             "inputs": inputs,
             "dimensions": {**self.dimensions, **variant.dimensions},
             "kernels": _override(self.kernels, variant.kernels),
-            "quantize": self._quantize_of(variant),
+            "quantize": self.quantize
+            if variant.quantize is None
+            else _override(self.quantize or Quantize(), variant.quantize),
             "verify": _override(self.verify, variant.verify),
         }
         return self.model_copy(update=overrides)
-
-    def _quantize_of(self, variant: Variant) -> Quantize | None:
-        """Return the quantization of a variant: None where neither it nor the recipe has one."""
-        if variant.quantize is None:
-            return self.quantize
-        return _override(self.quantize or Quantize(), variant.quantize)
 
 
 def json_schema() -> dict[str, Any]:

@@ -279,10 +279,6 @@ QUANTITIES: Final[Mapping[str, Callable[[str], float]]] = {
 """The gates that are quantities with a unit, and what reads them."""
 
 
-def _to_list(value: Any) -> Any:
-    return (AUTO,) if value == AUTO else to_tuple(value)
-
-
 class Verify(ClosedModel):
     """The checks of a library: what it is compared with, and how closely it must agree."""
 
@@ -344,7 +340,7 @@ class Verify(ClosedModel):
     repeat: int = Field(default=10, ge=1, le=10_000, description="Number of latency measurements.")
     compare: Annotated[
         tuple[Annotated[str, one_of((*PEERS, FIXED, AUTO), "a runtime")], ...],
-        BeforeValidator(_to_list),
+        BeforeValidator(lambda value: (AUTO,) if value == AUTO else to_tuple(value)),
         WithJsonSchema(
             {
                 "anyOf": [

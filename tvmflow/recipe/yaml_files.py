@@ -650,7 +650,7 @@ def _find_places(kinds: _Kinds, name: str) -> list[str]:
         levels = [
             path
             for section, path in sections.items()
-            if not _is_override(section, {**own, **other})
+            if not any(section is not one and issubclass(section, one) for one in (*own, *other))
         ]
         levels = [p for p in levels if not any(q and p.startswith(f"{q}.") for q in levels)]
         if levels:
@@ -665,10 +665,6 @@ def _sections_with(model: type[BaseModel] | None, name: str) -> dict[type[BaseMo
         if name in section.model_fields:
             paths.setdefault(section, path)
     return paths
-
-
-def _is_override(section: type[BaseModel], others: Iterable[type[BaseModel]]) -> bool:
-    return any(section is not other and issubclass(section, other) for other in others)
 
 
 def _all_fields(kinds: _Kinds) -> list[str]:

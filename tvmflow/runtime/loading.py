@@ -143,7 +143,9 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
         _check_tensors(path, bundle.signature, max_bytes)
         _check_images(path, bundle)
         if runtime_of(manifest) == C_RUNTIME:
-            _check_prefix(manifest["prefix"])
+            prefix = manifest["prefix"]
+            if not isinstance(prefix, str) or not prefix.isidentifier():
+                raise ValueError(f"{quote(prefix)} is not a prefix of names in C")
             _check_cpu(path, tvm, features)
         else:
             _check_kind(path, tvm)
@@ -314,11 +316,6 @@ def _check_kind(path: str, tvm: TvmTarget) -> None:
         )
 
 
-def _check_prefix(prefix: Json) -> None:
-    if not isinstance(prefix, str) or not prefix.isidentifier():
-        raise ValueError(f"{quote(prefix)} is not a prefix of names in C")
-
-
 def _check_device(path: str, tvm: TvmTarget) -> None:
     """Raise BundleError for a library whose device this machine does not have."""
     from tvmflow.targets.backends import backend_for
@@ -381,7 +378,9 @@ class PartitionedProgram:
         import numpy as np
 
         with self._lock:
-            arrays = self._fetch(self._call({}, inputs))
+            tensors = self._call({}, inputs)
+            found = [tensors[name] for name in self._outputs]
+            arrays = [program.fetch(tensor) if program else tensor for program, tensor in found]
             results = []
             for array, output in zip(arrays, outputs, strict=True):
                 if output is not None:
@@ -428,7 +427,3 @@ class PartitionedProgram:
             for spec, result in zip(part.outputs, results, strict=True):
                 tensors[spec.name] = (part.program, result)
         return tensors
-
-    def _fetch(self, tensors: Mapping[str, tuple[PartProgram | None, Any]]) -> list[Array]:
-        outputs = [tensors[name] for name in self._outputs]
-        return [program.fetch(tensor) if program else tensor for program, tensor in outputs]

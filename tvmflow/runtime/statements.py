@@ -263,16 +263,14 @@ def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement])
     """Compare the digest of a file with statements."""
     if not statements:
         return Finding(path, False, NO_STATEMENT)
-    believed = sorted((signed for signed in statements if not signed.problem), key=_is_measured)
+    believed = sorted(
+        (signed for signed in statements if not signed.problem),
+        key=lambda signed: signed.statement is not None and signed.statement.is_of_measurements,
+    )
     if not believed:
         first = statements[0]
         return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
     return _decide([_compare(path, digest, signed) for signed in believed], path, believed)
-
-
-def _is_measured(signed: SignedStatement) -> bool:
-    """Return whether a statement is about measurements; the other one says what a file was made from."""
-    return signed.statement is not None and signed.statement.is_of_measurements
 
 
 def _decide(

@@ -148,7 +148,11 @@ class ImportFacts(NamedTuple):
 
 def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
     """Import the model, and write it in several files, so that later stages can need only one of them."""
-    seconds = _MIN_CPU_S + sum(map(_count_bytes, context.inputs.values())) // _BYTES_PER_S
+    seconds = (
+        _MIN_CPU_S
+        + sum(path.stat().st_size for path in context.inputs.values() if path.is_file())
+        // _BYTES_PER_S
+    )
     if fork_server_process.is_child:
         limit_cpu_time(seconds)
     try:
@@ -160,12 +164,9 @@ def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
         ) from None
 
 
-def _count_bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
 def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
-    dimensions = _list_dimensions(settings)
+    entries = sorted(settings.dimensions.items())
+    dimensions = tuple(Dimension(name, e.min, e.max, e.multiple_of) for name, e in entries)
     try:
         loaded, constants = _load(settings, dimensions, context.inputs)
     except ImportFailed as error:
@@ -250,12 +251,6 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
     step = math.lcm(step, dimension.multiple_of)
     least, largest = -(-dimension.min // step) * step, dimension.max // step * step
     return Dimension(dimension.name, least, largest, step) if least < largest else None
-
-
-def _list_dimensions(settings: ImportSettings) -> tuple[Dimension, ...]:
-    """Return the dimensions in the order of their names."""
-    entries = sorted(settings.dimensions.items())
-    return tuple(Dimension(name, e.min, e.max, e.multiple_of) for name, e in entries)
 
 
 def _add_dimensions(mod: tvm.IRModule, dimensions: Sequence[Dimension]) -> None:

@@ -231,7 +231,8 @@ class ModelTaps:
     ) -> Iterator[tuple[Any, Array]]:
         for var in tensors:
             if (name := self._inputs.get(var)) is not None:
-                own = _input_name(self._model, name, self._signature)
+                place = [str(var.name) for var in self._model.main.params].index(name)
+                own = self._signature.inputs[place].name
                 for index in range(len(batches)):
                     yield var, batches[index][own]
         for place, group in enumerate(self._groups):
@@ -324,11 +325,6 @@ def collect_means(
 
 def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(f"{_TAPPED}{place}", var) for place, var in enumerate(group)]
-
-
-def _input_name(model: FloatModel, name: str, signature: Signature) -> str:
-    place = [str(var.name) for var in model.main.params].index(name)
-    return signature.inputs[place].name
 
 
 def _spec_of(name: str, var: Any) -> TensorSpec:

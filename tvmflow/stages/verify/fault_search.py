@@ -301,7 +301,13 @@ class _Search:
             ]
 
         check = KernelCheck(self._build, self._context.inputs, self._tolerance)
-        outputs = check.run([self._feed[spec.name] for spec in self._read_inputs()])
+        outputs = check.run(
+            [
+                self._feed[spec.name]
+                for spec in self._model.inputs
+                if spec.name not in self._model.bound
+            ]
+        )
         if check.wrong:
             return [self._describe_kernel(check, wrong) for wrong in check.wrong.values()]
         is_right = self._agrees(outputs)
@@ -419,10 +425,6 @@ class _Search:
     def _agrees(self, outputs: Sequence[Array], tolerance: Tolerance | None = None) -> bool:
         pairs = zip(outputs, self._expected, strict=False)
         return all(compare_inner(a, e, tolerance or self._tolerance)["passed"] for a, e in pairs)
-
-    def _read_inputs(self) -> Sequence[Any]:
-        """Return the inputs of the library: those of the model that are not bound to constants."""
-        return [spec for spec in self._model.inputs if spec.name not in self._model.bound]
 
     # ---------------------------------------------------------------- kernels
 

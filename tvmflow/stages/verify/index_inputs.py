@@ -180,7 +180,7 @@ def settle_ties(
         return actual
     scores = own[index.tensor]
     places = _place(actual, scores, index.axis)
-    if places is None or not _is_distinct(places, index.axis):
+    if places is None or not (np.diff(np.sort(places, axis=index.axis), axis=index.axis) > 0).all():
         return actual
     best = _best(scores, index, places.shape[index.axis]).astype(np.float64)
     chosen = np.take_along_axis(scores, places, index.axis).astype(np.float64)
@@ -188,12 +188,6 @@ def settle_ties(
     allowed = 2 * errors.max() + _ROUNDING * np.abs(best).max()
     is_tie = (np.abs(chosen - best) <= allowed).reshape(actual.shape)
     return np.where(is_tie, expected, actual)
-
-
-def _is_distinct(places: Array, axis: int) -> bool:
-    import numpy as np
-
-    return bool((np.diff(np.sort(places, axis=axis), axis=axis) > 0).all())
 
 
 # What fewer bytes look like may be in memory by chance.

@@ -307,7 +307,11 @@ def _describe_latency(facts: Verdict) -> list[str]:
     table = ["latency of one call\n" + "\n".join(rows)] if measured else []
     return [
         *table,
-        *_describe_reference_speedup(facts),
+        *(
+            [_speedup_text(facts["reference_speedup"], facts["reference"])]
+            if "reference_speedup" in facts
+            else ()
+        ),
         *(line for runtime in compared for line in _describe_compared(runtime, facts)),
         *_describe_speedup(facts.get("speedup")),
         *_describe_profile(facts.get("profile")),
@@ -323,11 +327,6 @@ def _scale_latency(
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
     seconds = cast(dict[str, float], row)
     return cast(Latency, {name: seconds[name] * scale for name in _LATENCY_COLUMNS})
-
-
-def _describe_reference_speedup(facts: Verdict) -> Iterator[str]:
-    if "reference_speedup" in facts:
-        yield _speedup_text(facts["reference_speedup"], facts["reference"])
 
 
 def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str]:
