@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.dimensions import WrongSize, derive_sizes, find_bounds, ranges_text, specs_at
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.core.types import Array, Dimension, Json, Size, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
 
 ALIGNMENT: Final = 64
 """Kernels rely on tensors that begin at a multiple of so many bytes."""

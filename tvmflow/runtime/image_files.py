@@ -10,15 +10,11 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.formatting import count_text
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+from tvmflow.core.types import Array
 
 _Converted = TypeVar("_Converted")
 

@@ -9,15 +9,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import Json, TensorSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+from tvmflow.core.types import Array, Json, TensorSpec
 
 LEVELS: Final = 256
 LAYOUTS: Final = ("NCHW", "NHWC")

@@ -7,21 +7,16 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.errors import BundleError, StageError, UsageError
 from tvmflow.core.formatting import count_text, names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Array, Dimension, TensorSpec
 from tvmflow.runtime.image_files import SUFFIXES, read_files
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import read_npz
 from tvmflow.runtime.samples import Samples, image_samples, make_samples
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 STDIN: Final = "-"
 _NPZ_MAGIC: Final = b"PK"

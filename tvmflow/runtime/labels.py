@@ -6,16 +6,11 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.documents import quote
 from tvmflow.core.formatting import quoted
-from tvmflow.core.types import Json, TensorSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+from tvmflow.core.types import Array, Json, TensorSpec
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
 """The last operators of models whose scores are probabilities."""

@@ -24,11 +24,11 @@ from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.files import output_file
 from tvmflow.core.formatting import quoted
+from tvmflow.core.types import Array
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
     AnyArray: TypeAlias = "Array | StoredArray"
 
 

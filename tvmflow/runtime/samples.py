@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from tvmflow.core.dimensions import WrongSize, derive_sizes
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, quoted
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Array, Dimension, Feed, TensorSpec
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import StoredArray
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
     AnyArray = Array | StoredArray
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Json
+from tvmflow.core.types import Array, Json
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import import_model
@@ -34,8 +34,6 @@ from tvmflow.stages.quantize.facts import explain as explain
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.compiler.contraction.machine import CpuModel
     from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization, Table
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from tvmflow.stages.quantize.calibration import ModelTaps, Signature
     from tvmflow.stages.quantize.data import DataSource
 
-    Array = np.ndarray[Any, Any]
     Feed = Mapping[str, Array]
 
 NAME: Final = "quantize"

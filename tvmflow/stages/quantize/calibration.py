@@ -25,7 +25,7 @@ from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
 from tvmflow.compiler.quantize.ranges import Histogram
 from tvmflow.compiler.quantize.weights import InputProducts
 from tvmflow.core.errors import StageError
-from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.core.types import Array, Dimension, Json, TensorSpec
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.module import Module
 from tvmflow.targets.host import read_host
@@ -33,7 +33,6 @@ from tvmflow.targets.threads import count_usable_cpus
 
 _log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 
 # The features of x86-64-v3, and those that x86-64-v4 adds, that say which machines have all of them.

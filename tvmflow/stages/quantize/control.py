@@ -10,18 +10,18 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from tvmflow.compiler.quantize.ranges import sum_in_order
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text
+from tvmflow.core.types import Array
 from tvmflow.runtime.samples import Samples, compare_labels, join_outputs
 
 _log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 
 # Each layer alone is measured with so many batches: what one layer does, it does to most of them.

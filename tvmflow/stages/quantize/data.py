@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.formatting import count_text
-from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.core.types import Dimension, Feed, Json, TensorSpec
 from tvmflow.runtime.image_files import read_files
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import open_npz, store_rows
 from tvmflow.runtime.samples import Samples, image_samples, make_samples
 from tvmflow.stages.images import ImageList, list_files, read_table
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 CALIBRATION = "calibration"
 """The role of the calibration data; that of an image is `calibration/<file>`."""
