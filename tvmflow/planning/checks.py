@@ -17,15 +17,7 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import names_text
 from tvmflow.core.keys import list_changes, stage_key
-from tvmflow.core.types import (
-    Artifact,
-    Delivery,
-    InputFile,
-    Json,
-    Need,
-    Plan,
-    StageSpec,
-)
+from tvmflow.core.types import Artifact, Delivery, InputFile, Json, Need, Plan, StageSpec
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS, web
 from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.decisions import PlanState

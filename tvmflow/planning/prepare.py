@@ -576,9 +576,7 @@ class Signature(NamedTuple):
 
 
 def read_signature(
-    inputs: Sequence[ModelInput],
-    outputs: Sequence[ModelOutput],
-    requests: Sequence[InputRequest],
+    inputs: Sequence[ModelInput], outputs: Sequence[ModelOutput], requests: Sequence[InputRequest]
 ) -> Signature:
     """Return the signature of a library whose recipe fits the model."""
     bound = {request.name for request in requests if request.value is not None}

@@ -149,8 +149,7 @@ def _check_array(image: Array) -> Array:
     pixels = image[:, :, None] if image.ndim == 2 else image
     if image.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
         raise BundleError(
-            f"an array {image.dtype}{list(image.shape)} is not an image",
-            fix=f"give {_ARRAYS}",
+            f"an array {image.dtype}{list(image.shape)} is not an image", fix=f"give {_ARRAYS}"
         )
     if not image.size:
         raise BundleError(f"an array of the shape {list(image.shape)} has no pixels")

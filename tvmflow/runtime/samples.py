@@ -125,9 +125,7 @@ class _Batches(Sequence["Feed"]):
 
 
 def image_samples(
-    preprocessing: Preprocessing,
-    images: Sequence[Array] | StoredArray,
-    labels: Array | None = None,
+    preprocessing: Preprocessing, images: Sequence[Array] | StoredArray, labels: Array | None = None
 ) -> Samples:
     """Return images for a model whose only input takes them, divided into batches."""
     size = preprocessing.input.shape[0]
@@ -212,10 +210,7 @@ def make_samples(
     if len(counts) > 1:
         problems.append("its arrays do not have the same number of samples")
     if problems:
-        raise StageError(
-            f"{source} does not fit the model: " + "; ".join(problems),
-            fix=_FIX,
-        )
+        raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=_FIX)
     if is_one_batch:
         feed = {spec.name: _convert(matching[spec.name][...], spec, source) for spec in inputs}
         count = inputs[0].shape[0] if inputs and inputs[0].shape else 1

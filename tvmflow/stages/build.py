@@ -30,12 +30,7 @@ from tvmflow.stages.base import (
     parse_settings,
 )
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
-from tvmflow.stages.runtime_choice import (
-    FORMS,
-    choose_runtime,
-    describe_runtime,
-    list_forms,
-)
+from tvmflow.stages.runtime_choice import FORMS, choose_runtime, describe_runtime, list_forms
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget

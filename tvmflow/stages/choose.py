@@ -26,13 +26,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages.base import (
-    KnownFacts,
-    Lowering,
-    StageContext,
-    StageTraits,
-    no_files,
-)
+from tvmflow.stages.base import KnownFacts, Lowering, StageContext, StageTraits, no_files
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.stages.tune import TrialSettings, measured_threads
 from tvmflow.targets.backends import backend_for

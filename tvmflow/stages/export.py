@@ -24,14 +24,7 @@ from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages import images
-from tvmflow.stages.base import (
-    Files,
-    Settings,
-    StageContext,
-    StageSettings,
-    StageTraits,
-    no_lines,
-)
+from tvmflow.stages.base import Files, Settings, StageContext, StageSettings, StageTraits, no_lines
 from tvmflow.stages.images import ImageInput
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets import c_runtime

@@ -21,11 +21,7 @@ from tvmflow.stages.base import (
     no_lines,
 )
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
-from tvmflow.stages.runtime_choice import (
-    choose_runtime,
-    describe_runtime,
-    requires_c_library,
-)
+from tvmflow.stages.runtime_choice import choose_runtime, describe_runtime, requires_c_library
 from tvmflow.targets.resolve import ResolvedTarget
 
 NAME: Final = "extract_tasks"
@@ -53,8 +49,7 @@ class ExtractTasksSettings(StageSettings):
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     """Return what executes the kernels."""
     return ExtractTasksSettings(
-        runtime=choose_runtime(recipe, target),
-        c_library=requires_c_library(recipe, target),
+        runtime=choose_runtime(recipe, target), c_library=requires_c_library(recipe, target)
     )
 
 

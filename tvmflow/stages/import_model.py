@@ -24,12 +24,7 @@ from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import OPEN_FIX, InputRequest, LoadedModel
 from tvmflow.frontends.frontend import Frontend
-from tvmflow.frontends.inputs import (
-    DEFAULT_DTYPE,
-    array_of,
-    check_inputs,
-    resolve_inputs,
-)
+from tvmflow.frontends.inputs import DEFAULT_DTYPE, array_of, check_inputs, resolve_inputs
 from tvmflow.recipe import InputSpec, Recipe
 from tvmflow.stages.base import (
     Settings,

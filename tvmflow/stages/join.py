@@ -11,14 +11,7 @@ from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.exporters.base import ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.stages import export, images
-from tvmflow.stages.base import (
-    Files,
-    KnownFacts,
-    Settings,
-    StageContext,
-    StageTraits,
-    no_lines,
-)
+from tvmflow.stages.base import Files, KnownFacts, Settings, StageContext, StageTraits, no_lines
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple

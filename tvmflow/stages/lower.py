@@ -103,10 +103,7 @@ def run(settings: LowerSettings, context: StageContext) -> LowerFacts:
 
     model = _lower(settings, context.inputs)
     model.write(context.out / LOWERED)
-    return LowerFacts(
-        kernels=len(lowering.list_kernels(model.mod)),
-        vectors=model.width,
-    )
+    return LowerFacts(kernels=len(lowering.list_kernels(model.mod)), vectors=model.width)
 
 
 def _lower(

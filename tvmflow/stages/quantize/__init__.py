@@ -20,13 +20,7 @@ from tvmflow.core.types import Array, Json
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import import_model
-from tvmflow.stages.base import (
-    Settings,
-    StageContext,
-    StageSettings,
-    StageTraits,
-    no_files,
-)
+from tvmflow.stages.base import Settings, StageContext, StageSettings, StageTraits, no_files
 from tvmflow.stages.images import DATA, LABELS, ImageInput, image_inputs
 from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
 from tvmflow.stages.quantize.facts import describe as describe
@@ -432,9 +426,7 @@ def _smooth(
     starts = zip(candidates.states.values(), changed.states.values(), strict=True)
     origins |= {theirs: (ours, None) for ours, theirs in starts if theirs is not None}
     return changed._replace(
-        emulation=candidates.emulation,
-        factors=factors,
-        tapped=candidates.tapped.follow(origins),
+        emulation=candidates.emulation, factors=factors, tapped=candidates.tapped.follow(origins)
     )
 
 
@@ -654,10 +646,7 @@ def _multiplies_dynamically(layer: Layer) -> bool:
 
 
 def _round_groups(
-    candidates: _Candidates,
-    layers: Sequence[Layer],
-    groups: Groups,
-    batches: Sequence[Feed],
+    candidates: _Candidates, layers: Sequence[Layer], groups: Groups, batches: Sequence[Feed]
 ) -> dict[Any, GroupedIntegers]:
     """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
     from tvmflow.compiler.quantize.weights import round_groups
@@ -672,10 +661,7 @@ def _round_groups(
 
 
 def _find_scales(
-    candidates: _Candidates,
-    batches: Sequence[Feed],
-    integers: Any,
-    method: Any,
+    candidates: _Candidates, batches: Sequence[Feed], integers: Any, method: Any
 ) -> dict[Any, DataScale]:
     """Return the scale of each tensor that needs one, by its values on calibration data."""
     from tvmflow.compiler.quantize.insertion import DataScale
@@ -848,10 +834,7 @@ def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
 
 
 def _estimate_gains(
-    settings: QuantizeSettings,
-    model: FloatModel,
-    layers: Sequence[Layer],
-    states: Collection[Any],
+    settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer], states: Collection[Any]
 ) -> dict[int, float]:
     """Return the part of the time that each layer saves on the target, where integers multiply integers."""
     from tvmflow.compiler import ir
@@ -868,11 +851,7 @@ _TRIES: Final = 3
 
 
 def _describe_layer(
-    place: int,
-    layer: Layer,
-    quantization: Quantization,
-    skipped: frozenset[str],
-    control: Control,
+    place: int, layer: Layer, quantization: Quantization, skipped: frozenset[str], control: Control
 ) -> LayerFacts:
     is_integer = layer.var in quantization.weights
     reason = control.reasons.get(place, "")

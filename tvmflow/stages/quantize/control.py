@@ -318,10 +318,7 @@ def find_reasons(places: Collection[int], gains: Mapping[int, float]) -> dict[in
 
 
 def _put_back(
-    evaluation: Evaluation,
-    order: Sequence[int],
-    everything: Cost,
-    limits: Limits,
+    evaluation: Evaluation, order: Sequence[int], everything: Cost, limits: Limits
 ) -> tuple[list[int], Cost]:
     """Return the layers that have to stay float, of all by their damage, and the cost of the others."""
     if limits.hold(everything):

@@ -266,10 +266,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
         verdict_without_measurements(verdict) if verdict["passed"] else verdict,
     )
     if not verdict["passed"]:
-        raise VerifyFailed(
-            "; ".join(verdict["failures"]),
-            fix=verdict_text.describe_fix(verdict),
-        )
+        raise VerifyFailed("; ".join(verdict["failures"]), fix=verdict_text.describe_fix(verdict))
     return verdict
 
 

@@ -390,7 +390,7 @@ def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputCom
     a, b = actual[is_number], expected[is_number]
     largest = np.abs(b).max(initial=0.0)
     figures: OutputComparison = {
-        "error_of_largest": _json_number(_divide(error.max(initial=0.0), largest)),
+        "error_of_largest": _json_number(_divide(error.max(initial=0.0), largest))
     }
     agreement = _best_class_agreement(actual, expected)
     if agreement is not None:

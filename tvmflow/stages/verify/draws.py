@@ -20,12 +20,7 @@ from tvmflow.stages.verify.comparison import (
 )
 from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
 from tvmflow.stages.verify.libraries import Library, check_call
-from tvmflow.stages.verify.verdict import (
-    DrawVerdict,
-    Exercise,
-    OutputComparison,
-    ScaledSlice,
-)
+from tvmflow.stages.verify.verdict import DrawVerdict, Exercise, OutputComparison, ScaledSlice
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:

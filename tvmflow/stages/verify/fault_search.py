@@ -402,10 +402,7 @@ class _Search:
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
         candidates = load_samples(
-            self._signature,
-            self._settings,
-            self._context.inputs.get(DATA),
-            self._model.operands,
+            self._signature, self._settings, self._context.inputs.get(DATA), self._model.operands
         )
         bound = self._model.bound
         with open_reference(self._settings, model, self._context) as reference:

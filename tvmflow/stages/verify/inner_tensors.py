@@ -157,10 +157,7 @@ def _make_main(
     """Return a module with other bindings and results of `main`, and further inputs."""
     main = mod["main"]
     ends = [relax.Var(f"out_{place}", var.ty) for place, var in enumerate(results)]
-    bindings = [
-        *bindings,
-        *(relax.VarBinding(*pair) for pair in zip(ends, results, strict=True)),
-    ]
+    bindings = [*bindings, *(relax.VarBinding(*pair) for pair in zip(ends, results, strict=True))]
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple(ends))
     count = int(main.attrs["num_input"])
     params = [*main.params[:count], *inputs, *main.params[count:]]
@@ -198,12 +195,7 @@ class InnerLibrary:
         assert settings.lowering is not None and settings.schedules is not None
         load_intrinsics(machine)
         target = lowering.make_target(machine)
-        build = BuildSettings(
-            target=machine,
-            schedules=settings.schedules,
-            runtime="",
-            forms=(),
-        )
+        build = BuildSettings(target=machine, schedules=settings.schedules, runtime="", forms=())
         mod = ir.copy_module(loaded.mod)
         if dimensions := read_dimensions(mod["main"]):
             # as `lower` does: decisions follow the sizes to tune at

@@ -56,10 +56,7 @@ def is_close(outputs: Iterable[OutputComparison]) -> bool:
 
 
 def add_layers(
-    verdict: Verdict | LevelVerdict,
-    arithmetic: str,
-    library: Library,
-    case: Case,
+    verdict: Verdict | LevelVerdict, arithmetic: str, library: Library, case: Case
 ) -> None:
     """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
     compared = list_compared(verdict)

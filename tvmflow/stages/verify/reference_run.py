@@ -16,13 +16,7 @@ from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.comparison import Tolerance, find_undetected
-from tvmflow.stages.verify.draws import (
-    MoreDraws,
-    draw_more,
-    draw_repeats,
-    reach_more,
-    vary_indices,
-)
+from tvmflow.stages.verify.draws import MoreDraws, draw_more, draw_repeats, reach_more, vary_indices
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
     ImportedModel,
