@@ -148,11 +148,7 @@ class RunRecord(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Json) -> RunRecord:
-        """Return the record that `to_json` wrote.
-
-        Raises:
-            Unreadable: It is none, or of a later version.
-        """
+        """Return the record that `to_json` wrote; Unreadable when it is none, or of a later version."""
         if isinstance(value, dict) and value.get("format", _FORMAT) != _FORMAT:
             raise Unreadable("it was written by another version of tvmflow")
         try:

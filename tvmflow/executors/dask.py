@@ -559,11 +559,7 @@ class WorkerOptions(NamedTuple):
 
 
 def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
-    """Run a scheduler until it is interrupted.
-
-    Raises:
-        EnvironmentProblem: when it cannot serve at this address.
-    """
+    """Run a scheduler until it is interrupted; EnvironmentProblem when it cannot serve at this address."""
     distributed = _import_for_server()
     if tls:
         _check_certificates("tls://", "scheduler")

@@ -105,11 +105,7 @@ class PlanState:
         }
 
     def tool_identities(self, spec: StageSpec) -> dict[str, str]:
-        """Return the identity of at least those distributions that the stage uses.
-
-        Raises:
-            EnvironmentProblem: when one is not installed or cannot be identified.
-        """
+        """Return the identity of at least those distributions that the stage uses."""
         for name in spec.tools:
             if name not in self._tools:
                 self._tools[name] = identify_tool(name, spec)
@@ -226,11 +222,7 @@ def _describe_kernels(old: Mapping[str, str], new: Mapping[str, str]) -> str:
 
 
 def identify_tool(name: str, spec: StageSpec) -> str:
-    """Return the identity of a distribution that a stage uses.
-
-    Raises:
-        EnvironmentProblem: when it is not installed or cannot be identified.
-    """
+    """Return the identity of a distribution that a stage uses; EnvironmentProblem when it has none."""
     try:
         with explain_wait(IDENTITY_WAIT.format(name)):
             return packages.identity(name)

@@ -240,11 +240,7 @@ def name_of(model: str) -> str:
 
 
 def write_recipe(model: Model, choices: Choices) -> NewRecipe:
-    """Return the recipe of a model.
-
-    Raises:
-        UsageError: when a choice does not fit the model, or names nothing.
-    """
+    """Return the recipe of a model; UsageError when a choice does not fit the model, or names nothing."""
     requests = _check_shapes(model, choices.shapes)
     inputs = suggest_inputs(model.inputs, requests)
     dimensions = _list_dimensions(model, requests) if choices.is_open else []

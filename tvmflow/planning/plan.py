@@ -316,11 +316,7 @@ def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
 
 
 def find_stages(plan: Plan, name: str) -> tuple[StageSpec, ...]:
-    """Return the stages of a plan that a name on the command line means, in the plan's order.
-
-    Raises:
-        UsageError: when there is none.
-    """
+    """Return the stages that a name on the command line means, in order; UsageError for none."""
     specs = tuple(spec for spec in plan.stages if name in _list_names(spec))
     if specs:
         return specs

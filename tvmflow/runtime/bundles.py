@@ -65,11 +65,7 @@ class Bundle(NamedTuple):
 
 
 def runtime_of(manifest: Mapping[str, Json]) -> str:
-    """Return the runtime of the library that a manifest describes: C_RUNTIME or VM.
-
-    Raises:
-        ValueError: It is another one.
-    """
+    """Return the runtime of the library that a manifest describes, C_RUNTIME or VM; else ValueError."""
     # earlier versions had the virtual machine alone, and did not say so
     runtime = manifest.get("runtime", VM)
     if runtime not in (C_RUNTIME, VM):
@@ -117,11 +113,7 @@ def read_open_bundle(
 
 @contextlib.contextmanager
 def open_file(path: str | Path, max_bytes: int) -> Iterator[IO[bytes]]:
-    """Open a regular file that is not larger than a limit.
-
-    Raises:
-        BundleError: when there is none.
-    """
+    """Open a regular file that is not larger than a limit; BundleError when there is none."""
     with contextlib.ExitStack() as opened:
         try:
             # a pipe would wait for a writer forever
@@ -398,11 +390,7 @@ def check_zip_end(stream: IO[bytes]) -> None:
 
 
 def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[str]:
-    """Return the names of the entries of a zip.
-
-    Raises:
-        Unreadable: There is an entry that no delivered file has.
-    """
+    """Return the names of a zip's entries; Unreadable for one that no delivered file has."""
     if not entries or len(entries) > _MAX_ENTRIES:
         raise Unreadable(f"it has {len(entries)} entries")
     names: set[str] = set()
@@ -420,11 +408,7 @@ def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[s
 
 
 def check_name(name: str, names: Collection[str]) -> None:
-    """Check the name of an entry in an archive; `names` are those before it.
-
-    Raises:
-        Unreadable: It points outside of the archive, or is there twice.
-    """
+    """Check the name of an entry; Unreadable when it points outside, or is among the `names` before."""
     path = PurePosixPath(name)
     is_outside = path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive
     if is_outside or "\\" in name:

@@ -250,11 +250,7 @@ class NativeProgram:
         return other
 
     def _check_dimensions(self) -> None:
-        """Check that sizes are open in the library where they are in the signature.
-
-        Raises:
-            BundleError: when they are not.
-        """
+        """Check that the same sizes are open in the library as in the signature; else BundleError."""
         if self.open_tensors is None and not self.dimension_names:
             return
         if self.open_tensors is not None:

@@ -73,11 +73,7 @@ class Preprocessing(NamedTuple):
 
     @classmethod
     def of(cls, fields: Mapping[str, Json], spec: TensorSpec) -> Preprocessing:
-        """Return the preprocessing for an input.
-
-        Raises:
-            ImageMismatch: when they do not fit.
-        """
+        """Return the preprocessing for an input; ImageMismatch when they do not fit."""
         unknown = sorted(fields.keys() - set(FIELDS))
         if unknown:
             raise ImageMismatch(f"{unknown[0]} is unknown", unknown[0])

@@ -46,11 +46,7 @@ class Labels(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Json) -> Labels:
-        """Return the labels in a manifest.
-
-        Raises:
-            ValueError: They are damaged.
-        """
+        """Return the labels in a manifest; ValueError when they are damaged."""
         names, activation = value["names"], value["activation"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{quote(names)} are not names of classes")
@@ -63,11 +59,7 @@ class Labels(NamedTuple):
         return {**self._asdict(), "names": list(self.names)}
 
     def check(self, output: TensorSpec, *, is_activation_known: bool = True) -> None:
-        """Check that an output has a score for each name.
-
-        Raises:
-            ValueError: otherwise, with a sentence.
-        """
+        """Check that an output has a score for each name; ValueError otherwise, with a sentence."""
         scores = math.prod(output.shape[1:])
         takes = f"the output '{output.name}' is {output.dtype}{list(output.shape)}"
         if scores != len(self.names):

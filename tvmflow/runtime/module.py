@@ -167,11 +167,7 @@ class Module:
         return self.classes.rank(outputs[self.outputs[0].name], top)
 
     def find_preprocessing(self, name: str = "") -> Preprocessing:
-        """Return the preprocessing of an input; without a name, of the only one.
-
-        Raises:
-            BundleError: when there is none.
-        """
+        """Return the preprocessing of an input, by default of the only one; BundleError for none."""
         if name in self.images:
             return self.images[name]
         if not name and len(self.images) == 1:

@@ -70,11 +70,7 @@ class StoredArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | EllipsisType) -> Array:
-        """Return neighboring rows, or all of them for `...`.
-
-        Raises:
-            EnvironmentProblem: when the file has become shorter.
-        """
+        """Return neighboring rows, or all for `...`; EnvironmentProblem for a file that became shorter."""
         import numpy as np
 
         first, end, _ = (slice(None) if rows is ... else rows).indices(len(self))
@@ -101,11 +97,7 @@ class StoredArray:
 
 
 def store_rows(give: Callable[[Callable[[Array], None]], Any]) -> StoredArray:
-    """Return rows of one shape and dtype as an array in a temporary file.
-
-    Raises:
-        EnvironmentProblem: when there is no space for them.
-    """
+    """Return rows of one shape and dtype as a temporary file; EnvironmentProblem without space for it."""
     import numpy as np
 
     unpacked = open_temporary()
@@ -138,11 +130,7 @@ def open_temporary() -> SharedFile:
 
 
 def write_stored(file: IO[bytes], content: bytes) -> None:
-    """Append to a temporary file.
-
-    Raises:
-        EnvironmentProblem: when it cannot be written.
-    """
+    """Append to a temporary file; EnvironmentProblem when it cannot be written."""
     try:
         file.write(content)
         file.flush()
@@ -180,11 +168,7 @@ _DAMAGED: Final = (errno.EINVAL, None)
 
 
 def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
-    """Return the arrays of an npz file by name.
-
-    Raises:
-        StageError: when it is damaged, or holds more than plain arrays.
-    """
+    """Return the arrays of an npz file by name; StageError when it holds more, or is damaged."""
     return _read_npz(file, source, _read_array)
 
 
@@ -250,11 +234,7 @@ def _explain_reading(error: OSError, source: str) -> EnvironmentProblem:
 
 
 def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arrays of an archive, which have at most as many bytes as the limit.
-
-    Raises:
-        ValueError: when it holds more, or something else.
-    """
+    """Return the arrays of an archive; ValueError for other content, or more bytes than the limit."""
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) > _MAX_ARRAYS:
         raise ValueError(f"it holds {len(entries):,} arrays, and the limit is {_MAX_ARRAYS:,}")
@@ -354,11 +334,7 @@ class _Storage:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays to an npz file, all or nothing.
-
-    Raises:
-        EnvironmentProblem: when the file cannot be written.
-    """
+    """Write arrays to an npz file, all or nothing; EnvironmentProblem when the file cannot be written."""
     import numpy as np
 
     try:

@@ -109,11 +109,7 @@ class ThreadPool(NamedTuple):
 
     @classmethod
     def of(cls, threads: int | None) -> ThreadPool:
-        """Return a pool of so many threads; by default those of the environment, or one a usable core.
-
-        Raises:
-            BundleError: It is not a number of threads.
-        """
+        """Return a pool of so many threads, by default of the environment's; BundleError for no number."""
         if threads is None:
             return cls(choose_threads(), is_requested=False)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -124,11 +120,7 @@ class ThreadPool(NamedTuple):
         return cls(threads, is_requested=True)
 
     def enter(self) -> None:
-        """Run kernels that this Python thread calls from now on with these threads.
-
-        Raises:
-            EnvironmentProblem: The pool of this Python thread is smaller than the program asked for.
-        """
+        """Run kernels of this Python thread with these threads; EnvironmentProblem when it has fewer."""
         if getattr(_this_thread, "threads", None) == self.threads:
             return
         size = self._resize()

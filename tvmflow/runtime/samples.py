@@ -455,11 +455,7 @@ def _count_samples(
 
 
 def _convert(array: Array, spec: TensorSpec, source: str) -> Array:
-    """Return an array with the dtype of an input.
-
-    Raises:
-        StageError: when that dtype does not reach a number of the array.
-    """
+    """Return an array with the dtype of an input; StageError when that does not reach a number of it."""
     import numpy as np
 
     try:
@@ -537,11 +533,7 @@ def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> f
 
 
 def compare_labels(outputs: Mapping[str, Array], output: str, labels: Array) -> Array:
-    """Return for each sample whether its largest score in `output` is the label's.
-
-    Raises:
-        StageError: when the output does not have scores for each sample.
-    """
+    """Return for each sample whether its largest score is the label's; StageError without scores."""
     values = outputs[output]
     if not values.size or not len(labels) or values.size % len(labels):
         raise StageError(

@@ -121,11 +121,7 @@ class Statement(NamedTuple):
 
 
 def parse_statement(text: bytes) -> Statement:
-    """Return the statement in a text that `make_statement` or `make_release_statement` made.
-
-    Raises:
-        Unreadable: It is anything else; the message says what.
-    """
+    """Return the statement in a text that tvmflow made; Unreadable, with what it is, for any other."""
     body = read_json(text)
     _require(body, (STATEMENT_TYPE,), "_type")
     _require(body, (PREDICATE_TYPE,), "predicateType")

@@ -354,11 +354,7 @@ class VirtualMachine:
 
 
 def _call(main: Callable[..., Any], *tensors: Any) -> Any:
-    """Call a `main`.
-
-    Raises:
-        BundleError: An input has an index out of range, or a divisor that is 0.
-    """
+    """Call a `main`; BundleError when an input has an index out of range, or a divisor that is 0."""
     try:
         return main(*tensors)
     except ValueError as error:

@@ -49,11 +49,7 @@ STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
 
 
 def read_facts(stage: str, facts: Mapping[str, Json]) -> Any:
-    """Return the facts of a stage as their type; None where there are none, or no such stage.
-
-    Raises:
-        Mismatch: They are not those of this stage.
-    """
+    """Return the facts of a stage as their type, None where there are none; Mismatch for others."""
     return parse_facts(facts_type(STAGES[stage].run), facts) if stage in STAGES else None
 
 

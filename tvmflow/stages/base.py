@@ -133,11 +133,7 @@ Lowering = Annotated[LoweringOptions, PlainSerializer(LoweringOptions.to_json)]
 
 
 def parse_settings(run: Callable[..., Any], value: Json) -> Any:
-    """Return the settings that a stage's `run` takes, from their JSON.
-
-    Raises:
-        ValueError: when the JSON is not of such settings.
-    """
+    """Return the settings that a stage's `run` takes, from their JSON; ValueError for other JSON."""
     return TypeAdapter(typing.get_type_hints(run)["settings"]).validate_python(value)
 
 
@@ -148,11 +144,7 @@ def facts_type(run: Callable[..., Any]) -> Any:
 
 
 def parse_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
-    """Return recorded facts as their type; None where a stage has none, as one that failed.
-
-    Raises:
-        Mismatch: They are not of this type.
-    """
+    """Return recorded facts as their type, None where a stage has none; Mismatch for others."""
     return None if value == {} else from_json(kind, value)
 
 
@@ -210,11 +202,7 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
         ...
 
     def run(self, settings: SettingsT, context: StageContext) -> FactsT:
-        """Fill `context.out`, and return the facts.
-
-        Raises:
-            StageError: with a remedy.
-        """
+        """Fill `context.out`, and return the facts; StageError with a remedy."""
         ...
 
     def describe(self, facts: FactsT, inputs: KnownFacts) -> list[str]:

@@ -56,11 +56,7 @@ def describe_images(
     labels: Path | None,
     model: Path | None = None,
 ) -> dict[str, Json]:
-    """Return what a manifest says of images and labels.
-
-    Raises:
-        StageError: when they do not fit the model.
-    """
+    """Return what a manifest says of images and labels; StageError when they do not fit the model."""
     fields: dict[str, Json] = {}
     if inputs:
         specs = {spec.name: spec for spec in _read_specs(signature, "inputs")}
@@ -97,11 +93,7 @@ def _make_preprocessing(
 
 
 def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -> Labels:
-    """Return the labels in a file.
-
-    Raises:
-        StageError: when they do not fit the output.
-    """
+    """Return the labels in a file; StageError when they do not fit the output."""
     try:
         labels = parse_labels(path.read_bytes(), activation or "")
         labels.check(scores, is_activation_known=activation is not None)
@@ -245,11 +237,7 @@ def list_files(files: Sequence[str]) -> ImageList:
 
 
 def read_table(path: Path) -> ImageList:
-    """Return the images in a table with the columns `file` and `label`.
-
-    Raises:
-        ValueError: when it is no such table.
-    """
+    """Return the images in a table with the columns `file` and `label`; ValueError for any other."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             rows = list(csv.reader(stream))

@@ -263,11 +263,7 @@ def _resolve_inputs(
     dimensions: Sequence[Dimension],
     files: Mapping[str, Path],
 ) -> tuple[TensorSpec, ...]:
-    """Return all inputs with shapes and dtypes, also those that have a value.
-
-    Raises:
-        ImportFailed: when the recipe's inputs do not fit a model that planning could not read.
-    """
+    """Return all inputs with shapes and dtypes, also those that have a value."""
     requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
     inputs = frontend.read_facts(files).inputs
     check_inputs(inputs, requests)

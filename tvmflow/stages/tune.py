@@ -183,11 +183,7 @@ def forecast(
     ledger: Path,
     tvm_build: str,
 ) -> TrialForecast:
-    """Return what a search will find in the ledger, reading only.
-
-    Raises:
-        StageError: when the recipe names a kernel that the model does not have.
-    """
+    """Return what a search will find in the ledger, reading only."""
     if isinstance(settings, NoSearchSettings):
         return TrialForecast(0)
     if "extract_tasks/tasks.json" not in inputs:
@@ -635,11 +631,7 @@ def explain(facts: TuneFacts) -> list[str]:
 
 
 def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
-    """Return the workloads that can be tuned and that the recipe selects.
-
-    Raises:
-        StageError: when the recipe names a kernel that the model does not have.
-    """
+    """Return the workloads that can be tuned and that the recipe selects."""
     modules = json.loads(inputs["extract_tasks/workloads.json"].read_text())
     tasks = json.loads(inputs["extract_tasks/tasks.json"].read_text())
     tunable = [task for task in tasks if task["tunable"]]

@@ -295,11 +295,7 @@ class _Candidates(NamedTuple):
 def _list_candidates(
     settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
-    """Return the layers of a model, and what they read.
-
-    Raises:
-        StageError: when there is no layer, a pattern of the recipe matches none, or a weight is no number.
-    """
+    """Return the layers of a model, and what they read."""
     from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import read_weights
     from tvmflow.compiler.quantize.points import list_joined
@@ -433,11 +429,7 @@ def _smooth(
 def _choose_layers(
     settings: QuantizeSettings, model: FloatModel
 ) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
-    """Return the layers and the tables of a model, and the names of those that the recipe skips.
-
-    Raises:
-        StageError: when there is none, or a pattern matches none.
-    """
+    """Return the layers and the tables of a model, and the names of those that the recipe skips."""
     from tvmflow.compiler.quantize.insertion import list_tables
     from tvmflow.compiler.quantize.points import list_layers
 
@@ -481,11 +473,7 @@ def _describe_data(
 def _load_calibration(
     settings: QuantizeSettings, source: DataSource, files: Mapping[str, Path]
 ) -> Sequence[Feed]:
-    """Return the batches of the calibration data.
-
-    Raises:
-        StageError: when there are too few of them, or what is in them is no number.
-    """
+    """Return the batches of the calibration data."""
     from tvmflow.stages.quantize.data import DEFAULT_SAMPLES, check_finite, limit_samples
 
     count = settings.quantize.samples
@@ -500,11 +488,7 @@ def _load_calibration(
 def _quantize(
     settings: QuantizeSettings, candidates: _Candidates, batches: Sequence[Feed]
 ) -> Quantization:
-    """Return the integers of a model.
-
-    Raises:
-        StageError: when a tensor has no range.
-    """
+    """Return the integers of a model; StageError when a tensor has no range."""
     from tvmflow.compiler.quantize.insertion import Quantization, round_tables, round_weights
     from tvmflow.compiler.quantize.points import Integers, list_joined
     from tvmflow.compiler.quantize.weights import Groups, error_of

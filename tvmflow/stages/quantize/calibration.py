@@ -101,11 +101,7 @@ class Signature:
         inputs: Sequence[TensorSpec] = (),
         outputs: Sequence[TensorSpec] = (),
     ) -> Module:
-        """Compile a model of this signature, and of further inputs and outputs, for this machine.
-
-        Raises:
-            StageError: when no C library can compute it.
-        """
+        """Compile a model of this signature and more inputs and outputs; StageError if no C library can."""
         return CompiledModel(model, self._describe(inputs, outputs), self._targets).module
 
     def compile_for_weights(

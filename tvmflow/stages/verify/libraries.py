@@ -248,11 +248,7 @@ def check_call(
 
 @contextlib.contextmanager
 def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Library]:
-    """Give the exported library, ready to run where the settings say.
-
-    Raises:
-        StageError: when it cannot be run there.
-    """
+    """Give the exported library, ready to run where the settings say; StageError when it cannot be."""
     from tvmflow.runtime import bundles
 
     bundle = context.inputs["export/module.tvmflow"]
