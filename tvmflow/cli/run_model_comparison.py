@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import BundleError, UsageError
@@ -17,7 +17,7 @@ from tvmflow.core.logs import explain_wait
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.core.text import columns, did_you_mean
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.engine.builds import list_kernel_calls
 from tvmflow.engine.report import ReportedFacts, StageReport
 from tvmflow.frontends import FRONTENDS
@@ -34,9 +34,6 @@ from tvmflow.stages.verify.latency import measure_peer
 from tvmflow.store.file_digests import find_files
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
-
-if TYPE_CHECKING:
-    from tvmflow.runtime.samples import Array
 
 _MAX_SHOWN: Final = 8
 _KEY: Final = re.compile("[0-9a-f]{64}")

@@ -15,7 +15,7 @@ from tvmflow.runtime import loading
 from tvmflow.runtime.module import Module as Model
 
 if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
+    from tvmflow.core.types import Array
 
 __all__ = ["BundleError", "EnvironmentProblem", "Error", "Model", "load", "run"]
 

@@ -17,10 +17,10 @@ from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.runtime.arrays import (
     CallTensors,
     OutputArrays,
@@ -37,9 +37,6 @@ if sys.platform == "win32":
     from _ctypes import FreeLibrary as unload
 else:
     from _ctypes import dlclose as unload
-
-if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
 
 ABI: Final = 1
 """The version of the interface."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.runtime.arrays import check_open_sizes
 from tvmflow.runtime.bundles import (
     C_RUNTIME,
@@ -42,8 +42,6 @@ from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, gpu_arch, target_kind
 
 if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
-
     Weights = str | Path | Mapping[str, Array]
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import Dimension, Json, TensorSpec, shape_text
+from tvmflow.core.types import Array, Dimension, Json, TensorSpec, shape_text
 from tvmflow.runtime.arrays import match_inputs, match_outputs, read_open_tensors
 from tvmflow.runtime.image_files import list_images, read_pixels
 from tvmflow.runtime.images import Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import BEST, Prediction, read_labels
 from tvmflow.runtime.programs import Program
 from tvmflow.runtime.samples import image_samples, run_samples
-
-if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
 
 
 class OperatorTime(NamedTuple):

@@ -8,14 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Array, TensorSpec
 from tvmflow.targets.threads import choose_threads, environment_for
-
-if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
 
 Record = Callable[[str, float], None]
 """Receives the name of an operator and the seconds of one call of it."""

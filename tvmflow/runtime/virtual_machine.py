@@ -11,16 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Array, TensorSpec
 from tvmflow.runtime.arrays import align, allocate_aligned
 from tvmflow.runtime.programs import Call, Observe, Record, ThreadPool, wrong_value_error
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.backends.cpu import CpuBackend
-
-if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
 
 # AllocatorType::kPooled in tvm/runtime/memory/memory_manager.h
 _POOLED_ALLOCATOR: Final = 2

@@ -7,16 +7,13 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tvmflow.core.documents import Unreadable, quote, read_json
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, damaged_file_error
 from tvmflow.runtime.statements import TrustedKeys, open_trusted_file
-
-if TYPE_CHECKING:
-    from tvmflow.runtime.arrays import Array
 
 _SAFETENSORS: Final[Mapping[str, str]] = {
     "BOOL": "bool",

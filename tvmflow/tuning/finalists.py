@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.statistics import PairedTimes, geometric_means, take_turns
-from tvmflow.core.types import Json
+from tvmflow.core.types import Array, Json
 from tvmflow.tuning import measure
 from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.measure import Timing
@@ -30,7 +30,6 @@ from tvmflow.tuning.workloads import list_compared_sizes
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.runtime.arrays import Array
 
 # An untuned kernel that takes longer than this is timed once.
 _SLOW_S: Final = 0.1

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.fuzzing.mutations import mutate_bytes
 from tvmflow.core.errors import StageError
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Dimension, Feed, TensorSpec
 from tvmflow.runtime import npz, samples
 from tvmflow.runtime.npz import read_npz
 
@@ -60,7 +60,7 @@ def test_outputs_come_together_without_the_padding(tmp_path: Path) -> None:
     """An output without samples along its first axis is left whole."""
     data = np.arange(15, dtype=F).reshape(5, 3)
 
-    def run(feed: samples.Feed) -> samples.Feed:
+    def run(feed: Feed) -> Feed:
         return {"sum": feed["data"].sum(axis=1), "constant": np.ones(7, F), "scalar": F(1)}
 
     outputs = samples.run_samples(run, read(save(tmp_path, data=data)))
@@ -123,7 +123,7 @@ def test_samples_are_stacked_where_the_first_axis_is_something_else(tmp_path: Pa
         np.testing.assert_array_equal(feed["state"], state[place])
         assert (feed["rate"].shape, feed["rate"].dtype, int(feed["rate"])) == ((), np.int64, 8)
 
-    def run(feed: samples.Feed) -> samples.Feed:
+    def run(feed: Feed) -> Feed:
         return {"next": feed["state"] + F(1), "score": feed["chunk"].sum()}
 
     outputs = samples.run_samples(run, loaded)
