@@ -506,8 +506,11 @@ def _plan_recipe(
     bare = PlannedRecipe(
         recipe, stages, (), files, next(iter(variants), ""), str(pipeline.path), operators.files
     )
-    # LLVM may have to be asked about the targets, by a process that loads TVM meanwhile
-    _identify_early(list_known_tools(bare))
+    # LLVM may have to be asked about the targets, by a process that loads TVM meanwhile; this one
+    # remembers identities, and the stage that needs one reports a problem with it
+    for name in list_known_tools(bare):
+        with contextlib.suppress(EnvironmentProblem), explain_wait(IDENTITY_WAIT.format(name)):
+            packages.identity(name)
     targets, target_reads = resolve_targets(recipe, request.targets, store, lock, query)
     planned = [bare._replace(targets=targets, variant=variant) for variant in variants or [""]]
     problems: list[str] = []
@@ -518,13 +521,6 @@ def _plan_recipe(
     images = list_images(zip(planned, signatures, strict=True))
     planned = [entry._replace(images=images.files) for entry in planned]
     return planned, [*reads, *target_reads, *images.read]
-
-
-def _identify_early(distributions: Iterable[str]) -> None:
-    """Identify packages, which this process remembers; the stage that needs one reports a problem with it."""
-    for name in distributions:
-        with contextlib.suppress(EnvironmentProblem), explain_wait(IDENTITY_WAIT.format(name)):
-            packages.identity(name)
 
 
 def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signature:

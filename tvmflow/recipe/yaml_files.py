@@ -631,8 +631,10 @@ def _unknown_field_text(document: Document, kinds: _Kinds, loc: Loc) -> str:
     if nearest(name, fields, cutoff=_CLEARLY_MEANT):
         return f"unknown field{did_you_mean(name, fields)}"
     inside = document.value_at(*loc)
+    sections = (*_nested_models(kinds.model), *_nested_models(kinds.other))
+    every = [field for _, model in sections for field in model.model_fields]
     for wrong in (name, *(inside if isinstance(inside, dict) else ())):
-        for meant in nearest(wrong, _all_fields(kinds), cutoff=_CLEARLY_MEANT):
+        for meant in nearest(wrong, every, cutoff=_CLEARLY_MEANT):
             hint = f"'{meant}' {_find_places(kinds, meant)[0]}"
             return f"unknown field; did you mean {hint}?"
     hint = did_you_mean(name, fields) or f" (valid: {', '.join(fields)})"
@@ -665,11 +667,6 @@ def _sections_with(model: type[BaseModel] | None, name: str) -> dict[type[BaseMo
         if name in section.model_fields:
             paths.setdefault(section, path)
     return paths
-
-
-def _all_fields(kinds: _Kinds) -> list[str]:
-    sections = (*_nested_models(kinds.model), *_nested_models(kinds.other))
-    return [name for _, section in sections for name in section.model_fields]
 
 
 def _nested_models(

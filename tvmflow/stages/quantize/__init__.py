@@ -177,23 +177,16 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         document.get("bound", ()),
         signature.dimensions,
     )
+    skipped, imported = candidates.skipped, facts._asdict()
+    del imported["tensors"]
+    tables = [_describe_table(table, quantization, skipped) for table in candidates.tables]
     return QuantizeFacts(
-        weights=facts.weights,
-        weight_bytes=facts.weight_bytes,
-        operators=facts.operators,
-        nodes=facts.nodes,
-        inputs=facts.inputs,
-        outputs=facts.outputs,
-        bound=facts.bound,
-        dimensions=facts.dimensions,
+        **imported,
         float_bytes=sum(array.nbytes for array in model.params.values()),
         layers=(
+            *tables,
             *(
-                _describe_table(table, quantization, candidates.skipped)
-                for table in candidates.tables
-            ),
-            *(
-                _describe_layer(place, layer, quantization, candidates.skipped, control)
+                _describe_layer(place, layer, quantization, skipped, control)
                 for place, layer in enumerate(layers)
             ),
         ),
