@@ -17,7 +17,7 @@ from tvmflow.core.text import did_you_mean
 
 if TYPE_CHECKING:
     from tvmflow.cli.run_model_comparison import ComparedRun, Element, ModelRun
-    from tvmflow.core.types import Json
+    from tvmflow.core.types import Array, Json
     from tvmflow.runtime import samples
     from tvmflow.runtime.input_files import InputFile
     from tvmflow.runtime.module import Module
@@ -216,7 +216,7 @@ def _read_samples(
 def _add_best(
     result: ModelRun,
     module: Module,
-    outputs: Mapping[str, samples.Array],
+    outputs: Mapping[str, Array],
     files: Sequence[InputFile],
     top: int | None,
 ) -> ModelRun:
@@ -296,7 +296,7 @@ def _compare(module: Module, feed: samples.Samples, options: RunModelOptions) ->
     return [compare_with(runtime, module, feed) for runtime in runtimes]
 
 
-def _find_largest(array: samples.Array, count: int) -> list[list[Element]]:
+def _find_largest(array: Array, count: int) -> list[list[Element]]:
     """Return the largest elements of each sample, the largest first; NaN is never among them."""
     import numpy as np
 
