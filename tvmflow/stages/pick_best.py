@@ -107,7 +107,7 @@ class SizeTimes(TypedDict):
 
 
 class _OpenJudgement(TypedDict, total=False):
-    """What a kernel with open sizes has: times of the winner, and what is `wrong` with finalists' values."""
+    """A kernel with open sizes: times of the winner, and what is `wrong` with finalists' values."""
 
     sizes: list[SizeTimes]
     wrong: list[str]
