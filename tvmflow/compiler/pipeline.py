@@ -38,6 +38,7 @@ from tvmflow.compiler.passes.legalize import make_operator_kernels
 from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, group_open_reshapes, order_sizes
+from tvmflow.compiler.passes.pixels import merge_fixed_pixels
 from tvmflow.compiler.passes.plain_images import PoolRewriter, ResizeRewriter
 from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequantizeFolder
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
@@ -209,6 +210,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
         _pass("own_sizes", give_own_sizes),
+        LoweringPass("merge_pixels", merge_fixed_pixels, _FOR_CPUS),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "kernels": (

@@ -7,16 +7,14 @@ of all stages of a network are alike, and they do not depend on the order in whi
 
 from __future__ import annotations
 
-import itertools
 import math
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
-from tvm.s_tir import SBlockRealize
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import (
@@ -30,6 +28,7 @@ from tvmflow.compiler.open_sizes import (
     simplify,
     sizes_of,
 )
+from tvmflow.compiler.passes.pixels import merge_dynamic_pixels
 from tvmflow.compiler.passes.rewriter import (
     INJECTIVE,
     MainRewriter,
@@ -50,7 +49,7 @@ def give_own_sizes(mod: tvm.IRModule) -> tvm.IRModule:
 
     TVM fuses kernels only while their shapes are those of the model's tensors.
     """
-    return _rewrite_kernels(mod, lambda kernel: _merge_pixels(_replace_sizes(kernel)))
+    return _rewrite_kernels(mod, lambda kernel: merge_dynamic_pixels(_replace_sizes(kernel)))
 
 
 def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
@@ -111,118 +110,6 @@ def _replace_sizes(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     return tvm_ffi.structural_map(
         kernel, (_EXPRESSIONS, lambda node: _replace(node, sizes, dimensions)), order="pre"
     )
-
-
-# ---------------------------------------------------------------- pixels
-# Height and width of a pointwise convolution, both open, become one axis of pixels: an image has one last tile,
-# where it had one in each row, and narrow images are computed in whole tiles.
-#
-# The axis of the rows keeps one iteration, so that the last index of a pixel goes on beyond its row. Tensors are
-# contiguous: the place in memory is the same.
-
-
-def _merge_pixels(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a kernel with a reduction at each pixel with one axis of pixels; others are the same."""
-    blocks = [
-        realize
-        for realize in ir.find_nodes(kernel.body, SBlockRealize)
-        if not ir.find_nodes(realize.block.body, SBlockRealize)
-    ]
-    shapes = [
-        list(realize.block.writes[0].source.shape)
-        for realize in blocks
-        if realize.block.init is not None
-    ]
-    image = shapes[0][-3:-1] if len(shapes) == 1 else []
-    if len(image) < 2 or not all(isinstance(size, tirx.Var) for size in image):
-        return kernel
-    pixels = [_find_pixel(realize, image) for realize in blocks]
-    if None in pixels:
-        return kernel
-    lengths = {}
-    for row, column in filter(None, pixels):
-        lengths[row.var], lengths[column.var] = tirx.IntImm("int64", 1), image[0] * image[1]
-    return _with_lengths(kernel, lengths, image)
-
-
-def _find_pixel(realize: SBlockRealize, image: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Return the axes of rows and columns of a block that reads and writes images at one pixel alone."""
-    block = realize.block
-    axes = list(block.iter_vars)
-    pairs = [
-        pair
-        for pair in itertools.pairwise(axes)
-        if all(axis.iter_type == tirx.IterVar.DataPar for axis in pair)
-        and _are_same([axis.dom.extent for axis in pair], image)
-    ]
-    is_loop = all(isinstance(value, tirx.Var) for value in realize.iter_values)
-    if len(pairs) != 1 or not is_loop or not isinstance(realize.predicate, tirx.IntImm):
-        return None
-    units = {
-        axis.var: axis.dom.min
-        for axis in axes
-        if isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1
-    }
-    simplify = tvm.sym.Analyzer().simplify
-    row, column = (axis.var for axis in pairs[0])
-    is_at_pixel = True
-
-    def check(buffer: Any, indices: Sequence[Any]) -> list[Any]:
-        nonlocal is_at_pixel
-        at = [simplify(ir.replace_variables(index, units)) for index in indices]
-        if _are_same(buffer.shape[-3:-1], image):
-            is_at_pixel = is_at_pixel and at[-3].same_as(row) and at[-2].same_as(column)
-            at[-3:-1] = [tirx.IntImm("int64", 0)] * 2
-            return at
-        sizes = ir.find_nodes(list(buffer.shape), tvm.ir.Var)
-        is_at_pixel = is_at_pixel and not any(size in sizes for size in image)
-        return at
-
-    # what is left uses no pixel
-    rest = [
-        ir.rewrite_indices(part, check) for part in (block.body, block.init) if part is not None
-    ]
-    used = ir.find_nodes(rest, tvm.ir.Var)
-    return pairs[0] if is_at_pixel and row not in used and column not in used else None
-
-
-def _are_same(sizes: Iterable[Any], others: Sequence[Any]) -> bool:
-    sizes = list(sizes)
-    return len(sizes) == len(others) and all(map(lambda a, b: a.same_as(b), sizes, others))
-
-
-def _with_lengths(
-    kernel: tirx.PrimFunc, lengths: Mapping[Any, Any], image: Sequence[Any]
-) -> tirx.PrimFunc:
-    """Return a kernel with other lengths of some axes, and with images of its own in one row."""
-    loops: dict[Any, Any] = {}
-    own: dict[Any, Any] = {}
-    for realize in ir.find_nodes(kernel.body, SBlockRealize):
-        block = realize.block
-        pairs = zip(block.iter_vars, realize.iter_values, strict=True)
-        loops |= {value: lengths[axis.var] for axis, value in pairs if axis.var in lengths}
-        for buffer in block.alloc_buffers:
-            if _are_same(buffer.shape[-3:-1], image):
-                row = [tirx.IntImm("int64", 1), image[0] * image[1]]
-                shape = [*buffer.shape[:-3], *row, buffer.shape[-1]]
-                own[buffer] = tirx.decl_buffer(
-                    shape, buffer.dtype, buffer.name, scope=buffer.scope()
-                )
-
-    def change_loop(loop: tirx.For) -> tirx.For:
-        if loop.loop_var not in loops:
-            return loop
-        return tirx.For(loop.loop_var, loop.min, loops[loop.loop_var], loop.kind, loop.body)
-
-    def change_axis(axis: tirx.IterVar) -> tirx.IterVar:
-        if axis.var not in lengths:
-            return axis
-        dom = tvm.ir.Range.from_min_extent(axis.dom.min, lengths[axis.var])
-        return tirx.IterVar(dom, axis.var, axis.iter_type)
-
-    rules = ((tirx.For, change_loop), (tirx.IterVar, change_axis))
-    body = tvm_ffi.structural_map(kernel.body, rules)
-    return kernel.with_body(ir.replace_variables(body, own) if own else body)
 
 
 def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, list[int]]:
