@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
@@ -133,6 +133,20 @@ def unsupported_dtype(name: str) -> str:
     return (
         f"has dtype {name}, which no input of a library can have: export the model with another one"
     )
+
+
+def number_repeated(names: Iterable[str]) -> Iterator[str]:
+    """Give names, with a number where one is repeated: `y`, `y_2`, `y_3`."""
+    seen: set[str] = set()
+    counts: dict[str, int] = {}
+    for name in names:
+        distinct, count = name, counts.get(name, 1)
+        while distinct in seen:
+            count += 1
+            distinct = f"{name}_{count}"
+        seen.add(distinct)
+        counts[name] = count
+        yield distinct
 
 
 class InputRequest(NamedTuple):

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvmflow.frontends.base import NotAModel
+from tvmflow.frontends.base import NotAModel, number_repeated
 
 # ---------------------------------------------------------------- FlatBuffers
 # The format is that of https://flatbuffers.dev/internals. Nothing is read outside the file, whatever
@@ -476,14 +476,6 @@ def _names(
 
 def _distinct(names: Iterator[str], budget: Budget) -> Iterator[str]:
     """Give names, numbered where they repeat: a tensor may be an output twice."""
-    seen: set[str] = set()
-    counts: dict[str, int] = {}
-    for name in names:
-        distinct, count = name, counts.get(name, 1)
-        while distinct in seen:
-            count += 1
-            distinct = f"{name}_{count}"
-        budget.spend(len(distinct))
-        seen.add(distinct)
-        counts[name] = count
-        yield distinct
+    for name in number_repeated(names):
+        budget.spend(len(name))
+        yield name
