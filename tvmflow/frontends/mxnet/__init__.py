@@ -224,10 +224,7 @@ class MxnetFrontend(Frontend):
 
         operators = load_operators(call.files)
         symbol = read_symbol(call.files[SYMBOL])
-        params = read_params(call.files[PARAMS])
-        return build(
-            symbol, params, call.inputs, call.tensors, call.bound, operators, call.dimensions
-        )
+        return build(symbol, read_params(call.files[PARAMS]), call, operators)
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         from tvmflow.operators.loading import operator_paths, prepare_calls

@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-import tvm
 from tvm import relax, tirx
 
 from tvmflow.compiler.open_sizes import is_open, same_sizes, sizes_of
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.core.types import Size, TensorSpec
 from tvmflow.core.version import page_url
-from tvmflow.frontends._emission import (
-    NodeNames,
-    call_operator,
-    explain_failure,
-)
+from tvmflow.frontends._emission import NodeNames, call_operator, explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends._reference_process import Array
-from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel
+from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel, number_repeated
+from tvmflow.frontends.frontend import ImportCall
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import (
     CUSTOM,
@@ -44,9 +39,6 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     **_layers.CONVERTERS,
 }
 """Converters by the names of operators; defaults of attributes are those of MXNet 1.9's operator definitions."""
-
-NO_OPERATORS: Final = Operators()
-"""Those of a recipe that brings none."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,119 +75,115 @@ _NUMBERED: Final = frozenset(
 
 
 def build(
-    symbol: Symbol,
-    params: Mapping[str, Array],
-    inputs: Sequence[TensorSpec],
-    tensors: Sequence[str] = (),
-    bound: Mapping[str, Array] = MappingProxyType({}),
-    operators: Operators = NO_OPERATORS,
-    dimensions: Sequence[Dimension] = (),
+    symbol: Symbol, params: Mapping[str, Array], call: ImportCall, operators: Operators
 ) -> LoadedModel:
-    """Return the model of a symbol for these input shapes; inner `tensors` come after its outputs."""
+    """Return the model of a symbol; inner tensors come after its outputs."""
     output_count = len(symbol.heads)
-    symbol = _with_heads(symbol, tensors)
+    symbol = _with_heads(symbol, call.tensors)
     live = _live_nodes(symbol)
     _log.debug("%d of %d nodes are needed in inference", len(live), len(symbol.nodes))
     _check_operators(symbol, live, operators)
-    _check_names(symbol, live, params, inputs)
+    _check_names(symbol, live, params, call.inputs)
 
-    constants = {name: relax.const(array) for name, array in bound.items()}
-    free = tuple(spec for spec in inputs if spec.name not in bound)
-    symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
-    input_vars = {
+    free = tuple(spec for spec in call.inputs if spec.name not in call.bound)
+    symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in call.dimensions}
+    variables = {
         spec.name: _variable(spec.name, spec.sizes or spec.shape, spec.dtype, symbols)
         for spec in free
     }
-    param_vars = {
-        node.name: _variable(node.name, params[node.name].shape, str(params[node.name].dtype))
-        for node in (symbol.nodes[index] for index in live)
-        if node.op == "null" and node.name not in {*input_vars, *constants}
-    }
-    graph = _Graph(symbol, live, operators, SizeRanges(dimensions))
-    mod, results, nodes = graph.build(input_vars, param_vars, constants)
-    largest = {entry.name: entry.max for entry in dimensions}
+    names = (symbol.nodes[index].name for index in live if symbol.nodes[index].op == "null")
+    known = {*variables, *call.bound}
+    weights = {name: params[name] for name in names if name not in known}
+    for name, array in weights.items():
+        variables[name] = _variable(name, array.shape, str(array.dtype), {})
+
+    builder = relax.BlockBuilder()
+    nodes = NodeNames(builder)
+    constants = {name: relax.const(array) for name, array in call.bound.items()}
+    graph = _Graph(
+        symbol=symbol,
+        operators=operators,
+        ranges=SizeRanges(call.dimensions),
+        builder=builder,
+        nodes=nodes,
+    )
+    results: list[Expr] = []
+    failure: StageError | None = None
+    with builder.function("main", attrs={"num_input": len(free)}):
+        with builder.dataflow():
+            try:
+                results = graph.emit(live, {**variables, **constants})
+            except StageError as error:
+                failure = error
+        # The function is finished after a failure too, since TVM warns of an unfinished builder.
+        result = results[0] if len(results) == 1 else relax.Tuple(results)
+        builder.emit_func_output(result, list(variables.values()))
+    if failure:
+        raise failure
+    mod = builder.finalize()
+    largest = {entry.name: entry.max for entry in call.dimensions}
     outputs = tuple(
         tensor_spec(name, result.ty, largest)
         for name, result in zip(_output_names(symbol), results, strict=True)
     )
-    weights = {name: params[name] for name in param_vars}
-    outputs, inner = outputs[:output_count], outputs[output_count:]
     return LoadedModel(
-        mod=mod, params=weights, inputs=free, outputs=outputs, tensors=inner, nodes=nodes
+        mod=mod,
+        params=weights,
+        inputs=free,
+        outputs=outputs[:output_count],
+        tensors=outputs[output_count:],
+        nodes=nodes.take(mod),
     )
 
 
 class _Graph(NamedTuple):
-    """A graph to convert: the nodes that inference needs, and what they are converted with."""
+    """A graph to convert, and what its nodes are converted with."""
 
     symbol: Symbol
-    live: Sequence[int]
     operators: Operators
     ranges: SizeRanges
+    builder: relax.BlockBuilder
+    nodes: NodeNames
 
-    def build(
-        self,
-        input_vars: Mapping[str, Expr],
-        param_vars: Mapping[str, Expr],
-        constants: Mapping[str, Expr],
-    ) -> tuple[tvm.IRModule, list[Expr], tuple[str, ...]]:
-        """Return the module with the function `main`, its outputs, and the node of each binding."""
-        builder = relax.BlockBuilder()
-        nodes = NodeNames(builder)
-        results: list[Expr] = []
-        failure: StageError | None = None
-        with builder.function("main", attrs={"num_input": len(input_vars)}):
-            with builder.dataflow():
-                try:
-                    values = {**param_vars, **input_vars, **constants}
-                    results = self._emit(values, builder, nodes)
-                except StageError as error:
-                    failure = error
-            # The function is finished after a failure too, since TVM warns of an unfinished builder.
-            builder.emit_func_output(
-                results[0] if len(results) == 1 else relax.Tuple(results),
-                [*input_vars.values(), *param_vars.values()],
-            )
-        if failure:
-            raise failure
-        mod = builder.finalize()
-        return mod, results, nodes.take(mod)
-
-    def _emit(
-        self, variables: Mapping[str, Expr], builder: relax.BlockBuilder, nodes: NodeNames
-    ) -> list[Expr]:
-        """Emit every node in order, and return the outputs."""
-        symbol = self.symbol
+    def emit(self, live: Sequence[int], variables: Mapping[str, Expr]) -> list[Expr]:
+        """Emit the nodes that inference needs, in order, and return the outputs."""
         values: dict[int, list[Expr]] = {}
-        for index in self.live:
-            node = symbol.nodes[index]
+        for index in live:
+            node = self.symbol.nodes[index]
             if node.op == "null":
                 values[index] = [variables[node.name]]
                 self.ranges.see(sizes_of(variables[node.name]) or ())
-                continue
-            inputs = [
-                _pick(symbol.nodes[source], values[source], output) if _reads(node, place) else None
-                for place, (source, output) in enumerate(node.inputs)
-            ]
-            op = Op(
-                node, inputs, [symbol.nodes[n].name for n, _ in node.inputs], builder, self.ranges
-            )
-            if operator := find_operator(node, self.operators):
-                for position in range(len(inputs)):
-                    if op.reads(position):
-                        op.shape(position)
-                described = describe_node(node, operator, count_outputs(symbol, index))
-                name, names = quoted(node.name), [""] * described.outputs
-                values[index] = call_operator(
-                    self.operators, operator, described, name, inputs, names, builder
-                )
             else:
-                values[index] = _convert(node, op)
-            nodes.mark(node.name, values[index])
-        return [
-            builder.emit_output(_pick(symbol.nodes[index], values[index], output))
-            for index, output in symbol.heads
+                values[index] = self._convert(index, node, values)
+                self.nodes.mark(node.name, values[index])
+        outputs = [self._pick(values, index, output) for index, output in self.symbol.heads]
+        return list(map(self.builder.emit_output, outputs))
+
+    def _convert(self, index: int, node: Node, values: Mapping[int, Sequence[Expr]]) -> list[Expr]:
+        inputs = [
+            self._pick(values, source, output) if _reads(node, place) else None
+            for place, (source, output) in enumerate(node.inputs)
         ]
+        names = [self.symbol.nodes[source].name for source, _ in node.inputs]
+        op = Op(node, inputs, names, self.builder, self.ranges)
+        operator = find_operator(node, self.operators)
+        if operator is None:
+            return _convert(node, op)
+        for position in filter(op.reads, range(len(inputs))):
+            op.shape(position)
+        described = describe_node(node, operator, count_outputs(self.symbol, index))
+        outputs = [""] * described.outputs
+        return call_operator(
+            self.operators, operator, described, quoted(node.name), inputs, outputs, self.builder
+        )
+
+    def _pick(self, values: Mapping[int, Sequence[Expr]], index: int, output: int) -> Expr:
+        if output >= len(values[index]):
+            node = self.symbol.nodes[index]
+            raise ImportFailed(
+                f"{excerpt(node.op)} {quoted(node.name)} cannot be imported: its output {output} is not supported"
+            )
+        return values[index][output]
 
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
@@ -240,16 +228,8 @@ def list_tensors(symbol: Symbol) -> dict[str, str]:
 
 def _output_names(symbol: Symbol) -> list[str]:
     """Return the names of MXNet's `Symbol.list_outputs`, with a number where a name is repeated."""
-    names: list[str] = []
-    for index, output in symbol.heads:
-        node = symbol.nodes[index]
-        name = _output_name(node, output)
-        unique, count = name, 1
-        while unique in names:
-            count += 1
-            unique = f"{name}_{count}"
-        names.append(unique)
-    return names
+    names = (_output_name(symbol.nodes[index], output) for index, output in symbol.heads)
+    return list(number_repeated(names))
 
 
 def _output_name(node: Node, output: int) -> str:
@@ -333,9 +313,7 @@ def _check_names(
         )
 
 
-def _variable(
-    name: str, sizes: Sequence[Size], dtype: str, symbols: Mapping[str, Any] = MappingProxyType({})
-) -> Expr:
+def _variable(name: str, sizes: Sequence[Size], dtype: str, symbols: Mapping[str, Any]) -> Expr:
     shape = [symbols[size] if isinstance(size, str) else int(size) for size in sizes]
     return relax.Var(name, relax.TensorType(shape, dtype))
 
@@ -380,11 +358,3 @@ def _checked(op: Op, result: Expr) -> Expr:
     seen = [op.ranges.as_seen(size) for size in sizes]
     op.ranges.see(seen)
     return result if same_sizes(seen, sizes) else op.builder.emit(relax.op.reshape(result, seen))
-
-
-def _pick(node: Node, outputs: list[Expr], output: int) -> Expr:
-    if output >= len(outputs):
-        raise ImportFailed(
-            f"{excerpt(node.op)} {quoted(node.name)} cannot be imported: its output {output} is not supported"
-        )
-    return outputs[output]
