@@ -73,20 +73,18 @@ class _Model(LoadedReference):
         dtypes.update({spec["name"]: spec["dtype"] for spec in first["inputs"]})
         known = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
         shapes = {spec["name"]: tuple(spec["shape"]) for spec in first["inputs"]}
+        # MXNet cannot infer the shapes of weights that operators of the recipe read.
+        read = symbol.list_arguments() if self.note else ()
+        operands = {name: weights[name].shape for name in read if name in weights}
         self._executor = symbol.simple_bind(
             mx.cpu(),
             grad_req="null",
             type_dict={name: dtype for name, dtype in dtypes.items() if name in known},
             **shapes,
-            **self._operand_shapes(symbol, weights),
+            **operands,
         )
         self._executor.copy_params_from(weights, weights, allow_extra_params=True)
         self._shapes = shapes
-
-    def _operand_shapes(self, symbol: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the shapes of weights where operators of the recipe read some: MXNet cannot infer these."""
-        names = symbol.list_arguments() if self.note else ()
-        return {name: weights[name].shape for name in names if name in weights}
 
     def _register_operators(self, mx: Any, first: Message) -> None:
         """Let MXNet compute the recipe's operators by their references."""
