@@ -228,6 +228,13 @@ def shape_text(sizes: Sequence[Any]) -> str:
     return f"[{', '.join(str(size_text(size)) for size in sizes)}]"
 
 
+def unfixed_text(sizes: Sequence[Any]) -> str:
+    """Return which dimensions leave sizes open that an operator needs as numbers."""
+    names = {str(var.name) for size in sizes for var in list_symbols(size)}
+    have = "has" if len(names) == 1 else "have"
+    return f"{names_text(sorted(names))} {have} no fixed size, and it needs one"
+
+
 def tensor_spec(
     name: str, kind: Any, largest: Mapping[str, int] = MappingProxyType({})
 ) -> TensorSpec:

@@ -13,17 +13,10 @@ from typing import Final
 import numpy as np
 from tvm import relax
 
+from tvmflow.compiler.ir import dtype_of
 from tvmflow.compiler.open_sizes import IrSize
 from tvmflow.frontends._emission import make_cosh, make_sinh
-from tvmflow.frontends.mxnet._op import (
-    DTYPES,
-    Converter,
-    Expr,
-    Op,
-    broadcast_along,
-    identity,
-    shown,
-)
+from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, broadcast_along, shown
 
 R = relax.op
 
@@ -35,28 +28,15 @@ _Binary = Callable[[Expr, Expr], Expr]
 
 
 def _zero(value: Expr) -> Expr:
-    return relax.const(0, _dtype(value))
-
-
-def _dtype(value: Expr) -> str:
-    return str(value.ty.dtype)
+    return relax.const(0, dtype_of(value))
 
 
 def _unary(function: Callable[[Expr], Expr]) -> Converter:
     return lambda op: function(op[0])
 
 
-def _scaled(function: Callable[[Expr], Expr], factor: float) -> Converter:
-    return lambda op: function(op[0]) * op.scalar(factor)
-
-
 def _cube_root(op: Op) -> Expr:
     return R.sign(op[0]) * R.power(R.abs(op[0]), op.scalar(1 / 3))
-
-
-def _hard_sigmoid(op: Op) -> Expr:
-    line = op[0] * op.scalar(op.number("alpha", 0.2)) + op.scalar(op.number("beta", 0.5))
-    return R.clip(line, 0, 1)
 
 
 def _smooth_l1(op: Op) -> Expr:
@@ -75,13 +55,13 @@ def _clip(op: Op) -> Expr:
 
 def _same_dtype(function: _Binary) -> _Binary:
     """Return a comparison whose result has the dtype of its data."""
-    return lambda a, b: R.astype(function(a, b), _dtype(a))
+    return lambda a, b: R.astype(function(a, b), dtype_of(a))
 
 
 def _logical(function: _Binary) -> _Binary:
     def apply(a: Expr, b: Expr) -> Expr:
         result = function(R.not_equal(a, _zero(a)), R.not_equal(b, _zero(b)))
-        return R.astype(result, _dtype(a))
+        return R.astype(result, dtype_of(a))
 
     return apply
 
@@ -89,7 +69,7 @@ def _logical(function: _Binary) -> _Binary:
 def _modulo(a: Expr, b: Expr) -> Expr:
     """Return the remainder with the sign of the divisor; 0 where the divisor is 0."""
     zero = _zero(b)
-    safe = R.where(R.equal(b, zero), b + relax.const(1, _dtype(b)), b)
+    safe = R.where(R.equal(b, zero), b + relax.const(1, dtype_of(b)), b)
     rest = a - safe * R.floor(a / safe)
     return R.where(R.equal(b, zero), zero * a, rest)
 
@@ -124,33 +104,31 @@ _NOT_COMMUTATIVE: Final = frozenset({"sub", "div", "mod", "power"})
 _FLOAT_ONLY: Final = frozenset({"div", "mod", "power", "hypot"})
 
 
-def _check_dtypes(op: Op, name: str) -> None:
-    dtypes = {op.dtype(index) for index in range(len(op))}
-    if len(dtypes) > 1:
-        op.refuse(f"its inputs have different dtypes: {', '.join(sorted(dtypes))}")
-    if name in _FLOAT_ONLY and not op.dtype().startswith("float"):
-        op.refuse(f"{op.dtype()} data are not supported, only floating point")
-
-
-def _binary(name: str) -> Converter:
+def _binary(name: str, operands: Callable[[Op], tuple[Expr, Expr]]) -> Converter:
     def convert(op: Op) -> Expr:
-        _check_dtypes(op, name)
-        return _BINARY[name](op[0], op[1])
+        dtypes = {op.dtype(index) for index in range(len(op))}
+        if len(dtypes) > 1:
+            op.refuse(f"its inputs have different dtypes: {', '.join(sorted(dtypes))}")
+        if name in _FLOAT_ONLY and not op.dtype().startswith("float"):
+            op.refuse(f"{op.dtype()} data are not supported, only floating point")
+        return _BINARY[name](*operands(op))
 
     return convert
 
 
-def _with_scalar(name: str, *, swapped: bool = False) -> Converter:
-    def convert(op: Op) -> Expr:
-        _check_dtypes(op, name)
-        value = op.number("scalar", 1.0)
-        is_int = op.flag("is_int", True)
-        if not op.dtype().startswith("float") and not (is_int and value.is_integer()):
-            op.refuse(f"{op.dtype()} data with the scalar {value} are not supported")
-        scalar = op.scalar(value)
-        return _BINARY[name](scalar, op[0]) if swapped else _BINARY[name](op[0], scalar)
+def _two_tensors(op: Op) -> tuple[Expr, Expr]:
+    return op[0], op[1]
 
-    return convert
+
+def _tensor_and_scalar(op: Op) -> tuple[Expr, Expr]:
+    value, is_int = op.number("scalar", 1.0), op.flag("is_int", True)
+    if not op.dtype().startswith("float") and not (is_int and value.is_integer()):
+        op.refuse(f"{op.dtype()} data with the scalar {value} are not supported")
+    return op[0], op.scalar(value)
+
+
+def _scalar_and_tensor(op: Op) -> tuple[Expr, Expr]:
+    return _tensor_and_scalar(op)[::-1]
 
 
 def _where(op: Op) -> Expr:
@@ -182,22 +160,23 @@ def _binary_converters() -> dict[str, Converter]:
     converters: dict[str, Converter] = {}
     for name in _BINARY:
         spelling = _SPELLINGS.get(name, name)
+        plain, with_scalar = _binary(name, _two_tensors), _binary(name, _tensor_and_scalar)
         for stem in (name, spelling):
-            converters[f"_{stem}"] = converters[f"broadcast_{stem}"] = _binary(name)
-        converters[f"_{spelling}_scalar"] = _with_scalar(name)
+            converters[f"_{stem}"] = converters[f"broadcast_{stem}"] = plain
+        converters[f"_{spelling}_scalar"] = with_scalar
         if name in _ARITHMETIC:
-            converters[f"_{spelling.title()}"] = _binary(name)
-            converters[f"_{spelling.title()}Scalar"] = _with_scalar(name)
+            converters[f"_{spelling.title()}"] = plain
+            converters[f"_{spelling.title()}Scalar"] = with_scalar
         if name in _NOT_COMMUTATIVE:
-            swapped = _with_scalar(name, swapped=True)
+            swapped = _binary(name, _scalar_and_tensor)
             converters[f"_r{spelling}_scalar"] = converters[f"_R{spelling.title()}Scalar"] = swapped
     return converters
 
 
 # Functions that have the same name in Relax.
 _SAME_NAMES: Final = (
-    "abs ceil cos erf exp floor log negative sigmoid sign sin sqrt square tan tanh trunc"
-).split()
+    "abs ceil cos erf exp floor log negative sigmoid sign sin sqrt square tan tanh trunc".split()
+)
 # Functions whose inverses are `arccos` … in MXNet and `acos` … in Relax.
 _WITH_INVERSES: Final = "cos cosh sin sinh tan tanh".split()
 
@@ -205,19 +184,22 @@ _WITH_INVERSES: Final = "cos cosh sin sinh tan tanh".split()
 # ---------------------------------------------------------------- activations and losses
 
 
+def _soft_sign(op: Op) -> Expr:
+    return op[0] / (R.abs(op[0]) + op.scalar(1.0))
+
+
 _ACTIVATIONS: Final[dict[str, Converter]] = {
     "relu": lambda op: R.nn.relu(op[0]),
     "sigmoid": lambda op: R.sigmoid(op[0]),
     "tanh": lambda op: R.tanh(op[0]),
     "softrelu": lambda op: R.nn.softplus(op[0]),
-    "softsign": lambda op: op[0] / (R.abs(op[0]) + op.scalar(1.0)),
+    "softsign": _soft_sign,
 }
 
 
 def _leaky_relu(op: Op) -> Expr:
-    """`LeakyReLU`: one of several activations, by `act_type`."""
     op.ignore("lower_bound", "upper_bound", "slope")
-    return _LEAKY[op.choice("act_type", "leaky", tuple(_LEAKY))](op)
+    return op.lookup("act_type", "leaky", _LEAKY)(op)
 
 
 def _prelu(op: Op) -> Expr:
@@ -238,19 +220,16 @@ def _elu(op: Op) -> Expr:
     return R.maximum(op[0], zero) + op.scalar(op.number("slope", 0.25)) * negative
 
 
-def _rrelu(op: Op) -> Expr:
-    """RReLU: in inference the slope is the mean of its bounds."""
-    slope = (op.number("lower_bound", 0.125) + op.number("upper_bound", 0.334)) / 2
-    return R.nn.leakyrelu(op[0], slope)
-
-
 _LEAKY: Final[dict[str, Converter]] = {
     "leaky": lambda op: R.nn.leakyrelu(op[0], op.number("slope", 0.25)),
     "elu": _elu,
     "selu": lambda op: R.nn.selu(op[0]),
     "gelu": lambda op: R.nn.gelu(op[0]),
     "prelu": _prelu,
-    "rrelu": _rrelu,
+    # In inference, the slope is the mean of its bounds.
+    "rrelu": lambda op: R.nn.leakyrelu(
+        op[0], (op.number("lower_bound", 0.125) + op.number("upper_bound", 0.334)) / 2
+    ),
 }
 
 
@@ -265,12 +244,6 @@ def _softmax(function: Callable[..., Expr], sign: float = 1.0) -> Converter:
         return out if dtype == op.dtype() else R.astype(out, dtype)
 
     return convert
-
-
-def _softmax_activation(op: Op) -> Expr:
-    """`SoftmaxActivation`: mode `instance` is over the last axis in MXNet's code, not over the instance."""
-    channel = op.choice("mode", "instance", ("instance", "channel")) == "channel"
-    return R.nn.softmax(op[0], axis=1 if channel else -1)
 
 
 _LOSS_KEYS: Final = ("grad_scale", "normalization", "valid_thresh")
@@ -289,14 +262,19 @@ def _softmax_output(op: Op) -> Expr:
     return R.reshape(R.nn.softmax(rows, axis=-1), shape)
 
 
-def _pass_through(function: Callable[[Expr], Expr], *unused: str) -> Converter:
-    """Return the converter of a loss or training operator, which in inference only applies a function."""
+def _pass_through(*unused: str) -> Converter:
+    """Return the converter of a loss or training operator, which inference leaves out."""
 
     def convert(op: Op) -> Expr:
         op.ignore(*_LOSS_KEYS, *unused)
-        return function(op[0])
+        return op[0]
 
     return convert
+
+
+def _logistic_output(op: Op) -> Expr:
+    op.ignore(*_LOSS_KEYS)
+    return R.sigmoid(op[0])
 
 
 _IDENTITIES: Final = (
@@ -328,7 +306,6 @@ def _reduction(function: Callable[..., Expr]) -> Converter:
 
 
 def _norm(op: Op) -> Expr:
-    """`norm`: the 1-norm or 2-norm over axes."""
     order = op.integer("ord", 2)
     if order not in (1, 2):
         op.refuse(f"ord={order} is not supported, only 1 and 2")
@@ -361,18 +338,11 @@ def _arg_reduction(function: Callable[..., Expr]) -> Converter:
 
 
 def _argmax_channel(op: Op) -> Expr:
-    if op.rank() != 2:
-        op.refuse(f"its data has {op.rank()} dimensions, 2 are needed")
+    op.expect_rank(2)
     return R.astype(R.argmax(op[0], axis=1), op.dtype())
 
 
 # ---------------------------------------------------------------- products of matrices, and attention
-
-
-def _transpose_last(op: Op, index: int) -> Expr:
-    """Return an input with its last two axes swapped."""
-    *batch, rows, columns = range(op.rank(index))
-    return R.permute_dims(op[index], [*batch, columns, rows])
 
 
 def _dot(op: Op) -> Expr:
@@ -394,10 +364,14 @@ def _batch_dot(op: Op) -> Expr:
     return R.matmul(*_matrices(op))
 
 
-def _matrices(op: Op) -> tuple[Expr, Expr]:
-    transposed = op.flag("transpose_a", False), op.flag("transpose_b", False)
-    left, right = (_transpose_last(op, i) if transposed[i] else op[i] for i in (0, 1))
-    return left, right
+def _matrices(op: Op) -> list[Expr]:
+    """Return both inputs, transposed as the attributes say."""
+    matrices = [op[0], op[1]]
+    for index, key in enumerate(("transpose_a", "transpose_b")):
+        if op.flag(key, False):
+            *batch, rows, columns = range(op.rank(index))
+            matrices[index] = R.permute_dims(op[index], [*batch, columns, rows])
+    return matrices
 
 
 def _gemm2(op: Op) -> Expr:
@@ -443,25 +417,27 @@ CONVERTERS: Final[dict[str, Converter]] = {
     **{name: _unary(getattr(R, name)) for name in _SAME_NAMES},
     **{f"arc{name}": _unary(getattr(R, f"a{name}")) for name in _WITH_INVERSES},
     **_binary_converters(),
-    **{f"elemwise_{name}": _binary(name) for name in ("add", "sub", "mul", "div")},
+    **{f"elemwise_{name}": _binary(name, _two_tensors) for name in ("add", "sub", "mul", "div")},
     **dict.fromkeys(("Cast", "amp_cast", "cast"), _cast),
     **dict.fromkeys(
         ("ElementWiseSum", "add_n"), lambda op: functools.reduce(R.add, op.all_inputs())
     ),
-    "_grad_add": _binary("add"),
+    "_grad_add": _binary("add", _two_tensors),
     "amp_multicast": _multicast,
     "cbrt": _cube_root,
     "clip": _clip,
     "cosh": lambda op: make_cosh(op[0]),
-    "degrees": _scaled(identity, 180 / math.pi),
+    "degrees": lambda op: op[0] * op.scalar(180 / math.pi),
     "expm1": lambda op: R.exp(op[0]) - op.scalar(1.0),
     "fix": _unary(R.trunc),
-    "hard_sigmoid": _hard_sigmoid,
-    "log10": _scaled(R.log, 1 / math.log(10)),
+    "hard_sigmoid": lambda op: R.clip(
+        op[0] * op.scalar(op.number("alpha", 0.2)) + op.scalar(op.number("beta", 0.5)), 0, 1
+    ),
+    "log10": lambda op: R.log(op[0]) * op.scalar(1 / math.log(10)),
     "log1p": lambda op: R.log(op[0] + op.scalar(1.0)),
-    "log2": _scaled(R.log, 1 / math.log(2)),
+    "log2": lambda op: R.log(op[0]) * op.scalar(1 / math.log(2)),
     "logical_not": lambda op: R.astype(R.equal(op[0], _zero(op[0])), op.dtype()),
-    "radians": _scaled(identity, math.pi / 180),
+    "radians": lambda op: op[0] * op.scalar(math.pi / 180),
     "rcbrt": lambda op: op.scalar(1.0) / _cube_root(op),
     "reciprocal": lambda op: op.scalar(1.0) / op[0],
     "relu": _unary(R.nn.relu),
@@ -470,17 +446,20 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "rsqrt": lambda op: op.scalar(1.0) / R.sqrt(op[0]),
     "sinh": lambda op: make_sinh(op[0], op.emit),
     "smooth_l1": _smooth_l1,
-    "softsign": lambda op: op[0] / (R.abs(op[0]) + op.scalar(1.0)),
+    "softsign": _soft_sign,
     "where": _where,
-    **dict.fromkeys(_IDENTITIES, _pass_through(identity)),
-    "Activation": lambda op: _ACTIVATIONS[op.choice("act_type", "", tuple(_ACTIVATIONS))](op),
-    "Dropout": _pass_through(identity, "p", "mode", "axes"),
-    "IdentityAttachKLSparseReg": _pass_through(identity, "sparseness_target", "penalty"),
+    **dict.fromkeys(_IDENTITIES, _pass_through()),
+    "Activation": lambda op: op.lookup("act_type", "", _ACTIVATIONS)(op),
+    "Dropout": _pass_through("p", "mode", "axes"),
+    "IdentityAttachKLSparseReg": _pass_through("sparseness_target", "penalty"),
     "LeakyReLU": _leaky_relu,
-    "LogisticRegressionOutput": _pass_through(R.sigmoid),
-    "SVMOutput": _pass_through(identity, "margin", "regularization_coefficient", "use_linear"),
+    "LogisticRegressionOutput": _logistic_output,
+    "SVMOutput": _pass_through("margin", "regularization_coefficient", "use_linear"),
     "Softmax": _softmax_output,
-    "SoftmaxActivation": _softmax_activation,
+    # Mode `instance` is over the last axis in MXNet's code, not over the instance.
+    "SoftmaxActivation": lambda op: R.nn.softmax(
+        op[0], axis=op.lookup("mode", "instance", {"instance": -1, "channel": 1})
+    ),
     "SoftmaxOutput": _softmax_output,
     "log_softmax": _softmax(R.nn.log_softmax),
     "softmax": _softmax(R.nn.softmax),

@@ -11,7 +11,9 @@ from tvm import relax
 
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.frontends._open_sizes import OpenSizeProblem
-from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, first_input, shown
+from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, shown
+
+R = relax.op
 
 
 def _sorted_axis(op: Op) -> tuple[Expr, int]:
@@ -40,14 +42,11 @@ def _top_k(op: Op) -> list[Expr]:
     [size], count = op.fixed([known_sizes(data)[axis]]), op.integer("k", 1)
     count = size if count < 1 else min(count, size)
     dtype = op.choice("dtype", "float32", DTYPES)
-    returned = op.choice("ret_typ", "indices", ("indices", "value", "both"))
+    returned = op.lookup("ret_typ", "indices", {"indices": [1], "value": [0], "both": [0, 1]})
     largest = not op.flag("is_ascend", False)
     both = op.emit(R.topk(data, k=count, axis=axis, largest=largest, dtype="int32"))
-    values, indices = both[0], R.astype(both[1], dtype)
-    return {"indices": [indices], "value": [values], "both": [values, indices]}[returned]
-
-
-R = relax.op
+    results = both[0], R.astype(both[1], dtype)
+    return [results[index] for index in returned]
 
 
 # ---------------------------------------------------------------- shapes
@@ -143,10 +142,7 @@ def _swap_axis(op: Op) -> Expr:
 def _squeeze(op: Op) -> Expr:
     shape, listed = op.sizes(), op.optional_integers("axis")
     ones = [axis for axis, size in enumerate(shape) if op.ranges.is_equal(size, 1)]
-    if listed is None:
-        axes = ones
-    else:
-        axes = [op.axis(axis) for axis in listed]
+    axes = ones if listed is None else [op.axis(axis) for axis in listed]
     rest = tuple(size for axis, size in enumerate(shape) if axis not in axes)
     if not set(axes) <= set(ones):
         op.refuse(f"axis {listed} does not have size 1 in data of shape {shown(shape)}")
@@ -175,8 +171,7 @@ def _space_to_depth(op: Op) -> Expr:
 
 
 def _nchw_shape(op: Op) -> tuple[IrSize, int, IrSize, IrSize]:
-    if op.rank() != 4:
-        op.refuse(f"its data has {op.rank()} dimensions, 4 are needed")
+    op.expect_rank(4)
     batch, _, height, width = op.sizes()
     return batch, op.size(1), height, width
 
@@ -228,12 +223,12 @@ _PAD_MODES: Final = {"constant": "constant", "edge": "replicate", "reflect": "re
 
 
 def _pad(op: Op) -> Expr:
-    mode = op.choice("mode", "", tuple(_PAD_MODES))
+    mode = op.lookup("mode", "", _PAD_MODES)
     width = op.integers("pad_width")
     if len(width) != 2 * op.rank() or min(width) < 0:
         op.refuse(f"pad_width={width} does not fit {op.rank()} dimensions")
     value = op.number("constant_value", 0.0)
-    return R.nn.pad(op[0], list(width), pad_mode=_PAD_MODES[mode], pad_value=value)
+    return R.nn.pad(op[0], list(width), pad_mode=mode, pad_value=value)
 
 
 def _broadcast(op: Op, shape: Sequence[IrSize]) -> Expr:
@@ -438,10 +433,6 @@ def _fill(value: float) -> Converter:
     return convert
 
 
-def _full(op: Op) -> Expr:
-    return _fill(op.number("value"))(op)
-
-
 def _fill_like(value: float) -> Converter:
     return lambda op: R.full(op.sizes(), op.scalar(value), op.dtype())
 
@@ -495,7 +486,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "argsort": _argsort,
     "sort": _sort,
     "topk": _top_k,
-    **dict.fromkeys(_COPIES, first_input),
+    **dict.fromkeys(_COPIES, lambda op: op[0]),
     **dict.fromkeys(
         ("Concat", "concat", "_rnn_param_concat"),
         lambda op: R.concat(op.all_inputs(), axis=op.axis(op.integer("dim", 1))),
@@ -541,7 +532,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "_arange": _arange,
     "_contrib_arange_like": _arange_like,
     "_eye": _eye,
-    "_full": _full,
+    "_full": lambda op: _fill(op.number("value"))(op),
     "_ones": _fill(1.0),
     "_zeros": _fill(0.0),
     "_zeros_without_dtype": _fill(0.0),

@@ -34,7 +34,6 @@ _DECONV: Final = {1: R.nn.conv1d_transpose, 2: R.nn.conv2d_transpose, 3: R.nn.co
 
 
 def _kernel(op: Op) -> tuple[int, ...]:
-    """Return the size of the kernel, which has as many dimensions as the data's positions."""
     dims, kernel = spatial_rank(op), op.integers("kernel")
     if len(kernel) != dims:
         op.refuse(f"kernel {kernel} does not fit data of shape {shown(op.sizes())}")
@@ -49,7 +48,6 @@ def _add_bias(op: Op, out: Expr, filters: int, *, no_bias: bool) -> Expr:
 
 
 def _convolution(op: Op) -> Expr:
-    """`Convolution`: grouped, strided and dilated, in 1 to 3 dimensions."""
     kernel = _kernel(op)
     dims = len(kernel)
     filters, groups = op.integer("num_filter"), op.integer("num_group", 1)
@@ -132,11 +130,6 @@ def _deconvolution_padding(
 
 _MAX_POOL: Final = {1: R.nn.max_pool1d, 2: R.nn.max_pool2d, 3: R.nn.max_pool3d}
 _AVG_POOL: Final = {1: R.nn.avg_pool1d, 2: R.nn.avg_pool2d, 3: R.nn.avg_pool3d}
-
-
-def _pooling_v1(op: Op) -> Expr:
-    """`Pooling_v1`: divides every average by the size of the full window, also at the border."""
-    return _pool(op, {**_POOLS, "avg": lambda op, windows: windows.mean(op[0])})
 
 
 def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
@@ -269,6 +262,8 @@ _POOLS: Final[dict[str, _Pool]] = {
     "sum": lambda op, windows: windows.mean(op[0]) * op.scalar(math.prod(windows.kernel)),
     "lp": _lp_pool,
 }
+# `Pooling_v1` divides every average by the size of the full window, also at the border.
+_POOLS_V1: Final[dict[str, _Pool]] = {**_POOLS, "avg": lambda op, windows: windows.mean(op[0])}
 
 
 # The number of windows by convention: (size, kernel, stride, padding) -> count.
@@ -324,7 +319,6 @@ def _scale_and_shift(op: Op, normal: Expr, axis: int) -> Expr:
 
 
 def _layer_norm(op: Op) -> Expr:
-    """`LayerNorm`: standardizes along one axis."""
     axis = op.axis(op.integer("axis", -1))
     op.ignore("output_mean_var")
     normal = _standardize(op, op[0], [axis], op.number("eps", 1e-5))
@@ -360,7 +354,7 @@ _L2_AXES: Final[dict[str, Callable[[int], range]]] = {
 
 def _l2_normalization(op: Op) -> Expr:
     """`L2Normalization`: `x / sqrt(Σ x² + eps)` over each instance, its channels or its positions."""
-    axes = list(_L2_AXES[op.choice("mode", "instance", tuple(_L2_AXES))](op.rank()))
+    axes = list(op.lookup("mode", "instance", _L2_AXES)(op.rank()))
     total = R.sum(op[0] * op[0], axes, keepdims=True)
     return op[0] / R.sqrt(total + op.scalar(op.number("eps", 1e-10)))
 
@@ -373,8 +367,7 @@ def _lrn(op: Op) -> Expr:
     size = op.integer("nsize")
     if size % 2 == 0:
         op.refuse(f"nsize={size} is even")
-    if op.rank() != 4:
-        op.refuse(f"its data has {op.rank()} dimensions, 4 are needed")
+    op.expect_rank(4)
     batch, channels, height, width = op.sizes()
     squares = R.reshape(op[0] * op[0], (batch, 1, channels, height * width))
     padding = (size // 2, 0, size // 2, 0)
@@ -446,14 +439,11 @@ def _bilinear_resize(op: Op) -> Expr:
     new_size = [op.integer(key, 1) for key in ("height", "width")]
     if mode == "like":
         new_size = list(op.sizes(1)[2:])
-    elif mode in _RESIZED_SIZES:
-        fixed = op.fixed(size)
-        new_size = [_RESIZED_SIZES[mode](n, scale) for n, scale in zip(fixed, scales, strict=True)]
-    elif scales[0] and all(scale.is_integer() for scale in scales):
+    elif mode == "size" and scales[0] and all(scale.is_integer() for scale in scales):
         new_size = [n * int(scale) for n, scale in zip(size, scales, strict=True)]
-    elif scales[0]:
-        fixed = op.fixed(size)
-        new_size = [int(n * scale) for n, scale in zip(fixed, scales, strict=True)]
+    elif mode != "size" or scales[0]:
+        resize = _RESIZED_SIZES.get(mode, lambda n, scale: int(n * scale))
+        new_size = list(map(resize, op.fixed(size), scales))
     aligned = op.flag("align_corners", True)
     if op.ranges.are_equal(new_size, size):
         return op[0]
@@ -619,7 +609,8 @@ def _multibox_detection(op: Op) -> Expr:
     The class is the best of 1, 2, …, minus one: MXNet does not read `background_id`.
     """
     op.ignore("background_id")
-    batch, classes, anchors = _scores(op)
+    batch, _, anchors = op.sizes()
+    classes = op.size(1)
     op.expect_shape(1, (batch, anchors * 4))
     op.expect_shape(2, (1, anchors, 4))
     if classes < 2:
@@ -639,14 +630,10 @@ def _multibox_detection(op: Op) -> Expr:
     return op.emit(detection.call(rows, order, written, count))
 
 
-def _scores(op: Op) -> tuple[IrSize, int, IrSize]:
-    batch, _, anchors = op.sizes(0)
-    return batch, op.size(1), anchors
-
-
 def _multibox_candidates(op: Op) -> tuple[Expr, Expr, Expr]:
     """Return class, score and corners of every anchor as rows, the scores, and which are valid."""
-    batch, classes, anchors = _scores(op)
+    batch, _, anchors = op.sizes()
+    classes = op.size(1)
     scales = op.numbers("variances", (0.1, 0.1, 0.2, 0.2))
     if len(scales) != 4:
         op.refuse(f"variances={scales} must be four numbers")
@@ -724,7 +711,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "Deconvolution": _deconvolution,
     "FullyConnected": _fully_connected,
     "Pooling": lambda op: _pool(op, _POOLS),
-    "Pooling_v1": _pooling_v1,
+    "Pooling_v1": lambda op: _pool(op, _POOLS_V1),
     "_contrib_AdaptiveAvgPooling2D": _adaptive_avg_pooling,
     **dict.fromkeys(("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"), _batch_norm),
     "GroupNorm": _group_norm,

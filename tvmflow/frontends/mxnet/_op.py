@@ -7,15 +7,16 @@ An attribute that the converter does not read is an error (`Op.check_all_read`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from tvm import relax
 
-from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, list_symbols
+from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
-from tvmflow.frontends._open_sizes import SizeRanges, shape_text
+from tvmflow.frontends._open_sizes import SizeRanges, shape_text, unfixed_text
 from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.mxnet._checkpoint import Node
 
@@ -38,10 +39,6 @@ _NONE: Final = frozenset({"None", "none", ""})
 _REQUIRED: Final[Any] = object()
 
 
-NO_RANGES: Final = SizeRanges(())
-"""The dimensions of a model of fixed sizes."""
-
-
 def shown(sizes: Sequence[IrSize]) -> str:
     """Return a shape for messages, as MXNet writes it."""
     text = shape_text(sizes)[1:-1]
@@ -57,7 +54,7 @@ class Op:
         inputs: Sequence[Expr | None],
         input_names: Sequence[str],
         builder: relax.BlockBuilder,
-        ranges: SizeRanges = NO_RANGES,
+        ranges: SizeRanges,
     ) -> None:
         self.ranges = ranges
         self.kind = node.op
@@ -105,10 +102,8 @@ class Op:
     def fixed(self, sizes: Sequence[IrSize], index: int = 0) -> tuple[int, ...]:
         """Return sizes that this operator needs as numbers; they follow from the input `index`."""
         if any(map(is_open, sizes)):
-            names = {str(var.name) for size in sizes for var in list_symbols(size)}
-            have = "has" if len(names) == 1 else "have"
             self.refuse(
-                f"{names_text(sorted(names))} {have} no fixed size, and it needs one; "
+                f"{unfixed_text(sizes)}; "
                 f"its input {quoted(self._input_names[index])} has the shape {shape_text(self.sizes(index))}",
                 fix=OPEN_FIX,
             )
@@ -124,6 +119,11 @@ class Op:
 
     def dtype(self, index: int = 0) -> str:
         return str(self[index].ty.dtype)
+
+    def expect_rank(self, rank: int) -> None:
+        """Refuse data of another number of dimensions."""
+        if self.rank() != rank:
+            self.refuse(f"its data has {self.rank()} dimensions, {rank} are needed")
 
     def axis(self, value: int, rank: int | None = None) -> int:
         """Return an axis as a non-negative number; without `rank`, an axis of the first input."""
@@ -198,21 +198,25 @@ class Op:
             self.refuse(f"{key}={quoted(value)} is not supported, only {', '.join(supported)}")
         return value
 
-    def integers(self, key: str, default: Sequence[int] = _REQUIRED) -> tuple[int, ...]:
-        """Return a tuple of integers; a single integer counts as a tuple of one."""
-        return tuple(self._parsed(key, default, _integers, "a tuple of integers"))
+    def lookup(self, key: str, default: str, table: Mapping[str, _Value]) -> _Value:
+        """Return the entry of a table for a string attribute."""
+        return table[self.choice(key, default, tuple(table))]
 
-    def numbers(self, key: str, default: Sequence[float] = _REQUIRED) -> tuple[float, ...]:
+    def integers(self, key: str, default: tuple[int, ...] = _REQUIRED) -> tuple[int, ...]:
+        """Return a tuple of integers; a single integer counts as a tuple of one."""
+        return self._parsed(key, default, partial(_tuple, int), "a tuple of integers")
+
+    def numbers(self, key: str, default: tuple[float, ...] = _REQUIRED) -> tuple[float, ...]:
         """Return a tuple of numbers; a single number counts as a tuple of one."""
-        return tuple(self._parsed(key, default, _numbers, "a tuple of numbers"))
+        return self._parsed(key, default, partial(_tuple, float), "a tuple of numbers")
 
     def optional_integers(self, key: str) -> tuple[int, ...] | None:
-        """Return a tuple of integers, or None when it is not set."""
-        return self._parsed(key, None, _integers, "a tuple of integers")
+        return self._parsed(key, None, partial(_tuple, int), "a tuple of integers")
 
     def bounds(self, key: str) -> tuple[int | None, ...]:
         """Return a tuple of integers and None, as in `slice`."""
-        return self._parsed(key, _REQUIRED, _bounds, "a tuple of integers")
+        parse = partial(_tuple, lambda item: None if item is None else int(item))
+        return self._parsed(key, _REQUIRED, parse, "a tuple of integers")
 
     def require(self, key: str, value: str, reason: str) -> None:
         """Refuse other values of an attribute than `value`, which is its default."""
@@ -268,31 +272,16 @@ def _number(text: str) -> float:
     return float(_FLAGS[text.lower()] if text.lower() in ("true", "false") else text)
 
 
-def _tuple(text: str, kind: Callable[[Any], _Value]) -> tuple[_Value, ...]:
+def _tuple(kind: Callable[[Any], _Value], text: str) -> tuple[_Value, ...]:
     # MXNet also writes (2L, 2L), and lists.
     value = ast.literal_eval(text.replace("L", "").replace("[", "(").replace("]", ")"))
     return tuple(map(kind, value)) if isinstance(value, tuple) else (kind(value),)
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    return _tuple(text, int)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return _tuple(text, float)
-
-
-def _bounds(text: str) -> tuple[int | None, ...]:
-    return _tuple(text, lambda item: None if item is None else int(item))
-
-
-R = relax.op
-
-
 def broadcast_along(value: Expr, axis: int, rank: int) -> Expr:
     """Return a vector, reshaped so that it broadcasts along `axis` of `rank` dimensions."""
     others = [position for position in range(rank) if position != axis]
-    return R.expand_dims(value, others) if others else value
+    return relax.op.expand_dims(value, others) if others else value
 
 
 _DATA_LAYOUTS: Final = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
@@ -319,11 +308,3 @@ def per_axis(op: Op, key: str, dims: int, default: int) -> tuple[int, ...]:
 
 DTYPES: Final = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """The data types that an attribute can choose for a result."""
-
-
-def first_input(op: Op) -> Expr:
-    return op[0]
-
-
-def identity(value: Expr) -> Expr:
-    return value
