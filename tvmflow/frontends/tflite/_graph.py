@@ -12,12 +12,12 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
-from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, size_text
+from tvmflow.compiler.open_sizes import IrSize, is_open, size_text
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
-from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
+from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text, unfixed_text
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
@@ -35,7 +35,6 @@ from tvmflow.frontends.tflite._model import (
     Quantization,
     Tensor,
 )
-from tvmflow.frontends.tflite._open_shapes import infer_shapes
 
 Array = np.ndarray[Any, Any]
 
@@ -85,7 +84,7 @@ class Graph:
         self.ranges = SizeRanges(dimensions)
         self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
         self._largest = {entry.name: entry.max for entry in dimensions}
-        self._places: dict[str, tuple[str, int]] = {}
+        self._places: dict[str, tuple[Value, int]] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -104,7 +103,8 @@ class Graph:
         self._inputs.append(_value_info(spec.name, spec.dtype, sizes))
         for axis, size in enumerate(sizes):
             if isinstance(size, str):
-                self._places.setdefault(size, (spec.name, axis))
+                largest = Value(spec.name, spec.shape, spec.dtype)
+                self._places.setdefault(size, (largest, axis))
         shape = tuple(self._symbols[size] if isinstance(size, str) else size for size in sizes)
         return Value(spec.name, shape, spec.dtype)
 
@@ -159,7 +159,7 @@ class Graph:
         """Add a node with operands of open sizes."""
         largest = [self._at_largest(value) for value in operands]
         known = _infer(node, largest, self.prefix)
-        shapes = infer_shapes(self.ranges, node, operands)
+        shapes = _infer_open(self.ranges, node, operands)
         for value, shape in zip(known, shapes, strict=True):
             # one rule says what ONNX says
             if self._numbers(shape) != value.shape:
@@ -218,39 +218,26 @@ class Graph:
             return
         self._computed.add(value.name)
         assert value.array is not None
-        parts = [self._size_node(element) for element in value.array.ravel().tolist()]
-        whole = self._node("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
-        shape = self._number(list(value.array.shape))
-        whole = self._node("Reshape", whole, shape)
+        parts = [self._size_value(element) for element in value.array.ravel().tolist()]
+        whole = self.add("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        whole = self.add("Reshape", whole, self.integers(value.array.shape))
         self._nodes.append(
-            helper.make_node("Cast", [whole], [value.name], to=_element_type(value.dtype))
+            helper.make_node("Cast", [whole.name], [value.name], to=_element_type(value.dtype))
         )
 
-    def _size_node(self, size: IrSize) -> str:
-        """Return the name of a tensor of one element that is a size."""
+    def _size_value(self, size: IrSize) -> Value:
+        """Return a size as a tensor of one element."""
         if not is_open(size):
-            return self._number([int(size)])
+            return self.integers([int(size)])
         if isinstance(size, tvm.ir.Var):
             source, axis = self._places[str(size.name)]
-            return self._node("Shape", source, start=axis, end=axis + 1)
+            return self.add("Shape", source, start=axis, end=axis + 1)
         if isinstance(size, tirx.Cast):
-            return self._size_node(size.value)
+            return self._size_value(size.value)
         operator = _SIZE_NODES.get(type(size))
         if operator is None:
             raise OpenSizeProblem(f"{size} is no expression of dimensions")
-        return self._node(operator, self._size_node(size.a), self._size_node(size.b))
-
-    def _node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        name = self._new_name()
-        self._nodes.append(
-            helper.make_node(operator, inputs, [name], doc_string=self.prefix, **attributes)
-        )
-        return name
-
-    def _number(self, values: Sequence[int]) -> str:
-        name = self._new_name()
-        self._initializers[name] = numpy_helper.from_array(np.asarray(values, np.int64), name)
-        return name
+        return self.add(operator, self._size_value(size.a), self._size_value(size.b))
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Reorder the axes of a value; those of constants at once."""
@@ -367,6 +354,196 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[
         dtype = dtype_of(kind.elem_type)
         results.append(Value(info.name, tuple(sizes), dtype))
     return results
+
+
+# ---------------------------------------------------------------- shapes of results that are open
+# ONNX infers numbers alone.
+
+
+_Shape = Sequence[IrSize]
+
+
+class _Call(NamedTuple):
+    ranges: SizeRanges
+    operands: Sequence[Value]
+    attributes: Mapping[str, Any]
+
+    def shape(self, position: int = 0) -> list[IrSize]:
+        return list(self.operands[position].shape)
+
+    def numbers(self, position: int) -> list[IrSize]:
+        array = self.operands[position].array
+        if array is None:
+            raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
+        return list(array.ravel().tolist())
+
+    def axis(self) -> int:
+        return int(self.attributes.get("axis", -1)) % len(self.shape())
+
+    def around(self, axis: int, *sizes: IrSize) -> list[IrSize]:
+        """Return the shape of the first operand with other sizes in place of an axis."""
+        return [*self.shape()[:axis], *sizes, *self.shape()[axis + 1 :]]
+
+
+def _infer_open(
+    ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[Value]
+) -> list[list[IrSize]]:
+    """Return the shapes of the results of a node."""
+    rule: Callable[[_Call], Any] = _RULES.get(node.op_type, _broadcast)
+    shapes = rule(_Call(ranges, operands, attributes_of(node)))
+    results = shapes if shapes and isinstance(shapes[0], list) else [shapes]
+    return [[ranges.simplify(size) for size in shape] for shape in results]
+
+
+def _broadcast(call: _Call) -> _Shape:
+    return _broadcast_shapes(call.ranges, [operand.shape for operand in call.operands])
+
+
+def _broadcast_shapes(ranges: SizeRanges, shapes: Sequence[_Shape]) -> list[IrSize]:
+    """Return the shape of what tensors of several shapes are broadcast to."""
+    rank = max(map(len, shapes))
+    result: list[IrSize] = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if ranges.is_equal(result[axis], 1):
+                result[axis] = size
+            elif not (ranges.is_equal(size, 1) or ranges.is_equal(size, result[axis])):
+                raise _differ(result[axis], size)
+    return result
+
+
+def _differ(one: IrSize, other: IrSize) -> OpenSizeProblem:
+    text = f"sizes of {one} and {other} are not the same for all sizes of the dimensions"
+    return OpenSizeProblem(text)
+
+
+def _reshape(call: _Call) -> _Shape:
+    if not call.ranges.is_equal(math.prod(call.numbers(1)), math.prod(call.shape())):
+        raise OpenSizeProblem("its result has another number of elements")
+    return call.numbers(1)
+
+
+def _concat(call: _Call) -> _Shape:
+    axis, first = call.axis(), call.shape()
+    for operand in call.operands[1:]:
+        for place, size in enumerate(operand.shape):
+            if place == axis:
+                first[axis] = first[axis] + size
+            elif not call.ranges.is_equal(first[place], size):
+                raise _differ(first[place], size)
+    return first
+
+
+def _pad(call: _Call) -> _Shape:
+    before, after = np.reshape(np.array(call.numbers(1), object), (2, -1)).tolist()
+    return [b + n + a for b, n, a in zip(before, call.shape(), after, strict=True)]
+
+
+def _slice(call: _Call) -> _Shape:
+    shape = call.shape()
+    for start, end, axis, step in zip(*(call.numbers(n) for n in range(1, 5)), strict=True):
+        if step < 0 and is_open(shape[axis]):
+            # the whole axis
+            continue
+        if step < 0:
+            shape[axis] = len(
+                range(*slice(start, max(end, 0) if end >= 0 else None, step).indices(shape[axis]))
+            )
+            continue
+        begin = call.ranges.clamp(start, shape[axis])
+        length = call.ranges.at_least(call.ranges.clamp(end, shape[axis]), begin) - begin
+        shape[axis] = call.ranges.divide_up(length, step)
+    return shape
+
+
+def _matmul(call: _Call) -> _Shape:
+    left, right = call.shape(0), call.shape(1)
+    if not call.ranges.is_equal(left[-1], right[-2]):
+        raise _differ(left[-1], right[-2])
+    return [*_broadcast_shapes(call.ranges, [left[:-2], right[:-2]]), left[-2], right[-1]]
+
+
+def _windows(call: _Call) -> list[IrSize]:
+    kernel, strides = call.attributes["kernel_shape"], call.attributes["strides"]
+    dilations = call.attributes.get("dilations", [1] * len(kernel))
+    around = np.reshape(call.attributes["pads"], (2, -1)).sum(0).tolist()
+    return [
+        (size + width - d * (k - 1) - 1) // s + 1
+        for size, k, s, d, width in zip(
+            call.shape()[2:], kernel, strides, dilations, around, strict=True
+        )
+    ]
+
+
+def _transposed_convolution(call: _Call) -> _Shape:
+    names = ("kernel_shape", "strides", "output_padding")
+    around = np.reshape(call.attributes["pads"], (2, -1)).sum(0).tolist()
+    lists = (call.shape()[2:], *(call.attributes[name] for name in names), around)
+    sizes = [(n - 1) * s + k - width + more for n, k, s, more, width in zip(*lists, strict=True)]
+    return [call.shape()[0], call.shape(1)[1], *sizes]
+
+
+def _reduce(call: _Call) -> _Shape:
+    shape = call.shape()
+    axes = {int(axis) % len(shape) for axis in call.numbers(1)}
+    if call.attributes["keepdims"]:
+        return [1 if axis in axes else size for axis, size in enumerate(shape)]
+    return [size for axis, size in enumerate(shape) if axis not in axes]
+
+
+def _depth_to_space(call: _Call) -> _Shape:
+    block = int(call.attributes["blocksize"])
+    batch, channels, *sizes = call.shape()
+    return [batch, channels // block**2, *(size * block for size in sizes)]
+
+
+def _space_to_depth(call: _Call) -> _Shape:
+    block = int(call.attributes["blocksize"])
+    batch, channels, *sizes = call.shape()
+    for size in sizes:
+        if not call.ranges.is_equal(size // block * block, size):
+            raise OpenSizeProblem(
+                f"{size} may be no multiple of {block}; set `multiple_of` in `dimensions`"
+            )
+    return [batch, channels * block**2, *(size // block for size in sizes)]
+
+
+def _range(call: _Call) -> _Shape:
+    start, limit, step = (call.numbers(position)[0] for position in range(3))
+    if is_open(step) or step < 1:
+        raise OpenSizeProblem("its step is no whole number above 0")
+    return [call.ranges.at_least(call.ranges.divide_up(limit - start, step), 0)]
+
+
+_RULES: Final[Mapping[str, Callable[[_Call], Any]]] = {
+    **dict.fromkeys(("Cast", "CumSum", "DequantizeLinear", "LRN", "LogSoftmax"), _Call.shape),
+    **dict.fromkeys(("QuantizeLinear", "Softmax"), _Call.shape),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _reduce),
+    **dict.fromkeys(("ReduceSum", "ReduceSumSquare"), _reduce),
+    **dict.fromkeys(("AveragePool", "MaxPool"), lambda call: [*call.shape()[:2], *_windows(call)]),
+    **dict.fromkeys(("ArgMax", "ArgMin"), lambda call: call.around(call.axis())),
+    "Concat": _concat,
+    "Conv": lambda call: [call.shape()[0], call.shape(1)[0], *_windows(call)],
+    "ConvTranspose": _transposed_convolution,
+    "DepthToSpace": _depth_to_space,
+    "Expand": lambda call: _broadcast_shapes(call.ranges, [call.shape(), call.numbers(1)]),
+    "Gather": lambda call: call.around(int(call.attributes.get("axis", 0)), *call.shape(1)),
+    "GatherND": lambda call: [*call.shape(1)[:-1], *call.shape()[int(call.shape(1)[-1]) :]],
+    "MatMul": _matmul,
+    "Pad": _pad,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Resize": lambda call: call.numbers(3),
+    "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
+    "Split": lambda call: [call.around(call.axis(), length) for length in call.numbers(1)],
+    "Tile": lambda call: [
+        n * times for n, times in zip(call.shape(), call.numbers(1), strict=True)
+    ],
+    "TopK": lambda call: [call.around(call.axis(), *call.numbers(1))] * 2,
+    "Transpose": lambda call: [call.shape()[axis] for axis in call.attributes["perm"]],
+}
+"""Operator -> the shapes of its results; others are broadcast."""
 
 
 # ---------------------------------------------------------------- tensors of the file
@@ -533,6 +710,11 @@ class Operation:
         """Return whether an operand exists with channels first alone."""
         return self.tensors.is_first(self.number(position))
 
+    def in_its_order(self, position: int = 0) -> tuple[Value, bool]:
+        """Return an operand in the order of axes that it exists in, and whether channels are first."""
+        first = self.is_first(position)
+        return self.real(position, first=first), first
+
     def rank(self, position: int = 0) -> int:
         return self.tensors.rank(self.number(position))
 
@@ -559,17 +741,16 @@ class Operation:
     def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
         """Return sizes that the operator needs as numbers."""
         if any(map(is_open, sizes)):
-            names = {str(var.name) for size in sizes for var in list_symbols(size)}
-            have = "has" if len(names) == 1 else "have"
-            raise OpenSizeProblem(
-                f"{names_text(sorted(names))} {have} no fixed size, and it needs one: {shape_text(sizes)}"
-            )
+            raise OpenSizeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
         return list(map(int, sizes))
 
     def shapes_text(self) -> str:
         """Return the shapes of the operands that are computed, for messages."""
-        numbers = [n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n)]
-        return names_text([shape_text(self.tensors.stored(number).shape) for number in numbers])
+        return names_text([shape_text(value.shape) for value in self._computed()])
+
+    def _computed(self) -> list[Value]:
+        numbers = (n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n))
+        return list(map(self.tensors.stored, numbers))
 
     def axis(self, position: int, rank: int) -> int:
         """Return a constant operand that is an axis, which may count from the end."""
@@ -626,8 +807,7 @@ class Operation:
         """Return the error for a case of the operator that is not imported."""
         where = quoted(self.graph.prefix)
         text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
-        numbers = [n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n)]
-        is_open = any(self.tensors.stored(number).is_open for number in numbers)
+        is_open = any(value.is_open for value in self._computed())
         return ImportFailed(text, fix=OPEN_FIX if is_open else FIX)
 
 
