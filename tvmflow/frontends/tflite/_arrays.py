@@ -71,10 +71,9 @@ def _expand_dims(operation: Operation) -> None:
 
 def _transpose(operation: Operation) -> None:
     """Convert a transposition, which leaves a value as it is that has its axes in that order."""
-    first, rank = operation.is_first(), operation.rank()
-    axes = [operation.checked_axis(axis, rank) for axis in operation.integers(1)]
-    value = operation.real(first=first)
-    order = first_axes(rank) if first else list(range(rank))
+    value, first = operation.in_its_order()
+    axes = [operation.checked_axis(axis, value.rank) for axis in operation.integers(1)]
+    order = first_axes(value.rank) if first else list(range(value.rank))
     operation.write(operation.graph.transpose(value, [order.index(axis) for axis in axes]))
 
 
@@ -113,10 +112,9 @@ def _split(operation: Operation, value: Value, axis: int, sizes: list[IrSize]) -
 
 
 def _split_evenly(operation: Operation) -> None:
-    rank, count = operation.rank(1), len(operation.outputs)
-    axis = operation.axis(0, rank)
-    first = operation.is_first(1)
-    size = operation.real(1, first=first).shape[axis_in(axis, rank, first)]
+    value, first = operation.in_its_order(1)
+    axis, count = operation.axis(0, value.rank), len(operation.outputs)
+    size = value.shape[axis_in(axis, value.rank, first)]
     if not is_open(size) and size % count:
         raise operation.refusal(f"of {size} entries to {count} outputs")
     if not operation.graph.ranges.is_equal(size // count * count, size):
@@ -125,19 +123,18 @@ def _split_evenly(operation: Operation) -> None:
 
 
 def _split_by_sizes(operation: Operation) -> None:
-    rank, lengths = operation.rank(), operation.integers(1)
+    lengths = operation.integers(1)
     sizes: list[IrSize] = list(lengths)
-    axis = operation.axis(2, rank)
+    value, first = operation.in_its_order()
+    axis = operation.axis(2, value.rank)
     if -1 in lengths:
-        first = operation.is_first()
-        size = operation.real(first=first).shape[axis_in(axis, rank, first)]
+        size = value.shape[axis_in(axis, value.rank, first)]
         sizes[lengths.index(-1)] = size - sum(lengths) - 1
     _write_parts(operation, 0, axis, sizes)
 
 
 def _write_parts(operation: Operation, position: int, axis: int, sizes: list[IrSize]) -> None:
-    first = operation.is_first(position)
-    value = operation.real(position, first=first)
+    value, first = operation.in_its_order(position)
     for index, part in enumerate(_split(operation, value, axis_in(axis, value.rank, first), sizes)):
         operation.write(part, index, first=first)
 
@@ -160,8 +157,7 @@ def _mirror_pad(operation: Operation) -> None:
 
 
 def _write_padded(operation: Operation, *fill: Value, mode: str) -> None:
-    first = operation.is_first()
-    value = operation.real(first=first)
+    value, first = operation.in_its_order()
     widths = operation.constant(1).reshape(value.rank, 2)
     if first:
         widths = widths[first_axes(value.rank)]
@@ -252,17 +248,17 @@ def _bounds(operation: Operation, part: slice, size: IrSize) -> tuple[IrSize, Ir
 
 
 def _slice(operation: Operation) -> None:
-    first, rank = operation.is_first(), operation.rank()
-    value = operation.real(first=first)
+    value, first = operation.in_its_order()
     slices = {}
     for axis, (begin, size) in enumerate(zip(operation.sizes(1), operation.sizes(2), strict=True)):
         is_rest = not is_open(size) and size == -1
-        extent = value.shape[axis_in(axis, rank, first)]
+        place = axis_in(axis, value.rank, first)
+        extent = value.shape[place]
         if not any(map(is_open, (begin, size, extent))) and not (
             0 <= begin <= extent and (is_rest or 0 <= size <= extent - begin)
         ):
             raise operation.refusal(f"of {size} entries from {begin} along an axis of {extent}")
-        slices[axis_in(axis, rank, first)] = slice(begin, None if is_rest else begin + size)
+        slices[place] = slice(begin, None if is_rest else begin + size)
     operation.write(_sliced(operation, value, slices), first=first)
 
 

@@ -240,20 +240,14 @@ def _fully_connected(operation: Operation) -> None:
 
 
 def _batch_matmul(operation: Operation) -> None:
-    operands = [
-        _transposed(operation, position, bool(operation.options[option]))
-        for position, option in enumerate(("adj_x", "adj_y"))
-    ]
+    operands = []
+    for position, option in enumerate(("adj_x", "adj_y")):
+        value = operation.real(position)
+        axes = list(range(value.rank))
+        if operation.options[option]:
+            axes[-2:] = axes[:-3:-1]
+        operands.append(operation.graph.transpose(value, axes))
     operation.write(operation.graph.add("MatMul", *operands))
-
-
-def _transposed(operation: Operation, position: int, is_transposed: bool) -> Value:
-    """Return an operand, of which the last two axes change places if `is_transposed`."""
-    value = operation.real(position)
-    axes = list(range(value.rank))
-    if is_transposed:
-        axes[-2:] = axes[:-3:-1]
-    return operation.graph.transpose(value, axes)
 
 
 def _softmax(operation: Operation) -> None:
@@ -264,8 +258,7 @@ def _softmax(operation: Operation) -> None:
 
 
 def _l2_normalization(operation: Operation) -> None:
-    graph, first = operation.graph, operation.is_first()
-    value = operation.real(first=first)
+    graph, (value, first) = operation.graph, operation.in_its_order()
     axis = graph.integers([1 if first else value.rank - 1])
     length = graph.add("Sqrt", graph.add("ReduceSumSquare", value, axis, keepdims=1))
     length = graph.add("Max", length, graph.constant(_EPSILON, value.dtype))
@@ -290,8 +283,7 @@ def _local_response_normalization(operation: Operation) -> None:
 
 
 def _pool(operation: Operation, name: str, data: Value) -> Value:
-    kernel = [operation.options["filter_h"], operation.options["filter_w"]]
-    strides = [operation.options["stride_h"], operation.options["stride_w"]]
+    kernel, strides = (_window(operation, prefix, "hw") for prefix in ("filter", "stride"))
     return operation.graph.add(
         name,
         data,
@@ -390,39 +382,24 @@ def _batch_to_space(operation: Operation) -> None:
 # ---------------------------------------------------------------- arithmetic
 
 
-def _reduce(operation: Operation, name: str) -> None:
-    first = operation.is_first()
-    operation_value = operation.real(first=first)
-    value, axes = _reduced(operation, name, operation_value, first)
-    _write(operation, value, operation_value.rank, axes, first)
-
-
-def _reduced(
-    operation: Operation, name: str, value: Value, first: bool
-) -> tuple[Value, frozenset[int]]:
-    """Return a reduced value, and the axes over which it is, as the file counts them."""
-    axes = frozenset(operation.checked_axis(axis, value.rank) for axis in operation.integers(1))
-    moved = operation.graph.integers(sorted(axis_in(axis, value.rank, first) for axis in axes))
-    keep = int(operation.options["keep_dims"])
-    if not axes:
-        return value, axes
-    return operation.graph.add(name, value, moved, keepdims=keep), axes
-
-
-def _write(
-    operation: Operation, value: Value, rank: int, axes: frozenset[int], first: bool
-) -> None:
-    """Write a reduced value; where axes are gone, those that are left come in the file's order."""
-    if first and axes and not operation.options["keep_dims"]:
+def _reduce(operation: Operation, name: str, *, is_bool: bool = False) -> None:
+    first = operation.is_first() and not is_bool
+    value, graph = operation.real(first=first), operation.graph
+    rank, keep = value.rank, int(operation.options["keep_dims"])
+    if is_bool:
+        value = graph.cast(value, "int32")
+    axes = {operation.checked_axis(axis, rank) for axis in operation.integers(1)}
+    moved = graph.integers(sorted(axis_in(axis, rank, first) for axis in axes))
+    if axes:
+        value = graph.add(name, value, moved, keepdims=keep)
+    if is_bool:
+        value = graph.cast(value, "bool")
+    if first and axes and not keep:
+        # the axes that are left come in the file's order
         left = [axis for axis in first_axes(rank) if axis not in axes]
-        value = operation.graph.transpose(value, [left.index(axis) for axis in sorted(left)])
+        value = graph.transpose(value, [left.index(axis) for axis in sorted(left)])
         first = False
     operation.write(value, first=first)
-
-
-def _reduce_bool(operation: Operation, name: str) -> None:
-    value, axes = _reduced(operation, name, operation.graph.cast(operation.real(), "int32"), False)
-    _write(operation, operation.graph.cast(value, "bool"), operation.rank(), axes, False)
 
 
 def _arg(operation: Operation, name: str) -> None:
@@ -447,21 +424,17 @@ def _cumsum(operation: Operation) -> None:
     operation.write(result)
 
 
-_NODES: Final[Mapping[str, str]] = {
-    "MEAN": "ReduceMean",
-    "REDUCE_MAX": "ReduceMax",
-    "REDUCE_MIN": "ReduceMin",
-    "REDUCE_PROD": "ReduceProd",
-    "SUM": "ReduceSum",
-}
-
 _REDUCTIONS: Final[Mapping[str, Converter]] = {
-    **{name: functools.partial(_reduce, name=node) for name, node in _NODES.items()},
+    "MEAN": functools.partial(_reduce, name="ReduceMean"),
+    "REDUCE_MAX": functools.partial(_reduce, name="ReduceMax"),
+    "REDUCE_MIN": functools.partial(_reduce, name="ReduceMin"),
+    "REDUCE_PROD": functools.partial(_reduce, name="ReduceProd"),
+    "SUM": functools.partial(_reduce, name="ReduceSum"),
     "ARG_MAX": functools.partial(_arg, name="ArgMax"),
     "ARG_MIN": functools.partial(_arg, name="ArgMin"),
     "CUMSUM": _cumsum,
-    "REDUCE_ALL": functools.partial(_reduce_bool, name="ReduceMin"),
-    "REDUCE_ANY": functools.partial(_reduce_bool, name="ReduceMax"),
+    "REDUCE_ALL": functools.partial(_reduce, name="ReduceMin", is_bool=True),
+    "REDUCE_ANY": functools.partial(_reduce, name="ReduceMax", is_bool=True),
     "TOPK_V2": _top_k,
 }
 
@@ -522,8 +495,7 @@ def _cast(operation: Operation) -> None:
 
 
 def _dequantize(operation: Operation) -> None:
-    first = operation.is_first()
-    value = operation.real(first=first)
+    value, first = operation.in_its_order()
     operation.write(operation.graph.cast(value, "float32"), first=first)
 
 
