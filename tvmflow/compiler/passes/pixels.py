@@ -42,7 +42,7 @@ def merge_fixed_pixels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRMod
 
 
 def merge_dynamic_pixels(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a kernel with one axis of pixels if height and width are dynamic and it reduces at each pixel."""
+    """Return a kernel with one axis of pixels, if height and width of its reduction are dynamic."""
     return _merge(
         kernel, lambda realize: all(isinstance(size, tirx.Var) for size in _image_of(realize))
     )
@@ -84,7 +84,7 @@ def _gains(realize: SBlockRealize, cpu: CpuModel) -> bool:
 
 
 def _merge(kernel: tirx.PrimFunc, fits: Callable[[SBlockRealize], bool]) -> tirx.PrimFunc:
-    """Return a kernel with one axis of pixels if its one reduction fits and reads each pixel alone."""
+    """Return a kernel with one axis of pixels, if its reduction fits and reads one pixel at a time."""
     blocks = [
         realize
         for realize in ir.find_nodes(kernel.body, SBlockRealize)
