@@ -20,7 +20,6 @@ each_frontend = pytest.mark.parametrize("name", FRONTENDS)
 FUNCTIONS = (
     "find_missing_files",
     "files",
-    "read_inputs",
     "load",
     "reference",
     "reference_version",

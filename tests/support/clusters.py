@@ -19,6 +19,7 @@ from tvmflow.executors.dask import DaskExecutor
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
 from tvmflow.store.remote.connection import Access, RemoteConnection
+from tvmflow.targets.host import CPU_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).resolve().parent / "cluster"
@@ -33,7 +34,11 @@ class Cluster(NamedTuple):
 
 
 def _start(folder: Path, *arguments: str, tiny: bool) -> subprocess.Popen[str]:
-    environment = {key: text for key, text in os.environ.items() if not key.startswith("TVMFLOW_")}
+    environment = {
+        key: text
+        for key, text in os.environ.items()
+        if key == CPU_VARIABLE or not key.startswith("TVMFLOW_")
+    }
     environment["PYTHONPATH"] = os.pathsep.join([*([str(TINY)] if tiny else []), str(ROOT)])
     # locks of its own: it does not wait for measurements of other processes
     environment["XDG_RUNTIME_DIR"] = str(folder)

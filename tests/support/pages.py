@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.targets.host import CPU_VARIABLE
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = tuple(
     sorted(
@@ -183,7 +185,9 @@ class Sandbox:
         (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         (tools / "python").chmod(0o755)
         kept = {
-            name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")
+            name: value
+            for name, value in os.environ.items()
+            if name == CPU_VARIABLE or not name.startswith("TVMFLOW_")
         }
         search_path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {

@@ -27,6 +27,7 @@ from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.executors import local
 from tvmflow.targets import llvm_query
+from tvmflow.targets.host import CPU_VARIABLE
 
 RECIPE = """\
 # a small convolutional net
@@ -134,7 +135,9 @@ class Project:
         self.folder = folder
         self._started: list[subprocess.Popen[str]] = []
         self.environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")
+            name: value
+            for name, value in os.environ.items()
+            if name == CPU_VARIABLE or not name.startswith("TVMFLOW_")
         }
         self.write_model()
         self.write_recipe()

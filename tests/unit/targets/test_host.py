@@ -110,6 +110,7 @@ def test_machines_without_proc(
     monkeypatch: pytest.MonkeyPatch, python: str, system: str, machine: str
 ) -> None:
     """macOS has no /proc, Windows has no uname either: without their reports, only the architecture is known."""
+    monkeypatch.delenv(host_module.CPU_VARIABLE, raising=False)
     monkeypatch.setattr(sys, "platform", python)
     monkeypatch.setattr(host_module, "_CPUINFO", "/no/such/file")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)

@@ -12,7 +12,7 @@ import pytest
 from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.fork_server import Outcome
-from tvmflow.targets.host import Host, read_host
+from tvmflow.targets.host import CPU_VARIABLE, Host, read_host
 from tvmflow.targets.llvm_query import (
     TargetFacts,
     query_cpus_in_process,
@@ -128,8 +128,11 @@ def test_llvm_knows_every_preset(facts: dict[str, TargetFacts]) -> None:
             assert resolved.threads == (threads or HOST.cores), name
 
 
-def test_llvm_describes_this_machine_and_others(facts: dict[str, TargetFacts]) -> None:
+def test_llvm_describes_this_machine_and_others(
+    facts: dict[str, TargetFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This host runs its own target; the facts of an unknown CPU have the names to choose from."""
+    monkeypatch.delenv(CPU_VARIABLE, raising=False)
     assert resolve("host", None, None, read_host(), facts["host"]).unrunnable_reason == ""
     pi = facts["cortex-a72"]
     assert (pi.arch, pi.cpu) == ("aarch64", "cortex-a72")

@@ -241,7 +241,7 @@ def few_channels(emit: Any, x: Any, a: Any, b: Any) -> Any:
 
 def test_neighboring_pixels_become_channels() -> None:
     network = make_image_network(few_channels, a=[8, 16, 3, 3], b=[3, 8, 7, 7])
-    check(network, ["interleave"])
+    check(network, ["interleave"], "x86-64-v3")
 
 
 @pytest.mark.slow
