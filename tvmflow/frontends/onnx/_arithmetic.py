@@ -505,7 +505,7 @@ def _global_lp_pool(node: NodeToConvert) -> Any:
     """Return the norms of all pixels of a channel."""
     [x], p = node.inputs, node.integer("p", 2)
     axes = list(range(2, len(list_sizes(x))))
-    return _root(relax.op.sum(_power(x, p), axes, True), p)
+    return _root(node.emit(relax.op.sum(_power(x, p), axes, True)), p)
 
 
 def _lp_pool(node: NodeToConvert) -> Any:
@@ -535,7 +535,7 @@ def _lp_pool(node: NodeToConvert) -> Any:
         raise ValueError("auto_pad needs a known size of the data")
     powers, pads = _power(x, p), [*before, *ends]
     means = pool(powers, window, strides, pads, dilations, count_include_pad=True)
-    return _root(means * constant(float(math.prod(window)), x), p)
+    return _root(node.emit(means * constant(float(math.prod(window)), x)), p)
 
 
 def _power(x: Any, p: int) -> Any:
