@@ -410,7 +410,9 @@ def find_distance(
             if find_nodes(index, tvm.ir.Call):
                 return None
             used = dict.fromkeys(find_nodes(index, tirx.Var))
-            own = axes or [variable for variable in used if hasattr(variable.ty, "dtype")]
+            own = axes or [
+                variable for variable in used if isinstance(variable.ty, tvm.ir.PrimType)
+            ]
             index_map = tirx.IndexMap(list(own), [index], None)
             ends = [
                 index_map.map_indices(
