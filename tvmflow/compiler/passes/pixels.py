@@ -31,13 +31,21 @@ _RANK: Final = 5
 
 def merge_fixed_pixels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Merge the pixels of pointwise convolutions of fixed shapes, where their tiles fit one axis better."""
-    cpu, result = context.cpu, ir.copy_module(mod)
-    for var, kernel in mod.functions_items():
-        # the larger tiles of 32 registers are as fast in rows (measured with AVX-512)
-        if isinstance(kernel, tirx.PrimFunc) and cpu is not None and cpu.broadcasts_first:
-            merged = _merge(kernel, lambda realize: _gains(realize, cpu))
-            if not merged.same_as(kernel):
-                result[var] = merged
+    cpu = context.cpu
+    # the larger tiles of 32 registers are as fast in rows (measured with AVX-512)
+    if cpu is None or not cpu.broadcasts_first:
+        return mod
+    merged = {
+        var: kernel
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+        and not (kernel := _merge(function, lambda realize: _gains(realize, cpu))).same_as(function)
+    }
+    if not merged:
+        return mod
+    result = ir.copy_module(mod)
+    for var, kernel in merged.items():
+        result[var] = kernel
     return result
 
 
