@@ -340,7 +340,7 @@ class Tuning:
                 trials,
                 self._context,
                 self._options,
-                None if task.sizes else self._cost_model,
+                None if task.sizes else lambda: self._cost_model,
                 self._starting_points.find(key, task.mod),
             )
         return self._proposals[key]
@@ -565,7 +565,7 @@ class Proposals:
         trials: WorkloadLedger,
         context: MeasureContext,
         options: SearchOptions,
-        cost_model: Any,
+        find_cost_model: Callable[[], Any] | None,
         starting_points: Sequence[Trial] = (),
     ) -> None:
         """Prepare the search.
@@ -575,7 +575,8 @@ class Proposals:
             trials: The trials of the workload.
             context: Its target, and the version of the schedule rules that are tried first.
             options: How to search.
-            cost_model: MetaSchedule's cost model, shared by all workloads; None for a workload with open sizes.
+            find_cost_model: Returns MetaSchedule's cost model, shared by the workloads that it searches; None for a
+                workload with dynamic shapes.
             starting_points: Trials of the workload on near targets, which are measured here first.
         """
         import tvm
@@ -586,18 +587,18 @@ class Proposals:
         self._mod = tvm.ir.load_json(mod)
         self._trials = trials
         self._starting_points = list(starting_points)
-        self._cost_model = cost_model
         self._learned: set[str] = set()
         self._left_over: deque[Candidate] = deque()
         self._random: Any = None
         self._evolution: Any = None
-        self._rule_candidates = self._generate_rule_candidates(context)
-        is_fitted = (
-            next(self._rule_candidates, None) is not None
-        )  # the untuned kernel, which was measured
-        if cost_model is None or (is_fitted and options.strategy == "evolutionary"):
-            return
-        self._rule_candidates = iter(())
+        self._rule_candidates: Iterator[Candidate] = iter(())
+        if find_cost_model is None or options.strategy == "evolutionary":
+            candidates = self._generate_rule_candidates(context)
+            # the first one is that of the untuned kernel, which was measured
+            if next(candidates, None) is not None or find_cost_model is None:
+                self._rule_candidates = candidates
+                return
+        self._cost_model = find_cost_model()
         self._target = tvm.target.Target(dict(target))
         backend = backend_for(target)
         cores = 1 if backend.RUNS_ON_HOST_CPU else read_host().cores
