@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 from tvmflow.compiler.choices import choice_text
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
-from tvmflow.core.formatting import latency_text, shorten
+from tvmflow.core.formatting import latency_text, names_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec, TensorSpec
 from tvmflow.engine.report import RunReport
@@ -270,7 +270,6 @@ def _format_shape(tensor: TensorSpec) -> str:
 
 
 _SHOWN_KERNELS: Final = 8
-_MAX_FEATURE: Final = 40
 _EVERYWHERE: Final = "everywhere"
 
 # Settings that have lines of their own.
@@ -334,19 +333,16 @@ def _settings_preimage(recipe: LockedRecipe, label: str) -> dict[str, Json]:
     return {**preimage, "inputs": {}, "tools": {}, "machine": ""}
 
 
-def _names(features: Iterable[str]) -> str:
-    return ", ".join(shorten(name, _MAX_FEATURE) for name in sorted(features))
-
-
 def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str) -> Differences:
     old, new = old_recipe.targets[name], new_recipe.targets[name]
     for text in _values(old.tvm, new.tvm):
         yield "target", text
     old_features, new_features = {*old.features}, {*new.features}
-    if new_features - old_features:
-        yield "target", f"{_names(new_features - old_features)} now used"
-    if old_features - new_features:
-        yield "target", f"{_names(old_features - new_features)} no longer used"
+    added, removed = sorted(new_features - old_features), sorted(old_features - new_features)
+    if added:
+        yield "target", f"{names_text(added, len(added))} now used"
+    if removed:
+        yield "target", f"{names_text(removed, len(removed))} no longer used"
     choices = (
         {text: choice_text(choice) for text, choice in entry.choices.items()}
         for entry in (old, new)
