@@ -19,8 +19,9 @@ def by_export(project: Project) -> None:
     assert project.tvmflow("records", "export", "trials.jsonl.gz").code == 0
     taken = project.tvmflow("records", "import", "trials.jsonl.gz", "--check", "--store", STORE)
     assert taken.code == 0, taken.out + taken.err
+    trials = len(project.trials())
     assert (
-        taken.out.splitlines()[-1] == f"{TRIALS} trials taken, 0 known already, 0 records refused"
+        taken.out.splitlines()[-1] == f"{trials} trials taken, 0 known already, 0 records refused"
     )
 
 
@@ -62,8 +63,9 @@ def test_a_carried_ledger_measures_nothing_again(
     carry(project)
     again = project.run("--until", "build", "--store", STORE)
     assert again.code == 0, again.err
-    facts = again.stages["tune/host"]["facts"]
-    assert (facts["measured"], facts["reused"]) == (0, TRIALS)
+    facts, trials = again.stages["tune/host"]["facts"], len(project.trials())
+    assert trials == first.stages["tune/host"]["facts"]["measured"] > 0
+    assert (facts["measured"], facts["reused"]) == (0, trials)
     assert facts["exhausted"] == first.stages["tune/host"]["facts"]["exhausted"] != []
     for stage in ("tune/host", "build/host"):
         assert result(project, STORE, stage) == result(project, "cache", stage), stage
