@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
@@ -99,6 +99,16 @@ class Contraction(NamedTuple):
     kernel_width: int = 0
     row_stride: int = 1
     spreads_columns: bool = True
+
+    @classmethod
+    def over(cls, loops: Sequence[int], **others: Any) -> Contraction:
+        """Return the contraction whose terms are added up in loops of some lengths, the innermost last."""
+        return cls(
+            depth=math.prod(loops),
+            is_product=len(loops) == 1,
+            has_long_loop=loops[-1] > SHORT_REDUCTION,
+            **others,
+        )
 
 
 class RegisterTile(NamedTuple):

@@ -8,7 +8,6 @@ place in memory is the same.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from tvm.s_tir import SBlockRealize
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
-from tvmflow.compiler.contraction.candidates import SHORT_REDUCTION, Contraction, multiply_add
+from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
 from tvmflow.compiler.contraction.machine import CpuModel
 
 # One axis must be faster by this factor than two of fixed lengths, by the estimate.
@@ -78,14 +77,8 @@ def _gains(realize: SBlockRealize, cpu: CpuModel) -> bool:
         return False
 
     def find_speed(rows: int) -> float:
-        problem = Contraction(
-            rows,
-            blocks,
-            math.prod(depths),
-            multiply_add(cpu),
-            is_product=len(depths) == 1,
-            has_long_loop=depths[-1] > SHORT_REDUCTION,
-        )
+        how = multiply_add(cpu)
+        problem = Contraction.over(depths, rows=rows, vectors=blocks, arithmetic=how)
         return candidates.rank_tiles(problem, cpu)[0][0]
 
     return find_speed(height * width) >= _MIN_GAIN * find_speed(width)

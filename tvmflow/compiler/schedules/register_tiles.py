@@ -745,14 +745,12 @@ def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
     rows = 1 if axes.data is None else extents[axes.data]
     has_dynamic_rows = axes.data in block.open_axes
     width, stride = _measure_kernel(block, axes.data)
-    return Contraction(
+    return Contraction.over(
+        block.reduction_extents,
         # code grows with the tiles that compute the last rows
         rows=min(rows, MAX_DYNAMIC_ROWS) if has_dynamic_rows else rows,
         vectors=vectors,
-        depth=math.prod(block.reduction_extents),
         arithmetic=_find_arithmetic(block, axes, cpu),
-        is_product=len(block.reduction_extents) == 1,
-        has_long_loop=block.reduction_extents[-1] > SHORT_REDUCTION,
         has_dynamic_rows=has_dynamic_rows,
         has_dynamic_vectors=axes.weight in block.open_axes,
         kernel_width=width,
