@@ -99,6 +99,8 @@ class Front:
     """Answers to GET and HEAD requests by the ends of their paths."""
     uploads: list[Fixed] = field(default_factory=list)
     """Answers to the next requests for an upload."""
+    refused_manifests: list[Fixed] = field(default_factory=list)
+    """Answers to the next manifests that are sent."""
     cut_uploads: list[int] = field(default_factory=list)
     """After how many bytes the next uploads of more than 1000 bytes end with the connection."""
     cut_downloads: list[int] = field(default_factory=list)
@@ -142,6 +144,9 @@ def front(upstream: str) -> Iterator[Front]:
                 self.answer(Fixed(401, b"{}", {"WWW-Authenticate": wanted}))
             elif self.command == "POST" and state.uploads:
                 self.answer(state.uploads.pop(0))
+            elif self.command == "PUT" and "/manifests/" in path and state.refused_manifests:
+                self.rfile.read(size)
+                self.answer(state.refused_manifests.pop(0))
             elif size > 1000 and state.cut_uploads:
                 self.rfile.read(state.cut_uploads.pop(0))
                 self.close_connection = True

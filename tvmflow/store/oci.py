@@ -15,9 +15,10 @@ import io
 import os
 import re
 import subprocess
+import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TypeVar
@@ -327,6 +328,8 @@ _ATTEMPTS: Final = 3
 _PAUSE_S: Final = 0.25
 # 504 is what a proxy answers that gets no answer.
 _NO_ANSWER: Final = 504
+# While another client writes the link of a blob, Docker's registry finds none in manifests that name the blob.
+_BAD_REQUEST: Final = 400
 # A redirect that must not be followed is final, as a wrong request is.
 _WRONG_REDIRECT: Final = 421
 _MAX_MANIFEST_BYTES: Final = 4 << 20
@@ -503,6 +506,7 @@ class Repository:
         self.url = f"{'http' if is_plain else 'https'}://{host}/v2/{reference.name}"
         self._client = HttpClient(timeout_s, max_idle=max_idle, uses_proxies=uses_proxies)
         self._timeout_s = timeout_s
+        self._locks: dict[str, threading.RLock] = {}
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -598,12 +602,16 @@ class Repository:
             self._put(url, "application/octet-stream", body)
             return blob.size
 
-        return self._repeat(put)
+        # each blob once: a second upload at the same time would send it in vain
+        with self._locks.setdefault(blob.digest, threading.RLock()):
+            return self._repeat(put)
 
     def put_manifest(self, content: bytes, version: str, media_type: str = MANIFEST) -> Message:
         """Store a manifest under a tag or its digest, and return the header of the answer."""
         url = f"{self.url}/manifests/{version}"
-        return self._repeat(lambda: self._put(url, media_type, io.BytesIO(content)))
+        return self._repeat(
+            lambda: self._put(url, media_type, io.BytesIO(content)), {*RETRYABLE, _BAD_REQUEST}
+        )
 
     def _put(self, url: str, media_type: str, content: IO[bytes]) -> Message:
         with content, self._call("PUT", url, {"Content-Type": media_type}, content) as answer:
@@ -683,12 +691,12 @@ class Repository:
             fix = "check the address and the network, and run again"
             raise self.error(text, fix, _NO_ANSWER) from error
 
-    def _repeat(self, function: Callable[[], T]) -> T:
+    def _repeat(self, function: Callable[[], T], statuses: Collection[int] = RETRYABLE) -> T:
         for attempt in range(1, _ATTEMPTS):
             try:
                 return function()
             except OciError as error:
-                if error.status not in RETRYABLE:
+                if error.status not in statuses:
                     raise
             time.sleep(attempt * _PAUSE_S)
         return function()

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,26 @@ def test_an_upload_that_breaks_is_sent_again(site: Site) -> None:
     assert pushed.sent == len(WEIGHTS) + 15
     site.pull()
     assert site.pulled_files() == content(site.folder)
+
+
+def test_a_blob_is_sent_once_by_threads_that_need_it(site: Site) -> None:
+    """Docker's registry refuses manifests that name a blob while another upload of it ends."""
+    repository = oci.Repository(site.reference())
+    with ThreadPoolExecutor(8) as pool:
+        sent = list(pool.map(lambda _: repository.put_blob(oci.EMPTY, b"{}"), range(16)))
+    assert sorted(sent) == [0] * 15 + [2]
+    assert len(site.registry.sent("PUT")) == 1
+
+
+def test_a_manifest_that_names_a_blob_too_early_is_sent_again(site: Site) -> None:
+    """What is refused for good is refused three times."""
+    site.registry.refused_manifests = [Fixed(400, b"{}")] * 2
+    site.push()
+    site.pull()
+    assert site.pulled_files() == content(site.folder)
+    site.registry.refused_manifests = [Fixed(400, b"{}")] * 3
+    with pytest.raises(OciError, match="answers 400"):
+        site.push(tag="2")
 
 
 def test_a_push_that_fails_moves_no_tag(site: Site) -> None:
