@@ -390,6 +390,7 @@ def _decompose(torch: Any, program: Any) -> Any:
     bound = functools.partial
     table: dict[Any, Callable[..., Any]] = {
         aten.scaled_dot_product_attention.default: bound(_attend, torch),
+        aten.cosine_similarity.default: bound(_cosine_similarity, torch),
         aten.masked_scatter.default: bound(_masked_scatter, torch),
         aten.pad.default: bound(_pad, torch),
         aten.div.Tensor_mode: bound(_divide, torch),
@@ -439,6 +440,19 @@ def _attend(
     if attn_mask is not None:
         weights = torch.where(weights.isnan(), 0.0, weights)
     return (weights @ value.to(wide)).to(query.dtype)
+
+
+def _cosine_similarity(torch: Any, x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """Return similarities in the type of the vectors.
+
+    The decomposition that the exporter has returns float32 for float16.
+    """
+    if torch.result_type(x, y) == torch.float32:
+        return NotImplemented
+    x, y = torch.broadcast_tensors(x, y)
+    lengths = [torch.linalg.vector_norm(v, 2, dim, keepdim=True).clamp_min(eps) for v in (x, y)]
+    products = x / lengths[0] * (y / lengths[1])
+    return products.sum(dim, dtype=torch.float32).to(products.dtype)
 
 
 def _masked_scatter(torch: Any, x: Any, mask: Any, source: Any) -> Any:
