@@ -262,8 +262,10 @@ def _widen_load(load: Any) -> Any:
 
 
 def _widen_cast(cast: tirx.Cast) -> Any:
-    dtype = _WIDE if _is_narrow(cast) else cast.ty.dtype
-    return cast.value if cast.value.ty.dtype == dtype else tirx.Cast(dtype, cast.value)
+    # a conversion to float16 rounds, and may overflow, wherever its result is stored
+    if _is_narrow(cast):
+        return tirx.Cast(_WIDE, cast)
+    return cast.value if cast.value.ty.dtype == cast.ty.dtype else cast
 
 
 def _widen_call(call: Any) -> Any:

@@ -95,3 +95,17 @@ def test_what_is_only_moved_or_converted_stays_as_it_is() -> None:
     for result in (topi.transpose(x), topi.nn.pad(x, [1, 1]), topi.cast(x, "float32")):
         mod = tvm.IRModule({"main": te.create_prim_func([x, result])})
         assert widen_float16(mod)["main"].same_as(mod["main"])
+
+
+def test_conversions_round_and_overflow_within_kernels() -> None:
+    """A norm beyond float16 is infinite also where a fused kernel divides by it, as the model says."""
+    x = te.placeholder((2, 8), "float16", name="x")
+    wide = x.astype("float32")
+    norm = topi.sqrt(topi.sum(topi.multiply(wide, wide), -1, keepdims=True)).astype("float16")
+    function = te.create_prim_func([x, topi.divide(x, norm)]).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": function})
+    data = np.array([[3, 4, 0, 0, 0, 0, 0, 0], [60_000] * 8], np.float16)
+    out = tvm.runtime.tensor(np.ones((2, 8), np.float16))
+    build(mod, level(LEVELS[0]))["main"](tvm.runtime.tensor(data), out)
+    expected = np.array([[0.6, 0.8, 0, 0, 0, 0, 0, 0], [0] * 8], np.float16)
+    np.testing.assert_array_equal(out.numpy(), expected)
