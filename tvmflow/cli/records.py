@@ -525,7 +525,10 @@ def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
 
     value: dict[str, Json] = ledger_folders.summarize_target(folder)._asdict()
     if workloads:
-        value["by_workload"] = ledger_folders.summarize_workloads(folder)
+        value["by_workload"] = [
+            {**workload._asdict(), "description": workload.description._asdict()}
+            for workload in ledger_folders.summarize_workloads(folder)
+        ]
     return value
 
 

@@ -68,6 +68,10 @@ def test_ls_has_a_line_for_each_target_and_workload(records: Records) -> None:
     (listed,) = records("ls", "--json").json["targets"]
     assert (listed["key"], listed["trials"], listed["failed"]) == (key, 5, 1)
     assert "by_workload" not in listed
+    (detailed,) = records("ls", "--workloads", "--json").json["targets"]
+    (counts,) = detailed["by_workload"]
+    assert (counts["key"], counts["trials"], counts["best_s"]) == (WORKLOAD, 5, 0.002)
+    assert counts["description"] == {"name": "", "flops": None, "buffers": []}
 
 
 def test_ls_of_a_ledger_without_trials(records: Records) -> None:
