@@ -45,6 +45,7 @@ _ABI_WITHOUT_WEIGHTS: Final = 0x10001
 # Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and what is
 # wrong with a device.
 _MACHINE_CODES: Final = (8, 9, 10, 19, 20, 21, 22, 23)
+_NO_MEMORY: Final = 8
 # PoCL is not ready yet when it is started by a second library while the first one starts it.
 _driver_lock = threading.Lock()
 LOWER_LEVEL: Final = (
@@ -70,6 +71,10 @@ _REMEDIES: Final[Mapping[int, str]] = {
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024
+
+
+class OutOfMemory(EnvironmentProblem):
+    """This machine, or its device, has too little free memory for a call."""
 
 
 class Buffer(ctypes.Structure):
@@ -491,7 +496,8 @@ class _Context:
         if "device_error" in self._functions:
             detail = detail or self._functions["device_error"]()
         text = detail.decode(errors="replace").strip() if detail else ""
-        raise EnvironmentProblem(f"{message}: {text}" if text else message, fix=fix)
+        kind = OutOfMemory if status == _NO_MEMORY else EnvironmentProblem
+        raise kind(f"{message}: {text}" if text else message, fix=fix)
 
     def abandon(self) -> None:
         """Never destroy it: its threads are those of another process."""

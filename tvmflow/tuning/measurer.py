@@ -337,6 +337,8 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
     Returns:
         The times of `time_trial`, or `failure`; and `phase_secs`.
     """
+    from tvmflow.runtime.c_loader import OutOfMemory
+
     request = TrialRequest.from_json(payload)
     request.load_compiler()
 
@@ -350,7 +352,11 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
             measure.use_threads(request.target)
             argument_lists = request.place_arguments(argument_lists)
         with phases.phase("run"):
-            return time_trial(request, kernel, argument_lists)
+            try:
+                return time_trial(request, kernel, argument_lists)
+            except OutOfMemory:
+                phases.current = DEVICE_PHASE
+                raise
 
     # Whatever is raised is the failure of this candidate alone.
     return report_failure(emit, work, fatal=())
