@@ -446,6 +446,8 @@ def _arange_values(start: float, step: float, count: int, repeat: int, dtype: st
 def _arange(op: Op) -> Expr:
     """`arange`: without `stop`, from 0 to `start`; each value `repeat` times."""
     start, step, repeat = op.number("start"), op.number("step", 1.0), op.integer("repeat", 1)
+    if not step:
+        op.refuse("its step is 0")
     op.require("infer_range", "false", "stop must be set")
     stop = op.number("stop", math.nan)
     if math.isnan(stop):

@@ -268,7 +268,7 @@ def test_a_damaged_symbol_is_rejected(tmp_path: Path) -> None:
             node("_arange", "many", [], start="0", stop="1e12"),
             "makes a constant of 1,000,000,000,000",
         ),
-        (node("_arange", "many", [], start="0", stop="4", step="0"), "division by zero"),
+        (node("_arange", "many", [], start="0", stop="4", step="0"), "its step is 0"),
         (node("_eye", "many", [], N="1000000"), "makes a constant of 1,000,000,000,000 elements"),
         (node("_zeros", "many", [], shape="(1048576, 1048576)"), "more than 2^31 elements"),
         (node("_zeros", "many", [], shape="(" * 500 + ")" * 500), "is not a tuple of integers"),
