@@ -144,7 +144,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
         block = simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
     elif is_unrolled or not (
         _has_own_vectors(realize.block.body.buffer, nest, scopes)
-        or may_repeat(realize.block.body, lane, nest, scopes)
+        or _may_repeat(realize.block.body, lane, nest, scopes)
     ):
         return loop
     else:
@@ -166,7 +166,7 @@ def _has_own_vectors(buffer: Any, nest: Sequence[tirx.For], scopes: Mapping[Any,
     return buffer in scopes and scopes[buffer].isdisjoint(loop.loop_var for loop in nest)
 
 
-def may_repeat(
+def _may_repeat(
     store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], own: Collection[Any]
 ) -> bool:
     """Return whether numbers of a row may be computed a second time, after its other vectors.

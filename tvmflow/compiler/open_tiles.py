@@ -3,8 +3,8 @@
 A schedule splits an open loop into tiles, and a condition leaves out what is beyond the end of the last
 one: TVM computes vectors with a condition number by number, and tests each row of a tile in all of them.
 Here whole tiles are told from the last one before either begins. What is left is computed by a smaller
-tile, or by one whose rows beyond the end read the last row and store nothing; the last vector of a row
-ends where the row ends if that changes nothing, else its numbers are computed one by one.
+tile, or by one whose rows beyond the end read the last row and store nothing; of the last vector of a row, the
+numbers are computed one by one, or under a mask.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tvmflow.compiler.ir import (
     simplify_indices,
     with_fields,
 )
-from tvmflow.compiler.last_vectors import list_terms, may_mask, may_repeat
+from tvmflow.compiler.last_vectors import list_terms, may_mask
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
@@ -438,8 +438,6 @@ class _Splitter:
 
     def __init__(self, function: tirx.PrimFunc) -> None:
         self._loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
-        blocks = find_nodes(function.body, SBlock)
-        self._own = {buffer for block in blocks for buffer in block.alloc_buffers}
         self._masked_types = list_masked_types(function.attrs["target"])
         predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
         self._cut_vars = set(find_nodes(predicates, tirx.Var))
@@ -532,7 +530,7 @@ class _Splitter:
         if any(not _holds_everywhere(tile_loop, terms) for tile_loop in tile_loops):
             return loop.body
         if all(tile_loop.kind == tirx.ForKind.VECTORIZED for tile_loop in tile_loops):
-            return self._cut_vectors(loop, found, inner)
+            return self._cut_vectors(loop, found)
         if all(tile_loop.kind == tirx.ForKind.UNROLLED for tile_loop in tile_loops):
             return _cut_rows(loop, found, self._count_typical(found[0].term.b))
         return loop.body
@@ -542,10 +540,8 @@ class _Splitter:
         sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else []
         return prod(self._numbers.get(size, 0) for size in sizes) if sizes else 0
 
-    def _cut_vectors(
-        self, loop: tirx.For, found: Sequence[_Condition], inner: Mapping[Any, tirx.For]
-    ) -> Any:
-        """Return the body of a loop over vectors for the last one."""
+    def _cut_vectors(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
+        """Return the body of a loop over vectors for the last one: a loop over its numbers."""
         lanes = {var: condition for condition in found for var in condition.variables}
 
         def cut(lane: tirx.For) -> Any:
@@ -554,52 +550,15 @@ class _Splitter:
                 return lane
             body = simplify_indices(_without(lane.body, [condition.term]))
             is_masked = may_mask(body, lane.loop_var, self._masked_types)
-            numbers = with_fields(
+            return with_fields(
                 lane,
                 extent=condition.rest,
                 kind=tirx.ForKind.SERIAL,
                 body=body,
                 annotations={LAST_LANES: int(lane.extent)} if is_masked else {},
             )
-            overlapping = self._overlap(loop, lane, condition, body)
-            if is_masked or overlapping is None:
-                return numbers
-            analyzer = tvm.sym.Analyzer()
-            # all numbers of the row: those that are left from its first vector on
-            first = {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0)}
-            end = analyzer.simplify(replace_variables(condition.rest, first))
-            is_long = tirx.GE(end, tirx.IntImm(end.ty.dtype, int(lane.extent)))
-            for var in dict.fromkeys(find_nodes(end, tirx.Var)):
-                if var not in self._loop_vars:
-                    analyzer.bind(var, tvm.ir.Range(1, tirx.IntImm(var.ty.dtype, _MOST)))
-            if analyzer.can_prove(is_long):
-                return overlapping
-            return tirx.IfThenElse(is_long, overlapping, numbers)
 
         return tvm_ffi.structural_map(loop.body, (tirx.For, cut))
-
-    def _overlap(
-        self, loop: tirx.For, lane: tirx.For, condition: _Condition, body: Any
-    ) -> tirx.For | None:
-        """Return the last vector, which ends where the row ends; None if numbers may not be computed twice."""
-        if not isinstance(body, SBlockRealize) or not isinstance(body.block.body, tirx.BufferStore):
-            return None
-        if not isinstance(condition.term.b, tirx.Var | tirx.Add | tirx.Mul | tirx.Sub):
-            return None
-        if not self._may_repeat(body.block.body, loop, lane.loop_var):
-            return None
-        back = condition.rest - tirx.IntImm(condition.rest.ty.dtype, int(lane.extent))
-        moved = simplify_indices(replace_variables(body, {lane.loop_var: lane.loop_var + back}))
-        return tirx.For(lane.loop_var, lane.min, lane.extent, lane.kind, moved)
-
-    def _may_repeat(self, store: tirx.BufferStore, loop: tirx.For, lane: Any) -> bool:
-        """Return whether numbers may be computed twice, the second time after all vectors of a loop."""
-        stored = {other.buffer for other in find_nodes(loop.body, tirx.BufferStore)}
-        loads = find_nodes(store.value, tvm.ir.TensorLoad)
-        # what the last iteration computes itself, it has of its own numbers alone
-        return stored.isdisjoint(load.source for load in loads) and may_repeat(
-            store, lane, [loop], self._own
-        )
 
 
 def _read_multiples(function: tirx.PrimFunc) -> dict[Any, Any]:
