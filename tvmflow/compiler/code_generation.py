@@ -43,7 +43,6 @@ from tvmflow.compiler.open_tiles import (
     SIZE_TYPES,
     name_open_lengths,
     split_open_tiles,
-    start_empty_reductions,
     start_open_reductions,
 )
 from tvmflow.compiler.vector_code import (
@@ -414,7 +413,6 @@ CPU_PASSES: Final = (
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
     _start_pools_at_infinity,
-    start_empty_reductions,
     start_open_reductions,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,

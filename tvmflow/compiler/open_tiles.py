@@ -103,101 +103,71 @@ def _roll(loop: tirx.For) -> tirx.For:
 
 
 @kernel_pass
-def start_empty_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Set first values of reductions that may run zero times: LowerInitBlock does in an iteration."""
+def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Set first values of reductions of open lengths before their loops.
+
+    LowerInitBlock does in an iteration: there may be none, and a vector of partial sums reaches not all lanes of a
+    row that is shorter.
+    """
     loops = find_nodes(function.body, tirx.For)
     if not _has_open_loops(loops):
         return function
     first: dict[Any, list[Any]] = {}
+    started = []
     for realize in find_nodes(function.body, SBlockRealize):
         if realize.block.init is not None:
             around = [loop for loop in loops if _contains(loop.body, realize)]
             around.sort(key=lambda loop: -len(find_nodes(loop.body, tirx.For)))
-            if found := _start_where_empty(realize, around):
+            if found := _start_reduction(realize, around):
                 outermost, start = found
                 first.setdefault(outermost.loop_var, []).append(start)
+                started.append(realize.block)
+
+    def update(realize: SBlockRealize) -> SBlockRealize:
+        if not any(realize.block.same_as(block) for block in started):
+            return realize
+        return with_fields(realize, block=with_fields(realize.block, init=None))
 
     def insert(loop: tirx.For) -> Any:
         starts = first.get(loop.loop_var)
         return tirx.SeqStmt([*starts, loop]) if starts else loop
 
-    return rewrite_nodes(function, tirx.For, insert) if first else function
+    body = tvm_ffi.structural_map(function.body, ((SBlockRealize, update), (tirx.For, insert)))
+    return function.with_body(body)
 
 
 def _contains(body: Any, node: Any) -> bool:
     return any(found.same_as(node) for found in find_nodes(body, type(node)))
 
 
-def _start_where_empty(
+def _start_reduction(
     realize: SBlockRealize, around: Sequence[tirx.For]
 ) -> tuple[tirx.For, Any] | None:
-    """Return the outermost loop of a reduction, and what sets the first values if a loop runs zero times."""
+    """Return the outermost loop of a reduction of open length, and the loops that set its first values."""
     used: dict[int, set[Any]] = {tirx.IterVar.DataPar: set(), tirx.IterVar.CommReduce: set()}
     for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         used.setdefault(axis.iter_type, set()).update(find_nodes(value, tirx.Var))
     reduced = used[tirx.IterVar.CommReduce]
     begin = next((n for n, loop in enumerate(around) if loop.loop_var in reduced), len(around))
     path = around[begin:]
+    is_open = any(
+        loop.loop_var in reduced and not isinstance(loop.extent, tirx.IntImm) for loop in path
+    )
     variables = {loop.loop_var for loop in path}
-    lengths = [
-        loop.extent
-        for loop in path
-        if loop.loop_var in reduced
-        and not isinstance(loop.extent, tirx.IntImm)
-        and variables.isdisjoint(find_nodes(loop.extent, tirx.Var))
-    ]
-    kept = [loop for loop in path if loop.loop_var not in reduced]
-    if not lengths or not reduced.isdisjoint(used[tirx.IterVar.DataPar] & variables):
+    if not is_open or not reduced.isdisjoint(used[tirx.IterVar.DataPar] & variables):
         return None
     terms = [
         term
         for term in list_terms(realize.predicate)
         if reduced.isdisjoint(find_nodes(term, tirx.Var))
     ]
-    body = _make_initial(realize, terms)
+    kept = [loop for loop in path if loop.loop_var not in reduced]
     own = {loop.loop_var: tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype) for loop in kept}
-    body = replace_variables(body, own)
+    body = replace_variables(_make_initial(realize, terms), own)
     for loop in reversed(kept):
         extent = replace_variables(loop.extent, own)
-        body = tirx.For(own[loop.loop_var], loop.min, extent, tirx.ForKind.SERIAL, body)
-    is_empty = [tirx.LE(length, tirx.const(0, length.ty.dtype)) for length in lengths]
-    return path[0], tirx.IfThenElse(functools.reduce(tirx.Or, is_empty), body, None)
-
-
-@kernel_pass
-def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Begin partial sums before an open row is read: one shorter than a vector reaches not all lanes."""
-    loops = find_nodes(function.body, tirx.For)
-    if not _has_open_loops(loops):
-        return function
-    loop_vars = {loop.loop_var for loop in loops}
-
-    def start(loop: tirx.For) -> Any:
-        lane = loop.body
-        if not isinstance(lane, tirx.For) or lane.kind != tirx.ForKind.VECTORIZED:
-            return loop
-        realize = lane.body
-        if not isinstance(realize, SBlockRealize) or realize.block.init is None:
-            return loop
-        terms = list_terms(realize.predicate)
-        cut = [term for term in terms if loop.loop_var in find_nodes(term, tirx.Var)]
-        if not any(_is_open(term, loop_vars) for term in cut):
-            return loop
-        kept = [term for term in terms if not any(term.same_as(other) for other in cut)]
-        # other loops of the reduction are around this one: they begin once
-        kept += [
-            tirx.EQ(value, axis.dom.min)
-            for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-            if axis.iter_type == tirx.IterVar.CommReduce
-            and loop.loop_var not in find_nodes(value, tirx.Var)
-        ]
-        own = tirx.Var(f"{lane.loop_var.name}_first", lane.loop_var.ty.dtype)
-        body = replace_variables(_make_initial(realize, kept), {lane.loop_var: own})
-        first = tirx.For(own, lane.min, lane.extent, lane.kind, body)
-        update = with_fields(realize, block=with_fields(realize.block, init=None))
-        return tirx.SeqStmt([first, with_fields(loop, body=with_fields(lane, body=update))])
-
-    return rewrite_nodes(function, tirx.For, start)
+        body = tirx.For(own[loop.loop_var], loop.min, extent, loop.kind, body)
+    return path[0], body
 
 
 def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize:
