@@ -26,7 +26,6 @@ from tvmflow.compiler.ir import (
     kernel_pass,
     replace_variables,
     rewrite_indices,
-    rewrite_nodes,
     simplify_indices,
     with_fields,
 )

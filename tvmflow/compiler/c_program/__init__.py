@@ -25,7 +25,6 @@ from tvm import relax, s_tir, tirx
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_code import (
     KernelTraits,
-    estimate_open_work,
     estimate_parallel_work,
     generate_code,
     place_constants,
@@ -202,24 +201,17 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
         for call in ir.find_nodes(lowered.body, tvm.ir.Call)
         if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace"
     ]
-    work = estimate_parallel_work(function)
-    variables = list_size_parameters(function)
     failure = str(function.attrs.get(FAILURE, ""))
-    if not variables:
-        scratch = sum(padded(int(size)) for size in allocated)
-        return KernelTraits(symbol, work, scratch, failure=failure)
-    names = {variable: f"n{index}" for index, variable in enumerate(variables)}
+    names = {variable: f"n{n}" for n, variable in enumerate(list_size_parameters(function))}
     bindings = {binding.var: binding.value for binding in ir.find_nodes(lowered.body, tirx.Bind)}
     sizes = [_read_allocation(size, names, bindings, symbol) for size in allocated]
+    rounded = (f"({size} + {ALIGNMENT - 1}) // {ALIGNMENT} * {ALIGNMENT}" for size in sizes)
+    scratch = " + ".join(rounded) if names else sum(padded(int(size)) for size in sizes)
     return KernelTraits(
         symbol=symbol,
-        work=work,
-        scratch=" + ".join(
-            f"({size} + {ALIGNMENT - 1}) // {ALIGNMENT} * {ALIGNMENT}" for size in sizes
-        )
-        or 0,
+        work=estimate_parallel_work(function, names),
+        scratch=scratch or 0,
         sizes=tuple(names.values()),
-        open_work=estimate_open_work(function, names),
         failure=failure,
     )
 

@@ -43,15 +43,13 @@ class KernelTraits(NamedTuple):
     """The needs of a call of a kernel: its symbol in C, its work in parallel loops, and memory in bytes.
 
     Where sizes are open, `sizes` are their names in the order in which it takes them, of which scratch memory
-    and `open_work` are expressions. `failure` is what it reports where an operand has a wrong value; empty for
-    others.
+    and work are expressions. `failure` is what it reports where an operand has a wrong value; empty for others.
     """
 
     symbol: str
-    work: ParallelWork
+    work: tuple[ParallelWork, ...]
     scratch: Size
     sizes: tuple[str, ...] = ()
-    open_work: tuple[OpenWork, ...] = ()
     failure: str = ""
 
 
@@ -350,7 +348,7 @@ class _OpenWriter(Writer):
         kernel = self._kernels[call.kernel]
         sizes = dict(zip(kernel.sizes, call.sizes, strict=True))
         place = len(self._calls)
-        line, most = write_tasks(place, kernel.work, kernel.open_work, sizes, self._values)
+        line, most = write_tasks(place, kernel.work, sizes, self._values)
         self._calls.append(line)
         self._most_tasks = max(self._most_tasks, most)
         self._scratch[substitute(kernel.scratch, sizes)] = None
@@ -483,22 +481,17 @@ def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def write_tasks(
-    place: int,
-    work: ParallelWork,
-    open_work: Sequence[OpenWork],
-    sizes: Mapping[str, Size],
-    values: Values,
+    place: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> tuple[str, int]:
     """Return the C code that computes the useful tasks of a call, and the most of them.
 
-    The place is the number of the call; its kernel has `work`, if all of that is of fixed sizes, or `open_work`
-    for sizes of the call.
+    The place is the number of the call; its kernel has `work` for the sizes of the call.
     """
-    if not open_work:
-        most = work.useful_tasks
-        operations, loops = str(min(work.operations, _MAX_OPERATIONS)), str(int(work.loops))
+    if not sizes:
+        most = count_tasks(work)
+        operations, loops = str(min(_count(work)[0], _MAX_OPERATIONS)), str(_count(work)[1])
     else:
-        terms = list(_list_terms(open_work, sizes, values))
+        terms = list(_list_terms(work, sizes, values))
         operations = " + ".join(term[0] for term in terms if term[0]) or "0"
         loops = " + ".join(term[1] for term in terms if term[1]) or "0"
         limit = sum(term[2] for term in terms)
@@ -509,9 +502,9 @@ def write_tasks(
 
 
 def _list_terms(
-    open_work: Sequence[OpenWork], sizes: Mapping[str, Size], values: Values
+    work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> Iterator[tuple[str, str, int]]:
-    for part in open_work:
+    for part in work:
         extents = multiply(*(substitute(extent, sizes) for extent in part.extents))
         count = values.code(extents)
         limit = values.find_largest(multiply(part.operations, extents))
@@ -605,26 +598,9 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """The work of a kernel in parallel loops: nanoseconds of one core, and how often they begin."""
+    """A part of the work of a kernel in parallel loops: both numbers times all extents.
 
-    ns: float
-    loops: float
-
-    @property
-    def operations(self) -> int:
-        """The operations in all of them."""
-        return int(self.ns * _OPERATIONS_PER_NS)
-
-    @property
-    def useful_tasks(self) -> int:
-        """Into how many tasks a loop is worth dividing; 1 if it is not."""
-        return min(max(int(self.ns / max(self.loops, 1) / _LEAST_TASK_NS), 1), _MAX_TASKS)
-
-
-class OpenWork(NamedTuple):
-    """A part of the work of a kernel whose loops have open sizes: both numbers times all extents.
-
-    Extents that are open are expressions of `core.dimensions`; `loops` is how often a call begins one.
+    Extents are open, expressions of `core.dimensions`; `loops` is how often a call begins one.
     """
 
     extents: tuple[str, ...]
@@ -632,31 +608,40 @@ class OpenWork(NamedTuple):
     loops: int
 
 
-def estimate_parallel_work(function: tirx.PrimFunc) -> ParallelWork:
-    """Return the work of a scheduled kernel in parallel loops."""
-    work = _count_operations(function.body, _Repeats(1.0), {}, is_parallel=False)
-    operations, loops = work.get((), (0.0, 0.0))
-    return ParallelWork(operations / _OPERATIONS_PER_NS, loops)
-
-
-def estimate_open_work(function: tirx.PrimFunc, names: Mapping[Any, str]) -> tuple[OpenWork, ...]:
-    """Return the work of a scheduled kernel with open sizes in parallel loops."""
+def estimate_parallel_work(
+    function: tirx.PrimFunc, names: Mapping[Any, str]
+) -> tuple[ParallelWork, ...]:
+    """Return the work of a scheduled kernel in parallel loops, with names of its open sizes."""
     work = _count_operations(function.body, _Repeats(1.0), names, is_parallel=False)
-    return tuple(OpenWork(key, int(total), int(loops)) for key, (total, loops) in work.items())
+    return tuple(ParallelWork(key, int(total), int(loops)) for key, (total, loops) in work.items())
 
 
-def count_useful_tasks(works: Mapping[str, ParallelWork], calls: Iterable[str]) -> dict[str, int]:
+def _count(work: Sequence[ParallelWork]) -> tuple[int, int]:
+    """Return the operations of a kernel of fixed sizes, and how often its loops begin."""
+    return sum(part.operations for part in work), sum(part.loops for part in work)
+
+
+def count_tasks(work: Sequence[ParallelWork]) -> int:
+    """Return into how many tasks a loop of a kernel of fixed sizes is worth dividing; 1 if it is not."""
+    operations, loops = _count(work)
+    ns = operations / _OPERATIONS_PER_NS / max(loops, 1)
+    return min(max(int(ns / _LEAST_TASK_NS), 1), _MAX_TASKS)
+
+
+def count_useful_tasks(
+    works: Mapping[str, Sequence[ParallelWork]], calls: Iterable[str]
+) -> dict[str, int]:
     """Return for each kernel into how many tasks its parallel loops are worth dividing: 1 if they are not.
 
-    >>> works = {"dense": ParallelWork(120_000, 1), "gru": ParallelWork(60_000, 50)}
+    >>> works = {"dense": [ParallelWork((), 1_920_000, 1)], "gru": [ParallelWork((), 960_000, 50)]}
     >>> count_useful_tasks(works, ["dense", "gru"])
     {'dense': 48, 'gru': 1}
-    >>> count_useful_tasks({"dense": ParallelWork(20_000, 1)}, ["dense", "dense"])
+    >>> count_useful_tasks({"dense": [ParallelWork((), 320_000, 1)]}, ["dense", "dense"])
     {'dense': 1}
     """
-    tasks = {name: work.useful_tasks for name, work in works.items()}
-    program_ns = sum(works[name].ns for name in calls if tasks[name] > 1)
-    return tasks if program_ns >= _LEAST_PROGRAM_NS else dict.fromkeys(tasks, 1)
+    tasks = {name: count_tasks(work) for name, work in works.items()}
+    operations = sum(_count(works[name])[0] for name in calls if tasks[name] > 1)
+    return tasks if operations >= _PROGRAM_OPERATIONS else dict.fromkeys(tasks, 1)
 
 
 class _Repeats(NamedTuple):

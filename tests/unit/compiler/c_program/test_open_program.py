@@ -27,7 +27,7 @@ from tests.support.open_programs import (
     draw_network,
 )
 from tests.support.seeds import seeds
-from tvmflow.compiler.c_program.c_code import KernelTraits, ParallelWork, generate_code
+from tvmflow.compiler.c_program.c_code import KernelTraits, generate_code
 from tvmflow.compiler.c_program.program import (
     UnsupportedProgram,
     find_runtime,
@@ -317,7 +317,7 @@ def test_more_memory_than_addresses_is_refused() -> None:
     program = read_program(_one_kernel(seq, (Dimension("seq", 1, 2**30),)), [])
     plan_memory(program)
     (kernel,) = list_kernel_calls(program.steps)
-    traits = {kernel: KernelTraits("k", ParallelWork(0.0, 0.0), 0, ("n0",))}
+    traits = {kernel: KernelTraits("k", (), 0, ("n0",))}
     assert "TF_LARGEST_TENSORS 8589934592u" in generate_code(program, traits, "net_", 64)
     with pytest.raises(StageError, match=r"programs of 32 bits .* because of seq"):
         generate_code(program, traits, "net_", 32)

@@ -6,19 +6,25 @@ import pytest
 import tvm
 from tvm import te
 
-from tvmflow.compiler.c_program.c_code import ParallelWork, estimate_parallel_work
+from tvmflow.compiler.c_program.c_code import (
+    ParallelWork,
+    count_tasks,
+    estimate_parallel_work,
+)
 
 
 @pytest.mark.parametrize(
     ("parallel", "work"),
     [
-        ((), ParallelWork(0.0, 0.0)),
-        ((0,), ParallelWork(768.0, 1.0)),
-        ((1,), ParallelWork(768.0, 64.0)),
-        ((0, 1), ParallelWork(768.0, 1.0)),
+        ((), ()),
+        ((0,), (ParallelWork((), 12_288, 1),)),
+        ((1,), (ParallelWork((), 12_288, 64),)),
+        ((0, 1), (ParallelWork((), 12_288, 1),)),
     ],
 )
-def test_loops_are_counted_where_they_begin(parallel: tuple[int, ...], work: ParallelWork) -> None:
+def test_loops_are_counted_where_they_begin(
+    parallel: tuple[int, ...], work: tuple[ParallelWork, ...]
+) -> None:
     """A load, a product and a store for each of 64×64 numbers; a loop inside another one begins 64 times."""
     data = te.placeholder((64, 64), name="data")
     doubled = te.compute((64, 64), lambda i, j: data[i, j] * 2.0, name="doubled")
@@ -26,12 +32,12 @@ def test_loops_are_counted_where_they_begin(parallel: tuple[int, ...], work: Par
     loops = schedule.get_loops(schedule.get_sblock("doubled"))
     for index in parallel:
         schedule.parallel(loops[index])
-    assert estimate_parallel_work(schedule.mod["main"]) == work
+    assert estimate_parallel_work(schedule.mod["main"], {}) == work
 
 
 def test_a_loop_of_some_microseconds_is_divided() -> None:
     """Into tasks of 2.5 µs; one that begins often is judged by what it does each time."""
-    assert ParallelWork(4_000, 1).useful_tasks == 1
-    assert ParallelWork(10_000, 1).useful_tasks == 4
-    assert ParallelWork(10_000, 10).useful_tasks == 1
-    assert ParallelWork(1e12, 1).useful_tasks == 1024
+    assert count_tasks([ParallelWork((), 64_000, 1)]) == 1
+    assert count_tasks([ParallelWork((), 160_000, 1)]) == 4
+    assert count_tasks([ParallelWork((), 160_000, 10)]) == 1
+    assert count_tasks([ParallelWork((), 1 << 44, 1)]) == 1024
