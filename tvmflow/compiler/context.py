@@ -146,13 +146,10 @@ class LoweringContext:
         """Return whether convolutions on a CPU use blocked layouts."""
         return self.has_cpu_model() and self.options.layout == "blocked"
 
-    def has_packed_weights(self) -> bool:
-        """Return whether matrix products on a CPU have packed weights."""
-        return self.has_cpu_model() and self.options.weights == "packed"
-
     def packs_matmuls(self) -> bool:
         """Return whether matrix products have kernels with packed matrices."""
-        return self.has_packed_weights() and not self.is_plain("matmul")
+        is_packed = self.has_cpu_model() and self.options.weights == "packed"
+        return is_packed and not self.is_plain("matmul")
 
     def has_tap_weights(self) -> bool:
         """Return whether convolutions on a GPU have weights whose channels are neighbors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -142,10 +142,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
         own, body = realize.block, tirx.SeqStmt([first, step])
         reads = [replace_variables(region, back) for region in own.reads]
         block = simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
-    elif is_unrolled or not (
-        _has_own_vectors(realize.block.body.buffer, nest, scopes)
-        or _may_repeat(realize.block.body, lane, nest, scopes)
-    ):
+    elif is_unrolled or not _may_repeat(realize.block.body, lane, nest, scopes):
         return loop
     else:
         block = simplify_indices(replace_variables(realize.block, back))
@@ -161,19 +158,17 @@ def _find_end(condition: Any, lane: Any) -> _End | None:
     return None if _uses(start, lane) else _End(start, int(condition.b))
 
 
-def _has_own_vectors(buffer: Any, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> bool:
-    """Return whether each vector has a buffer of its own, where nothing is stored for another."""
-    return buffer in scopes and scopes[buffer].isdisjoint(loop.loop_var for loop in nest)
-
-
 def _may_repeat(
-    store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], own: Collection[Any]
+    store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], own: Mapping[Any, set[Any]]
 ) -> bool:
     """Return whether numbers of a row may be computed a second time, after its other vectors.
 
-    The loops over vectors are a nest; buffers that are no parameters are a kernel's own.
+    The loops over vectors are a nest; buffers that are no parameters are a kernel's own, with the loops within them.
     """
     target = store.buffer
+    if target in own and own[target].isdisjoint(loop.loop_var for loop in nest):
+        # each vector has it for itself
+        return True
     loads = find_nodes(store.value, tvm.ir.TensorLoad)
     vectors = [load.source for load in loads if any(_uses(index, lane) for index in load.indices)]
     others = [
@@ -219,7 +214,8 @@ def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
         for load in find_nodes(store.value, tvm.ir.TensorLoad)
         if lane in find_nodes(list(load.indices), tirx.Var)
     ]
-    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, _take_one))
+    ones = (tvm.ir.TensorLoad, lambda load: tirx.const(1, str(load.source.dtype)))
+    value = tvm_ffi.structural_map(store.value, ones)
     # a divisor may be 0 there, and a condition keeps from reading what does not exist
     is_harmless = all(
         "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
@@ -228,10 +224,6 @@ def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
         str(buffer.dtype) in types and _find_first_place(indices, lane) is not None
         for buffer, indices in [(store.buffer, store.indices), *loads]
     )
-
-
-def _take_one(load: Any) -> Any:
-    return tirx.const(1, str(load.source.dtype))
 
 
 def _mask(loop: tirx.For) -> Any:

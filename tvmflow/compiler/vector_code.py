@@ -5,7 +5,6 @@ All but the first are for 64-bit ARM.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -497,13 +496,7 @@ def _multiplies_matrices(store: tirx.BufferStore) -> bool:
     """Return whether a store adds products of matrices to sums."""
     if operator_name(store.value) != "tirx.call_llvm_pure_intrin":
         return False
-    return int(store.value.args[0]) == _find_matrix_instruction()
-
-
-@functools.cache
-def _find_matrix_instruction() -> int:
-    """Return the number of LLVM's intrinsic that multiplies matrices of bytes."""
-    return int(codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION))
+    return int(store.value.args[0]) == codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION)
 
 
 def _find_sums(buffer: Any, indices: Sequence[Any]) -> int:

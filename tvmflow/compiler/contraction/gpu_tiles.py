@@ -235,7 +235,7 @@ def _list_warp_tiles(lengths: dict[str, int], device: Device) -> Iterator[tuple[
     for tile, depth in itertools.product(WARP_TILES, (2 * SIDE, SIDE)):
         sizes = {"row": tile.rows, "column": tile.columns, "depth": depth}
         use = math.prod(
-            lengths[kind] / _round_up(lengths[kind], size) for kind, size in sizes.items()
+            lengths[kind] / (-(-lengths[kind] // size) * size) for kind, size in sizes.items()
         )
         left = _BYTES * tile.rows * (depth + ROW_OFFSET)
         right = _BYTES * depth * (tile.columns + ROW_OFFSET)
@@ -248,10 +248,6 @@ def _list_warp_tiles(lengths: dict[str, int], device: Device) -> Iterator[tuple[
             and result > max(left, right)
         ):
             yield tile, depth
-
-
-def _round_up(length: int, size: int) -> int:
-    return -(-length // size) * size
 
 
 def _estimate_warps(lengths: dict[str, int], tile: Tile, depth: int, device: Device) -> float:

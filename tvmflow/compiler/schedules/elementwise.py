@@ -68,17 +68,13 @@ def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[
         reads_slow = any(other.output.same_as(source) for other in slow for source in sources)
         is_slow = reads_slow or has_slow_operations(block)
         is_result = not any(block.output.same_as(buffer) for buffer in intermediate)
-        if is_result or (is_slow and _count_reads(block, blocks) > block.work):
+        reads = sum(count_reads(reader, block.output) for reader in blocks) if is_slow else 0
+        if is_result or reads > block.work:
             continue
         inlined.append(block)
         if is_slow:
             slow.append(block)
     return inlined
-
-
-def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
-    """Return how many numbers all blocks together read of a block's output."""
-    return sum(count_reads(reader, block.output) for reader in blocks)
 
 
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:

@@ -160,9 +160,11 @@ def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int, s
 
     So many of those after it (`small`) compute its result before that is broadcast.
     """
-    # What is read once is not worth a pass over memory.
-    is_read_once = position > 0 and _is_read_once(blocks[position - 1], blocks[position])
-    first = position if is_read_once else max(position - 1, 0)
+    first = max(position - 1, 0)
+    before, main = blocks[first], blocks[position]
+    # what is read once, in vectors that no padding divides, is not worth a pass over memory
+    if before.work == main.work and not is_padded(before, before.spatial_axes[-1]):
+        first = position
     after = blocks[position + 1 :]
     kept = {small - 1, len(after) - 1}
     inlined = [block for index, block in enumerate(after) if index not in kept]
@@ -183,11 +185,6 @@ def _name_blocks(
     return SingleReduction(
         pad=before[0] if before else None, main=main, final=final, axes=axes, broadcast=broadcast
     )
-
-
-def _is_read_once(block: Block, reader: Block) -> bool:
-    """Return whether a reduction reads a block's numbers once, in vectors that no padding divides."""
-    return block.work == reader.work and not is_padded(block, block.spatial_axes[-1])
 
 
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
@@ -337,7 +334,8 @@ def schedule_window(
     pads_lanes = is_padded(pad, pad.spatial_axes[-1])
     if fills:
         # no condition divides the rows that are copied then
-        inner = next(n for n, loop in enumerate(loops) if _is_same(schedule, loop, around)) + 1
+        outer = schedule.get(around)
+        inner = next(n for n, loop in enumerate(loops) if schedule.get(loop).same_as(outer)) + 1
         filled = schedule.decompose_padding(pad.handle, loops[inner])
         for handle in (filled, pad.handle):
             *_, points, last = schedule.get_loops(handle)
@@ -353,11 +351,6 @@ def schedule_window(
     if width >= MIN_LANES:
         _, lanes = schedule.split(loops[-1], [None, width])
         schedule.vectorize(lanes)
-
-
-def _is_same(schedule: Schedule, loop: Any, other: Any) -> bool:
-    """Return whether two references are to one loop."""
-    return bool(schedule.get(loop).same_as(schedule.get(other)))
 
 
 def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
@@ -763,11 +756,12 @@ def _find_arithmetic(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Arithm
     """Return how the terms of a reduction are multiplied."""
     if _multiplies_matrices(block):
         return Arithmetic.BYTE_MATRICES
-    if _takes_words_from_lanes(block, cpu):
+    products = dot_products.find_products(block)
+    if cpu.factor_lanes > 0 and products in (INTEGERS, PAIRS):
         return Arithmetic.DOT_BY_ELEMENT
     if _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
         return Arithmetic.BY_ELEMENT
-    if dot_products.find_products(block) is not None:
+    if products is not None:
         return Arithmetic.DOT
     return Arithmetic.SCALAR if axes.weights else Arithmetic.VECTORS
 
@@ -776,12 +770,6 @@ def _multiplies_matrices(block: Block) -> bool:
     """Return whether instructions multiply matrices of bytes, of pixels or of rows."""
     products = dot_products.find_products(block)
     return products is not None and products.has_matrices
-
-
-def _takes_words_from_lanes(block: Block, cpu: CpuModel) -> bool:
-    """Return whether instructions multiply bytes, a word of which may be any lane of a vector."""
-    products = dot_products.find_products(block)
-    return cpu.factor_lanes > 0 and products in (INTEGERS, PAIRS)
 
 
 def _describe_window(block: Block, pad: Block | None, axes: ReductionAxes) -> Window | None:

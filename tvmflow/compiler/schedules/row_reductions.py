@@ -68,8 +68,9 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
         return None
     steps = [_Step(block, _reduce_in_vectors(schedule, block, cpu)) for block in blocks]
     for block, _ in steps:
-        if not block.is_reduction and row_axes < len(block.spatial_extents):
-            _vectorize_innermost(schedule, block, cpu)
+        is_row = not block.is_reduction and row_axes < len(block.spatial_extents)
+        if is_row and is_contiguous(block, block.spatial_axes[-1]):
+            vectorize_loop(schedule, schedule.get_loops(block.handle)[-1], cpu)
     rows = [
         fuse(schedule, list(schedule.get_loops(handle))[:row_axes])
         for step in steps
@@ -164,12 +165,6 @@ def _count_shared_axes(blocks: list[Block]) -> int:
                 same = [index.same_as(axis) for index, axis in pairs]
                 count = (*same, False).index(False)
     return count
-
-
-def _vectorize_innermost(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
-    """Vectorize the innermost loop if all loads are contiguous."""
-    if is_contiguous(block, block.spatial_axes[-1]):
-        vectorize_loop(schedule, schedule.get_loops(block.handle)[-1], cpu)
 
 
 def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[Any]:
