@@ -96,18 +96,6 @@ def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     copy_objects_of(mod, compiled, inputs.target, folder, inputs.prefix)
 
 
-def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
-    """Write objects with plain C functions and constants, and the C code that calls the functions."""
-    c_program.compile_program(
-        inputs.mod,
-        inputs.weights,
-        inputs.target,
-        inputs.content_prefix,
-        folder,
-        is_level=inputs.is_level,
-    )
-
-
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     """Write C files of the same kernels, without threads.
 
@@ -154,7 +142,10 @@ def _describe_kernel_at(source: Path, c_error: str) -> str:
 
 
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
-    C_LIBRARY: _compile_c_library,
+    # objects with plain C functions and constants, and the C code that calls the functions
+    C_LIBRARY: lambda inputs, folder: c_program.compile_program(
+        *inputs[:3], inputs.content_prefix, folder, is_level=inputs.is_level
+    ),
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,

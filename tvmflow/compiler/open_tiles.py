@@ -267,9 +267,6 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     bound: list[tuple[Any, Any]] = []
 
     def bind(division: Any) -> Any:
-        if division.a.same_as(loop.loop_var) and _same(division.b, loop.extent):
-            is_modulo = isinstance(division, tirx.FloorMod)
-            return loop.loop_var if is_modulo else tirx.IntImm(division.ty.dtype, 0)
         used = find_nodes(division, tirx.Var)
         own = {loop.loop_var, *(var for var, _ in bound)}
         is_open = not isinstance(division.b, tirx.IntImm)
@@ -599,14 +596,10 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
     if not isinstance(step, tirx.IntImm) or int(step) < 1:
         return None
     at_first = analyzer.simplify(replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
-    count = tirx.floordiv(analyzer.simplify(at_first + (int(step) - 1)), int(step))
-    if prod(condition.variables.values()) == int(step):
-        # tiles follow each other
-        return count
-    count = tirx.max(tirx.min(count, loop.extent), tirx.IntImm(count.ty.dtype, 0))
-    for size in set(find_nodes(count, tirx.Var)):
-        analyzer.bind(size, tvm.ir.Range(0, tirx.IntImm(size.ty.dtype, 1 << 30)))
-    return analyzer.simplify(count)
+    if prod(condition.variables.values()) != int(step):
+        # tiles do not follow each other
+        return None
+    return tirx.floordiv(analyzer.simplify(at_first + (int(step) - 1)), int(step))
 
 
 def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:

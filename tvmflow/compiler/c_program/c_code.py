@@ -286,8 +286,11 @@ class _OpenWriter(Writer):
         ]
         sizes = [
             f"  memory->{name}[{index}] = (size_t){values.code(storage.size)};"
-            for name, storages in (("inputs", program.inputs), ("outputs", program.outputs))
-            for index, storage in enumerate(storages[: self._count_described(name)])
+            for name, storages in (
+                ("inputs", program.inputs),
+                ("outputs", program.outputs[: program.count_described()]),
+            )
+            for index, storage in enumerate(storages)
         ]
         shapes = [
             *write_shapes("tf_input_shape", program.input_shapes, values),
@@ -322,12 +325,6 @@ class _OpenWriter(Writer):
             "",
             *shapes,
         ]
-
-    def _count_described(self, direction: str) -> int:
-        """Return how many inputs or outputs a program has, without the counts of outputs."""
-        if direction == "inputs":
-            return len(self._program.inputs)
-        return self._program.count_described()
 
     def _find_causes(self) -> list[str]:
         """Return the names of the dimensions that the largest tensor depends on."""

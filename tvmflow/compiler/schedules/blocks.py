@@ -54,7 +54,7 @@ class Block(NamedTuple):
         reduction_extents: The lengths of the reduction axes, outermost first; likewise.
         output: The buffer that the block writes.
         open_axes: The positions of the axes whose lengths each call chooses.
-        sizes: Numbers for the variables of open sizes (`read_sizes`).
+        sizes: Numbers for the variables of open sizes (see `_choose_primes`).
         typical_extents: The lengths of the spatial axes at the representative size.
     """
 
@@ -146,7 +146,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     realizes = find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
     (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
     numbers = _read_numbers(schedule)
-    sizes = {var: _prime_up_to(number) for var, number in numbers.items()}
+    sizes = _choose_primes(numbers)
     lengths = tuple(_choose_length(extent, sizes) for extent in extents)
     spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
     reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
@@ -180,9 +180,8 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
 # granted what holds for some sizes only: that vectors or tiles divide it.
 
 
-def read_sizes(schedule: Schedule) -> dict[Any, int]:
-    """Return a prime number for each variable in the shapes of a kernel with open sizes."""
-    return {var: _prime_up_to(number) for var, number in _read_numbers(schedule).items()}
+def _choose_primes(numbers: Mapping[Any, int]) -> dict[Any, int]:
+    return {var: _prime_up_to(number) for var, number in numbers.items()}
 
 
 def _read_numbers(schedule: Schedule) -> dict[Any, int]:
@@ -226,7 +225,9 @@ def _prime_up_to(size: int) -> int:
 def loop_length(schedule: Schedule, loop: Any) -> int:
     """Return the number of iterations of a loop; a representative one if it is open."""
     extent = schedule.get(loop).extent
-    length = evaluate_size(extent, {} if isinstance(extent, tirx.IntImm) else read_sizes(schedule))
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    length = evaluate_size(extent, _choose_primes(_read_numbers(schedule)))
     return _UNKNOWN_SIZE if length is None else length
 
 
@@ -352,7 +353,7 @@ def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
 def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
     """Return whether a load reads each number as many times, 2, 4 or 8, before the next one."""
     steps = {*range(1, min(extent, _MAX_REPEATS + 2)), extent // 2, extent - 1}
-    distances = {step: move(load, block, axis, step) for step in steps}
+    distances = {step: element_stride(load, block, axis, step) for step in steps}
     return any(
         all(distance == step // count for step, distance in distances.items())
         for count in (2, 4, _MAX_REPEATS)
@@ -367,23 +368,21 @@ def narrow_vectors(lanes: int, fits: Callable[[int], bool]) -> int:
     return lanes if lanes >= MIN_LANES else 0
 
 
-def element_stride(load: Any, block: Block, axis: Any) -> int | None:
-    """Return by how many elements a load moves along an axis; None if data or conditions decide."""
-    return move(load, block, axis, 1)
-
-
 def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None:
     """Return the stride of a load along a whole axis; None if it changes, or data decide."""
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:
-        distance = move(load, block, axis, step)
+        distance = element_stride(load, block, axis, step)
         strides.add(None if distance is None or distance % step else distance // step)
     return strides.pop() if len(strides) == 1 else None if strides else 0
 
 
-def move(load: Any, block: Block, axis: Any, step: int) -> int | None:
-    """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0."""
+def element_stride(load: Any, block: Block, axis: Any, step: int = 1) -> int | None:
+    """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0.
+
+    None if data or conditions decide.
+    """
     shape = [evaluate_size(extent, block.sizes) for extent in load.source.shape]
     if None in shape:
         return None

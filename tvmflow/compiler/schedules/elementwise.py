@@ -39,7 +39,6 @@ from tvmflow.compiler.schedules.blocks import (
     list_intermediate_buffers,
     list_loads,
     loop_length,
-    move,
     narrow_vectors,
     reads_vectors,
 )
@@ -291,7 +290,7 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
 
 def _least_stride(load: Any, block: Block, axis: Any, steps: Iterable[int]) -> int:
     """Return the least distance, in elements, of what a load reads after some steps along an axis."""
-    distances = (abs(move(load, block, axis, step) or 0) for step in steps)
+    distances = (abs(element_stride(load, block, axis, step) or 0) for step in steps)
     return min((distance for distance in distances if distance), default=0)
 
 

@@ -88,15 +88,13 @@ _MAX_TERMS: Final = 256
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
-    Its data may be padded first, and its result is computed from the sums elementwise; what reads each element of that
-    several times is a broadcast.
+    Its data may be padded first, and its result is computed from the sums elementwise.
     """
 
     pad: Block | None
     main: Block
     final: Block
     axes: ReductionAxes
-    broadcast: Block | None
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
@@ -137,54 +135,36 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     positions = [index for index, block in enumerate(blocks) if block.is_reduction]
     if len(positions) != 1:
         return None
-    main, after = blocks[positions[0]], blocks[positions[0] + 1 :]
+    main = blocks[positions[0]]
     axes = analyze_axes(main, cpu)
     is_partial = has_partial_vectors(main, cpu)
     if axes is None and not is_partial:
         return None
-    # Norms, which have no weights, read their data again while these are in the cache.
-    has_weights = axes is not None and axes.weight_bytes > 0
-    small = _count_before_broadcast(main, after) if has_weights else len(after)
-    _inline_others(schedule, blocks, positions[0], small)
+    _inline_others(schedule, blocks, positions[0])
     isolated = analyze_blocks(schedule) or []
     if is_partial and len(isolated) == _PARTS:
         isolated = _merge_axes(schedule, isolated, cpu)
         axes = analyze_axes(isolated[0], cpu) if isolated else None
     if axes is None or len(isolated) < _PARTS:
         return None
-    return _name_blocks(isolated, axes, has_broadcast=small < len(after))
+    *before, main, final = isolated
+    if len(before) > 1 or not _is_result(final, main):
+        return None
+    return SingleReduction(pad=before[0] if before else None, main=main, final=final, axes=axes)
 
 
-def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int, small: int) -> None:
-    """Inline all blocks but a reduction, the one before it, and those that compute the result.
-
-    So many of those after it (`small`) compute its result before that is broadcast.
-    """
+def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -> None:
+    """Inline all blocks but a reduction, the one before it, and the one that computes the result."""
     first = max(position - 1, 0)
     before, main = blocks[first], blocks[position]
     # what is read once, in vectors that no padding divides, is not worth a pass over memory
     if before.work == main.work and not is_padded(before, before.spatial_axes[-1]):
         first = position
     after = blocks[position + 1 :]
-    kept = {small - 1, len(after) - 1}
-    inlined = [block for index, block in enumerate(after) if index not in kept]
-    for block in (*blocks[:first], *inlined):
+    for block in (*blocks[:first], *after[:-1]):
         schedule.compute_inline(block.handle)
-    if small == 0:
+    if not after:
         schedule.cache_write(blocks[position].handle, 0, "local")
-
-
-def _name_blocks(
-    blocks: Sequence[Block], axes: ReductionAxes, *, has_broadcast: bool
-) -> SingleReduction | None:
-    """Return the roles of the blocks that are left of a kernel; None if they do not have these roles."""
-    broadcast = blocks[-1] if has_broadcast else None
-    *before, main, final = blocks[:-1] if has_broadcast else blocks
-    if len(before) > 1 or not _is_result(final, main):
-        return None
-    return SingleReduction(
-        pad=before[0] if before else None, main=main, final=final, axes=axes, broadcast=broadcast
-    )
 
 
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
@@ -218,14 +198,6 @@ def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> l
 
 def _index_map(merge: Callable[..., list[Any]], axes: Sequence[Any]) -> tirx.IndexMap:
     return tirx.IndexMap.from_func(merge, len(axes), index_dtype=str(axes[0].ty.dtype))
-
-
-def _count_before_broadcast(main: Block, after: list[Block]) -> int:
-    """Return how many of the blocks after a reduction come before its result is broadcast, or all."""
-    if not after or math.prod(after[-1].spatial_extents) < 2 * math.prod(main.spatial_extents):
-        return len(after)
-    sizes = [block.spatial_extents == main.spatial_extents for block in after]
-    return sizes.index(False)
 
 
 def _is_result(final: Block, main: Block) -> bool:
@@ -279,9 +251,7 @@ def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) ->
 
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
-    pad, main, _, axes, broadcast = reduction
-    if broadcast is not None:
-        schedule_block(schedule, broadcast, cpu)
+    pad, main, _, axes = reduction
     loops = _split_result(schedule, reduction, tile)
     around, within = _order_outer_loops(loops.outer, reduction, tile, loops.window)
     schedule.reorder(*around, *within, *loops.registers, *loops.stores, loops.vector)
@@ -355,7 +325,7 @@ def schedule_window(
 
 def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
     """Return whether rows of one tile are padded at a time, for all columns, as in plain pooling."""
-    pad, main, _, axes, _ = reduction
+    pad, main, _, axes = reduction
     return (
         pad is not None
         and is_padded(pad, pad.spatial_axes[-1])
