@@ -8,6 +8,7 @@ is `int32_t kernel(void *tensor, ..., int64_t size, ...)` here.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -341,31 +342,27 @@ def share_weights(
         for var, weight in zip(variables, weights, strict=True)
         if (layout := SharedLayout.of(weight))
     }
-    calls = list(_list_calls(mod))
-    counts: dict[Any, int] = {}
-    for _, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            for var in find_nodes(function.body, relax.Var):
-                counts[var] = counts.get(var, 0) + 1
-    for _, arguments in calls:
-        for argument in arguments:
-            if argument in layouts:
-                counts[argument] -= 1
-    shared = {var: layout for var, layout in layouts.items() if not counts.get(var)}
-    readable = {name: _list_readable(mod[name]) for name in {name for name, _ in calls}}
+    uses: dict[tuple[str, int], set[Any]] = {}
+    # those of variables beside the calls of kernels
+    others = Counter(
+        var
+        for _, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        for var in find_nodes(function.body, relax.Var)
+    )
+    for name, operands in _list_calls(mod):
+        others.subtract(operand for operand in operands if operand in layouts)
+        for place, operand in enumerate(operands):
+            uses.setdefault((name, place), set()).add(operand)
+    readable = {name: _list_readable(mod[name]) for name in {name for name, _ in uses}}
+    shared = {var: layout for var, layout in layouts.items() if not others[var]}
     while True:
         places: dict[tuple[str, int], SharedLayout | None] = {}
-        for name, arguments in calls:
-            for place, argument in enumerate(arguments):
-                layout = shared.get(argument)
-                is_fine = place in readable[name] and places.get((name, place), layout) == layout
-                places[name, place] = layout if is_fine else None
-        refused = {
-            argument
-            for name, arguments in calls
-            for place, argument in enumerate(arguments)
-            if argument in shared and not places[name, place]
-        }
+        for (name, place), arguments in uses.items():
+            own = {shared.get(argument) for argument in arguments}
+            is_fine = place in readable[name] and len(own) == 1
+            places[name, place] = own.pop() if is_fine else None
+        refused = {argument for use in uses if not places[use] for argument in uses[use]}
         kept = {var: layout for var, layout in shared.items() if var not in refused}
         if len(kept) == len(shared):
             break
