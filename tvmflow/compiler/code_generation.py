@@ -21,10 +21,7 @@ from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
-from tvmflow.compiler.contraction.machine import (
-    converts_float16,
-    is_cpu,
-)
+from tvmflow.compiler.contraction.machine import converts_float16, is_cpu
 from tvmflow.compiler.counts import cut_outputs
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,

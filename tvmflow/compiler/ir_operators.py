@@ -57,7 +57,6 @@ class ModelOperator:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of an attribute as Python has it."""
     if isinstance(value, str):
         return str(value)
     return tuple(map(_plain, value)) if isinstance(value, Sequence) else value

@@ -11,9 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.contraction.machine import (
-    list_masked_types,
-)
+from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,

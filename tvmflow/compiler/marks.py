@@ -264,7 +264,6 @@ class _Numbering:
         self.members: list[int] = []
 
     def intern(self, *key: Any) -> int:
-        """Return the number of a key."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number(self, expr: Any) -> int:

@@ -13,10 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import codegen
 
-from tvmflow.compiler.contraction.machine import (
-    MATRIX_INSTRUCTION,
-    find_factor_lanes,
-)
+from tvmflow.compiler.contraction.machine import MATRIX_INSTRUCTION, find_factor_lanes
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -92,7 +89,6 @@ def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
 
 
 def _list_summands(index: Any) -> list[Any]:
-    """Return the terms of a sum."""
     if isinstance(index, tirx.Add):
         return [*_list_summands(index.a), *_list_summands(index.b)]
     return [index]
@@ -496,7 +492,8 @@ def _multiplies_matrices(store: tirx.BufferStore) -> bool:
     """Return whether a store adds products of matrices to sums."""
     if operator_name(store.value) != "tirx.call_llvm_pure_intrin":
         return False
-    return int(store.value.args[0]) == codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION)
+    own = int(codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION))
+    return int(store.value.args[0]) == own
 
 
 def _find_sums(buffer: Any, indices: Sequence[Any]) -> int:

@@ -219,7 +219,6 @@ class Writer:
         return []
 
     def _count_tasks(self, call: KernelCall) -> str:
-        """Return the code of the number of tasks that the loops of a call are worth."""
         return str(self._tasks[call.kernel])
 
     def _size(self, storage: Storage) -> str:
@@ -696,7 +695,6 @@ def _count_operations(
 
 
 def _read_extent(extent: Any, names: Mapping[Any, str]) -> float | Size:
-    """Return the extent of a loop: a number, or an expression of names."""
     if isinstance(extent, tirx.IntImm):
         return int(extent)
     if not set(list_symbols(extent)) <= names.keys():

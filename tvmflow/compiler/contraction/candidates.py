@@ -143,7 +143,6 @@ def _round_up(extent: int, size: int) -> int:
 
 
 def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile without tails."""
     if problem.arithmetic is Arithmetic.BYTE_MATRICES:
         return _estimate_byte_matrices(tile, cpu)
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
@@ -249,7 +248,6 @@ def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
 
 
 def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of int8 dot products by element."""
     rows, vectors = tile
     loads = vectors + -(-rows // cpu.factor_lanes)
     # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
@@ -323,7 +321,6 @@ def rank_tiles(problem: Contraction, cpu: CpuModel) -> list[tuple[float, Registe
 def _list_tiles(
     rows: int, vectors: int, arithmetic: Arithmetic, cpu: CpuModel
 ) -> Iterator[RegisterTile]:
-    """Yield the tiles of at most so many rows and vectors that fit the registers."""
     sizes = itertools.product(
         range(1, min(rows, MAX_ROWS) + 1), range(1, min(vectors, MAX_VECTORS) + 1)
     )

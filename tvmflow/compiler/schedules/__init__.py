@@ -17,10 +17,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.gpu import schedule_for_gpu as schedule_for_gpu
-from tvmflow.compiler.schedules.rules import (
-    ScheduledModule,
-    schedule_for_cpu,
-)
+from tvmflow.compiler.schedules.rules import ScheduledModule, schedule_for_cpu
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for, has_host_kernels
 from tvmflow.targets.tvm_target import cpu_target

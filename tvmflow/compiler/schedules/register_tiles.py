@@ -56,13 +56,7 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels.dot_products import (
-    BFLOAT16,
-    INTEGERS,
-    MATRICES,
-    PAIRS,
-    TAPS,
-)
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, MATRICES, PAIRS, TAPS
 from tvmflow.compiler.vector_code import MAX_STRIDE
 
 _MAX_UNROLLED: Final = 160
@@ -700,7 +694,6 @@ def generate_tiles(
 
 
 def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
-    """Return a reduction as its register tile divides it."""
     extents = block.spatial_extents
     last = len(extents) - 1
     vectors = 1 if axes.weight is None else extents[axes.weight]
@@ -723,7 +716,6 @@ def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
 
 
 def _find_arithmetic(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Arithmetic:
-    """Return how the terms of a reduction are multiplied."""
     if _multiplies_matrices(block):
         return Arithmetic.BYTE_MATRICES
     products = dot_products.find_products(block)

@@ -62,17 +62,14 @@ class _Blocks(NamedTuple):
 
     @property
     def final(self) -> Block:
-        """The block that computes the result of the kernel."""
         return self.epilogue[-1]
 
     @property
     def tile(self) -> tuple[int, int]:
-        """The rows and columns of a tile of the result."""
         return self.image.spatial_extents[5], self.image.spatial_extents[6]
 
     @property
     def weights(self) -> Any:
-        """The buffer of transformed weights."""
         (weights,) = (
             load.source
             for load in list_loads(self.product)

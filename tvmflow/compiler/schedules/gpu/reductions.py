@@ -43,12 +43,10 @@ class _Threads(NamedTuple):
 
     @property
     def row_name(self) -> str:
-        """The name of the axis of threads for results."""
         return "threadIdx.x" if self.is_along_rows else "threadIdx.y"
 
     @property
     def part_name(self) -> str:
-        """The name of the axis of threads for their parts."""
         return "threadIdx.y" if self.is_along_rows else "threadIdx.x"
 
 
@@ -105,7 +103,6 @@ def _apply_blocks(
 
 
 def _is_reduced(axis: Any) -> bool:
-    """Return whether an axis is reduced."""
     return bool(axis.iter_type == REDUCTION)
 
 

@@ -185,7 +185,6 @@ def _store_result(
 
 
 def _load_squares(schedule: Schedule, copy: Any, intrinsic: str) -> None:
-    """Have squares loaded by an intrinsic."""
     *_, row, column = schedule.get_loops(copy)
     down, row_in = schedule.split(row, [None, SIDE])
     across, column_in = schedule.split(column, [None, SIDE])
