@@ -363,21 +363,17 @@ def choose_attention_tile(sizes: AttentionSizes, device: Device) -> AttentionTil
 
 def _list_attention_tiles(sizes: AttentionSizes, device: Device) -> Iterator[AttentionTile]:
     """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
-    for across in (4, 8, 16, 32):
+    for across, down, rows, columns in itertools.product(
+        (4, 8, 16, 32), (4, 8, 16), (2, 4), (1, 2, 4)
+    ):
         values = -(-sizes.values // across)
         values = values if values in (1, 2) else -(-values // VECTOR) * VECTOR
-        for down in (4, 8, 16):
-            for rows in (2, 4):
-                for columns in (1, 2, 4):
-                    tile = AttentionTile(
-                        rows=rows, columns=columns, values=values, down=down, across=across
-                    )
-                    sums = rows * (columns + values + 2)
-                    registers = sums + 2 * VECTOR + _ATTENTION_REGISTERS
-                    if (
-                        tile.threads >= device.lanes
-                        and 4 * tile.threads <= device.threads
-                        and registers <= device.registers
-                        and 4 * sum(tile.shared_sizes(sizes.depth)) <= device.shared_bytes
-                    ):
-                        yield tile
+        tile = AttentionTile(rows, columns, values, down, across)
+        sums = rows * (columns + values + 2)
+        if (
+            tile.threads >= device.lanes
+            and 4 * tile.threads <= device.threads
+            and sums + 2 * VECTOR + _ATTENTION_REGISTERS <= device.registers
+            and 4 * sum(tile.shared_sizes(sizes.depth)) <= device.shared_bytes
+        ):
+            yield tile
