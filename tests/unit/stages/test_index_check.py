@@ -193,6 +193,22 @@ def verdict(**fields: Any) -> Verdict:
     return made  # type: ignore[no-any-return]
 
 
+def test_what_goes_into_a_checked_index_is_compared(tmp_path: Path) -> None:
+    """The check of an index, which names its node, does not make it another model."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["scores"]),
+        helper.make_node("TopK", ["scores", "two"], ["best", "places"]),
+        helper.make_node("Sigmoid", ["x"], ["rows"]),
+        helper.make_node("Gather", ["rows", "places"], ["found"]),
+    ]
+    outputs = [value("found", [2])]
+    files = save(model(nodes, [value("x", [9])], outputs, {"two": np.array([2])}), tmp_path)
+    verdict = Verified(tmp_path / "stages", {"onnx": "model.onnx"}, files).verify()
+    assert isinstance(verdict, dict)
+    assert {"scores", "rows"} <= verdict["index_inputs"].keys()
+    assert "index_inputs_not_compared" not in verdict
+
+
 def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() -> None:
     seen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": True}}), KnownFacts())
     assert seen[1:3] == [

@@ -88,13 +88,14 @@ class ImportedModel(NamedTuple):
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import it again, with inner tensors as further outputs."""
         from tvmflow.compiler.open_sizes import with_dimensions
+        from tvmflow.compiler.passes.operand_checks import name_checked_nodes
 
         loaded = FRONTENDS[kind].load(
             self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
         )
         main = loaded.mod.get_global_var("main")
         loaded.mod.update_func(main, with_dimensions(loaded.mod[main], self.dimensions))
-        return loaded
+        return loaded._replace(mod=name_checked_nodes(loaded.mod, loaded.nodes))
 
 
 def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
