@@ -233,8 +233,8 @@ def _round_results(realize: SBlockRealize, results: Mapping[Any, Any]) -> SBlock
     root = realize.block
     rounding = [_make_rounding(result, wide) for result, wide in results.items()]
     buffers = [*root.alloc_buffers, *results.values()]
-    block = _replace(root, body=tirx.SeqStmt([root.body, *rounding]), alloc_buffers=buffers)
-    return SBlockRealize(realize.iter_values, realize.predicate, block)
+    block = ir.with_fields(root, body=tirx.SeqStmt([root.body, *rounding]), alloc_buffers=buffers)
+    return ir.with_fields(realize, block=block)
 
 
 def _make_rounding(result: Any, wide: Any) -> Any:
@@ -282,7 +282,7 @@ def _widen_store(store: tirx.BufferStore) -> Any:
     # what is but moved is not converted
     moved = isinstance(value, tirx.Cast) and _is_narrow(value.value)
     rounded = value.value if moved else tirx.Cast(_NARROW, value)
-    return tirx.BufferStore(store.buffer, rounded, list(store.indices))
+    return ir.with_fields(store, value=rounded)
 
 
 def _widen_limits(block: SBlock) -> SBlock:
@@ -294,16 +294,7 @@ def _widen_limits(block: SBlock) -> SBlock:
     limit = limits.get(float(init.value.value))
     if limit is None or _holds_narrow(init.buffer):
         return block
-    return _replace(block, init=tirx.BufferStore(init.buffer, limit, list(init.indices)))
-
-
-def _replace(block: SBlock, **fields: Any) -> SBlock:
-    """Return a block with other fields."""
-    names = (
-        *("iter_vars", "reads", "writes", "name_hint", "body", "init"),
-        *("alloc_buffers", "match_buffers", "annotations"),
-    )
-    return SBlock(**{**{name: getattr(block, name) for name in names}, **fields})
+    return ir.with_fields(block, init=tirx.BufferStore(init.buffer, limit, list(init.indices)))
 
 
 _RULES: Final = (
