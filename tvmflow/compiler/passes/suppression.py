@@ -8,8 +8,8 @@ class or image selects by the bits that this gives, and the last launches write 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 from tvm import relax, tirx
@@ -48,20 +48,21 @@ class SuppressionRewriter(TargetRewriter):
     OPERATORS = tuple(_OPERATORS)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        operator = _OPERATORS[ir.operator_name(call)]
+        operator: Any = _OPERATORS[ir.operator_name(call)]
         # one box after the other: a GPU's host is faster
         has_threads = not self._context.is_cpu() and not self._context.is_mixed()
         is_gpu = has_threads and self.depends_on_inputs(call)
         operands = list(rewritten.args)
-        make = _KERNELS[operator][is_gpu]
-        if operator is NonMaxSuppression:
-            if is_gpu:
-                scores = operands[1]
-                order = relax.op.argsort(scores, axis=-1, descending=True, dtype="int32")
-                operands.insert(2, self.emit(order))
-            else:
-                cores = self._context.cpu.cores if self._context.cpu else 1
-                make = functools.partial(make, cores)
+        make: Callable[..., Any]
+        make = _make_box_kernel if operator is BoxNms else _make_multibox_kernel
+        make = functools.partial(make, is_gpu)
+        if operator is NonMaxSuppression and is_gpu:
+            order = relax.op.argsort(operands[1], axis=-1, descending=True, dtype="int32")
+            operands.insert(2, self.emit(order))
+            make = _make_onnx_kernel_for_gpu
+        elif operator is NonMaxSuppression:
+            cores = self._context.cpu.cores if self._context.cpu else 1
+            make = functools.partial(_make_onnx_kernel, cores)
         function = make(operator.read(call), *operands)
         name = operator.NAME.rpartition(".")[2]
         callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)
@@ -98,47 +99,46 @@ def _shared_length(start: Any, end: Any, other_start: Any, other_end: Any, dtype
     return T.max(T.min(end, other_end) - T.max(start, other_start), T.Cast(dtype, 0))
 
 
-def _multibox_overlap(one: Sequence[Any], other: Sequence[Any], operator: Any, dtype: str) -> Any:
-    """Return whether rows (class, score, left, top, right, bottom) overlap, in one class if that matters."""
+def _multibox_overlap(
+    one: Sequence[Any], other: Sequence[Any], operator: MultiboxDetection, dtype: str
+) -> list[Any]:
+    """Return the conditions for an overlap of rows (class, score, left, top, right, bottom)."""
     w = _shared_length(one[2], one[4], other[2], other[4], dtype)
     h = _shared_length(one[3], one[5], other[3], other[5], dtype)
     areas = [(row[4] - row[2]) * (row[5] - row[3]) for row in (one, other)]
     union = areas[0] + areas[1] - w * h
     is_large = w * h / union >= T.Cast(dtype, operator.threshold)
     overlaps = tirx.all(union > T.Cast(dtype, 0), is_large)
-    return overlaps if operator.ignores_class else tirx.all(one[0] == other[0], overlaps)
+    return [overlaps] if operator.ignores_class else [one[0] == other[0], overlaps]
 
 
-def _read_box(row: Callable[[int], Any], operator: BoxNms, dtype: str) -> list[Any]:
-    """Return left, top, right, bottom and the area of a box, whose columns `row` gives."""
-    x, y, x2, y2 = (row(column) for column in range(operator.first, operator.first + 4))
-    zero = T.Cast(dtype, 0)
+def _read_box(row: Sequence[Any], operator: BoxNms, dtype: str) -> list[Any]:
+    """Return left, top, right, bottom and area of a row's box, and its class if that matters."""
+    x, y, x2, y2 = row[operator.first : operator.first + 4]
+    zero, kind = (
+        T.Cast(dtype, 0),
+        [row[column] for column in [operator.class_column] if column >= 0],
+    )
     if operator.is_centered:
         half_w, half_h = x2 / T.Cast(dtype, 2), y2 / T.Cast(dtype, 2)
         area = T.max(x2, zero) * T.max(y2, zero)
-        return [x - half_w, y - half_h, x + half_w, y + half_h, area]
-    return [x, y, x2, y2, T.max(x2 - x, zero) * T.max(y2 - y, zero)]
+        return [x - half_w, y - half_h, x + half_w, y + half_h, area, *kind]
+    return [x, y, x2, y2, T.max(x2 - x, zero) * T.max(y2 - y, zero), *kind]
 
 
-def _box_overlap(one: Sequence[Any], other: Sequence[Any], operator: BoxNms, dtype: str) -> Any:
-    """Return whether two boxes, as `_read_box` gives them, overlap by more than the threshold."""
+def _box_overlap(
+    one: Sequence[Any], other: Sequence[Any], operator: BoxNms, dtype: str
+) -> list[Any]:
+    """Return the conditions for an overlap of boxes, as `_read_box` gives them."""
     w = _shared_length(one[0], one[2], other[0], other[2], dtype)
     h = _shared_length(one[1], one[3], other[1], other[3], dtype)
-    return w * h / (one[4] + other[4] - w * h) > T.Cast(dtype, operator.threshold)
-
-
-def _is_one_class(operator: BoxNms, one: Callable[[int], Any], other: Callable[[int], Any]) -> Any:
-    """Return whether rows of boxes, whose columns the arguments give, may suppress each other."""
-    if operator.class_column < 0:
-        return T.bool(True)
-    column = operator.class_column
-    return T.Cast("int32", one(column)) == T.Cast("int32", other(column))
+    overlaps = w * h / (one[4] + other[4] - w * h) > T.Cast(dtype, operator.threshold)
+    kinds = [tuple(T.Cast("int32", kind) for kind in box[5:]) for box in (one, other)]
+    return [*(a == b for a, b in zip(*kinds, strict=True)), overlaps]
 
 
 # ---------------------------------------------------------------- CPUs
-# They follow MXNet's CPU code step by step (`src/operator/contrib/multibox_detection.cc` and
-# `bounding_box-inl.h`): candidates by falling score, equal scores in the order of the data, and -1
-# in the rows that are left. ONNX's is that of ONNX Runtime.
+# The selection is that of ONNX Runtime.
 
 
 def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -> Any:
@@ -273,132 +273,6 @@ class _Heap:
         self._words[place.get()] = word
 
 
-def _list_extents(rows: Any) -> tuple[tuple[Any, Any], int]:
-    """Return the numbers of images and rows, variables where they are open, and of columns."""
-    *sizes, width = known_sizes(rows)
-    batch, n = (
-        tirx.Var(name, "int64") if is_open(size) else size
-        for name, size in zip(("images", "rows"), sizes, strict=True)
-    )
-    return (batch, n), width
-
-
-def _make_multibox_kernel(operator: MultiboxDetection, *operands: Any) -> Any:
-    (batch, n), _ = _list_extents(operands[0])
-    dtype, top, suppresses = ir.dtype_of(operands[0]), operator.top, operator.suppresses
-
-    def row_of(out: Any, b: Any, i: Any) -> list[Any]:
-        return [out[b, i, column] for column in range(6)]
-
-    def overlap(out: Any, b: Any, i: Any, j: Any) -> Any:
-        return _multibox_overlap(row_of(out, b, i), row_of(out, b, j), operator, dtype)
-
-    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM has no types
-    def multibox_detection(
-        rows_handle: T.handle,
-        order_handle: T.handle,
-        written_handle: T.handle,
-        count_handle: T.handle,
-        out_handle: T.handle,
-    ) -> None:
-        T.func_attr({"tirx.noalias": True})
-        rows = T.match_buffer(rows_handle, (batch, n, 6), dtype)
-        order = T.match_buffer(order_handle, (batch, n), "int32")
-        written = T.match_buffer(written_handle, (batch, n), "int32")
-        count = T.match_buffer(count_handle, (batch,), "int32")
-        out = T.match_buffer(out_handle, (batch, n, 6), dtype)
-        with T.sblock("multibox_detection"):
-            T.reads(
-                rows[0:batch, 0:n, 0:6], order[0:batch, 0:n], written[0:batch, 0:n], count[0:batch]
-            )
-            T.writes(out[0:batch, 0:n, 0:6])
-            kept = T.sblock_alloc_buffer((1,), "int32")
-            for b in T.serial(batch):
-                kept[0] = count[b]
-                if top > 0:
-                    kept[0] = T.min(count[b], top)
-                for i in T.serial(n):
-                    for c in T.serial(6):
-                        if i < kept[0]:
-                            out[b, i, c] = rows[b, order[b, i], c]
-                        elif i < count[b] and c > 0:
-                            # Beyond the top k MXNet removes the class and leaves the rest.
-                            out[b, i, c] = rows[b, written[b, i], c]
-                        else:
-                            out[b, i, c] = T.Cast(dtype, -1)
-                if suppresses:
-                    for i in T.serial(kept[0]):
-                        if out[b, i, 0] >= T.Cast(dtype, 0):
-                            for k in T.serial(kept[0] - i - 1):
-                                j: T.let = i + k + 1
-                                if out[b, j, 0] >= T.Cast(dtype, 0) and overlap(out, b, i, j):
-                                    out[b, j, 0] = T.Cast(dtype, -1)
-
-    return multibox_detection
-
-
-# the kernel's loops are branches to the linter
-def _make_box_kernel(operator: BoxNms, *operands: Any) -> Any:  # noqa: C901
-    (batch, n), width = _list_extents(operands[0])
-    dtype, top = ir.dtype_of(operands[0]), operator.top
-
-    def read_box(rows: Any, b: Any, i: Any) -> list[Any]:
-        return _read_box(lambda column: rows[b, i, column], operator, dtype)
-
-    def is_one_class(rows: Any, b: Any, i: Any, j: Any) -> Any:
-        return _is_one_class(operator, lambda c: rows[b, i, c], lambda c: rows[b, j, c])
-
-    def overlap(box: Any, i: Any, j: Any) -> Any:
-        ones, others = ([box[place, column] for column in range(5)] for place in (i, j))
-        return _box_overlap(ones, others, operator, dtype)
-
-    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM has no types
-    def box_nms(
-        rows_handle: T.handle, order_handle: T.handle, count_handle: T.handle, out_handle: T.handle
-    ) -> None:
-        T.func_attr({"tirx.noalias": True})
-        rows = T.match_buffer(rows_handle, (batch, n, width), dtype)
-        order = T.match_buffer(order_handle, (batch, n), "int32")
-        count = T.match_buffer(count_handle, (batch,), "int32")
-        out = T.match_buffer(out_handle, (batch, n, width), dtype)
-        with T.sblock("box_nms"):
-            T.reads(rows[0:batch, 0:n, 0:width], order[0:batch, 0:n], count[0:batch])
-            T.writes(out[0:batch, 0:n, 0:width])
-            # Left, top, right, bottom and area of the candidates in their order.
-            box = T.sblock_alloc_buffer((n, 5), dtype)
-            removed = T.sblock_alloc_buffer((n,), "int32")
-            # The number of candidates, and of rows that are written.
-            total = T.sblock_alloc_buffer((2,), "int32")
-            for b in T.serial(batch):
-                total[0] = T.min(count[b], top)
-                total[1] = 0
-                for i in T.serial(total[0]):
-                    removed[i] = 0
-                    at: T.let = order[b, i]
-                    values = T.meta_var(read_box(rows, b, at))
-                    box[i, 0] = values[0]
-                    box[i, 1] = values[1]
-                    box[i, 2] = values[2]
-                    box[i, 3] = values[3]
-                    box[i, 4] = values[4]
-                for i in T.serial(total[0]):
-                    if removed[i] == 0:
-                        for c in T.serial(width):
-                            out[b, total[1], c] = rows[b, order[b, i], c]
-                        total[1] = total[1] + 1
-                        for k in T.serial(total[0] - i - 1):
-                            j: T.let = i + k + 1
-                            if removed[j] == 0 and is_one_class(rows, b, order[b, i], order[b, j]):  # noqa: SIM102
-                                if overlap(box, i, j):
-                                    removed[j] = 1
-                for i in T.serial(n):
-                    if i >= total[1]:
-                        for c in T.serial(width):
-                            out[b, i, c] = T.Cast(dtype, -1)
-
-    return box_nms
-
-
 # ---------------------------------------------------------------- GPUs
 
 _BITS: Final = 32
@@ -478,12 +352,34 @@ def _when(condition: Any) -> Iterator[None]:
         yield
 
 
+def _list_extents(rows: Any) -> list[Any]:
+    """Return the numbers of images and rows, variables where they are open, and of columns."""
+    return [
+        tirx.Var(name, "int64") if is_open(size) else size
+        for name, size in zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
+    ]
+
+
+@contextmanager
+def _iterate(*extents: Any) -> Iterator[Any]:
+    """Emit a loop over each place of a grid; yield the place."""
+    with B.grid(*extents) as place:
+        yield place
+
+
 @contextmanager
 def _define(
-    name: str, operands: Sequence[Any], results: Sequence[tuple[Any, str]]
+    name: str,
+    operands: Sequence[Any],
+    results: Sequence[tuple[Any, str]],
+    sizes: Sequence[Any] = (),
 ) -> Iterator[Any]:
-    """Define a kernel; yield its builder and the buffers of operands and results."""
-    specs = [*((ir.known_shape(o), ir.dtype_of(o)) for o in operands), *results]
+    """Define a kernel; yield its builder and the buffers of operands and results.
+
+    Operands have the first ones of `sizes`, or else their own.
+    """
+    shapes = [sizes[: len(known_sizes(o))] or ir.known_shape(o) for o in operands]
+    specs = [*zip(shapes, map(ir.dtype_of, operands), strict=True), *results]
     with define_kernel(name) as builder:
         buffers = [
             B.buffer_proxy(B.arg(f"p{index}", declare_buffer(*spec)))
@@ -541,71 +437,100 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
     return builder.get()
 
 
-def _make_multibox_kernel_for_gpu(operator: MultiboxDetection, *operands: Any) -> Any:
-    (batch, n, columns), dtype = ir.known_shape(operands[0]), ir.dtype_of(operands[0])
-    results = [((batch, n, columns), dtype)]
-    with _define("multibox_detection", operands, results) as (builder, buffers):
+# ---------------------------------------------------------------- MXNet's operators
+# They follow MXNet's CPU code (`src/operator/contrib/multibox_detection.cc` and `bounding_box-inl.h`):
+# candidates by falling score, equal scores in the order of the data, and -1 in the rows that are left.
+
+
+def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: Any) -> Any:
+    (batch, n, columns), dtype = sizes = _list_extents(operands[0]), ir.dtype_of(operands[0])
+    iterate = launch_threads if is_gpu else _iterate
+    with _define("multibox_detection", operands, [sizes], sizes[0]) as (builder, buffers):
         rows, order, written, count, out = buffers
 
         def kept_count(b: Any) -> Any:
             return tirx.min(count[b], operator.top) if operator.top > 0 else count[b]
 
-        def overlap(image: Any, one: Any, other: Any) -> Any:
-            first, second = ([rows[image, box, c] for c in range(columns)] for box in (one, other))
-            return _multibox_overlap(first, second, operator, dtype)
+        def read(image: Any, row: Any) -> list[Any]:
+            return [rows[image, row, column] for column in range(columns)]
 
-        with launch_threads(batch, n, columns) as (b, i, c):
+        with iterate(batch, n, columns) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
             with _when(tirx.all(i < count[b], tirx.any(c > 0, not operator.suppresses))):
                 # Beyond the top k MXNet removes the class and leaves the rest.
                 place = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
                 out[b, i, c] = rows[b, place, c]
         if operator.suppresses:
-            kept, numbers = _Groups(
-                groups=batch,
-                images=batch,
-                boxes=n,
-                box=lambda b, i: order[b, i],
-                may_keep=lambda b, i, _: i < kept_count(b),
-                overlap=overlap,
-            ).emit_selection()
-            with launch_threads(batch, n) as (b, i), _when(i < numbers[b]):
+            overlap = functools.partial(_multibox_overlap, operator=operator, dtype=dtype)
+            kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
+            with iterate(batch, n) as (b, i), _when(i < numbers[b]):
                 place = kept[b, i]
                 out[b, place, 0] = rows[b, order[b, place], 0]
     return builder.get()
 
 
-def _make_box_kernel_for_gpu(operator: BoxNms, *operands: Any) -> Any:
-    (batch, n, width), dtype = ir.known_shape(operands[0]), ir.dtype_of(operands[0])
-    with _define("box_nms", operands, [((batch, n, width), dtype)]) as (builder, buffers):
+def _make_box_kernel(is_gpu: bool, operator: BoxNms, *operands: Any) -> Any:
+    (batch, n, width), dtype = sizes = _list_extents(operands[0]), ir.dtype_of(operands[0])
+    iterate = launch_threads if is_gpu else _iterate
+    with _define("box_nms", operands, [sizes], sizes[0]) as (builder, buffers):
         rows, order, count, out = buffers
 
-        def overlap(image: Any, one: Any, other: Any) -> Any:
-            reads = [
-                functools.partial(lambda box, c: rows[image, box, c], box) for box in (one, other)
-            ]
-            first, second = (_read_box(read, operator, dtype) for read in reads)
-            overlaps = _box_overlap(first, second, operator, dtype)
-            return tirx.all(_is_one_class(operator, *reads), overlaps)
+        def read(image: Any, row: Any) -> list[Any]:
+            return _read_box([rows[image, row, c] for c in range(width)], operator, dtype)
 
-        kept, numbers = _Groups(
-            groups=batch,
-            images=batch,
-            boxes=n,
-            box=lambda b, i: order[b, i],
-            may_keep=lambda b, i, _: i < tirx.min(count[b], operator.top),
-            overlap=overlap,
-        ).emit_selection()
-        with launch_threads(batch, n, width) as (b, i, c):
+        def kept_count(b: Any) -> Any:
+            return tirx.min(count[b], operator.top)
+
+        overlap = functools.partial(_box_overlap, operator=operator, dtype=dtype)
+        kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
+        with iterate(batch, n, width) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
             with _when(i < numbers[b]):
                 out[b, i, c] = rows[b, order[b, kept[b, i]], c]
     return builder.get()
 
 
-# for a CPU, and for a GPU
-_KERNELS: Final[Mapping[Any, tuple[Callable[..., Any], Callable[..., Any]]]] = {
-    NonMaxSuppression: (_make_onnx_kernel, _make_onnx_kernel_for_gpu),
-    MultiboxDetection: (_make_multibox_kernel, _make_multibox_kernel_for_gpu),
-    BoxNms: (_make_box_kernel, _make_box_kernel_for_gpu),
-}
+def _select_rows(
+    is_gpu: bool,
+    order: Any,
+    count: Callable[[Any], Any],
+    read: Callable[[Any, Any], list[Any]],
+    overlap: Callable[[list[Any], list[Any]], list[Any]],
+) -> tuple[Any, Any]:
+    """Emit the selection among the first rows of each image in their order, see `_Groups`.
+
+    `read` gives what is compared of an image's row, and `overlap` the conditions under which of two rows one is removed.
+    """
+    batch, n = order.shape
+    if is_gpu:
+        return _Groups(
+            groups=int(batch),
+            images=int(batch),
+            boxes=int(n),
+            box=lambda b, i: order[b, i],
+            may_keep=lambda b, i, _: i < count(b),
+            overlap=lambda b, i, j: tirx.all(*overlap(read(b, i), read(b, j))),
+        ).emit_selection()
+    kept, numbers = _allocate((batch, n), "int32"), _allocate((batch,), "int32")
+    removed = _allocate((n,), "int32")
+    with B.serial(batch) as b:
+        numbers[b] = T.int32(0)
+        values = read(b, order[b, 0])
+        compared = _allocate((n, len(values)), str(values[0].ty.dtype))
+        with B.serial(count(b)) as i:
+            removed[i] = T.int32(0)
+            for place, value in enumerate(read(b, order[b, i])):
+                compared[i, place] = value
+
+        def find(i: Any) -> list[Any]:
+            return [compared[i, place] for place in range(len(values))]
+
+        with B.serial(count(b)) as i, _when(tirx.EQ(removed[i], 0)):
+            kept[b, numbers[b]] = i
+            numbers[b] = numbers[b] + 1
+            with B.serial(count(b) - i - 1) as k, ExitStack() as guard:
+                j = B.Bind(i + 1 + k)
+                for condition in (tirx.EQ(removed[j], 0), *overlap(find(i), find(j))):
+                    guard.enter_context(_when(condition))
+                removed[j] = T.int32(1)
+    return kept, numbers
