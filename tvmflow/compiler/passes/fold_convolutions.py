@@ -331,6 +331,8 @@ class ConvolutionMerger(TargetRewriter):
 
 # The depth of a tile: fewer channels do not fill one.
 _MIN_CHANNELS: Final = 16
+# The attributes that do not name the layout of weights.
+_KEPT: Final = "strides padding dilation groups data_layout out_layout out_dtype".split()
 
 
 class TapWeightMover(MainRewriter):
@@ -354,16 +356,7 @@ class TapWeightMover(MainRewriter):
         data, weights = rewritten.args
         axes = [0, *range(2, rank + 2), 1]
         moved = self.emit(relax.op.permute_dims(weights, axes))
-        names = (
-            "strides",
-            "padding",
-            "dilation",
-            "groups",
-            "data_layout",
-            "out_layout",
-            "out_dtype",
-        )
-        kept = {name: getattr(attrs, name) for name in names}
+        kept = {name: getattr(attrs, name) for name in _KEPT}
         kernel_layout = "".join(layout[axis] for axis in axes)
         convolve = getattr(relax.op.nn, f"conv{rank}d")
         return convolve(data, moved, kernel_layout=kernel_layout, **kept)
