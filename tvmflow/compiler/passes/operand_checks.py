@@ -313,8 +313,7 @@ class _CheckRewriter(TargetRewriter):
                 value = data(*place)
                 for column, size in _list_columns(bound):
                     limit = tirx.Cast(str(data.dtype), size) if is_open(size) else size
-                    own = value + limit if bound.from_end else value
-                    own = tirx.Select(value < 0, own, value) if bound.from_end else value
+                    own = tirx.Select(value < 0, value + limit, value) if bound.from_end else value
                     own = tirx.max(tirx.min(own, tirx.Cast(str(data.dtype), size - 1)), 0)
                     is_own = True if column is None else place[-1] == column
                     value = own if is_own is True else tirx.Select(is_own, own, value)
