@@ -146,7 +146,10 @@ class Emulation:
             if rounded is None:
                 continue
             operands, factor = self._operands[ours.var], np.ones(())
-            weights = _to_float(rounded, ours)
+            if isinstance(rounded, GroupedIntegers):
+                weights = rounded.to_float().T
+            else:
+                weights = rounded.to_real(ours.axis)
             if (own := factors.get(ours.data)) is not None:
                 axis = input_axis(ours, self._flow) or 0
                 weights = weights / broadcast(own, weights.ndim, axis)
@@ -176,13 +179,6 @@ def _round_by(scale: DataScale, integers: Integers, factor: Array) -> _Rounding:
         high=np.array(limits.max - zero_point),
         scale=scale.scale * factor,
     )
-
-
-def _to_float(rounded: LayerWeights | GroupedIntegers, layer: Layer) -> Array:
-    """Return the numbers that the integers of a layer's weights stand for."""
-    if isinstance(rounded, GroupedIntegers):
-        return rounded.to_float().T
-    return rounded.to_real(layer.axis)
 
 
 class _Emulator(LayerRewriter):
