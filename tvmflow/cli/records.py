@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tvmflow.core.types import Json
     from tvmflow.store.local import LocalStore
     from tvmflow.tuning import ledger_folders, replay
-    from tvmflow.tuning.choice_costs import Learnt, Ranking
     from tvmflow.tuning.ledger_folders import LedgerCheck, PruneResult, TargetFolder
     from tvmflow.tuning.packs import ExportResult, ImportResult
     from tvmflow.tuning.replay import ReplayResult
@@ -138,16 +137,6 @@ class VerifyOptions(_RecordsOptions):
 
     target_keys: tuple[str, ...] = _target_keys_option()
     replay: bool = flag("apply every trace to its kernel again, if the store has the kernel")
-
-
-class LearnOptions(_RecordsOptions):
-    """Fit the rules' constants to the choices that were measured, and show what would change.
-
-    Examples:
-        tvmflow records learn
-    """
-
-    target_keys: tuple[str, ...] = _target_keys_option()
 
 
 @with_disk_errors
@@ -285,15 +274,6 @@ def verify(options: VerifyOptions) -> int:
     return print_outcome(value, lines, EXIT_OK if clean else EXIT_FAILED, options)
 
 
-@with_disk_errors
-def learn(options: LearnOptions) -> int:
-    from tvmflow.tuning import choice_costs
-
-    classes = choice_costs.read_operators(Path(options.store.locate().ledger), options.target_keys)
-    learnt = [choice_costs.learn(kind, classes[kind]) for kind in sorted(classes)]
-    return print_result({"classes": learnt}, format_learnt(learnt), options)
-
-
 COMMANDS: Final = {
     "records": {
         "ls": list_targets,
@@ -303,7 +283,6 @@ COMMANDS: Final = {
         "merge": merge,
         "prune": prune,
         "verify": verify,
-        "learn": learn,
     }
 }
 
@@ -312,7 +291,6 @@ COMMANDS: Final = {
 # Trials as text and as JSON, for `tvmflow records`.
 
 _SHORT_KEY: Final = 12
-_MORE_CHOICES: Final = "run recipes of more models with 3×3 convolutions, a budget of at least 128 trials and `choices: true`"
 _SHOWN_PROBLEMS: Final = 10
 
 
@@ -446,58 +424,6 @@ def format_check(checked: LedgerCheck, replayed: ReplayResult | None) -> Iterato
             f"{count_text(replayed.workloads, 'workload')} can be applied; {replayed.quarantined} quarantined; "
             f"no kernel in the store for {count_text(replayed.unknown, 'workload')}"
         )
-
-
-def format_learnt(learnt: Sequence[Learnt]) -> Iterator[str]:
-    """Yield what a fit to the measured choices of each class of devices would change."""
-    from tvmflow.core.text import table
-    from tvmflow.tuning import choice_costs
-
-    if not learnt:
-        yield f"no choices were measured; {_MORE_CHOICES}"
-    for entry in learnt:
-        count = count_text(entry.operators, "operator")
-        device = f"{entry.kind.device}, vectors of {entry.kind.lanes}"
-        yield f"{device}: {count} of {count_text(entry.models, 'model')}"
-        fit = entry.fit
-        if fit is None:
-            yield (
-                f"  too few for a fit, which takes {choice_costs.MIN_OPERATORS} operators of "
-                f"{choice_costs.MIN_MODELS} models; {_MORE_CHOICES}"
-            )
-        else:
-            rows = [
-                {
-                    "constant": constant.name,
-                    "rules": f"{constant.rule:.3g}",
-                    "fit": f"{constant.fitted:.3g}" if constant.is_known else "not known",
-                    "error": f"±{constant.error:.0%}" if constant.is_known else "",
-                }
-                for constant in fit.constants
-            ]
-            yield from _indented(table(rows, right=("rules", "fit", "error")))
-        yield f"  fastest choice by the rules: {_format_ranking(entry.rule, count)}"
-        if fit is not None:
-            yield f"  by a fit to the other models: {_format_ranking(fit.ranking, count)}"
-        rows = [
-            {
-                "rules": choice.rule,
-                "fastest": choice.fastest,
-                **({"fit": choice.fitted} if fit else {}),
-                "speedup": f"{choice.speedup:.2f}×",
-                "operator": choice.operator,
-            }
-            for choice in entry.disagreements
-        ]
-        yield from _indented(table(rows, right=("speedup",)) if rows else [])
-
-
-def _format_ranking(ranking: Ranking, count: str) -> str:
-    return f"{ranking.right} of {count}; all take {ranking.lost:.1%} longer than with the fastest"
-
-
-def _indented(lines: Sequence[str]) -> Iterator[str]:
-    return (f"  {line}" for line in lines)
 
 
 def _format_problems(problems: Sequence[str], kind: str) -> Iterator[str]:

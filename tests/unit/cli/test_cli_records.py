@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.choices import TARGET, write_operators
-from tests.support.trials import DEVICE, trial
+from tests.support.trials import trial
 from tvmflow.cli import main
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
@@ -165,41 +164,3 @@ def test_a_key_that_no_workload_has_is_an_error(records: Records) -> None:
     answer = records("show", "cd")
     assert answer.code == 2
     assert answer.err.startswith("tvmflow: ") and answer.out == ""
-
-
-SIZES = ((64, 4), (256, 8), (512, 7), (96, 10), (16, 112), (48, 60), (64, 56), (32, 80))
-
-
-def test_learn_compares_the_rules_with_a_fit_to_the_measured_choices(records: Records) -> None:
-    ledger = Ledger.open(Path(records.store.ledger), TARGET, "0", DEVICE)
-    for hour in range(2):
-        write_operators(ledger, SIZES[hour::2], hour=hour)
-    answer = records("learn", "--json")
-    [learnt] = answer.json["classes"]
-    assert answer.code == 0
-    assert (learnt["operators"], learnt["models"]) == (8, 2)
-    assert learnt["rule"]["lost"] > learnt["fit"]["lost"]
-    constants = learnt["fit"]["constants"]
-    names, wrong = [constant["name"] for constant in constants], learnt["disagreements"]
-    assert names[-2:] == ["memory", "gain"] and len(names) == 6
-    assert len(wrong) == 8 - learnt["rule"]["right"] > 0
-    head, headings, *lines = records("learn").out.splitlines()
-    assert "8 operators of 2 models" in head
-    assert headings.split() == ["constant", "rules", "fit", "error"]
-    assert lines[5].split()[:2] == ["gain", "1.1"]
-    assert f"by the rules: {learnt['rule']['right']} of 8 operators" in lines[6]
-    assert f"other models: {learnt['fit']['right']} of 8 operators" in lines[7]
-    assert lines[8].split() == ["rules", "fastest", "fit", "speedup", "operator"]
-    assert [row["operator"] for row in wrong] == [line.split("×  ")[-1] for line in lines[9:]]
-
-
-def test_learn_says_how_to_get_more_choices(records: Records) -> None:
-    assert records("learn").out.startswith("no choices were measured; run recipes of more models")
-    assert records("learn", "--json").json == {"classes": []}
-    ledger = Ledger.open(Path(records.store.ledger), TARGET, "0", DEVICE)
-    write_operators(ledger, SIZES[:3])
-    _, few, rule, *_ = records("learn").out.splitlines()
-    assert "8 operators of 2 models" in few and "`choices: true`" in few
-    assert "by the rules" in rule
-    [learnt] = records("learn", "--json").json["classes"]
-    assert learnt["fit"] is None and learnt["operators"] == 3

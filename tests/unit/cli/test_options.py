@@ -188,7 +188,7 @@ def command_lines() -> list[list[str]]:
         ],
         "records": [
             *(["ls"], ["show", "a"], ["export", "a"], ["import", "a"], ["merge", "a"]),
-            *(["prune"], ["verify"], ["learn"]),
+            *(["prune"], ["verify"]),
         ],
         "ci": [["github", "a"], ["gitlab", "a"]],
         "show": [["run"], ["kernels", "a"], ["kernel", "a", "b"]],

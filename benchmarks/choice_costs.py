@@ -1,5 +1,7 @@
 """The constants by which rules choose how operators are computed, fitted to the times of choices.
 
+    python benchmarks/choice_costs.py LEDGER [--target-key PREFIX]
+
 The ledger has the times of convolutions computed directly and by Winograd's method, each in a whole library. Of
 each operator the logarithms of estimated and measured times are compared, without their means: an estimate has
 no unit. The constants are those with the least squares of these differences; large differences count less (a smooth
@@ -9,7 +11,9 @@ time depends on it.
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -17,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tvmflow.compiler.choices import DIRECT, WINOGRAD, choice_key, describe_choice, tile_size
 from tvmflow.compiler.contraction.machine import CpuModel
@@ -28,11 +34,10 @@ from tvmflow.compiler.contraction.winograd import (
     costs_by_rule,
     list_tiles,
 )
+from tvmflow.core.text import table
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 
 if TYPE_CHECKING:
-    from tvmflow.core.types import Json
-
     Numbers = np.ndarray[Any, np.dtype[np.float64]]
     from tvmflow.tuning.trials import ChoiceTimes
 
@@ -315,21 +320,6 @@ class Learnt(NamedTuple):
     fit: Fit | None
     disagreements: tuple[Disagreement, ...]
 
-    def to_json(self) -> dict[str, Json]:
-        """Return its fields, with those of the kind and of the fit's ranking among them."""
-        fit = self.fit and {
-            "constants": self.fit.constants,
-            **self.fit.ranking._asdict(),
-        }
-        return {
-            **self.kind._asdict(),
-            "operators": self.operators,
-            "models": self.models,
-            "rule": self.rule,
-            "fit": fit,
-            "disagreements": self.disagreements,
-        }
-
 
 def learn(kind: DeviceClass, operators: Sequence[MeasuredOperator]) -> Learnt:
     """Compare the rules with the times of operators, and fit their constants to these if they are enough."""
@@ -462,3 +452,44 @@ class _Problem:
     def residuals(self, theta: Numbers) -> Numbers:
         """Return the differences, and after them what the distances of constants from the rules' count as."""
         return np.concatenate([self.differences(theta), _DISTANCE * (theta - self.origin)])
+
+
+def main() -> None:
+    """Print what a fit to the measured choices of each class of devices would change."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ledger", type=Path, help="the folder `ledger` of a store")
+    parser.add_argument("--target-key", action="append", default=[])
+    options = parser.parse_args()
+    classes = read_operators(options.ledger, options.target_key)
+    for kind in sorted(classes):
+        learnt = learn(kind, classes[kind])
+        print(
+            f"{kind.device}, vectors of {kind.lanes}: {learnt.operators} operators of {learnt.models} models"
+        )
+        print(f"  fastest choice by the rules: {_describe_ranking(learnt.rule, learnt)}")
+        if learnt.fit is not None:
+            rows = [
+                {
+                    "constant": constant.name,
+                    "rules": f"{constant.rule:.3g}",
+                    "fit": f"{constant.fitted:.3g}" if constant.is_known else "not known",
+                    "error": f"±{constant.error:.0%}" if constant.is_known else "",
+                }
+                for constant in learnt.fit.constants
+            ]
+            print(*table(rows, right=("rules", "fit", "error")), sep="\n")
+            print(
+                f"  by a fit to the other models: {_describe_ranking(learnt.fit.ranking, learnt)}"
+            )
+        for choice in learnt.disagreements:
+            print(
+                f"  {choice.speedup:.2f}×  {choice.operator}: {choice.fastest}, by rule {choice.rule}"
+            )
+
+
+def _describe_ranking(ranking: Ranking, learnt: Learnt) -> str:
+    return f"{ranking.right} of {learnt.operators}; all take {ranking.lost:.1%} longer than with the fastest"
+
+
+if __name__ == "__main__":
+    main()
