@@ -24,13 +24,6 @@ RECORD_VERSION: Final = 7
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
-RECORD_STARTS: Final = (
-    TRIAL_START,
-    *(b'{"baseline":', b'{"finalists":', b'{"exhausted":', b'{"library":', b'{"ban":'),
-    *(b'{"spent":', b'{"ended":', b'{"choice":'),
-)
-"""The first bytes of each kind of record in its canonical form."""
-
 _YEARS: Final = range(1970, 3000)
 _MAX_QUOTED: Final = 80
 
@@ -273,6 +266,13 @@ _NAMES: Final[Mapping[type[Record], str]] = {
     # What every trial has is an id, so that it comes last.
     Trial: "id",
 }
+RECORD_STARTS: Final = tuple(
+    f'{{"{min((name, *kind._fields[1:]))}":'.encode()
+    for kind, name in _NAMES.items()
+    if kind is not FileHeader
+)
+"""The first bytes of each kind of record in its canonical form, whose keys are sorted."""
+
 # The fields that are left out where they are empty.
 _OPTIONAL: Final = frozenset({"least_s", "sizes", "size_secs"})
 _ADAPTERS: Final[Mapping[type[Record], TypeAdapter[Record]]] = {

@@ -26,9 +26,12 @@ from tvmflow.tuning.packs import export_pack, import_pack, merge_ledger
 from tvmflow.tuning.trials import (
     Ban,
     Baseline,
+    ChoiceTimes,
     FinalistsRecord,
     LibraryRecord,
     Note,
+    SearchEnd,
+    SearchTime,
     Trial,
     to_line,
 )
@@ -92,14 +95,23 @@ WAYS = [by_pack("x.jsonl"), by_pack("x.jsonl.gz"), by_merge]
 
 @pytest.mark.parametrize("carry", WAYS)
 def test_all_that_decides_travels(tmp_path: Path, carry: Callable[[Path, Path], None]) -> None:
-    """Trials, baselines, also of a workload without trials, times of finalists and libraries, exhausted searches."""
+    """Notes of every kind, also of a workload without trials, and exhausted searches."""
     fill(tmp_path / "here", range(5))
-    baseline = Baseline(5, 2.0, at(1))
-    Ledger.open(tmp_path / "here", TARGET, "0", DEVICE).workload(ONLY_UNTUNED).add([baseline])
+    choice = ChoiceTimes({"winograd": 4}, {"winograd": 2}, (1.0,), (2.0,), 1, at(1))
+    notes: list[Note] = [
+        Baseline(5, 2.0, at(1)),
+        choice,
+        Ban(trial(1).id, "wrong", at(1)),
+        SearchTime(1.0, 2, at(1)),
+        SearchEnd(SEARCH, 8, None, 1.0, 2, at(1)),
+    ]
+    Ledger.open(tmp_path / "here", TARGET, "0", DEVICE).workload(ONLY_UNTUNED).add(notes)
     carry(tmp_path / "here", tmp_path / "there")
     assert decisions(tmp_path / "there") == decisions(tmp_path / "here")
-    trials, notes, exhausted = decisions(tmp_path / "there")[KEY]
-    assert (len(trials), len(notes), exhausted) == (5, 3, [SEARCH])
+    carried = decisions(tmp_path / "there")
+    assert len(carried[ONLY_UNTUNED].notes) == len(notes)
+    assert (len(carried[KEY].trials), len(carried[KEY].notes)) == (5, 3)
+    assert carried[KEY].exhausted == [SEARCH]
 
 
 def test_all_that_decides_travels_through_a_remote_cache(
