@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from tvmflow.core.statistics import geometric_means
 
@@ -227,29 +227,25 @@ class _Digester:
         return hashlib.sha256(structure + b"".join(self._variable_types)).hexdigest()
 
     def _digest(self, value: Any) -> bytes:
-        layout = _layout(cast(Hashable, type(value)))
-        if layout.is_object:
+        kind = cast(Hashable, type(value))
+        form = _form_of(kind)
+        if form == "object":
             handle = value.__chandle__()
             handle = handle if isinstance(handle, int) else handle.value
             digest = self._digests.get(handle)
-            return self._object_digest(value, handle, layout) if digest is None else digest
-        if layout.is_leaf:
-            return _hashed_text(layout.name, str(value))
-        if layout.is_list:
+            return self._object_digest(value, handle) if digest is None else digest
+        if form == "list":
             # a slice of TVM's arrays is a list, which is read faster
             return _hashed(b"list", *[self._digest(entry) for entry in value[:]])
-        items = sorted((self._digest(key), self._digest(entry)) for key, entry in value.items())
-        return _hashed(b"map", *(part for item in items for part in item))
+        if form == "map":
+            items = sorted((self._digest(key), self._digest(entry)) for key, entry in value.items())
+            return _hashed(b"map", *(part for item in items for part in item))
+        return _hashed_text(_type_name(kind), str(value))
 
-    def _object_digest(self, value: Any, handle: int, layout: _Layout) -> bytes:
+    def _object_digest(self, value: Any, handle: int) -> bytes:
         import tvm
 
-        if layout.fields is not None:
-            parts = [layout.start]
-            for start, getter in layout.fields:
-                parts += (start, self._digest(getter(value)))
-            digest = hashlib.sha256(b"".join(parts)).digest()
-        elif isinstance(value, tvm.ir.Var):
+        if isinstance(value, tvm.ir.Var):
             index, self._count = self._count, self._count + 1
             # Set before its type is digested: a shape may mention the variable itself.
             digest = self._digests[handle] = _hashed_text(b"variable", str(index))
@@ -257,71 +253,56 @@ class _Digester:
             self._variable_types[index] = self._digest(value.ty)
         elif isinstance(value, tvm.ir.Op):
             digest = _hashed_text(b"operator", value.name)
-        else:
+        elif isinstance(value, tvm.runtime.Tensor):
             array = value.numpy()
             digest = _hashed(
                 b"tensor", str(value.dtype).encode(), str(array.shape).encode(), array.tobytes()
             )
+        else:
+            start, fields = _fields(cast(Hashable, type(value)))
+            parts = [start]
+            for name, getter in fields:
+                parts += (name, self._digest(getter(value)))
+            digest = hashlib.sha256(b"".join(parts)).digest()
         self._digests[handle] = digest
         return digest
 
 
-class _Layout(NamedTuple):
-    """The way in which values of a type are digested, of which a kernel has thousands.
-
-    Attributes:
-        name: The name of the type of a value that is no object and has no parts.
-        is_object: Whether it is an object of TVM, and no container.
-        is_leaf: Whether it is a value without parts.
-        is_list: Whether it is a sequence; what is none of these is a mapping.
-        start: The bytes that the digest of an object starts with.
-        fields: What comes before each reflected field that structural equality compares, and its getter; None
-            for an object that is not digested by its fields.
-    """
-
-    name: bytes = b""
-    is_object: bool = False
-    is_leaf: bool = False
-    is_list: bool = False
-    start: bytes = b""
-    fields: list[tuple[bytes, Any]] | None = None
-
-
+# A kernel has thousands of values of few types.
 @functools.cache
-def _layout(kind: Any) -> _Layout:
-    import tvm
+def _form_of(kind: Any) -> Literal["object", "list", "map", "text"]:
     import tvm_ffi
 
     if issubclass(kind, tvm_ffi.Object) and not issubclass(kind, tvm_ffi.Array | tvm_ffi.Map):
-        if issubclass(kind, tvm.ir.Var | tvm.ir.Op | tvm.runtime.Tensor):
-            return _Layout(is_object=True)
-        start = _framed(kind.__tvm_ffi_type_info__.type_key.encode())
-        # each digest has this length
-        length = _framed(bytes(hashlib.sha256().digest_size))[:_LENGTH_BYTES]
-        fields = [(_framed(name) + length, getter) for name, getter in _fields(kind)]
-        return _Layout(is_object=True, start=start, fields=fields)
+        return "object"
     if issubclass(kind, Mapping):
-        return _Layout()
-    if issubclass(kind, str) or not issubclass(kind, Sequence):
-        return _Layout(name=_type_name(kind), is_leaf=True)
-    return _Layout(is_list=True)
+        return "map"
+    return "list" if issubclass(kind, Sequence) and not issubclass(kind, str) else "text"
 
 
-def _fields(kind: Any) -> list[tuple[bytes, Any]]:
-    """Return name and getter of each reflected field that structural equality compares."""
-    fields = []
+@functools.cache
+def _fields(kind: Any) -> tuple[bytes, list[tuple[bytes, Any]]]:
+    """Return what the digest of an object starts with, and each field that structural equality compares.
+
+    A field is what comes before its digest, and its getter.
+    """
     info = kind.__tvm_ffi_type_info__
+    start = _framed(info.type_key.encode())
+    # each digest has this length
+    length = _framed(bytes(hashlib.sha256().digest_size))[:_LENGTH_BYTES]
+    fields = []
     while info is not None:
         fields += [
-            (field.name.encode(), field.getter)
+            (_framed(field.name.encode()) + length, field.getter)
             for field in info.fields
             if field.c_structural_eq != "ignore"
         ]
         info = info.parent_type_info
-    return fields
+    return start, fields
 
 
-def _type_name(kind: type) -> bytes:
+@functools.cache
+def _type_name(kind: Any) -> bytes:
     for known in (bool, int, float, str):
         if issubclass(kind, known):
             return known.__name__.encode()
