@@ -26,9 +26,9 @@ from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
 from tvmflow.release.retune import TuningProgress, select_stage, spend_budget, with_spent_trials
 from tvmflow.stages import export, verify
-from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder
+from tvmflow.tuning.tuning_job import TuneFacts
 
 
 def check_release(prepared: PreparedRun, request: RunRequest) -> None:

@@ -621,7 +621,7 @@ def _time_text(kernel: _ShownKernel) -> str:
 
 
 def _roofline_text(kernel: _ShownKernel) -> str:
-    from tvmflow.stages.tune import TuneFacts
+    from tvmflow.tuning.tuning_job import TuneFacts
 
     details = kernel.details
     texts = []

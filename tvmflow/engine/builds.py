@@ -17,7 +17,7 @@ from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
-from tvmflow.stages.tune import TuneFacts, describe_end
+from tvmflow.stages.tune import describe_end
 from tvmflow.stages.verify.verdict import (
     Latency,
     SizeVerdict,
@@ -32,6 +32,7 @@ from tvmflow.stages.verify.verdict import (
 )
 from tvmflow.stages.verify.verdict import Speedup as MeasuredSpeedup
 from tvmflow.stages.verify.verdict_text import list_gates
+from tvmflow.tuning.tuning_job import TuneFacts
 
 BuildVerdict = Literal["verified", "rejected", "not verified"]
 

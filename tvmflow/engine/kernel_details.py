@@ -26,11 +26,12 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import CHOSEN_ROLE, BuildFacts, KernelCode, calls_text, make_code
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
-from tvmflow.stages.tune import TuneFacts, find_ledger_key
+from tvmflow.stages.tune import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.tuning.ledger_folders import WorkloadTrials, list_target_folders, read_workload_trials
 from tvmflow.tuning.trials import trial_id
+from tvmflow.tuning.tuning_job import TuneFacts
 
 
 class BuiltLibrary(NamedTuple):

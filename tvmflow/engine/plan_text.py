@@ -19,9 +19,9 @@ from tvmflow.engine.report import MAX_SHOWN, unreadable_facts_text
 from tvmflow.planning.decisions import PlanState, input_digests
 from tvmflow.stages import STAGES, read_facts
 from tvmflow.stages.base import find_facts, parse_settings
-from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.local import ActionRecord, Failure, LocalStore
 from tvmflow.tuning.budget import TrialForecast
+from tvmflow.tuning.tuning_job import TuneFacts
 
 _log = logging.getLogger(__name__)
 

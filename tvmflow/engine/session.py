@@ -29,11 +29,11 @@ from tvmflow.engine.stage_runs import RunContext, StageRuns, choose_again
 from tvmflow.executors import Event, Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
-from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote.client import Fetched, RemoteCacheClient
 from tvmflow.tuning.remote_ledger import LedgerSync
+from tvmflow.tuning.tuning_job import TuneFacts
 
 if TYPE_CHECKING:
     from tvmflow.engine.doit_adapter import EngineTask

@@ -43,14 +43,14 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.quantize.facts import QuantizeFacts
-from tvmflow.stages.tune import TuneFacts, find_ledger_key
+from tvmflow.stages.tune import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import ActionRecord, DamagedBlob, LocalStore
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.ledger_folders import read_records
 from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import Trial, sort_by_record
-from tvmflow.tuning.tuning_job import WorkloadFacts
+from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
 _log = logging.getLogger(__name__)
 

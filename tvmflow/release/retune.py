@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine.session import select_stages
 from tvmflow.recipe import Retune
-from tvmflow.stages.tune import TuneFacts
-from tvmflow.tuning.tuning_job import WorkloadFacts
+from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
 _log = logging.getLogger(__name__)
 

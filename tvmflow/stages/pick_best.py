@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core import packages, spans
-from tvmflow.core.codec import without_empty
+from tvmflow.core.codec import from_json, without_empty
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, RunTraits
@@ -28,7 +28,6 @@ from tvmflow.stages.tune import (
     FinalistSettings,
     NoSearchSettings,
     PickBestSettings,
-    TuneFacts,
     is_measured_by_driver,
     list_single,
     measured_threads,
@@ -37,6 +36,7 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_roofline
+from tvmflow.tuning.tuning_job import TuneFacts
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
@@ -698,13 +698,7 @@ def _compare(
     )
     if outcome.kind != "ok":
         return LibraryTimes(error=outcome.message)
-    times = outcome.value
-    return LibraryTimes(
-        tuple(times["slower"]),
-        tuple(times["tuned"]),
-        tuple(times["untuned"]),
-        sizes=tuple(tuple(map(tuple, rows)) for rows in times.get("sizes", ())),
-    )
+    return from_json(LibraryTimes, outcome.value)
 
 
 def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> None:

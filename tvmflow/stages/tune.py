@@ -8,12 +8,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core import packages
-from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.keys import UNLIMITED_TRIALS
@@ -39,10 +37,13 @@ from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.budget import ROOFLINE_SHARE, BudgetRules, Task, TrialForecast, forecast_trials
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
 from tvmflow.tuning.ledger_folders import read_records
-from tvmflow.tuning.tuning_job import WorkloadFacts, search_name
-
-if TYPE_CHECKING:
-    from tvmflow.tuning.tuning_job import TuningResult
+from tvmflow.tuning.tuning_job import (
+    NOT_TUNED,
+    BannedSchedule,
+    TuneFacts,
+    WorkloadFacts,
+    search_name,
+)
 
 
 class TrialSettings(StageSettings):
@@ -239,74 +240,15 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
     )
 
 
-class BannedSchedule(NamedTuple):
-    """A schedule that computes wrong numbers: its kernel, its trial, why, and since when."""
-
-    name: str
-    trial: str
-    reason: str
-    when: str
-
-
-class TuneFacts(NamedTuple):
-    """The outcome of a search.
-
-    Attributes:
-        trials: The budget.
-        measured: The trials of this run.
-        reused: Those of the ledger.
-        stopped: `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`.
-        drift: By how much one kernel's time changed meanwhile.
-        exhausted: The workloads of which no schedule is left to try.
-        untunable: Those of which no trial worked.
-        repairs: A sentence for each repair of the ledger, and each search that failed.
-        known: All trials in the ledger.
-        threads: The threads that kernels ran with; None where nothing was measured.
-        usable_cpus: The CPUs of this machine that the run might use.
-        starting_points: How many schedules were measured first because they are good on near targets.
-        spent_s: The seconds of the budget that it and earlier searches took.
-        gain: The speedup that was `found`, by the best trials alone, and the `possible` one at the
-            roofline; empty where one of the times is not known.
-        banned: The schedules that are never chosen again.
-    """
-
-    trials: int
-    measured: int
-    reused: int
-    failed: int
-    stopped: str
-    seconds: float
-    drift: float
-    exhausted: tuple[str, ...]
-    untunable: tuple[str, ...]
-    repairs: tuple[str, ...]
-    workloads: tuple[WorkloadFacts, ...]
-    known: int = 0
-    threads: int | None = None
-    usable_cpus: int = 0
-    cpus: int = 0
-    starting_points: int = 0
-    near_targets: tuple[str, ...] = ()
-    spent_s: float = 0.0
-    gain: Mapping[str, float] = MappingProxyType({})
-    banned: tuple[BannedSchedule, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("banned",))
-
-
 def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> TuneFacts:
     """Measure what the budget asks for and the ledger lacks; write the best trials of each workload."""
-    from tvmflow.tuning.tuning_job import TuningResult
-
     if isinstance(settings, NoSearchSettings):
         (context.out / RECORDS).write_text("{}")
-        return _make_facts(0, None, TuningResult((), "budget", 0.0, []))
+        return NOT_TUNED._replace(usable_cpus=count_usable_cpus(), cpus=count_cpus())
     tasks = load_tasks(context.inputs, settings.tune)
-    ledger, result = search(settings, context, tasks)
+    ledger, facts = search(settings, context, tasks)
     if settings.tune.measures:
-        _check_any_trial_worked(result.workloads)
+        _check_any_trial_worked(facts.workloads)
     ledgers = {task.key: ledger.workload(task.key) for task in tasks}
     best = {
         task.key: [
@@ -330,13 +272,18 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Tun
         for task in tasks
         for ban in ledgers[task.key].bans.values()
     )
-    facts = _make_facts(settings.tune.trials, settings.threads, result)
-    return facts._replace(banned=tuple(banned))
+    return facts._replace(
+        threads=settings.threads,
+        usable_cpus=count_usable_cpus(),
+        cpus=count_cpus(),
+        gain=_make_gain(facts.workloads),
+        banned=tuple(banned),
+    )
 
 
 def search(
     settings: TuneSettings, context: StageContext, tasks: Sequence[Task]
-) -> tuple[Ledger, TuningResult]:
+) -> tuple[Ledger, TuneFacts]:
     """Search schedules for the tasks, and return the ledger with all trials."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure, measurer, roofline, rpc_device
@@ -460,32 +407,6 @@ def _check_any_trial_worked(results: Sequence[WorkloadFacts]) -> None:
             f"all {count_text(failed, 'trial')} failed; the first: {broken[0].first_failure}",
             fix="look at trials.log in the stage's work folder; a longer tune.trial_timeout_s may help",
         )
-
-
-def _make_facts(trials: int, threads: int | None, result: TuningResult) -> TuneFacts:
-    """Return what a search with a budget of trials did, and the threads that kernels ran with."""
-    workloads = result.workloads
-    return TuneFacts(
-        trials=trials,
-        threads=threads,
-        usable_cpus=count_usable_cpus(),
-        cpus=count_cpus(),
-        starting_points=result.starting_points,
-        near_targets=result.near_targets,
-        measured=sum(w.measured for w in workloads),
-        reused=sum(max(w.trials - w.measured, 0) for w in workloads),
-        known=result.known,
-        failed=sum(w.failed for w in workloads),
-        exhausted=result.exhausted,
-        untunable=tuple(w.name for w in workloads if w.trials and w.best_us is None),
-        stopped=result.stopped,
-        spent_s=result.spent_s,
-        gain=_make_gain(workloads),
-        seconds=round(sum(w.seconds for w in workloads), 3),
-        drift=round(result.drift, 4),
-        repairs=tuple(result.repairs),
-        workloads=workloads,
-    )
 
 
 def _make_gain(workloads: Sequence[WorkloadFacts]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.codec import from_json
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.statistics import PairedTimes, geometric_means, take_turns
 from tvmflow.core.types import Array, Json
@@ -49,19 +50,21 @@ class FinalistsRequest(measure.KernelRequest):
 
     Attributes:
         rounds: How often each finalist has its turn, timed as `timing` says; the fastest one more often.
-        libraries: For a remote device, the paths of the built kernels: the untuned one first,
-            None for a schedule that does not apply.
     """
 
     traces: Sequence[Json]
     rounds: int
-    libraries: Sequence[str | None] = ()
 
     @property
     def digest(self) -> str:
         """The digest of what is measured and how, for one workload on one target."""
         how = [self.rounds, _MAX_ROUNDS_FACTOR, self.rules_version, self.timing]
         return digest_of([self.traces, *how])
+
+    def time(self, kernels: Sequence[Any], argument_lists: Sequence[list[Any]]) -> Json:
+        """Return what `time_in_turns` does of the untuned kernel, which is the first one, and the finalists."""
+        untuned, *finalists = kernels
+        return time_in_turns(untuned, finalists, argument_lists, self.timing, self.rounds)
 
 
 class FinalistTimes(NamedTuple):
@@ -78,17 +81,6 @@ class FinalistTimes(NamedTuple):
     error: str = ""
     sizes: tuple[tuple[tuple[float, ...], ...], ...] = ()
     wrong: Mapping[int, str] = MappingProxyType({})
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Json]) -> FinalistTimes:
-        """Return the times in the answer of a child."""
-        return cls(
-            value["rule"],
-            tuple(value["untuned"]),
-            tuple(tuple(samples) for samples in value["samples"]),
-            sizes=tuple(tuple(map(tuple, rows)) for rows in value.get("sizes", ())),
-            wrong={int(place): reason for place, reason in value.get("wrong", {}).items()},
-        )
 
 
 def read_or_measure(
@@ -141,7 +133,7 @@ def measure_finalists(
     )
     if outcome.kind != "ok":
         return FinalistTimes(error=outcome.message)
-    return FinalistTimes.from_json(outcome.value)
+    return from_json(FinalistTimes, outcome.value)
 
 
 # ---------------------------------------------------------------- in the child
@@ -166,7 +158,7 @@ def time_finalists(payload: Json, emit: Emit) -> Json:
     reasons = [kernel and find_wrong_values(mod, untuned, kernel) for kernel in kernels]
     kernels = [None if reason else kernel for kernel, reason in zip(kernels, reasons, strict=True)]
     argument_lists = request.place_arguments(request.make_arguments())
-    times = time_in_turns(untuned, kernels, argument_lists, request.timing, request.rounds)
+    times = request.time([untuned, *kernels], argument_lists)
     wrong = {str(place): reason for place, reason in enumerate(reasons) if reason}
     return {"rule": rule, **times, "wrong": wrong}
 

@@ -139,6 +139,7 @@ class KernelRequest:
         rules_version: The version of the schedule rules for untuned kernels; 0 for none.
         by_driver: Kernels are in C libraries, which launch them by the driver of a device; otherwise TVM's
             runtime calls them.
+        libraries: For a remote device, the paths of the built kernels; None for a schedule that does not apply.
     """
 
     mod: str
@@ -146,6 +147,7 @@ class KernelRequest:
     rules_version: int
     timing: Timing
     by_driver: bool = False
+    libraries: Sequence[str | None] = ()
 
     @classmethod
     def from_json(cls: type[_Request], value: Mapping[str, Json]) -> _Request:

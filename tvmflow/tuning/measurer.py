@@ -318,15 +318,18 @@ DEVICE_PHASE: Final = "device"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest(measure.KernelRequest):
-    """A schedule of a workload that is to be built and timed.
-
-    Attributes:
-        library: The path of the shared library for a remote device; empty on this machine.
-    """
+    """A schedule of a workload that is to be built and timed."""
 
     trace: Json
     best_s: float | None = None
-    library: str = ""
+
+    def time(self, kernels: Sequence[Any], argument_lists: Sequence[list[Any]]) -> Json:
+        """Return the times of the kernel as fields of a `Trial`."""
+        [kernel] = kernels
+        start = time.time()
+        rows = measure.time_candidate(kernel, argument_lists, self.timing, self.best_s)
+        times = {"run_secs": geometric_means(rows), "ran": [start, time.time()]}
+        return {**times, "size_secs": rows} if len(rows) > 1 else times
 
 
 def measure_trial(payload: Json, emit: Emit) -> Json:
@@ -335,7 +338,7 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
     The child asks before it uses the device, and waits until it may.
 
     Returns:
-        The times of `time_trial`, or `failure`; and `phase_secs`.
+        The times of `TrialRequest.time`, or `failure`; and `phase_secs`.
     """
     from tvmflow.runtime.c_loader import OutOfMemory
 
@@ -353,18 +356,10 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
             argument_lists = request.place_arguments(argument_lists)
         with phases.phase("run"):
             try:
-                return time_trial(request, kernel, argument_lists)
+                return request.time([kernel], argument_lists)
             except OutOfMemory:
                 phases.current = DEVICE_PHASE
                 raise
 
     # Whatever is raised is the failure of this candidate alone.
     return report_failure(emit, work, fatal=())
-
-
-def time_trial(request: TrialRequest, kernel: Any, argument_lists: Sequence[list[Any]]) -> Json:
-    """Return the times of a built kernel as fields of a `Trial`."""
-    start = time.time()
-    rows = measure.time_candidate(kernel, argument_lists, request.timing, request.best_s)
-    times = {"run_secs": geometric_means(rows), "ran": [start, time.time()]}
-    return {**times, "size_secs": rows} if len(rows) > 1 else times

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core import spans
+from tvmflow.core.codec import from_json
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.fork_server import ChildFunction, Emit, ForkServer
 from tvmflow.core.formatting import count_text
@@ -32,7 +33,7 @@ from tvmflow.targets.tracker import (
 )
 from tvmflow.targets.tvm_target import cpu_triple, split_threads
 from tvmflow.tuning import measure
-from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes, time_in_turns
+from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.measurer import (
     MeasureContext,
@@ -40,7 +41,6 @@ from tvmflow.tuning.measurer import (
     Measurer,
     RecordTrial,
     TrialRequest,
-    time_trial,
 )
 from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import PhaseReporter, PhaseSpans, read_failure, report_failure
@@ -382,33 +382,23 @@ def build_kernels(payload: Json, emit: Emit) -> Json:
 
 
 def run_trial(payload: Json, emit: Emit) -> Json:
-    """Time the library of a `TrialRequest` on the device; see `time_trial`."""
-
-    def work(phases: PhaseReporter) -> Json:
-        with phases.phase("send"):
-            device = RpcDevice(payload)
-            request = TrialRequest.from_json(payload)
-            kernel = device.load_library(Path(request.library))
-            argument_lists = device.make_arguments(request.mod)
-        with phases.phase("run"):
-            return time_trial(request, kernel, argument_lists)
-
-    return report_failure(emit, work)
+    """Time the library of a `TrialRequest` on the device."""
+    return _run(TrialRequest, payload, emit)
 
 
 def run_finalists(payload: Json, emit: Emit) -> Json:
-    """Time the libraries of a `FinalistsRequest` on the device in turns; see `time_in_turns`."""
-    request = FinalistsRequest.from_json(payload)
+    """Time the libraries of a `FinalistsRequest` on the device in turns."""
+    return _run(FinalistsRequest, payload, emit)
 
+
+def _run(kind: type[TrialRequest | FinalistsRequest], payload: Json, emit: Emit) -> Json:
     def work(phases: PhaseReporter) -> Json:
         with phases.phase("send"):
-            device = RpcDevice(payload)
-            untuned, *kernels = [
-                library and device.load_library(Path(library)) for library in request.libraries
-            ]
+            device, request = RpcDevice(payload), kind.from_json(payload)
+            kernels = [path and device.load_library(Path(path)) for path in request.libraries]
             argument_lists = device.make_arguments(request.mod)
         with phases.phase("run"):
-            return time_in_turns(untuned, kernels, argument_lists, request.timing, request.rounds)
+            return request.time(kernels, argument_lists)
 
     return report_failure(emit, work)
 
@@ -466,7 +456,7 @@ class RemoteMeasurer(Measurer):
             with self._building:
                 session = self._pool.call_here(build_kernels, request, self._timeout_s)
             if session.failure is None:
-                [request["library"]] = session.value["libraries"]
+                request["libraries"] = session.value["libraries"]
                 ran = self._pool.call(run_trial, request, self._may_continue)
                 if ran is None:
                     raise _OutOfTime
@@ -501,4 +491,4 @@ def measure_finalists_remotely(
     if result is None or result.failure is not None:
         reason = result.failure.message if result and result.failure else "it was not begun"
         return FinalistTimes(error=reason)
-    return FinalistTimes.from_json({"rule": built.value["rule"], **result.value})
+    return from_json(FinalistTimes, {"rule": built.value["rule"], **result.value})

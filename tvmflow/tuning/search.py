@@ -40,7 +40,7 @@ from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Me
 from tvmflow.tuning.replay import quarantine_inapplicable
 from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp, trial_id
-from tvmflow.tuning.tuning_job import SearchOptions, StopReason, TuningResult, WorkloadFacts
+from tvmflow.tuning.tuning_job import SearchOptions, TuneFacts, WorkloadFacts
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Schedule
@@ -118,7 +118,7 @@ class Tuning:
         self._first_trial_s: float | None = None
         self._drift = DriftMonitor(self._measurer, options.seed)
 
-    def run(self) -> TuningResult:
+    def run(self) -> TuneFacts:
         """Search until the budget or the time is spent, or all search spaces are exhausted."""
         self._untuned = self._measure_untuned()
         self._budget = Budget(
@@ -131,7 +131,7 @@ class Tuning:
             ),
             self._options.rules,
         )
-        stopped: StopReason = "budget"
+        stopped = "budget"
         while planned := self._budget.next_round():
             if self._measures and not self._has_time():
                 stopped = "time"
@@ -150,20 +150,27 @@ class Tuning:
         ordered = sorted(
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
-        return TuningResult(
-            workloads=tuple(map(self._make_facts, ordered)),
+        workloads = tuple(map(self._make_facts, ordered))
+        return TuneFacts(
+            trials=self._options.rules.trials,
+            measured=sum(w.measured for w in workloads),
+            reused=sum(max(w.trials - w.measured, 0) for w in workloads),
+            failed=sum(w.failed for w in workloads),
             stopped=stopped,
-            drift=self._drift.drift,
-            repairs=self._repairs(),
-            starting_points=self._starting_points.measured,
-            near_targets=tuple(self._starting_points.targets),
-            spent_s=round(self._spent_s(), 3),
+            seconds=round(sum(w.seconds for w in workloads), 3),
+            drift=round(self._drift.drift, 4),
             exhausted=tuple(
                 task.name
                 for task in ordered
                 if self._trials[task.key].is_exhausted(self._options.name)
             ),
+            untunable=tuple(w.name for w in workloads if w.trials and w.best_us is None),
+            repairs=tuple(self._repairs()),
+            workloads=workloads,
             known=sum(map(len, self._trials.values())),
+            starting_points=self._starting_points.measured,
+            near_targets=tuple(self._starting_points.targets),
+            spent_s=round(self._spent_s(), 3),
         )
 
     def _measure_untuned(self) -> dict[str, float]:

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from tvmflow.core import spans
 from tvmflow.core.codec import without_empty
@@ -19,8 +20,6 @@ from tvmflow.targets import devices
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import Failure
-
-StopReason = Literal["budget", "time", "exhausted", "converged", "finished", "no search"]
 
 
 def search_name(strategy: str, seed: int, schedules: int) -> str:
@@ -95,30 +94,77 @@ class WorkloadFacts(NamedTuple):
         return without_empty(self._asdict(), ("sizes",))
 
 
-class TuningResult(NamedTuple):
-    """The outcome of a tuning.
+class BannedSchedule(NamedTuple):
+    """A schedule that computes wrong numbers: its kernel, its trial, why, and since when."""
+
+    name: str
+    trial: str
+    reason: str
+    when: str
+
+
+class TuneFacts(NamedTuple):
+    """The outcome of a search.
 
     Attributes:
-        workloads: The outcome for each workload, those with most work per inference first.
-        stopped: What ended it: the budget, the time, that all search spaces are exhausted, that
-            nothing worth a trial is left to gain, that the workloads which are left had their share of
-            the budget in an earlier search, or that nothing was to be measured.
-        repairs: A sentence for each repair of the ledger and each search that failed.
-        starting_points: How many schedules were measured first because they are good on near targets.
-        spent_s: Seconds of the budget that are spent, by earlier searches on what is reused of them too.
-        exhausted: The names of workloads of which no schedule is left to try.
+        trials: The budget.
+        measured: The trials of this run.
+        reused: Those of the ledger.
+        stopped: `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`.
+        drift: By how much one kernel's time changed meanwhile.
+        exhausted: The workloads of which no schedule is left to try.
+        untunable: Those of which no trial worked.
+        repairs: A sentence for each repair of the ledger, and each search that failed.
         known: All trials in the ledger.
+        threads: The threads that kernels ran with; None where nothing was measured.
+        usable_cpus: The CPUs of this machine that the run might use.
+        starting_points: How many schedules were measured first because they are good on near targets.
+        spent_s: The seconds of the budget that it and earlier searches took.
+        gain: The speedup that was `found`, by the best trials alone, and the `possible` one at the
+            roofline; empty where one of the times is not known.
+        banned: The schedules that are never chosen again.
     """
 
-    workloads: tuple[WorkloadFacts, ...]
-    stopped: StopReason
+    trials: int
+    measured: int
+    reused: int
+    failed: int
+    stopped: str
+    seconds: float
     drift: float
-    repairs: list[str]
+    exhausted: tuple[str, ...]
+    untunable: tuple[str, ...]
+    repairs: tuple[str, ...]
+    workloads: tuple[WorkloadFacts, ...]
+    known: int = 0
+    threads: int | None = None
+    usable_cpus: int = 0
+    cpus: int = 0
     starting_points: int = 0
     near_targets: tuple[str, ...] = ()
     spent_s: float = 0.0
-    exhausted: tuple[str, ...] = ()
-    known: int = 0
+    gain: Mapping[str, float] = MappingProxyType({})
+    banned: tuple[BannedSchedule, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("banned",))
+
+
+NOT_TUNED: Final = TuneFacts(
+    trials=0,
+    measured=0,
+    reused=0,
+    failed=0,
+    stopped="budget",
+    seconds=0.0,
+    drift=0.0,
+    exhausted=(),
+    untunable=(),
+    repairs=(),
+    workloads=(),
+)
+"""The outcome where the budget is 0."""
 
 
 # ---------------------------------------------------------------- work clock

@@ -19,8 +19,8 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import BuildFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.pick_best import PickBestFacts
-from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.verdict import Verdict
+from tvmflow.tuning.tuning_job import TuneFacts
 
 BUILT = BuildFacts(
     kernels=3,

@@ -19,7 +19,7 @@ from tvmflow.release.retune import (
     with_spent_trials,
     with_trials,
 )
-from tvmflow.stages.tune import TuneFacts
+from tvmflow.tuning.tuning_job import TuneFacts
 
 
 def plan(*names: str) -> Plan:

@@ -26,12 +26,11 @@ from tvmflow.stages.extract_tasks import ExtractTasksFacts
 from tvmflow.stages.join import JoinFacts
 from tvmflow.stages.lower import LowerFacts
 from tvmflow.stages.pick_best import Finalist, PickBestFacts, choose_finalist
-from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
 from tvmflow.tuning.libraries import LibraryTimes
-from tvmflow.tuning.tuning_job import WorkloadFacts
+from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
 COMPARISON: OutputComparison = {
     "passed": True,
