@@ -36,13 +36,13 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_roofline
-from tvmflow.tuning.tuning_job import TuneFacts
+from tvmflow.tuning.tuning_job import TuneFacts, call_alone
 
 if TYPE_CHECKING:
-    from tvmflow.core.fork_server import ForkServer
-    from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
+    from tvmflow.core.fork_server import ChildFunction, ForkServer, Outcome
     from tvmflow.tuning.ledger import Ledger, WorkloadLedger
-    from tvmflow.tuning.libraries import LibraryRequest, LibraryTimes
+    from tvmflow.tuning.libraries import LibraryTimes
+    from tvmflow.tuning.measurer import FinalistsRequest, FinalistTimes
 
 NAME: Final = "pick_best"
 TRAITS: Final = StageTraits(
@@ -369,8 +369,8 @@ def measure_workload(
     ledger: WorkloadLedger,
 ) -> FinalistTimes:
     """Return the times of a workload untuned and with each finalist, measured once for a ledger."""
-    from tvmflow.tuning.finalists import FinalistsRequest, read_or_measure
     from tvmflow.tuning.measure import Timing
+    from tvmflow.tuning.measurer import FinalistsRequest, read_or_measure
 
     tune = settings.tune
     request = FinalistsRequest(
@@ -395,21 +395,38 @@ def _measure_finalists(
     fork_server: ForkServer,
 ) -> FinalistTimes:
     """Measure finalists on the device of the target."""
-    from tvmflow.tuning.finalists import measure_finalists
+    from tvmflow.tuning.measurer import FinalistTimes, time_finalists
     from tvmflow.tuning.rpc_device import DevicePool, RpcEndpoint, measure_finalists_remotely
 
-    log = context.work / LOG
     timeout_s = settings.tune.trial_timeout_s * (len(request.traces) + 2)
     if settings.remote:
-        pool = DevicePool(RpcEndpoint.from_settings(settings.remote), fork_server, log)
+        endpoint = RpcEndpoint.from_settings(settings.remote)
+        pool = DevicePool(endpoint, fork_server, context.work / LOG)
         return measure_finalists_remotely(request, pool, context.work, timeout_s)
-    return measure_finalists(
-        request,
+    run = (settings, context, fork_server)
+    outcome = _call_alone(*run, time_finalists, request.to_json(), timeout_s)
+    if outcome.kind != "ok":
+        return FinalistTimes(error=outcome.message)
+    return from_json(FinalistTimes, outcome.value)
+
+
+def _call_alone(
+    settings: PickBestSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+    function: ChildFunction,
+    payload: Json,
+    timeout_s: float,
+) -> Outcome:
+    """Run a function in a child that has the device of the target alone."""
+    return call_alone(
         fork_server,
+        function,
+        payload,
         device=settings.device,
         locks=context.locks,
         timeout_s=timeout_s,
-        log=log,
+        log=context.work / LOG,
     )
 
 
@@ -417,21 +434,13 @@ def measure_peak(
     settings: PickBestSettings, context: StageContext, fork_server: ForkServer
 ) -> float | None:
     """Return the peak of this machine's CPU in GFLOPS; None for other devices, and if not measurable."""
-    from tvmflow.targets.backends import backend_for
     from tvmflow.tuning import roofline
-    from tvmflow.tuning.tuning_job import call_alone
 
     if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
         return None
-    outcome = call_alone(
-        fork_server,
-        roofline.measure_peak,
-        {"target": settings.measured_target},
-        device=settings.device,
-        locks=context.locks,
-        timeout_s=settings.tune.trial_timeout_s,
-        log=context.work / LOG,
-    )
+    target, timeout_s = settings.measured_target, settings.tune.trial_timeout_s
+    run = (settings, context, fork_server)
+    outcome = _call_alone(*run, roofline.measure_peak, {"target": target}, timeout_s)
     return float(outcome.value["gflops"]) if outcome.kind == "ok" else None
 
 
@@ -488,7 +497,7 @@ def choose_finalist(
         untuned: Seconds of the untuned kernel in the same rounds, or a single time.
         untuned_sizes: The same for each of several sizes.
     """
-    from tvmflow.tuning.finalists import MIN_GAIN, pair_with_untuned
+    from tvmflow.tuning.measurer import MIN_GAIN, pair_with_untuned
 
     finalists = [
         finalist
@@ -654,12 +663,12 @@ def compare_libraries(
     ledger: Ledger,
 ) -> LibraryTimes | None:
     """Return the tuned library compared with the untuned one; None where it cannot be timed here."""
-    from tvmflow.tuning.libraries import LibraryRequest, read_or_compare
+    from tvmflow.tuning import libraries
 
     is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver
     if not chosen or settings.remote or not is_in_process:
         return None
-    request = LibraryRequest(
+    request = libraries.LibraryRequest(
         lowered=str(context.inputs[LOWERED_ROLE]),
         workloads=str(context.inputs["extract_tasks/workloads.json"]),
         calls={task["key"]: task["weight"] for task in tasks},
@@ -672,33 +681,15 @@ def compare_libraries(
         rules_version=settings.schedules,
     )
     records = ledger.workload(request.library_key)
-    return read_or_compare(
-        request, records, lambda: _compare(request, settings, context, fork_server)
-    )
 
+    def compare() -> LibraryTimes:
+        run = (settings, context, fork_server)
+        outcome = _call_alone(*run, libraries.compare_libraries, dict(vars(request)), _TIMEOUT_S)
+        if outcome.kind != "ok":
+            return libraries.LibraryTimes(error=outcome.message)
+        return from_json(libraries.LibraryTimes, outcome.value)
 
-def _compare(
-    request: LibraryRequest,
-    settings: PickBestSettings,
-    context: StageContext,
-    fork_server: ForkServer,
-) -> LibraryTimes:
-    """Compare the libraries in a child that has the device alone."""
-    from tvmflow.tuning.libraries import LibraryTimes, compare_libraries
-    from tvmflow.tuning.tuning_job import call_alone
-
-    outcome = call_alone(
-        fork_server,
-        compare_libraries,
-        dict(vars(request)),
-        device=settings.device,
-        locks=context.locks,
-        timeout_s=_TIMEOUT_S,
-        log=context.work / LOG,
-    )
-    if outcome.kind != "ok":
-        return LibraryTimes(error=outcome.message)
-    return from_json(LibraryTimes, outcome.value)
+    return libraries.read_or_compare(request, records, compare)
 
 
 def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> None:

@@ -104,13 +104,7 @@ class SearchSettings(Settings):
     @property
     def budget_rules(self) -> BudgetRules:
         """The limits of the budget."""
-        return BudgetRules(
-            trials=self.trials,
-            trials_per_task=self.trials_per_task,
-            patience=self.patience,
-            min_gain=self.min_gain,
-            minutes=self.minutes,
-        )
+        return BudgetRules(**self.model_dump(include=set(BudgetRules._fields)))
 
 
 class TuneSettings(TrialSettings):

@@ -109,8 +109,6 @@ class BudgetRules(NamedTuple):
 
 
 class _WorkloadHistory:
-    """The trials of one workload so far."""
-
     def __init__(self, share: WorkloadShare) -> None:
         self.share = share
         self.spent = 0
@@ -258,7 +256,6 @@ class Budget:
         self._least_gain = self._find_least_gain()
 
     def _room(self, history: _WorkloadHistory) -> int:
-        """Return how many more trials a workload may get."""
         rules = self._rules
         out_of_patience = rules.patience is not None and history.trials_since_gain >= max(
             rules.patience, WARMUP_TRIALS

@@ -519,7 +519,6 @@ def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether an open file is still the one of that name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -166,14 +167,8 @@ class LibraryTimes(NamedTuple):
 
     def to_record(self, digest: str) -> LibraryRecord:
         """Return the record of a comparison that was just made."""
-        return LibraryRecord(
-            request=digest,
-            slower=self.slower,
-            tuned=self.tuned,
-            untuned=self.untuned,
-            when=timestamp(),
-            sizes=self.sizes,
-        )
+        times = (self.slower, self.tuned, self.untuned)
+        return LibraryRecord(digest, *times, timestamp(), self.sizes)
 
 
 def read_or_compare(
@@ -207,7 +202,11 @@ def compare_libraries(payload: Json, emit: Emit) -> Json:
     libraries = Libraries(request)
     untuned, tuned = libraries.load({}), libraries.load(request.chosen)
     slower = {
-        key for feed in libraries.feeds for key in libraries.find_slower(tuned, untuned, feed)
+        key
+        for feed in libraries.feeds
+        for key in find_slower(
+            request.names, partial(_profile, tuned, feed), partial(_profile, untuned, feed)
+        )
     }
     kept = {key: trace for key, trace in request.chosen.items() if key not in slower}
     if not kept:
@@ -338,17 +337,8 @@ class Libraries:
             for feed in self.feeds
         ]
 
-    def find_slower(self, tuned: Module, untuned: Module, feed: Mapping[str, Any]) -> list[str]:
-        """Return the workloads that are slower in the tuned library, for some inputs."""
-        return find_slower(
-            self._request.names,
-            lambda: _profile(tuned, feed),
-            lambda: _profile(untuned, feed),
-        )
-
 
 def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of each kernel in one call."""
     return {entry.name: entry.seconds for entry in module.profile(feed, repeat=1)}
 
 
@@ -367,7 +357,6 @@ def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({}))
 
 
 def _list_types(ty: Any) -> list[Any]:
-    """Return the types of all tensors in a type."""
     from tvm import relax
 
     if isinstance(ty, relax.TupleType):

@@ -237,7 +237,6 @@ def _import_workload(
     result: TargetImport,
     checker: TraceCheck | None,
 ) -> TargetImport:
-    """Add the records of one workload; return the target's new counts."""
     key = workload.workload
     trials = [record for record in workload.records if isinstance(record, Trial)]
     checked = TraceVerdict("", {})
@@ -380,10 +379,6 @@ def _read_ledger(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkload]:
 # ---------------------------------------------------------------- reading packs
 
 
-PackStream = IO[bytes] | gzip.GzipFile
-"""A pack that is open for reading."""
-
-
 def import_pack(
     path: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
 ) -> ImportResult:
@@ -419,7 +414,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     file.seek(0)
-    stream: PackStream = gzip.GzipFile(fileobj=file) if is_packed else file
+    stream: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=file) if is_packed else file
     max_bytes = os.fstat(file.fileno()).st_size * _MAX_COMPRESSION + (1 << 20)
     try:
         while line := stream.readline(_MAX_LINE_BYTES):
@@ -488,7 +483,6 @@ def _check(path: Path, file: IO[bytes]) -> dict[str, TargetDescription]:
 
 
 def _count_line(line: bytes) -> dict[str, int]:
-    """Return what a line adds to the counts of its target."""
     if line.startswith(WORKLOAD_LINE_START):
         return {"workloads": 1}
     return {"trials": line.startswith(TRIAL_START), "failed": line.startswith(FAILED_TRIAL_START)}

@@ -147,7 +147,6 @@ class TraceCheck:
     """Applies traces to their kernels before a ledger takes them."""
 
     def __init__(self, fork_server: ForkServer, kernels: Mapping[str, str]) -> None:
-        """Prepare the checks."""
         self._fork_server = fork_server
         self._kernels = kernels
 

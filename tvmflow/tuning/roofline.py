@@ -234,7 +234,6 @@ def render_roofline(kernels: Sequence[MeasuredKernel], peak: float | None) -> st
 def _draw_bar(
     kernel: MeasuredKernel, value: float, y: int, top: float, peak: float | None
 ) -> Iterator[Markup]:
-    """Yield the elements of one kernel."""
     name = kernel.name
     label = name if len(name) <= _MAX_LABEL else f"{name[: _MAX_LABEL - 3]}..."
     width = max(1.0, _BAR_WIDTH * value / top)

@@ -33,9 +33,10 @@ from tvmflow.targets.tracker import (
 )
 from tvmflow.targets.tvm_target import cpu_triple, split_threads
 from tvmflow.tuning import measure
-from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.measurer import (
+    FinalistsRequest,
+    FinalistTimes,
     MeasureContext,
     MeasureJob,
     Measurer,
@@ -310,7 +311,6 @@ class RpcDevice:
         return filled
 
     def _check_device(self, target: Mapping[str, Json]) -> None:
-        """Check that the device runs the target's code."""
         mismatch = backend_for(target).remote_device_mismatch(target, self.device)
         if not mismatch:
             return
@@ -321,7 +321,6 @@ class RpcDevice:
         )
 
     def _use_threads(self, count: int) -> None:
-        """Run kernels with as many threads as they are tuned for."""
         configure = self._find_function("runtime.config_threadpool")
         read_count = self._find_function("runtime.NumThreads")
         if configure is None or read_count is None:
@@ -353,30 +352,29 @@ def build_kernels(payload: Json, emit: Emit) -> Json:
     """
     request = measure.KernelRequest.from_json(payload)
 
-    def build(number: int, trace: Json | None, phases: PhaseReporter) -> tuple[str, str]:
-        library = Path(payload["folder"], f"kernel{number}.so")
-        with phases.phase("apply"):
-            mod, rule = request.schedule(trace)
-        with phases.phase("build"):
-            export_library(measure.build(mod, request.target), library, request.target)
-        return str(library), rule
-
-    def build_or_none(number: int, trace: Json, phases: PhaseReporter) -> str | None:
-        try:
-            return build(number, trace, phases)[0]
-        except TvmflowError:
-            raise
-        # TVM raises anything for a trace that does not apply; the others go on.
-        except Exception:
-            return None
-
     def work(phases: PhaseReporter) -> Json:
+        libraries: list[str | None] = []
+        rule = ""
         with phases.phase("apply"):
             measure.load_compiler(request.target, runs=False)
-        first, *others = payload["traces"]
-        library, rule = build(0, first, phases)
-        libraries = [build_or_none(number, trace, phases) for number, trace in enumerate(others, 1)]
-        return {"libraries": [library, *libraries], "rule": rule}
+        for number, trace in enumerate(payload["traces"]):
+            library = Path(payload["folder"], f"kernel{number}.so")
+            try:
+                with phases.phase("apply"):
+                    mod, name = request.schedule(trace)
+                with phases.phase("build"):
+                    export_library(measure.build(mod, request.target), library, request.target)
+            except TvmflowError:
+                raise
+            # TVM raises anything for a trace that does not apply; those after the first one go on.
+            except Exception:
+                if not number:
+                    raise
+                libraries.append(None)
+            else:
+                libraries.append(str(library))
+                rule = rule or name
+        return {"libraries": libraries, "rule": rule}
 
     return report_failure(emit, work)
 

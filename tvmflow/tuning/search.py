@@ -80,18 +80,7 @@ class Tuning:
         measurer: Measurer | None = None,
         measure_roofline: Callable[[], Roofline | None] = lambda: None,
     ) -> None:
-        """Prepare a tuning.
-
-        Args:
-            tasks: The workloads.
-            options: How to search.
-            context: Where trials are made.
-            ledger: The trials on the target.
-            fork_server: Where children are forked.
-            emit: Takes an event after each trial.
-            measurer: What measures; by default this machine.
-            measure_roofline: Measures what the machine can do; None where that is not known.
-        """
+        """Prepare a tuning; `emit` takes an event after each trial."""
         self._tasks = {task.key: task for task in tasks}
         self._options = options
         self._context = context
@@ -267,7 +256,6 @@ class Tuning:
         self._spent_in_round = 0
 
     def _missing_trials(self, goals: Mapping[str, int]) -> dict[str, int]:
-        """Return how many trials have to be measured by workload, without exhausted ones."""
         missing = {key: goal - len(self._trials[key]) for key, goal in goals.items()}
         return {
             key: count
@@ -363,7 +351,6 @@ class Tuning:
     # ---------------------------------------------------------------- results
 
     def _progress_event(self, task: Task) -> dict[str, Any]:
-        """Return the event after a trial of a workload."""
         trials = self._trials[task.key]
         best = trials.valid()
         untuned = self._untuned.get(task.key)
@@ -470,12 +457,6 @@ class StartingPoints:
     """
 
     def __init__(self, ledger: Ledger, check: CheckTrials) -> None:
-        """Look for near targets.
-
-        Args:
-            ledger: The ledger of the target to tune for; the others are beside it.
-            check: What quarantines trials that do not apply.
-        """
         self._near = list_near_targets(ledger)
         self._check = check
         self._origins: dict[str, str] = {}
@@ -575,16 +556,10 @@ class Proposals:
         find_cost_model: Callable[[], Any] | None,
         starting_points: Sequence[Trial] = (),
     ) -> None:
-        """Prepare the search.
+        """Prepare the search for a saved module.
 
-        Args:
-            mod: The saved module of the workload.
-            trials: The trials of the workload.
-            context: Its target, and the version of the schedule rules that are tried first.
-            options: How to search.
-            find_cost_model: Returns MetaSchedule's cost model, shared by the workloads that it searches; None for a
-                workload with dynamic shapes.
-            starting_points: Trials of the workload on near targets, which are measured here first.
+        `find_cost_model` returns MetaSchedule's cost model, which workloads share; None for a workload with dynamic
+        shapes. `starting_points` are trials on near targets.
         """
         import tvm
         from tvm.s_tir import meta_schedule as ms

@@ -55,7 +55,6 @@ def _is_variable(value: Json) -> bool:
 
 
 def _are_numbers(value: Json) -> bool:
-    """Return whether a value consists of numbers and variables."""
     return all(map(_are_numbers, value)) if isinstance(value, list) else _is_number(value)
 
 

@@ -360,7 +360,6 @@ def extract_workloads(lowered: tvm.IRModule) -> list[Workload]:
 
 
 def _count_calls(lowered: tvm.IRModule) -> dict[str, int]:
-    """Return how often each kernel or library function is called in one inference."""
     import tvm
     from tvm import relax
 

@@ -28,8 +28,8 @@ from tvmflow.stages.lower import LowerFacts
 from tvmflow.stages.pick_best import Finalist, PickBestFacts, choose_finalist
 from tvmflow.stages.verify.latency import make_latency, make_speedup
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
-from tvmflow.tuning.finalists import FinalistTimes
 from tvmflow.tuning.libraries import LibraryTimes
+from tvmflow.tuning.measurer import FinalistTimes
 from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
 COMPARISON: OutputComparison = {

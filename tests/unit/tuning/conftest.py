@@ -13,7 +13,6 @@ PRELOADED: Final = (
     "tests.support.tuning",
     "tvm.s_tir.meta_schedule",
     "tvmflow.compiler.c_program",
-    "tvmflow.tuning.finalists",
     "tvmflow.tuning.measurer",
     "tvmflow.tuning.rpc_device",
 )

@@ -18,10 +18,10 @@ from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.budget import BATCH_SIZE, Budget, BudgetRules, WorkloadShare
-from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes, read_or_measure
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadLedger, target_key
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.measure import Timing
+from tvmflow.tuning.measurer import FinalistsRequest, FinalistTimes, read_or_measure
 from tvmflow.tuning.packs import export_pack, import_pack, merge_ledger
 from tvmflow.tuning.trials import (
     Ban,

@@ -16,8 +16,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.tuning import measure
-from tvmflow.tuning.finalists import find_wrong_values
-from tvmflow.tuning.measurer import MeasureJob, Measurer, TrialRequest
+from tvmflow.tuning.measurer import MeasureJob, Measurer, TrialRequest, find_wrong_values
 from tvmflow.tuning.trials import Trial
 
 _PROBLEM = BACKENDS["opencl"].unrunnable_reason(TARGET, in_this_process=False)

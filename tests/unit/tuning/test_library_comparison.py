@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.trials import DEVICE, TARGET
-from tvmflow.tuning.finalists import run_rounds
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.libraries import (
     LibraryRequest,
@@ -16,6 +15,7 @@ from tvmflow.tuning.libraries import (
     find_slower,
     read_or_compare,
 )
+from tvmflow.tuning.measurer import run_rounds
 
 GAINS, LOSES, EQUAL = "a" * 64, "b" * 64, "c" * 64
 NAMES = {GAINS: ["conv"], LOSES: ["dense", "dense1"], EQUAL: ["pool"]}

@@ -15,8 +15,7 @@ from tests.support.tuning import TIMING, dense, model, relu, task_of
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.targets import devices
 from tvmflow.tuning.budget import Task
-from tvmflow.tuning.finalists import FinalistsRequest, time_finalists
-from tvmflow.tuning.measurer import TrialRequest, measure_trial
+from tvmflow.tuning.measurer import FinalistsRequest, TrialRequest, measure_trial, time_finalists
 
 NO_DECISIONS: list[Any] = [[], []]
 DOES_NOT_APPLY = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]

@@ -18,15 +18,15 @@ from tvmflow.core.types import Dimension
 from tvmflow.stages import pick_best
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.pick_best import Finalist, choose_finalist, judge_finalists
-from tvmflow.tuning.finalists import (
+from tvmflow.tuning.ledger import WorkloadLedger
+from tvmflow.tuning.libraries import LibraryTimes
+from tvmflow.tuning.measure import Timing, build
+from tvmflow.tuning.measurer import (
     FinalistsRequest,
     FinalistTimes,
     find_wrong_values,
     read_or_measure,
 )
-from tvmflow.tuning.ledger import WorkloadLedger
-from tvmflow.tuning.libraries import LibraryTimes
-from tvmflow.tuning.measure import Timing, build
 from tvmflow.tuning.trials import FinalistsRecord, LibraryRecord, parse_line, record_to_json
 from tvmflow.tuning.workloads import Workload, extract_workloads, shapes_text
 

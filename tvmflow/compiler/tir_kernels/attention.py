@@ -161,7 +161,6 @@ class _Emitter:
         self._write()
 
     def _load(self, position: int, row: Any, column: Any) -> Any:
-        """Return an element of the matrix of an operand."""
         place = self._attention.operands[position].matrices.place(self._matrix, row, column)
         return tirx.BufferLoad(self._inputs[position], [place])
 

@@ -238,7 +238,6 @@ class _Sums:
         self._out = T.buffer_proxy(out)
 
     def emit(self) -> None:
-        """Emit the kernel."""
         rows = self._product.rows
         self._allocate_data()
         self._arrange()
@@ -263,7 +262,6 @@ class _Sums:
             self._arrange_group(row, group)
 
     def _emit_tile(self, tile: Any, first: Any, points: int) -> None:
-        """Emit the sums of some rows of a tile."""
         product, lanes = self._product, self._machine.lanes
         self._points = points
         widest = product.width // lanes
@@ -331,7 +329,6 @@ class _Sums:
         self._prefetch(self._words, vectors, row, self._product.words_ahead)
 
     def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
-        """Emit loops over the columns of a tile; yield the column."""
         width, lanes = self._product.width, self._machine.lanes
         if is_ragged:
             with T.serial(width) as column:
@@ -341,7 +338,6 @@ class _Sums:
                 yield vector * lanes + lane
 
     def _word(self, at: _Vector, index: Any, lanes: Any) -> Any:
-        """Return the words of some columns of a vector."""
         return self._words[at.tile, at.group * self._product.words + index, lanes]
 
     def _read(self, row: Any, term: Any) -> Any:
@@ -355,8 +351,6 @@ class _Sums:
 
 
 class _FloatSums(_Sums):
-    """Sums of float32."""
-
     _dtype = _FLOAT
 
     def _allocate_data(self) -> None:

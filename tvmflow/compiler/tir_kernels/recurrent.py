@@ -482,7 +482,6 @@ class _Loops:
         return tirx.Select(place.step < lengths[place.first + row], value, otherwise)
 
     def _last(self, sequence: Any, state: Any) -> Any:
-        """Return the last state of a sequence."""
         if self._inputs.lengths is None:
             return state
         # an empty sequence has no last state; ONNX Runtime gives zeros for it
@@ -502,8 +501,6 @@ class _Loops:
 
 
 class _CpuLoops(_Loops):
-    """Emits the loops of one layer for a CPU."""
-
     def __init__(self, layer: RecurrentLayer, *buffers: Any) -> None:
         super().__init__(layer, *buffers)
         directions, (steps, batch) = layer.operator.directions, layer.typical
@@ -625,8 +622,6 @@ class _View:
 
 
 class _GpuLoops(_Loops):
-    """Emits the launches of one layer for a GPU."""
-
     _unit: Any
     """The hidden unit of a thread."""
 
@@ -689,5 +684,4 @@ class _GpuLoops(_Loops):
 
 
 def _mix(update: Any, old: Any, new: Any) -> Any:
-    """Return the next state of a GRU."""
     return (1 - update) * new + update * old

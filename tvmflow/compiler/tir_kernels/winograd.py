@@ -60,7 +60,6 @@ class Transforms(NamedTuple):
 def _make_transforms(
     data: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], image: np.ndarray[Any, Any]
 ) -> Transforms:
-    """Return the transforms of a convolution with stride 1."""
     edge = len(data)
     return Transforms(
         data,
@@ -360,7 +359,6 @@ class _OpenLoops:
         self._places: Any = None
 
     def emit(self) -> None:
-        """Emit all loops."""
         own, blocks = self._own, self._blocks
         rows, columns = (T.Bind(divide_up(size, own.tile)) for size in own.size)
         total = T.Bind(own.data.shape[0] * rows * columns)
@@ -397,7 +395,6 @@ class _OpenLoops:
                 T.buffer_store(self._places, place, [t * 3 + axis])
 
     def _read_place(self, t: Any) -> list[Any]:
-        """Emit image, row and column of a tile."""
         return [T.Bind(tirx.BufferLoad(self._places, [t * 3 + axis])) for axis in range(3)]
 
     def _transform_data(self, data: Any, channel: Any, t: Any) -> None:
