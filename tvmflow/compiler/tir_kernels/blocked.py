@@ -139,8 +139,12 @@ def _block_channels(
             return value
         return tirx.if_then_else(channel < channels, value, tirx.const(0, dtype))
 
-    blocks = -(-channels // block)
-    return te.compute((n, blocks, *size, block), element, name=name, tag="injective")
+    return _compute(name, (n, -(-channels // block), *size, block), element)
+
+
+def _compute(name: str, shape: Sequence[IrSize], element: Callable[..., Any]) -> Any:
+    """Return a tensor whose elements are each one of another tensor, or a function of few."""
+    return te.compute(tuple(shape), element, name=name, tag="injective")
 
 
 def _read_channel(x: Any, i: Any, channel: Any, pixel: Any) -> Any:
@@ -152,22 +156,17 @@ def _read_channel(x: Any, i: Any, channel: Any, pixel: Any) -> Any:
 def unpack(x: Any, channels: int) -> Any:
     """Return blocked data (n, ⌈c/b⌉, …, b) as (n, c, …)."""
     n, _, *size, _ = map(plain, x.shape)
-    return te.compute(
-        (n, channels, *size),
-        lambda i, c, *pixel: _read_channel(x, i, c, pixel),
-        name="unpack",
-        tag="injective",
-    )
+    shape = (n, channels, *size)
+    return _compute("unpack", shape, lambda i, c, *pixel: _read_channel(x, i, c, pixel))
 
 
 def repeat_channels(x: Any, channels: int, times: int) -> Any:
     """Return blocked data of `channels` channels with each of them `times` times."""
     n, _, *size, block = map(plain, x.shape)
-    return te.compute(
+    return _compute(
+        "repeat",
         (n, -(-channels * times // block), *size, block),
         lambda i, outer, *at: _read_channel(x, i, (outer * block + at[-1]) // times, at[:-1]),
-        name="repeat",
-        tag="injective",
     )
 
 
@@ -267,13 +266,12 @@ def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
         return total
 
     n, blocks, *_, block = map(plain, parts[0].shape)
-    shape = (n, blocks, *whole, block)
-    return te.compute(shape, element, name="add_parts", tag="injective")
+    return _compute("add_parts", (n, blocks, *whole, block), element)
 
 
 def with_sizes(x: Any, shape: Sizes) -> Any:
     """Return a tensor whose sizes are the same numbers, but other expressions of dimensions."""
-    return te.compute(shape, lambda *place: x(*place), name="with_sizes", tag="injective")
+    return _compute("with_sizes", shape, lambda *place: x(*place))
 
 
 def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
@@ -289,12 +287,7 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
         source, phase = _find_source(o, pixel, strides, offsets)
         return x(i, phase, *source, inner)
 
-    return te.compute(
-        (n, blocks // math.prod(strides), *shape, block),
-        element,
-        name="interleave",
-        tag="injective",
-    )
+    return _compute("interleave", (n, blocks // math.prod(strides), *shape, block), element)
 
 
 def _find_source(block: Any, pixel: Any, strides: Sizes, offsets: Sizes) -> tuple[list[Any], Any]:
@@ -312,7 +305,7 @@ def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, s
         source, phase = _find_source(0, pixel, strides, offsets)
         return _read_channel(x, i, phase * channels + c, source)
 
-    return te.compute((x.shape[0], channels, *shape), element, name="interleave", tag="injective")
+    return _compute("interleave", (x.shape[0], channels, *shape), element)
 
 
 def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
@@ -333,7 +326,7 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
             value = tirx.if_then_else(is_turn, own, value)
         return value
 
-    return te.compute((n, blocks, *shape, block), element, name="interleave", tag="injective")
+    return _compute("interleave", (n, blocks, *shape, block), element)
 
 
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
