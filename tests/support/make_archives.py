@@ -148,6 +148,8 @@ class Half(nn.Module):
             function.group_norm(x, 2),
             function.cosine_similarity(x, x.flip(0), dim=-1),
             function.gelu(x),
+            torch.linalg.vector_norm(x, 2, [-1], dtype=torch.float16),
+            x.sum(-1, dtype=torch.float32),
             function.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
         )
 

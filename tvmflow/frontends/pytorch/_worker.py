@@ -487,24 +487,24 @@ def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: 
 
 def _compute_wide(torch: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of an operator on narrow floats, computed in float32."""
-    narrow = [
-        x.dtype
-        for x in torch.utils._pytree.tree_leaves((args, kwargs))
-        if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
-    ]
+    kinds = (torch.float16, torch.bfloat16)
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    narrow = [x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.dtype in kinds]
     if not narrow:
         return NotImplemented
-    has_dtype = any(isinstance(x, torch.dtype) for x in (*args, *kwargs.values()))
+    [result_type] = {x for x in leaves if isinstance(x, torch.dtype)} or {narrow[0]}
 
-    def convert(value: Any, source: Any, target: Any) -> Any:
-        def one(x: Any) -> Any:
-            return x.to(target) if isinstance(x, torch.Tensor) and x.dtype in source else x
+    def widen(x: Any) -> Any:
+        if isinstance(x, torch.dtype):
+            return torch.float32 if x in kinds else x
+        return x.to(torch.float32) if isinstance(x, torch.Tensor) and x.dtype in kinds else x
 
-        return torch.utils._pytree.tree_map(one, value)
+    def round_result(x: Any) -> Any:
+        is_wide = isinstance(x, torch.Tensor) and x.dtype == torch.float32
+        return x.to(result_type) if is_wide else x
 
-    args, kwargs = convert((args, kwargs), set(narrow), torch.float32)
-    result = operator(*args, **kwargs)
-    return result if has_dtype else convert(result, {torch.float32}, narrow[0])
+    args, kwargs = torch.utils._pytree.tree_map(widen, (args, kwargs))
+    return torch.utils._pytree.tree_map(round_result, operator(*args, **kwargs))
 
 
 def _root_cause(error: BaseException) -> str:
