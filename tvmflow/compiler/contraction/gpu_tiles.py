@@ -368,7 +368,7 @@ def _list_attention_tiles(sizes: AttentionSizes, device: Device) -> Iterator[Att
     ):
         values = -(-sizes.values // across)
         values = values if values in (1, 2) else -(-values // VECTOR) * VECTOR
-        tile = AttentionTile(rows, columns, values, down, across)
+        tile = AttentionTile(rows=rows, columns=columns, values=values, down=down, across=across)
         sums = rows * (columns + values + 2)
         if (
             tile.threads >= device.lanes
