@@ -185,8 +185,13 @@ def _dynamic_quantize_linear(node: NodeToConvert) -> Any:
     """Return data as uint8 with a scale and a zero point for its range; the scale of zeros is 1."""
     [x] = node.inputs
     zero, most = constant(0, x), constant(255, x)
-    largest = node.emit(relax.op.maximum(relax.op.max(x), zero))
-    smallest = node.emit(relax.op.minimum(relax.op.min(x), zero))
+    # the range has 0, also that of no elements
+    highest, lowest = (
+        _reduce(node, _Reduction(reduce), x, axes=(), keeps=False)
+        for reduce in (relax.op.max, relax.op.min)
+    )
+    largest = node.emit(relax.op.maximum(highest, zero))
+    smallest = node.emit(relax.op.minimum(lowest, zero))
     scale = node.emit(relax.op.divide(relax.op.subtract(largest, smallest), most))
     is_zero = relax.op.equal(scale, zero)
     scale = node.builder.emit(relax.op.where(is_zero, relax.op.ones_like(scale), scale))

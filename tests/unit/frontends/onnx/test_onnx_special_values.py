@@ -217,6 +217,23 @@ def test_images_that_are_no_float32_are_resized(dtype: str, tmp_path: Path) -> N
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
+def test_a_constant_without_elements_is_quantized_with_a_scale_of_1(tmp_path: Path) -> None:
+    """The reduction of no elements was memory that nothing had written."""
+    shapes = [(0,), (3, 0), (2, 0, 4)]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", [f"c{n}"], [f"{name}{n}" for name in "ysz"])
+        for n in range(len(shapes))
+    ]
+    constants = {f"c{n}": np.zeros(shape, np.float32) for n, shape in enumerate(shapes)}
+    agree(
+        [*nodes, helper.make_node("Identity", ["x"], ["y"])],
+        np.ones(3, np.float32),
+        tmp_path,
+        20,
+        **constants,
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_static_reductions_of_no_elements(dtype: str, tmp_path: Path) -> None:
     """They give what the reduction begins with; a mean is 0, as in ONNX Runtime."""
