@@ -634,6 +634,34 @@ def test_what_cannot_follow_a_dimension_is_named(name: str, tmp_path: Path) -> N
     assert "a library for each under `variants`" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "values", "bias"),
+    [
+        ([2, "seq", 16], ["batch", 4, 16], ["batch", 4, 16], None),
+        ([2, 3, 16], [2, 4, "seq"], [2, 4, 16], None),
+        ([2, 3, 16], [2, 4, 16], [2, "seq", 16], None),
+        ([2, 3, 16], [2, 4, 16], [2, 4, 16], ["batch", 2, 3, 4]),
+    ],
+    ids=["batches", "widths", "lengths", "biases"],
+)
+def test_attention_whose_sizes_can_differ_is_refused(
+    queries: Any, keys: Any, values: Any, bias: Any, tmp_path: Path
+) -> None:
+    """It ended in an assertion, or its library read beyond the end of the smaller operand."""
+    shapes = {"q": queries, "k": keys, "v": values} | ({"bias": bias} if bias else {})
+    names = ["q", "k", "v", *(["", "", "bias"] if bias else [])]
+    attention = node("MultiHeadAttention", names, ["y"], domain="com.microsoft", num_heads=2)
+    made = model(
+        [attention],
+        [value(name, shape) for name, shape in shapes.items()],
+        [onnx.ValueInfoProto(name="y")],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
+    )
+    text = r"MultiHeadAttention \(node with output 'y'\) cannot be imported: .* can differ"
+    with pytest.raises(ImportFailed, match=text):
+        load_open(made, tmp_path, (BATCH, SEQ))
+
+
 def test_multiples_decide_whether_sizes_are_the_same(tmp_path: Path) -> None:
     """Half of an odd size, doubled, is another one."""
     g = Graph()
