@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tests.e2e.test_failures import inject_fault
 from tests.support.project import Project
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock
+from tvmflow.release.reproduce import ENVIRONMENTS
 from tvmflow.store import garbage_collection
 from tvmflow.store.garbage_collection import Limits
 from tvmflow.store.inventory import add_pin
@@ -234,8 +236,8 @@ def test_a_locked_release_has_the_same_files_and_bytes_as_the_one_that_made_the_
         TUNED.replace("folder: releases", "folder: releases, drop: [old]")
     )
     shutil.rmtree(other.folder / "dist")
-    other.environment |= {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "7", "LC_ALL": "C"}
-    command = " ".join(other.command("run", "all.yaml", "--locked", "--lock", str(lock)))
+    other.environment |= {**ENVIRONMENTS[0].variables, "PYTHONHASHSEED": "7"}
+    command = shlex.join(other.command("run", "all.yaml", "--locked", "--lock", str(lock)))
     again = subprocess.run(
         ["sh", "-c", f"umask 077; exec {command} --store elsewhere"],
         cwd=other.folder,

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -284,11 +285,18 @@ class BuildEnvironment(NamedTuple):
     variables: dict[str, str]
 
 
+# Before 3.12, Python does not start in the locale C where a .pth file names a folder beyond ASCII.
+_PLAIN_LOCALE: Final = "C" if f"{sys.prefix}{__file__}".isascii() else "C.UTF-8"
 ENVIRONMENTS: Final = (
     BuildEnvironment(
         "one",
         1,
-        {"PYTHONHASHSEED": "1", "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "OMP_NUM_THREADS": "1"},
+        {
+            "PYTHONHASHSEED": "1",
+            "TZ": "Pacific/Kiritimati",
+            "LC_ALL": _PLAIN_LOCALE,
+            "OMP_NUM_THREADS": "1",
+        },
     ),
     BuildEnvironment(
         "two/in a deeper folder/with a longer name than the other",
