@@ -228,19 +228,22 @@ def copy_module(mod: tvm.IRModule) -> tvm.IRModule:
 
 def rewrite_kernel_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
     """Return a module with every call in its kernels rewritten, innermost calls first."""
-    return rewrite_kernels(mod, lambda body: tvm_ffi.structural_map(body, (tvm.ir.Call, rewrite)))
+    return rewrite_kernels(mod, lambda kernel: rewrite_nodes(kernel, tvm.ir.Call, rewrite))
 
 
-def rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
-    """Return a module with the body of each kernel rewritten."""
-    rewritten = copy_module(mod)
-    for var, function in mod.functions_items():
-        if isinstance(function, tvm.tirx.PrimFunc):
-            body = rewrite(function.body)
-            if not body.same_as(function.body):
-                rewritten[var] = tvm.tirx.PrimFunc(
-                    function.params, body, function.ret_type, function.attrs
-                )
+def rewrite_kernels(
+    mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+) -> tvm.IRModule:
+    """Return a module with other bodies of kernels; the same module where none differs."""
+    changed = {
+        var: kernel
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+        and not (kernel := rewrite(function)).body.same_as(function.body)
+    }
+    rewritten = copy_module(mod) if changed else mod
+    for var, kernel in changed.items():
+        rewritten[var] = kernel
     return rewritten
 
 
@@ -355,9 +358,9 @@ def replace_variables(tree: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def rewrite_nodes(
-    function: tirx.PrimFunc, kind: type, rewrite: Callable[[Any], Any]
+    function: tirx.PrimFunc, kind: type | tuple[type, ...], rewrite: Callable[[Any], Any]
 ) -> tirx.PrimFunc:
-    """Return a kernel with the nodes of a kind rewritten, innermost nodes first."""
+    """Return a kernel with the nodes of a kind, or of several, rewritten, innermost nodes first."""
     return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
 
 

@@ -44,6 +44,14 @@ def allocate_registers(*shape: int, dtype: str = FLOAT) -> Any:
     return T.buffer_proxy(T.alloc_buffer(shape, dtype, scope="local"))
 
 
+def reduce_lanes(vector: Any, function: Callable[[Any, Any], Any], lanes: int) -> None:
+    """Emit the reduction of the lanes of a vector, a power of two, to its first one, by halves."""
+    while lanes > 1:
+        lanes //= 2
+        with T.vectorized(lanes) as lane:
+            vector[lane] = function(vector[lane], vector[lane + lanes])
+
+
 class Columns(NamedTuple):
     """The columns of a packed matrix, in tiles of vectors of so many lanes; the last may have fewer."""
 

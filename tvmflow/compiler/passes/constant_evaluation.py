@@ -234,10 +234,8 @@ class _ConstantEvaluator(MainRewriter):
         return relax.const(np.asarray(result, order="C"), str(result.dtype))
 
     def _find_value(self, expr: Any) -> _Array | list[Any] | None:
-        value = self.find_value(expr)
-        if isinstance(value, relax.Tuple):
-            return [self._find_value(field) for field in value.fields]
-        return _constant_array(value)
+        fields = self.list_fields(expr)
+        return [*map(self._find_value, fields)] or _constant_array(self.find_value(expr))
 
 
 def _list_tensors(call: Any) -> list[Any]:
@@ -324,6 +322,17 @@ def read_split(call: Any, array: _Array, index: int) -> _Array:
     else:
         cuts = [int(cut) for cut in sections]
     return np.asarray(np.split(array, cuts, axis)[index])
+
+
+def list_positions(
+    read: Callable[[_Array], _Array | None], shape: Sequence[int], axis: int
+) -> _Array | None:
+    """Return the positions along an axis that a function of a tensor of a shape selects; None for none."""
+    line = np.arange(shape[axis]).reshape([-1 if n == axis else 1 for n in range(len(shape))])
+    places = read(np.broadcast_to(line, shape))
+    if places is None or not places.size:
+        return None
+    return np.asarray(places[tuple(slice(None) if n == axis else 0 for n in range(places.ndim))])
 
 
 def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:

@@ -11,7 +11,13 @@ from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import same_sizes, sizes_of
-from tvmflow.compiler.passes.quantization import BYTES, SELECTIONS, shift_between, shift_bytes
+from tvmflow.compiler.passes.quantization import (
+    BYTES,
+    SELECTIONS,
+    read_scale,
+    shift_between,
+    shift_bytes,
+)
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
 
 _QUANTIZE: Final = "relax.quantize"
@@ -145,15 +151,10 @@ class DequantizeMover(TargetRewriter):
 
     def _join(self, concat: Any) -> Any:
         """Return a conversion of joined bytes; None where parts have other scales, or are none of bytes."""
-        parts = self.find_value(concat.args[0]).fields
-        sources = [self._find_conversion(part) for part in parts]
-        first = sources[0]
-        if first is None or not all(
-            source is not None
-            and _is_inverse(source, first.args[1], first.args[2], ir.dtype_of(first.args[0]))
-            for source in sources
-        ):
+        sources = list(map(self._find_conversion, self.list_fields(concat.args[0])))
+        if any(source is None for source in sources) or len(set(map(_kind_of, sources))) > 1:
             return None
+        first = sources[0]
         integers = relax.Tuple([source.args[0] for source in sources])
         joined = self.emit(relax.Call(concat.op, [integers], concat.attrs))
         return relax.Call(first.op, [joined, *first.args[1:]], first.attrs)
@@ -164,7 +165,7 @@ class DequantizeMover(TargetRewriter):
         if dtype != ir.dtype_of(call):
             zero_point = _add(zero_point, shift_between(ir.dtype_of(call), dtype))
         source = self._find_conversion(data)
-        if source is not None and _is_inverse(source, scale, zero_point, dtype):
+        if source is not None and _kind_of(source) == (dtype, read_scale(scale, zero_point)):
             return source.args[0]
         moved = relax.op.quantize(data, scale, zero_point, axis, dtype)
         return self._with_own_conversions(moved)
@@ -207,8 +208,7 @@ class DequantizeMover(TargetRewriter):
 
 
 def _has_one_scale(call: Any) -> bool:
-    arrays = map(ir.constant_array, call.args[1:])
-    return all(array is not None and array.size == 1 for array in arrays)
+    return read_scale(*call.args[1:]) is not None
 
 
 def _add(zero_point: Any, shift: int) -> Any:
@@ -218,13 +218,9 @@ def _add(zero_point: Any, shift: int) -> Any:
     return relax.const(zero_point.value.numpy().astype(np.int32) + np.int32(shift), "int32")
 
 
-def _is_inverse(dequantize: Any, scale: Any, zero_point: Any, dtype: str) -> bool:
-    """Return whether quantization gives the bytes that were converted."""
-    arrays = zip(dequantize.args[1:], map(ir.constant_array, (scale, zero_point)), strict=True)
-    return ir.dtype_of(dequantize.args[0]) == dtype and all(
-        expected is not None and np.array_equal(actual.value.numpy().ravel(), expected.ravel())
-        for actual, expected in arrays
-    )
+def _kind_of(dequantize: Any) -> tuple[str, tuple[float, int] | None]:
+    """Return the dtype, the scale and the zero point of the bytes that are converted."""
+    return ir.dtype_of(dequantize.args[0]), read_scale(*dequantize.args[1:])
 
 
 # ---------------------------------------------------------------- lookup tables

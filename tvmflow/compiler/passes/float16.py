@@ -72,7 +72,7 @@ class Float16Narrower(MainRewriter):
 
     def _narrow_operand(self, operand: Any) -> Any:
         """Return the float16 form of an operand; others than tensors of float32 as they are."""
-        if (fields := self._list_fields(operand)) is not None:
+        if fields := self.list_fields(operand):
             return relax.Tuple([self._narrow_operand(field) for field in fields])
         if not ir.is_float32(operand):
             return operand
@@ -83,14 +83,8 @@ class Float16Narrower(MainRewriter):
             self._narrow[source] = self.cast(source, _NARROW)
         return self._narrow[source]
 
-    def _list_fields(self, operand: Any) -> list[Any] | None:
-        value = self.find_value(operand)
-        return list(value.fields) if isinstance(value, relax.Tuple) else None
-
     def _is_supported(self, name: str, call: Any, rewritten: Any) -> bool:
-        operands = []
-        for arg in rewritten.args:
-            operands += self._list_fields(arg) or [arg]
+        operands = [each for arg in rewritten.args for each in self.list_fields(arg) or [arg]]
         tensors = [arg for arg in operands if isinstance(arg.ty, relax.TensorType)]
         if not all(map(ir.is_float32, tensors)) or not all(map(_fits, tensors)):
             return False
@@ -138,18 +132,17 @@ def widen_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRMo
         adds_products: Whether float16 stays in kernels that add nothing but products, or nothing at all. Their
             functions, such as exponentials, are computed in float32.
     """
-    widened = ir.copy_module(mod)
-    for var, function in mod.functions_items():
-        if not isinstance(function, tirx.PrimFunc) or not computes_float16(function.body):
-            continue
-        reductions = [b for b in ir.find_nodes(function.body, SBlock) if b.init is not None]
-        if adds_products and all(map(_is_narrow_sum, reductions)):
-            rules = ((tvm.ir.Call, _widen_function), (tirx.Div, _invert_constant))
-            body = tvm_ffi.structural_map(function.body, rules)
-        else:
-            body = _widen(function)
-        widened[var] = function.with_body(body)
-    return widened
+
+    def widen(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+        if not computes_float16(kernel.body):
+            return kernel
+        reductions = [b for b in ir.find_nodes(kernel.body, SBlock) if b.init is not None]
+        if not adds_products or not all(map(_is_narrow_sum, reductions)):
+            return kernel.with_body(_widen(kernel))
+        rules = ((tvm.ir.Call, _widen_function), (tirx.Div, _invert_constant))
+        return kernel.with_body(tvm_ffi.structural_map(kernel.body, rules))
+
+    return ir.rewrite_kernels(mod, widen)
 
 
 def _is_narrow_sum(block: SBlock) -> bool:

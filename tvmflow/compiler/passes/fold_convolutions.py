@@ -83,14 +83,8 @@ class _ScaleFolder(MainRewriter):
         if call is None:
             return None
         for data, weights in (tuple(call.args), tuple(call.args)[::-1]):
-            shape = sizes_of(data) or ()
-            channels = (*shape[1:2], *(1 for _ in shape[2:]))
-            if (
-                len(shape) > 2
-                and self.flow.is_weight(weights)
-                and not self.flow.is_weight(data)
-                and ir.shape_of(weights) in ((1, *channels), channels)
-            ):
+            is_weight = self.flow.is_weight(weights) and not self.flow.is_weight(data)
+            if is_weight and _has_number_for_each_channel(weights, sizes_of(data) or ()):
                 return data, weights
         return None
 
@@ -115,6 +109,12 @@ class _ScaleFolder(MainRewriter):
             return None
         merged = relax.op.add(self.visit_expr(operands[1]), self.visit_expr(shift))
         return relax.op.add(self.visit_expr(operands[0]), self.emit(merged))
+
+
+def _has_number_for_each_channel(weights: Any, shape: Sequence[Any]) -> bool:
+    """Return whether weights broadcast along all axes of data (n, c, …) but that of the channels."""
+    channels = (*shape[1:2], *(1 for _ in shape[2:]))
+    return len(shape) > 2 and ir.shape_of(weights) in ((1, *channels), channels)
 
 
 # ---------------------------------------------------------------- sums
@@ -252,11 +252,7 @@ class ConvolutionMerger(TargetRewriter):
         data, scale = leaf, None
         if ir.as_call(value, _MULTIPLY) is not None:
             for factor, other in (value.args, reversed(value.args)):
-                channels = (shape[1], *(1 for _ in axes))
-                if self.flow.is_weight(factor) and ir.shape_of(factor) in (
-                    channels,
-                    (1, *channels),
-                ):
+                if self.flow.is_weight(factor) and _has_number_for_each_channel(factor, shape):
                     data, scale = other, factor
         data = self.flow.resolve(data)
         ones = [1 for _ in axes]

@@ -28,12 +28,14 @@ from tvmflow.compiler.contraction.packed import (
     Columns,
     Product,
     allocate,
+    allocate_registers,
     count_rows,
     emit_batches,
     iterate_last,
     iterate_pieces,
     iterate_vectors,
     pack,
+    reduce_lanes,
 )
 from tvmflow.compiler.open_sizes import (
     IrSize,
@@ -437,20 +439,18 @@ class _Emitter:
         """Emit the exponentials of a row of scores and their sum."""
         a, base = self._attention, row * self._score_stride
         lanes = self._count_side_by_side()
-        largest, total = (
-            T.buffer_proxy(T.alloc_buffer((lanes,), FLOAT, scope="local")) for _ in range(2)
-        )
+        largest, total = allocate_registers(lanes), allocate_registers(lanes)
         with T.vectorized(lanes) as lane:
             largest[lane] = tirx.min_value(FLOAT)
             total[lane] = T.float32(0)
         self._find_largest(matrix, query, row, scores, largest)
-        self._reduce(largest, tirx.max, lanes)
+        reduce_lanes(largest, tirx.max, lanes)
         for start, count in self._iterate_vectors(self._keys.padded, lanes):
             with T.vectorized(count) as lane:
                 place = base + start + lane
                 scores[place] = self._exponential(scores[place] - largest[0])
                 total[lane] = total[lane] + scores[place]
-        self._reduce(total, tirx.Add, lanes)
+        reduce_lanes(total, tirx.Add, lanes)
         totals[row] = total[0]
         if a.replacement is not None:
             # the sum is NaN, or 0 where all scores are -∞
@@ -529,11 +529,3 @@ class _Emitter:
             ]
             value = step.function(*operands)
         return value
-
-    def _reduce(self, vector: Any, function: Callable[[Any, Any], Any], lanes: int) -> None:
-        """Emit the reduction of a vector to its first lane, by halves."""
-        width = lanes // 2
-        while width:
-            with T.vectorized(width) as lane:
-                vector[lane] = function(vector[lane], vector[lane + width])
-            width //= 2

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
-import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.contraction.packed import allocate_registers
 from tvmflow.compiler.counts import SIZES_NEEDED
 from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, plain, sizes_of
 from tvmflow.compiler.passes.rewriter import ELEMENTWISE, TargetRewriter, rewrite_main
@@ -389,7 +389,7 @@ def _make_kernel(
     width = 1 if not columns or columns[0][0] is None else plain(shape[-1])
     with define_flat_kernel("check_operand", parameters) as (builder, buffers):
         operand, checked, failed = map(T.buffer_proxy, buffers)
-        wrong = T.buffer_proxy(T.alloc_buffer((1,), "int32", scope="local"))
+        wrong = allocate_registers(1, dtype="int32")
         wrong[0] = tirx.const(0, "int32")
         with T.serial(math.prod(shape) // width) as row:
             for column in range(width):
@@ -435,10 +435,7 @@ def keep_divisions_from_trapping(mod: tvm.IRModule, context: LoweringContext) ->
     if not context.options.checks:
         return mod
     kinds = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-    return ir.rewrite_kernels(
-        mod,
-        lambda body: tvm_ffi.structural_map(body, tuple((kind, _divide_safely) for kind in kinds)),
-    )
+    return ir.rewrite_kernels(mod, lambda kernel: ir.rewrite_nodes(kernel, kinds, _divide_safely))
 
 
 def _divide_safely(division: Any) -> Any:

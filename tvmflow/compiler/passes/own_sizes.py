@@ -64,7 +64,10 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
     # without them, so that names do not depend on how many TVM has made
     others = {var: function for var, function in mod.functions_items() if var not in kernels}
     rest = tvm.IRModule(others, mod.attrs, mod.global_infos)
-    return rewrite_functions(rest, _KernelRewriter, kernels, rewrite)
+    # those of branches call kernels, too
+    callers = [var for var, function in others.items() if isinstance(function, relax.Function)]
+    callers.sort(key=lambda variable: (variable.name_hint != "main", str(variable.name_hint)))
+    return rewrite_functions(rest, callers, _KernelRewriter, kernels, rewrite)
 
 
 class _KernelRewriter(MainRewriter):

@@ -34,18 +34,9 @@ def merge_fixed_pixels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRMod
     # the larger tiles of 32 registers are as fast in rows (measured with AVX-512)
     if cpu is None or not cpu.broadcasts_first:
         return mod
-    merged = {
-        var: kernel
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-        and not (kernel := _merge(function, lambda realize: _gains(realize, cpu))).same_as(function)
-    }
-    if not merged:
-        return mod
-    result = ir.copy_module(mod)
-    for var, kernel in merged.items():
-        result[var] = kernel
-    return result
+    return ir.rewrite_kernels(
+        mod, lambda kernel: _merge(kernel, lambda realize: _gains(realize, cpu))
+    )
 
 
 def merge_dynamic_pixels(kernel: tirx.PrimFunc) -> tirx.PrimFunc:

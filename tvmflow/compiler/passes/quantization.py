@@ -80,6 +80,13 @@ class QuantizedData(NamedTuple):
         return rewriter.cast(self.zero_point, "int32")
 
 
+def read_scale(scale: Any, zero_point: Any) -> tuple[float, int] | None:
+    """Return a scale and a zero point that are constants of one element; None for others."""
+    arrays = [ir.constant_array(value) for value in (scale, zero_point)]
+    values = [array.item() for array in arrays if array is not None and array.size == 1]
+    return (float(values[0]), int(values[1])) if len(values) == len(arrays) else None
+
+
 def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
     """Return the integers of 8 bits that were converted to data with one scale; None for other data."""
     call = flow.find_call(flow.resolve(data), "relax.dequantize")
@@ -226,12 +233,10 @@ class WeightDequantizeFolder(MainRewriter):
 def _find_parameters(call: Any) -> tuple[float, int] | None:
     """Return the one scale and zero point of a quantize or dequantize of 8 or 16 bits; None for others."""
     data, *parameters = call.args
-    dtype = ir.dtype_of(call if ir.is_float32(data) else data)
-    constants = [array for array in map(ir.constant_array, parameters) if array is not None]
-    if dtype not in _DATA_DTYPES or [array.size for array in constants] != [1, 1]:
+    dtype, known = ir.dtype_of(call if ir.is_float32(data) else data), read_scale(*parameters)
+    if dtype not in _DATA_DTYPES or known is None or not _MIN_SCALE < known[0] < _MAX_SCALE:
         return None
-    scale, zero_point = (array.item() for array in constants)
-    return (float(scale), int(zero_point)) if _MIN_SCALE < scale < _MAX_SCALE else None
+    return known
 
 
 class RequantizeFuser(TargetRewriter):

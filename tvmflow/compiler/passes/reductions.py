@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS
-from tvmflow.compiler.contraction.packed import iterate_vectors
+from tvmflow.compiler.contraction.packed import allocate_registers, iterate_vectors
 from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
@@ -239,9 +239,7 @@ def _emit_row(reduction: PlaceReduction, data: Any, row: Any, lanes: int) -> Any
     width = lanes
     while width < _MAX_WIDTH * lanes and length >= 2 * _MIN_STEPS * width:
         width *= 2
-    best, places = (
-        T.buffer_proxy(T.alloc_buffer((width,), kind, scope="local")) for kind in (dtype, "int32")
-    )
+    best, places = (allocate_registers(width, dtype=kind) for kind in (dtype, "int32"))
     limit = tirx.min_value(dtype) if reduction.is_largest else tirx.max_value(dtype)
     if dtype == "float32":
         limit = tirx.const(-math.inf if reduction.is_largest else math.inf, dtype)
@@ -308,7 +306,7 @@ class ScanRewriter(TargetRewriter):
         def emit_columns(buffers: Sequence[Any], start: Any, count: int) -> None:
             """Emit the operation on columns next to each other, the first of which begins at `start`."""
             source, out = buffers
-            totals = T.buffer_proxy(T.alloc_buffer((count,), dtype, scope="local"))
+            totals = allocate_registers(count, dtype=dtype)
             for column in iterate_vectors(count, lanes):
                 totals[column] = tirx.const(initial, dtype)
             with T.serial(length) as k:

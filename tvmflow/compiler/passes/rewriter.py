@@ -113,6 +113,11 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         source = self.resolve(expr)
         return self.lookup_binding(source) if isinstance(source, relax.Var) else source
 
+    def list_fields(self, expr: Any) -> list[Any]:
+        """Return the fields of a rewritten tuple, through aliases; none for other expressions."""
+        value = self.find_value(expr)
+        return list(map(self.resolve, value.fields)) if isinstance(value, relax.Tuple) else []
+
     def reshape(self, tensor: Any, shape: Sequence[IrSize]) -> Any:
         """Emit a tensor in another shape."""
         return self.emit(relax.op.reshape(tensor, relax.ShapeExpr(list(shape))))
@@ -226,28 +231,13 @@ class TargetRewriter(MainRewriter):
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:
     """Return a module with `main` rewritten by a class, made of the module and options, without dead code."""
-    return _rewrite(mod, [mod.get_global_var("main")], rewriter, options)
+    return rewrite_functions(mod, [mod.get_global_var("main")], rewriter, *options)
 
 
 def rewrite_functions(
-    mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any
+    mod: tvm.IRModule, functions: Sequence[Any], rewriter: type[MainRewriter], *options: Any
 ) -> tvm.IRModule:
-    """Return a module whose functions of Relax, also those of branches, are rewritten like `main`."""
-    functions = [
-        variable
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-    ]
-    functions.sort(key=lambda variable: (variable.name_hint != "main", str(variable.name_hint)))
-    return _rewrite(mod, functions, rewriter, options)
-
-
-def _rewrite(
-    mod: tvm.IRModule,
-    functions: Sequence[Any],
-    rewriter: type[MainRewriter],
-    options: Sequence[Any],
-) -> tvm.IRModule:
+    """Return a module with some functions of Relax rewritten in their order, as `rewrite_main` does."""
     instance = mutator(rewriter)(mod, *options)
     for variable in functions:
         instance.builder_.update_func(variable, instance.visit_expr(mod[variable]))

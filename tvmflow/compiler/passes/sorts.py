@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import MIN_LANES
-from tvmflow.compiler.contraction.packed import positive
+from tvmflow.compiler.contraction.packed import allocate_registers, positive, reduce_lanes
 from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
 from tvmflow.compiler.passes.reductions import (
     COMPARED_DTYPES,
@@ -245,13 +245,10 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         def load(index: Any, lane: Any) -> Any:
             return data[(row * sort.length + index) * inner + column + lane]
 
-        def allocate(dtype: str) -> Any:
-            return T.buffer_proxy(T.alloc_buffer((width,), dtype, scope="local"))
-
         # the keys and places of the first elements of each column, in order
-        new_key = allocate("uint32")
-        keys = [allocate("uint32") for _ in range(sort.k)]
-        first = [allocate("int32") for _ in range(sort.k)]
+        new_key = allocate_registers(width, dtype="uint32")
+        keys = [allocate_registers(width, dtype="uint32") for _ in range(sort.k)]
+        first = [allocate_registers(width, dtype="int32") for _ in range(sort.k)]
 
         def insert(index: Any, *, filled: int) -> None:
             """Emit the insertion of an element of each column behind those that it does not precede.
@@ -554,17 +551,13 @@ def _search_in_loop(words: Words, size: int, _: int, begin: Any, last: Any) -> A
 
 def _search_in_vectors(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
     """Emit the same search of vectors of so many words."""
-    least = T.buffer_proxy(T.alloc_buffer((width,), str(last.ty.dtype), scope="local"))
+    least = allocate_registers(width, dtype=str(last.ty.dtype))
     with T.vectorized(width) as lane:
         least[lane] = last
     with T.serial(-(-size // width)) as part, T.vectorized(width) as lane:
         (word,) = words[part * width + lane]
         least[lane] = tirx.min(least[lane], tirx.Select(word < begin, last, word))
-    half = width // 2
-    while half:
-        with T.vectorized(half) as lane:
-            least[lane] = tirx.min(least[lane], least[lane + half])
-        half //= 2
+    reduce_lanes(least, tirx.min, width)
     return least[0]
 
 

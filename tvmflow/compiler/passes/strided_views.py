@@ -11,7 +11,12 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
-from tvmflow.compiler.passes.constant_evaluation import RULES, read_slice, read_split
+from tvmflow.compiler.passes.constant_evaluation import (
+    RULES,
+    list_positions,
+    read_slice,
+    read_split,
+)
 from tvmflow.compiler.tir_kernels.strides import StridedMatrices, StridedView
 
 _Array = np.ndarray[Any, Any]
@@ -125,16 +130,14 @@ def _cut(
     axis %= len(sizes)
     if is_open(sizes[axis]):
         return None
-    line = np.arange(sizes[axis]).reshape([-1 if n == axis else 1 for n in range(len(sizes))])
     # of as many places along other axes as there are, since they may be selected, too
     shape = [1 if is_open(size) else size for size in sizes]
     try:
-        places = read(np.broadcast_to(line, shape))
+        places = list_positions(read, shape, axis)
     except IndexError:
         return None
-    if places is None or not places.size:
+    if places is None:
         return None
-    places = places[tuple(slice(None) if n == axis else 0 for n in range(places.ndim))]
     steps = np.unique(np.diff(places))
     if len(steps) > 1:
         return None

@@ -361,13 +361,6 @@ def _list_extents(rows: Any) -> list[Any]:
 
 
 @contextmanager
-def _iterate(*extents: Any) -> Iterator[Any]:
-    """Emit a loop over each place of a grid; yield the place."""
-    with B.grid(*extents) as place:
-        yield place
-
-
-@contextmanager
 def _define(
     name: str,
     operands: Sequence[Any],
@@ -444,7 +437,7 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
 
 def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: Any) -> Any:
     (batch, n, columns), dtype = sizes = _list_extents(operands[0]), ir.dtype_of(operands[0])
-    iterate = launch_threads if is_gpu else _iterate
+    iterate = launch_threads if is_gpu else B.grid
     with _define("multibox_detection", operands, [sizes], sizes[0]) as (builder, buffers):
         rows, order, written, count, out = buffers
 
@@ -471,7 +464,7 @@ def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: 
 
 def _make_box_kernel(is_gpu: bool, operator: BoxNms, *operands: Any) -> Any:
     (batch, n, width), dtype = sizes = _list_extents(operands[0]), ir.dtype_of(operands[0])
-    iterate = launch_threads if is_gpu else _iterate
+    iterate = launch_threads if is_gpu else B.grid
     with _define("box_nms", operands, [sizes], sizes[0]) as (builder, buffers):
         rows, order, count, out = buffers
 

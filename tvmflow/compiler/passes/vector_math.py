@@ -49,7 +49,7 @@ _ROUNDINGS: Final = frozenset(
 )
 
 
-def _multiply_by_inverses(body: Any) -> Any:
+def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel in which quotients of constants are products with their inverses.
 
     These may be off by one unit in the last place. A division takes as long as 14 multiplications. Kernels that round numbers keep it.
@@ -68,8 +68,8 @@ def _multiply_by_inverses(body: Any) -> Any:
     roundings: list[bool] = []
     rounds = (tvm.ir.Call, lambda call: roundings.append(ir.operator_name(call) in _ROUNDINGS))
     casts = (tirx.Cast, lambda cast: roundings.append("float" not in str(cast.ty.dtype)))
-    tvm_ffi.structural_walk(body, (rounds, casts))
-    return body if any(roundings) else tvm_ffi.structural_map(body, (tirx.Div, multiply))
+    tvm_ffi.structural_walk(kernel.body, (rounds, casts))
+    return kernel if any(roundings) else ir.rewrite_nodes(kernel, tirx.Div, multiply)
 
 
 def _expand(call: Any, functions: Mapping[str, Callable[[Any], Any]]) -> Any:

@@ -6,6 +6,7 @@ that the first one read.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -27,7 +28,7 @@ from tvmflow.compiler.open_sizes import (
     sizes_of,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.constant_evaluation import read_slice, read_split
+from tvmflow.compiler.passes.constant_evaluation import list_positions, read_slice, read_split
 from tvmflow.compiler.passes.rewriter import INJECTIVE
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
@@ -96,7 +97,7 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     shape = tuple(max(n, 2) if is_open(size) else n for n, size in zip(shape, sizes, strict=True))
     if not all(_keeps_order(call, shape, axis) for axis in range(len(shape)) if axis != 1):
         return None
-    channels = read_slice(call, _name_positions(shape, 1))
+    channels = list_positions(functools.partial(read_slice, call), shape, 1)
     return None if channels is None else _select(rewriter, call, call.args[0], data, channels)
 
 
@@ -109,8 +110,9 @@ def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.E
     data = rewriter.resolve(rewriter.visit_expr(split.args[0]))
     if rewriter.blocked_form(data) is None:
         return None
-    channels = read_split(split, _name_positions(shape, 1), item.index)
-    return _select(rewriter, item, split.args[0], data, channels)
+    read = functools.partial(read_split, split, index=item.index)
+    channels = list_positions(read, shape, 1)
+    return None if channels is None else _select(rewriter, item, split.args[0], data, channels)
 
 
 def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
@@ -166,17 +168,8 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
 
 def _keeps_order(call: relax.Call, shape: tuple[int, ...], axis: int) -> bool:
     """Return whether a slice of a tensor of a shape does not reverse an axis, which a step of -1 does."""
-    positions = read_slice(call, _name_positions(shape, axis))
-    if positions is None or not positions.size:
-        return False
-    line = np.moveaxis(positions, axis, -1).reshape(-1, positions.shape[axis])[0]
-    return bool((np.diff(line) > 0).all())
-
-
-def _name_positions(shape: tuple[int, ...], axis: int) -> Any:
-    """Return a tensor whose elements are their positions along an axis."""
-    extents = [extent if other == axis else 1 for other, extent in enumerate(shape)]
-    return np.broadcast_to(np.arange(shape[axis]).reshape(extents), shape)
+    positions = list_positions(functools.partial(read_slice, call), shape, axis)
+    return positions is not None and bool((np.diff(positions) > 0).all())
 
 
 def _select(
@@ -184,8 +177,7 @@ def _select(
 ) -> relax.Expr | None:
     """Emit some channels of a blocked tensor; None if there is none, or no reader takes blocked data.
 
-    `value` and `original` are the original expression and tensor; `channels` may be those of each element of the
-    result.
+    `value` and `original` are the original expression and tensor.
     """
     tensor, before, after = rewriter.blocked_form(data), sizes_of(original), sizes_of(value)
     if tensor is None or before is None or after is None or not ir.is_float32(original):
@@ -193,8 +185,6 @@ def _select(
     is_image = same_sizes((before[0], *before[2:]), (after[0], *after[2:]))
     if not is_image or is_open(before[1]) or not rewriter.is_read_blocked(value):
         return None
-    if channels.ndim > 1:
-        channels = channels.reshape(*channels.shape[:2], -1)[0, :, 0]
     selection = _selection_of(rewriter, tensor, before[1])
     positions, own = selection.positions[channels], selection.channels[channels]
     return _emit(rewriter, Selection(selection.tensors, positions, own))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -412,7 +413,7 @@ def emit(
     data: QuantizedData,
     kernel: Any,
     packed: Any,
-    window: tuple[Sizes, Sizes, Sizes],
+    window: Window,
     groups: Groups,
     name: str,
 ) -> Any:
@@ -423,6 +424,7 @@ def emit(
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     *outer, _, block = ir.known_shape(packed)
     products = rewriter.context.integers
+    multiply: Callable[..., Any]
     if _multiplies_matrices(rewriter, data.integers, window, groups, outer[2:]):
         integers, window = _take_strides(rewriter, data.integers, window)
         # another block is multiplied with zeros
@@ -434,17 +436,13 @@ def emit(
         last = len(split) - 1
         axes = [0, 1, *range(3, last - 1), last, 2, last - 1]
         weights = rewriter.rearrange(packed, split, axes)
-        padding, points = list(window[1]), _count_points(data.integers, window, kernel_size)
+        padding, points = list(window.padding), _count_points(data.integers, window, kernel_size)
         padding[-1] += points % 2
-
-        def multiply(x: Any, w: Any, zero: Any) -> Any:
-            return dot_products.matrix_conv(x, w, padding, points, zero)
+        multiply = functools.partial(dot_products.matrix_conv, padding=padding, points=points)
     else:
         weights = rewriter.split_terms(packed, products.terms)
-
-        def multiply(x: Any, w: Any, zero: Any) -> Any:
-            return dot_products.conv(products, x, w, *window, groups, zero)
-
+        fixed = {**window._asdict(), "groups": groups}
+        multiply = functools.partial(dot_products.conv, products, **fixed)
     name = f"quantized_{name}"
     sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     return _scale(rewriter, sums, kernel, data)
@@ -457,33 +455,25 @@ def _scale(rewriter: LayoutRewriter, sums: Any, kernel: Any, data: QuantizedData
     return scale_sums(rewriter, sums, totals, shape, data)
 
 
-def _take_strides(
-    rewriter: LayoutRewriter, x: Any, window: tuple[Sizes, Sizes, Sizes]
-) -> tuple[Any, tuple[Sizes, Sizes, Sizes]]:
+def _take_strides(rewriter: LayoutRewriter, x: Any, window: Window) -> tuple[Any, Window]:
     """Emit the pixels that a kernel of one pixel reads, and return its window over them."""
-    strides, padding, dilation = window
+    strides, rank = window.strides, len(window.strides)
     if max(strides) == 1:
         return x, window
-    axes = [2 + axis for axis in range(len(strides))]
-    ends = [known_sizes(x)[axis] for axis in axes]
-    taken = relax.op.strided_slice(x, axes, [0] * len(strides), ends, list(strides))
-    return rewriter.emit(taken), ([1] * len(strides), padding, dilation)
+    axes, ends = [*range(2, 2 + rank)], known_sizes(x)[2 : 2 + rank]
+    taken = relax.op.strided_slice(x, axes, [0] * rank, list(ends), strides)
+    return rewriter.emit(taken), window._replace(strides=[1] * rank)
 
 
-def _count_points(x: Any, window: tuple[Sizes, Sizes, Sizes], kernel: Sizes) -> int:
+def _count_points(x: Any, window: Window, kernel: Sizes) -> int:
     """Return the pixels in a row of the result of a convolution without dilation; 0 for an open row."""
-    width, (strides, padding, _) = known_sizes(x)[-2], window
-    rank = len(padding) // 2
-    read = width + padding[rank - 1] + padding[-1] - kernel[-1]
-    return 0 if is_open(width) else int(read // strides[-1]) + 1
+    width, padding = known_sizes(x)[-2], window.padding
+    read = width + padding[len(window.strides) - 1] + padding[-1] - kernel[-1]
+    return 0 if is_open(width) else int(read // window.strides[-1]) + 1
 
 
 def _multiplies_matrices(
-    rewriter: LayoutRewriter,
-    x: Any,
-    window: tuple[Sizes, Sizes, Sizes],
-    groups: Groups,
-    kernel: Sizes,
+    rewriter: LayoutRewriter, x: Any, window: Window, groups: Groups, kernel: Sizes
 ) -> bool:
     """Return whether an instruction multiplies the bytes of two pixels with those of two results.
 
@@ -531,10 +521,7 @@ def _emit_quantized_depthwise(
     """
     name = f"quantized_depthwise_{name}"
     if not _multiplies_taps(rewriter, window):
-
-        def convolve(x: Any, w: Any, zero: Any) -> Any:
-            return blocked.quantized_depthwise_conv(x, w, *window, zero)
-
+        convolve = functools.partial(blocked.quantized_depthwise_conv, **window._asdict())
         sums = _emit_sums(rewriter, convolve, name, data, packed)
         return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
@@ -543,17 +530,15 @@ def _emit_quantized_depthwise(
     wide = rewriter.pad_to_multiples(kernel, [*multiples, TAPS.terms])
     padding = [*window.padding[:-1], window.padding[-1] + missing]
     weights = rewriter.split_terms(pack_depthwise_kernel(rewriter, wide), TAPS.terms)
-
-    def multiply(x: Any, w: Any, zero: Any) -> Any:
-        return dot_products.depthwise_conv(x, w, window.strides, padding, zero)
-
+    strides = window.strides
+    multiply = functools.partial(dot_products.depthwise_conv, strides=strides, padding=padding)
     sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     return _scale(rewriter, sums, kernel, data)
 
 
 def _emit_sums(
     rewriter: LayoutRewriter,
-    operator: Callable[[Any, Any, Any], Any],
+    operator: Callable[..., Any],
     name: str,
     data: QuantizedData,
     weights: Any,
@@ -561,5 +546,5 @@ def _emit_sums(
     """Emit a kernel of data, weights and the zero point of the data: a number in it, or one of its inputs."""
     zero, tensors = data.zero_point, (data.integers, weights)
     if isinstance(zero, int):
-        return rewriter.kernel(lambda x, w: operator(x, w, zero), name, *tensors)
-    return rewriter.kernel(lambda x, w, scalar: operator(x, w, scalar()), name, *tensors, zero)
+        return rewriter.kernel(functools.partial(operator, zero=zero), name, *tensors)
+    return rewriter.kernel(lambda x, w, z: operator(x, w, zero=z()), name, *tensors, zero)

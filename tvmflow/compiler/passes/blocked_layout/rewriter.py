@@ -169,8 +169,3 @@ class LayoutRewriter(TargetRewriter):
             )
         is_tuple = isinstance(reader, relax.Tuple | relax.TupleGetItem)
         return name in self._handlers or name == "relax.split" or is_tuple
-
-    def list_fields(self, expr: Any) -> list[Any]:
-        """Return the fields of a tuple; none for other expressions."""
-        value = expr if isinstance(expr, relax.Tuple) else self.lookup_binding(expr)
-        return list(map(self.resolve, value.fields)) if isinstance(value, relax.Tuple) else []
