@@ -104,8 +104,9 @@ def test_what_goes_into_a_suppression_can_be_returned_besides(tmp_path: Path) ->
     files = save(made, tmp_path) | {"import/params.safetensors": tmp_path / "params"}
     save_file(plain.params, files["import/params.safetensors"])
     whole = ImportedModel(files, plain.inputs, plain.outputs, (), {})
-    indices = find_indices(plain.mod["main"])
-    loaded = load_with_inner(plain.mod, indices.inputs, whole, "onnx", files)
+    imported = whole.load("onnx").mod
+    indices = find_indices(imported["main"])
+    loaded = load_with_inner(imported, indices.inputs, whole, "onnx", files)
     assert loaded is not None
     assert [spec.name for spec in loaded.tensors] == ["image", "classes"], "`weights` has rows"
     assert read_counts(loaded.mod["main"]) == read_counts(plain.mod["main"])
