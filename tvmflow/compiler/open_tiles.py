@@ -609,14 +609,18 @@ def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
         binds = [stmt for stmt in body.seq if isinstance(stmt, tirx.Bind)]
     if not binds:
         return tirx.IfThenElse(test, whole, cut)
-    callbacks = ((tirx.SeqStmt, _without_binds),)
-    forms = [tvm_ffi.structural_map(form, callbacks) for form in (whole, cut)]
+    variables = {bind.var for bind in binds}
+
+    def remove_binds(sequence: tirx.SeqStmt) -> Any:
+        kept = [
+            stmt
+            for stmt in sequence.seq
+            if not (isinstance(stmt, tirx.Bind) and stmt.var in variables)
+        ]
+        return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
+
+    forms = [tvm_ffi.structural_map(form, (tirx.SeqStmt, remove_binds)) for form in (whole, cut)]
     return tirx.SeqStmt([*binds, tirx.IfThenElse(test, *forms)])
-
-
-def _without_binds(sequence: tirx.SeqStmt) -> Any:
-    kept = [stmt for stmt in sequence.seq if not isinstance(stmt, tirx.Bind)]
-    return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
 
 
 def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:

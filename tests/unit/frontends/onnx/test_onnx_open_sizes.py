@@ -731,6 +731,14 @@ def test_negative_divisors_of_open_shapes(tmp_path: Path, dtype: str) -> None:
             np.testing.assert_array_equal(actual.numpy(), expected)
 
 
+def test_windows_of_float16_follow_channels_and_sizes(tmp_path: Path) -> None:
+    """Loops over open rows, in which loops over open columns have been split before."""
+    pool = node("AveragePool", ["x"], ["y"], kernel_shape=[5, 3], strides=[2, 2], pads=[0, 0, 0, 1])
+    made = model([pool], [value("x", [1, "h", "w", "h"], "float16")], [value("y", None, "float16")])
+    dimensions = (Dimension("h", 3, 7), Dimension("w", 5, 12))
+    agree_at(made, tmp_path, dimensions, [{"h": 3, "w": 5}, {"h": 7, "w": 12}, {"h": 4, "w": 9}])
+
+
 def test_reductions_of_no_elements(tmp_path: Path) -> None:
     """They give their first value, also where the loop over the elements runs zero times."""
     g = Graph()
