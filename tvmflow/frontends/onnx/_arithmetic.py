@@ -514,12 +514,33 @@ def _global_lp_pool(node: NodeToConvert) -> Any:
 
 
 def _lp_pool(node: NodeToConvert) -> Any:
-    """Return the norms of windows, from the means of their powers in the padded data.
+    """Return the norms of windows."""
+    [x], p = node.inputs, node.integer("p", 2)
+    powers = node.emit(_power(x, p))
+    return _root(node.emit(_sum_windows(node, powers)), p)
+
+
+def _average_pool(node: NodeToConvert) -> Any:
+    """Return means of windows; TVM counts too many pixels of one with gaps that ends beyond the data."""
+    if node.integer("count_include_pad", 0) or set(node.attributes.get("dilations", (1,))) == {1}:
+        return node.by_tvm()
+    return _average_with_gaps(node)
+
+
+@in_float32
+def _average_with_gaps(node: NodeToConvert) -> Any:
+    [x] = node.inputs
+    shape = relax.ShapeExpr([1, 1, *list_sizes(x)[2:]])
+    counts = node.emit(_sum_windows(node, node.emit(relax.op.ones(shape, dtype_of(x)))))
+    return node.emit(_sum_windows(node, x)) / counts
+
+
+def _sum_windows(node: NodeToConvert, x: Any) -> Any:
+    """Return the sums of windows, from their means in the padded data.
 
     TVM counts all pixels of a window that ends beyond the padded data.
     """
-    [x], p, attributes = node.inputs, node.integer("p", 2), node.attributes
-    sizes = list_sizes(x)[2:]
+    attributes, sizes = node.attributes, list_sizes(x)[2:]
     window, strides, dilations, before, after = Windows.read(
         attributes, [int(size) for size in attributes["kernel_shape"]]
     )
@@ -538,9 +559,8 @@ def _lp_pool(node: NodeToConvert) -> Any:
     pool = getattr(relax.op.nn, f"avg_pool{len(sizes)}d")
     if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise ValueError("auto_pad needs a known size of the data")
-    powers, pads = _power(x, p), [*before, *ends]
-    means = pool(powers, window, strides, pads, dilations, count_include_pad=True)
-    return _root(node.emit(means * constant(float(math.prod(window)), x)), p)
+    means = pool(x, window, strides, [*before, *ends], dilations, count_include_pad=True)
+    return means * constant(float(math.prod(window)), x)
 
 
 def _power(x: Any, p: int) -> Any:
@@ -665,6 +685,7 @@ ARITHMETIC_CONVERTERS: Final[Mapping[str, Converter]] = {
     "LayerNormalization": _layer_norm,
     "TopK": _top_k,
     **{name: functools.partial(_convert_reduction, reduction=r) for name, r in _REDUCTIONS.items()},
+    "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
     "GlobalAveragePool": _global_pool(NodeToConvert.by_tvm),
     "GlobalLpPool": _global_pool(in_float32(_global_lp_pool)),

@@ -145,6 +145,15 @@ CASES: dict[str, Any] = {
             (WINDOW, 1, {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [2, 2], "ceil_mode": 1}),
         ])
     },
+    **{
+        f"{n}: means of windows with gaps": lambda x=x, how=how: single("AveragePool", {"x": x}, opset=20, **how)
+        for n, (x, how) in enumerate([
+            (WINDOW, {"kernel_shape": [2, 3], "strides": [2, 1], "dilations": [2, 1], "ceil_mode": 1}),
+            (WINDOW, {"kernel_shape": [2, 2], "strides": [3, 2], "dilations": [3, 2], "pads": [0, 1, 1, 1]}),
+            (LARGE, {"kernel_shape": [3, 2], "strides": [2, 2], "dilations": [2, 2], "pads": [1, 0, 2, 1]}),
+            (WINDOW, {"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1] * 4, "count_include_pad": 1}),
+        ])
+    },
 }  # fmt: skip
 
 
