@@ -40,10 +40,11 @@ from tvm import tirx  # noqa: E402
 
 from tests.support import opencl  # noqa: E402
 from tests.support.onnx_models import load, open_session  # noqa: E402
-from tvmflow.compiler import ir, lowering  # noqa: E402
+from tvmflow.compiler import lowering  # noqa: E402
 from tvmflow.compiler.c_program.program import KernelCall, read_program  # noqa: E402
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
 from tvmflow.compiler.schedules import gpu  # noqa: E402
+from tvmflow.graph import ir  # noqa: E402
 
 NETS: Final[Mapping[str, Callable[[], Any]]] = {
     **_nets.NETS,

@@ -16,11 +16,12 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tests.support.project import Project
-from tvmflow.compiler import ir, lowering, pipeline
+from tvmflow.compiler import lowering, pipeline
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.engine import stage_runs
 from tvmflow.frontends import FRONTENDS
+from tvmflow.graph import ir
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.stages import build

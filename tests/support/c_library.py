@@ -14,12 +14,12 @@ from tvm import relax
 
 from tests.support import exports
 from tests.support.exports import Exported
-from tvmflow.compiler import form_names, lowering, schedules
+from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import compile_program
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.c_loader import Buffer, Options, Tensor
-from tvmflow.targets import c_runtime
+from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.c_runtime import DescribedModel
 
 Array = np.ndarray[Any, Any]

@@ -11,11 +11,11 @@ from tvm import relax, tirx
 
 from tests.support.kernels import FAST, host_level, reference_target
 from tvmflow.compiler import lowering
-from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Size
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph.open_sizes import with_dimensions
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[[Any], Any]

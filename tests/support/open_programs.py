@@ -20,10 +20,10 @@ from tvm.s_tir import SBlockRealize
 from tests.support.exports import Array, target
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import compile_program
-from tvmflow.compiler.open_sizes import size_text, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.graph.open_sizes import size_text, with_dimensions
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 

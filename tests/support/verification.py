@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 from tvm import relax, tirx
 
 from tests.support.kernels import host_level
-from tvmflow.compiler import ir
 from tvmflow.compiler.lowering import LoweredModel
 from tvmflow.core.errors import VerifyFailed
+from tvmflow.graph import ir
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, build, verify
 from tvmflow.stages.base import StageContext

@@ -22,9 +22,9 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler.contraction.machine import is_cpu
-from tvmflow.compiler.ir import find_nodes, operator_name
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
+from tvmflow.graph.ir import find_nodes, operator_name
 from tvmflow.targets.linking import compile_c_to_llvm
 from tvmflow.targets.tvm_target import cpu_triple
 

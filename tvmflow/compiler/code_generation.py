@@ -22,18 +22,6 @@ from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.contraction.machine import converts_float16, is_cpu
-from tvmflow.compiler.counts import cut_outputs
-from tvmflow.compiler.ir import (
-    IF_THEN_ELSE,
-    find_nodes,
-    is_size,
-    kernel_pass,
-    node_pass,
-    operator_name,
-    replace_variables,
-    rewrite_nodes,
-    with_fields,
-)
 from tvmflow.compiler.last_vectors import mask_last_vectors, overlap_last_vectors
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
@@ -50,6 +38,18 @@ from tvmflow.compiler.vector_code import (
     shuffle_strided_loads,
     start_sums_at_offsets,
     take_factors_from_lanes,
+)
+from tvmflow.graph.counts import cut_outputs
+from tvmflow.graph.ir import (
+    IF_THEN_ELSE,
+    find_nodes,
+    is_size,
+    kernel_pass,
+    node_pass,
+    operator_name,
+    replace_variables,
+    rewrite_nodes,
+    with_fields,
 )
 
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).

@@ -15,9 +15,9 @@ from tvmflow.compiler.contraction.machine import (
     CpuModel,
     is_cpu,
 )
-from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
+from tvmflow.graph.marks import Marks
 from tvmflow.targets.backends import backend_for, has_host_kernels
 
 

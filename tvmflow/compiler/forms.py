@@ -23,12 +23,18 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax import vm_build
 
-from tvmflow.compiler import c_program, code_generation, ir, lowering
+from tvmflow.compiler import c_program, code_generation, lowering
 from tvmflow.compiler.c_program import web_program
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.contraction.machine import is_cpu
-from tvmflow.compiler.form_names import (
+from tvmflow.compiler.lowering import compile_with_weights
+from tvmflow.compiler.schedules.dot_products import expand_dot_products
+from tvmflow.core.errors import StageError
+from tvmflow.core.formatting import last_line
+from tvmflow.graph import ir
+from tvmflow.runtime.weights import TENSOR_MAGIC
+from tvmflow.targets.form_names import (
     C_LIBRARY,
     C_SOURCE,
     PARAMS,
@@ -37,11 +43,6 @@ from tvmflow.compiler.form_names import (
     WEBGPU,
     WEIGHTS_FILE,
 )
-from tvmflow.compiler.lowering import compile_with_weights
-from tvmflow.compiler.schedules.dot_products import expand_dot_products
-from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import last_line
-from tvmflow.runtime.weights import TENSOR_MAGIC
 from tvmflow.targets.linking import LINKERS, elf
 from tvmflow.targets.linking.base import find_c_error
 from tvmflow.targets.platforms import parse_triple

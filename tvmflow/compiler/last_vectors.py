@@ -13,7 +13,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
-from tvmflow.compiler.ir import (
+from tvmflow.graph.ir import (
     IF_THEN_ELSE,
     find_nodes,
     kernel_pass,

@@ -17,15 +17,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler import ir, open_sizes, pipeline, schedules
+from tvmflow.compiler import pipeline, schedules
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.choices import Choices, Operator
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
-from tvmflow.compiler.marks import KernelNodes, NodeTracker
-from tvmflow.compiler.open_sizes import Representative
 from tvmflow.compiler.options import LoweringOptions, VectorWidth
 from tvmflow.compiler.passes.constant_evaluation import (
     evaluate_fields,
@@ -36,6 +33,10 @@ from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.types import Json
+from tvmflow.graph import ir, open_sizes
+from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
+from tvmflow.graph.marks import KernelNodes, NodeTracker
+from tvmflow.graph.open_sizes import Representative
 from tvmflow.runtime.weights import read_safetensors
 
 # ---------------------------------------------------------------- vector width

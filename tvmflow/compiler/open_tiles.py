@@ -21,7 +21,8 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
-from tvmflow.compiler.ir import (
+from tvmflow.compiler.last_vectors import list_terms, may_mask
+from tvmflow.graph.ir import (
     find_nodes,
     kernel_pass,
     replace_variables,
@@ -29,8 +30,7 @@ from tvmflow.compiler.ir import (
     simplify_indices,
     with_fields,
 )
-from tvmflow.compiler.last_vectors import list_terms, may_mask
-from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
+from tvmflow.graph.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
 # statements, only of smaller ones.

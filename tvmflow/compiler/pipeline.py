@@ -16,10 +16,7 @@ from typing import Final, NamedTuple
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.ir_operators import GroupedWeights
-from tvmflow.compiler.marks import NodeTracker
 from tvmflow.compiler.passes import dequantize, matmuls, reductions
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import (
@@ -47,6 +44,9 @@ from tvmflow.compiler.passes.sorts import SortRewriter
 from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.core.disk_errors import disk_errors
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import GroupedWeights
+from tvmflow.graph.marks import NodeTracker
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.target import codegen
 
 from tvmflow.compiler.contraction.machine import MATRIX_INSTRUCTION, find_factor_lanes
-from tvmflow.compiler.ir import (
+from tvmflow.graph.ir import (
     IF_THEN_ELSE,
     find_nodes,
     kernel_pass,

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tvmflow.compiler import form_names
 from tvmflow.core.generated_text import c_string, class_name
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters.base import (
@@ -29,7 +28,7 @@ from tvmflow.exporters.base import (
 )
 from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import read_labels
-from tvmflow.targets import c_runtime
+from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_shape
 from tvmflow.targets.c_runtime.weights import write_weights
 from tvmflow.targets.linking import macho

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tvmflow.compiler import form_names
 from tvmflow.core.generated_text import identifier
 from tvmflow.exporters import bundle
 from tvmflow.exporters.archives import write_tar, write_tar_gz
@@ -28,6 +27,7 @@ from tvmflow.exporters.base import (
 )
 from tvmflow.runtime.bundles import VM
 from tvmflow.runtime.weights import read_safetensors
+from tvmflow.targets import form_names
 from tvmflow.targets.c_runtime import symbol_prefix, write_tensor_comment
 from tvmflow.targets.linking import archive_static, link_shared
 

@@ -16,10 +16,10 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvmflow.compiler import ir, marks
-from tvmflow.compiler.counts import OutputCount, write_counts
-from tvmflow.compiler.ir_operators import NonMaxSuppression
 from tvmflow.core.errors import StageError
+from tvmflow.graph import ir, marks
+from tvmflow.graph.counts import OutputCount, write_counts
+from tvmflow.graph.ir_operators import NonMaxSuppression
 
 
 class MixedRows(StageError):

@@ -10,10 +10,10 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.ir import dtype_of
-from tvmflow.compiler.marks import mark_new, take_marks
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.graph.ir import dtype_of
+from tvmflow.graph.marks import mark_new, take_marks
 from tvmflow.operators.definition import ADVICE, Node, Operator, OperatorError, Tensor
 from tvmflow.operators.loading import Operators
 

@@ -11,7 +11,12 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvmflow.compiler.open_sizes import (
+from tvmflow.core.dimensions import WrongSize, evaluate_shape, sizes_text
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.graph.open_sizes import (
     NoSize,
     limit_to_dimension,
     list_symbols,
@@ -20,11 +25,6 @@ from tvmflow.compiler.open_sizes import (
     size_text,
     sizes_of,
 )
-from tvmflow.core.dimensions import WrongSize, evaluate_shape, sizes_text
-from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import names_text, quoted
-from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.frontends.base import MAX_ELEMENTS
 
 NO_END: Final = 1 << 31
 """What stands for the end of an axis where a slice has no end; below 0, for what is before its first entry."""

@@ -191,7 +191,7 @@ class Frontend(ABC):
             counts_rows=counts_rows,
         )
         with _importing():
-            from tvmflow.compiler.ir import mark_narrow_weights
+            from tvmflow.graph.ir import mark_narrow_weights
 
             loaded = self._load(call)
             return loaded._replace(mod=mark_narrow_weights(loaded.mod, loaded.params))

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import names_text
@@ -62,6 +61,7 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.emulation import EMULATED_ARCHS, UNEMULATED_FEATURES, find_emulated_arch
+from tvmflow.targets.form_names import C_LIBRARY
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, unlinkable_reason
 from tvmflow.tuning.roofline import render_roofline
 

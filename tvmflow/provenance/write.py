@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core import signing
 from tvmflow.core.bill_of_materials import digest_fields, encode_bom, stated_license_fields
 from tvmflow.core.canonical_json import canonical
@@ -52,6 +51,7 @@ from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_st
 from tvmflow.stages import import_model
 from tvmflow.stages.images import LABELS
 from tvmflow.store.local import LocalStore
+from tvmflow.targets.form_names import C_LIBRARY
 
 RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
 """The name of the statement about the folder of a release."""

@@ -17,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.bill_of_materials import license_expression
 from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import (
@@ -57,6 +56,7 @@ from tvmflow.recipe.targets import (
     expand_preset,
 )
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
+from tvmflow.targets.form_names import C_LIBRARY
 
 _MAX_VARIANT_NAME: Final = 50
 _MAX_DIMENSIONS: Final = 16

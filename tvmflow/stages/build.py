@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from tvmflow.compiler.form_names import SYSTEM_LIBRARY
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, to_json, without_empty
@@ -33,6 +32,7 @@ from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import FORMS, choose_runtime, describe_runtime, list_forms
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import symbol_prefix
+from tvmflow.targets.form_names import SYSTEM_LIBRARY
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:

@@ -46,8 +46,9 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> CutSettings:
 
 def run(settings: CutSettings, context: StageContext) -> import_model.ImportFacts:
     """Write the part as `import` writes a model, so that later stages see no difference."""
-    from tvmflow.compiler import lowering, marks
+    from tvmflow.compiler import lowering
     from tvmflow.compiler.passes.extract_part import Signature, extract_part
+    from tvmflow.graph import marks
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
     inputs, outputs, tensors = (

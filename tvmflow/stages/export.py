@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from tvmflow.compiler import form_names
-from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core import spans, version
 from tvmflow.core.files import digest_files, hash_file, symlink_or_copy
 from tvmflow.core.types import Json
@@ -27,10 +25,11 @@ from tvmflow.stages import images
 from tvmflow.stages.base import Files, Settings, StageContext, StageSettings, StageTraits, no_lines
 from tvmflow.stages.images import ImageInput
 from tvmflow.stages.runtime_choice import choose_runtime
-from tvmflow.targets import c_runtime
+from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import levels
 from tvmflow.targets.c_runtime.levels import LevelCode
+from tvmflow.targets.form_names import C_LIBRARY
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 

@@ -251,7 +251,7 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
 def _add_dimensions(mod: tvm.IRModule, dimensions: Sequence[Dimension]) -> None:
     """Let `main` carry the dimensions."""
     if dimensions:
-        from tvmflow.compiler.open_sizes import with_dimensions
+        from tvmflow.graph.open_sizes import with_dimensions
 
         main = mod.get_global_var("main")
         mod.update_func(main, with_dimensions(mod[main], dimensions))
@@ -289,7 +289,7 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
     Raises:
         ImportFailed: a tensor would have a size below 0, or the result of a window no elements.
     """
-    from tvmflow.compiler import ir
+    from tvmflow.graph import ir
 
     sizes = _list_extremes(mod)
     bindings = ir.list_bindings(mod["main"].body)
@@ -311,7 +311,7 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
 
 def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
     """Return the smallest and the largest sizes of the dimensions, each with a text for messages."""
-    from tvmflow.compiler.open_sizes import read_dimensions
+    from tvmflow.graph.open_sizes import read_dimensions
 
     dimensions = read_dimensions(mod["main"])
     extremes = {}
@@ -323,8 +323,8 @@ def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
 
 def _shape_at(var: Any, known: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of a tensor at sizes of the dimensions; empty for one that depends on more."""
-    from tvmflow.compiler import ir
-    from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
+    from tvmflow.graph import ir
+    from tvmflow.graph.open_sizes import NoSize, size_text, sizes_of
 
     if not known:
         return ir.shape_of(var) or ()
@@ -394,7 +394,7 @@ def _count_operators(mod: tvm.IRModule) -> dict[str, int]:
     """Return how often each of TVM's operators is called."""
     from tvm import relax
 
-    from tvmflow.compiler import ir
+    from tvmflow.graph import ir
 
     calls = Counter(
         ir.operator_name(binding.value).removeprefix("relax.")

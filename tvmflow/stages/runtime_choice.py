@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.compiler import form_names
-from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
-from tvmflow.targets import c_runtime, linking
+from tvmflow.targets import c_runtime, form_names, linking
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.backends.webgpu import WebgpuBackend
+from tvmflow.targets.form_names import C_LIBRARY
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.compiler.lowering import LoweredModel
-    from tvmflow.compiler.marks import KernelNodes
+    from tvmflow.graph.marks import KernelNodes
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
 
@@ -262,9 +262,10 @@ class Libraries:
     """Compiles a model with schedules, and times it."""
 
     def __init__(self, request: LibraryRequest) -> None:
-        from tvmflow.compiler import ir, lowering
+        from tvmflow.compiler import lowering
         from tvmflow.compiler.c_program.program import find_runtime
-        from tvmflow.compiler.open_sizes import read_dimensions
+        from tvmflow.graph import ir
+        from tvmflow.graph.open_sizes import read_dimensions
         from tvmflow.tuning import measure
 
         self._request = request
@@ -344,7 +345,7 @@ def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
 
 def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
     """Return a tensor of `main`."""
-    from tvmflow.compiler.open_sizes import size_text
+    from tvmflow.graph.open_sizes import size_text
 
     sizes = tuple(map(size_text, ty.shape))
     is_open = not all(isinstance(size, int) for size in sizes)
@@ -551,7 +552,7 @@ class LoweredChoices(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """The size of all weights."""
-        from tvmflow.compiler.ir import list_weights
+        from tvmflow.graph.ir import list_weights
 
         types = [weight.ty for weight in list_weights(self.model.mod["main"])]
         return sum(
@@ -616,7 +617,7 @@ class ChoiceLibraries:
     def lower(self, choices: Choices, name: str) -> LoweredChoices:
         """Return the model lowered with some choices, written to a file of that name."""
         from tvmflow.compiler import lowering
-        from tvmflow.compiler.open_sizes import read_dimensions
+        from tvmflow.graph.open_sizes import read_dimensions
 
         mod, target = lowering.load_ir(self.imported), lowering.make_target(self.library.target)
         has_dimensions = bool(read_dimensions(mod["main"]))

@@ -377,9 +377,9 @@ def apply_chosen(
     """
     import tvm
 
-    from tvmflow.compiler import ir
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
     from tvmflow.compiler.schedules.rules import with_original_attributes
+    from tvmflow.graph import ir
 
     load_intrinsics(target.export())
     scheduled = {key: _schedule(key, workloads[key], chosen[key]) for key in sorted(chosen)}

@@ -59,8 +59,8 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     """Return a kernel as `main` of its own module, with blocks `b0, b1, …` and variables `v0, v1, …`."""
     import tvm
 
-    from tvmflow.compiler.ir import load_json
-    from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES
+    from tvmflow.graph.ir import load_json
+    from tvmflow.graph.open_sizes import OPEN_SIZES, TUNED_SIZES
 
     sizes = _list_size_numbers(function)
     for name in (*_IGNORED_ATTRIBUTES, *((OPEN_SIZES, TUNED_SIZES) if sizes else ())):
@@ -107,7 +107,7 @@ class _SizeNumbers(NamedTuple):
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
     """Return the numbers of a kernel's open sizes, in their order; none where one is not known."""
-    from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES, list_size_variables
+    from tvmflow.graph.open_sizes import OPEN_SIZES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}
     known, tuned = attributes.get(OPEN_SIZES, {}), attributes.get(TUNED_SIZES, {})
@@ -120,7 +120,7 @@ def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
 def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.IRModule:
     import tvm
 
-    from tvmflow.compiler.open_sizes import list_size_variables, with_size_numbers
+    from tvmflow.graph.open_sizes import list_size_variables, with_size_numbers
 
     function = mod["main"]
     names = [str(var.name) for var in list_size_variables(function)]
@@ -137,7 +137,7 @@ def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
 
 def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
     """Return the same for each comparison of values; none where all sizes are fixed."""
-    from tvmflow.compiler.open_sizes import list_size_variables
+    from tvmflow.graph.open_sizes import list_size_variables
 
     variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
     columns = zip(*(entry.tuned for entry in sizes), strict=True)
@@ -150,7 +150,7 @@ def argument_shapes(
     """Return shape and dtype of each tensor that a workload takes, and each size as a number."""
     import tvm
 
-    from tvmflow.compiler.ir import replace_variables
+    from tvmflow.graph.ir import replace_variables
 
     numbers = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
 
@@ -183,7 +183,7 @@ def count_operations(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
     """Return TVM's estimate of the arithmetic operations of a call; 0 where it has none."""
     import tvm
 
-    from tvmflow.compiler.ir import replace_variables
+    from tvmflow.graph.ir import replace_variables
 
     function = mod["main"]
     if sizes:
@@ -409,8 +409,8 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
 
 def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
     """Return why no schedule is searched for a kernel; an empty string when one is."""
-    from tvmflow.compiler import ir
     from tvmflow.compiler.tir_kernels import winograd
+    from tvmflow.graph import ir
 
     if function.attrs.get("tirx.is_scheduled", False):
         return "it comes with a schedule"

@@ -32,11 +32,11 @@ from tests.support.random_networks.judging import run_reference
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.c_program.program import UnsupportedProgram
-from tvmflow.compiler.counts import SIZES_NEEDED
-from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.graph.counts import SIZES_NEEDED
+from tvmflow.graph.open_sizes import with_dimensions
 
 OFF_BY_ONE: Final = frozenset(
     name.removeprefix("ms.")

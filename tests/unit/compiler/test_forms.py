@@ -35,7 +35,8 @@ def inputs_with(kernel: Any, dtype: str = "float32") -> Any:
 
 def test_forms_are_those_that_exporters_need() -> None:
     """Each form has an exporter, and the other way round; `web` has one more for GPUs."""
-    from tvmflow.compiler import form_names, forms
+    from tvmflow.compiler import forms
+    from tvmflow.targets import form_names
 
     needed = {exporter.FORM for exporter in EXPORTERS.values()} - {""}
     assert set(forms.FORMS) == {*needed, form_names.WEBGPU}

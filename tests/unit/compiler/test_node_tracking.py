@@ -11,10 +11,11 @@ from onnx import helper
 
 from tests.support.kernels import FAST, PLAIN
 from tests.support.tuning import conv, dense, model, relu, reshape
-from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.marks import KernelNodes
+from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends import FRONTENDS
+from tvmflow.graph import ir
+from tvmflow.graph.marks import KernelNodes
 from tvmflow.stages.build import KernelCall, calls_text, find_kernel_nodes
 from tvmflow.tuning.workloads import extract_workloads
 

@@ -22,9 +22,9 @@ from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.c_program.program import UnsupportedProgram
-from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.errors import ImportFailed
+from tvmflow.graph.open_sizes import with_dimensions
 
 # what ONNX Runtime raises of sizes that the network does not have
 NO_SIZES = (Fail, InvalidArgument, RuntimeException)

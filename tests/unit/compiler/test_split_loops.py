@@ -9,7 +9,7 @@ import tvm.script
 from tvm import tirx
 
 from tvmflow.compiler.code_generation import build_kernels, split_loops_where_indices_repeat
-from tvmflow.compiler.ir import find_nodes
+from tvmflow.graph.ir import find_nodes
 
 SOURCE = """
 @T.prim_func(s_tir=True)

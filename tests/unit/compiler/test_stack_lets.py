@@ -12,8 +12,8 @@ from tvm import relax, te, tirx
 from tests.support.kernels import check_alike, host_level
 from tests.support.tuning import model
 from tvmflow.compiler.code_generation import build_kernels, keep_lets_on_stack
-from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.passes.vector_math import vectorize_math
+from tvmflow.graph.ir import find_nodes
 
 SIZE = 24
 

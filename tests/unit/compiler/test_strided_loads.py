@@ -10,8 +10,8 @@ from tvm import tirx
 
 from tests.support.kernels import LEVELS_HERE, level
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.ir import find_nodes, replace_variables
 from tvmflow.compiler.vector_code import shuffle_strided_loads
+from tvmflow.graph.ir import find_nodes, replace_variables
 
 SOURCE = """
 @T.prim_func(s_tir=True)

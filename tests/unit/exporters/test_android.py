@@ -14,10 +14,9 @@ from tests.support import exports
 from tests.support.exports import Exported
 from tests.support.hostile_names import draw_names
 from tests.support.recipes import ROOT
-from tvmflow.compiler import form_names
 from tvmflow.exporters import android
 from tvmflow.exporters.base import ExportRequest
-from tvmflow.targets import c_runtime
+from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.c_runtime import DescribedModel
 
 JAVAC = shutil.which("javac")

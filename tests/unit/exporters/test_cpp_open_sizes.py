@@ -18,11 +18,11 @@ from tests.support import exports, open_programs
 from tests.support.exports import Array
 from tests.support.open_programs import DIMENSIONS, OpenBundles, OpenModel
 from tests.support.recipes import ROOT
-from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.core.types import Json
 from tvmflow.exporters import cpp
 from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.exporters.cpp import Library
+from tvmflow.graph.open_sizes import with_dimensions
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.targets import c_runtime

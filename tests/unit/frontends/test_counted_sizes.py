@@ -22,9 +22,9 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, frontend, load, model, save, value
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program.program import find_runtime
-from tvmflow.compiler.counts import read_counts
-from tvmflow.compiler.index_inputs import find_indices
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.graph.counts import read_counts
+from tvmflow.graph.index_inputs import find_indices
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.stages.verify.inner_tensors import cut_at_inner, load_with_inner
 from tvmflow.stages.verify.inputs import ImportedModel

@@ -16,12 +16,12 @@ from onnx import helper
 from tests.support.kernels import host_level
 from tests.support.onnx_models import draw, model, save, value
 from tvmflow.compiler import lowering
-from tvmflow.compiler.open_sizes import read_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Json
 from tvmflow.frontends.base import OPEN_FIX
+from tvmflow.graph.open_sizes import read_dimensions
 from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model, lower
 from tvmflow.stages.base import StageContext, parse_settings

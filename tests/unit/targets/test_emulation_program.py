@@ -16,10 +16,9 @@ import pytest
 from tests.support import exports, open_programs
 from tests.support.c_library import divide_loops
 from tests.support.exports import Array, Exported
-from tvmflow.compiler import form_names
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
-from tvmflow.targets import emulation
+from tvmflow.targets import emulation, form_names
 from tvmflow.targets.c_runtime import PROGRAM, DescribedModel
 from tvmflow.targets.emulation import read_tensors, write_tensors
 from tvmflow.targets.host import read_host

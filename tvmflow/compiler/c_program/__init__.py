@@ -22,7 +22,6 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_code import (
     KernelTraits,
     estimate_parallel_work,
@@ -55,9 +54,10 @@ from tvmflow.compiler.c_program.program import (
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.compiler.lowering import ScheduledModel
-from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.compiler.passes.operand_checks import FAILURE
 from tvmflow.core.types import Json, Size
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import NoSize, list_symbols
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for

@@ -22,8 +22,6 @@ from tvmflow.compiler.c_program.program import (
     list_kernel_calls,
     multiply,
 )
-from tvmflow.compiler.ir import operator_name
-from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.core.dimensions import (
     Language,
     WrongSize,
@@ -35,6 +33,8 @@ from tvmflow.core.dimensions import (
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Dimension, Size
+from tvmflow.graph.ir import operator_name
+from tvmflow.graph.open_sizes import NoSize, list_symbols
 from tvmflow.targets.c_runtime.levels import constant_place
 from tvmflow.targets.linking import padded
 

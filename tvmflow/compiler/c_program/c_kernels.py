@@ -30,7 +30,8 @@ from tvmflow.compiler.code_generation import (
     split_loops_where_indices_repeat,
 )
 from tvmflow.compiler.contraction.machine import SHARED_LANES, is_cpu
-from tvmflow.compiler.ir import (
+from tvmflow.core.types import Size
+from tvmflow.graph.ir import (
     find_nodes,
     is_size,
     list_weights,
@@ -38,8 +39,7 @@ from tvmflow.compiler.ir import (
     operator_name,
     replace_variables,
 )
-from tvmflow.compiler.open_sizes import list_symbols, size_text
-from tvmflow.core.types import Size
+from tvmflow.graph.open_sizes import list_symbols, size_text
 from tvmflow.targets.linking import ALIGNMENT
 
 _CPU: Final = 1

@@ -17,7 +17,6 @@ import numpy as np
 import tvm
 from tvm import s_tir, tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_code import KernelTraits, Writer
 from tvmflow.compiler.c_program.program import (
     Branch,
@@ -28,9 +27,10 @@ from tvmflow.compiler.c_program.program import (
     Storage,
     plan_arena,
 )
-from tvmflow.compiler.open_sizes import is_open
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import is_open
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.linking import padded
 

@@ -10,13 +10,13 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_kernels import list_size_parameters
-from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.compiler.open_sizes import NoSize, is_open, list_symbols, read_dimensions, size_text
 from tvmflow.core.dimensions import choose_representative, evaluate, substitute
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Size
+from tvmflow.graph import ir
+from tvmflow.graph.counts import SIZES_NEEDED, OutputCount, read_counts
+from tvmflow.graph.open_sizes import NoSize, is_open, list_symbols, read_dimensions, size_text
 from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]

@@ -38,12 +38,12 @@ from tvmflow.compiler.c_program.program import (
     list_called_kernels,
     read_program,
 )
-from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, replace_variables
 from tvmflow.compiler.passes.narrow_integers import narrow
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
+from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, replace_variables
 from tvmflow.targets.backends import webgpu
+from tvmflow.targets.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
 from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]

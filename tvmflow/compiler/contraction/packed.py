@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import BATCHES_PER_CORE, PACKED_FLOATS
-from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
+from tvmflow.graph.open_sizes import IrSize, divide_up, is_open
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""

@@ -15,7 +15,7 @@ from tvmflow.compiler.choices import DIRECT, tile_size
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
 from tvmflow.compiler.contraction.machine import FLOAT_BYTES, STRIPS_PER_CORE, CpuModel
-from tvmflow.compiler.open_sizes import IrSize, divide_up, simplify
+from tvmflow.graph.open_sizes import IrSize, divide_up, simplify
 
 RECTANGLE: Final = 42
 """A tile of 4×2: with 7 pixels along an axis, two of 4 and four of 2 waste the same."""

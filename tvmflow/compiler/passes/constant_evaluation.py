@@ -14,9 +14,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.c_sources import list_c_kernels
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.graph import ir
 
 _log = logging.getLogger(__name__)
 

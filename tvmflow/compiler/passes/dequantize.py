@@ -9,8 +9,6 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import same_sizes, sizes_of
 from tvmflow.compiler.passes.quantization import (
     BYTES,
     SELECTIONS,
@@ -19,6 +17,8 @@ from tvmflow.compiler.passes.quantization import (
     shift_bytes,
 )
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import same_sizes, sizes_of
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import TensorSpec
+from tvmflow.graph import ir
 
 _log = logging.getLogger(__name__)
 

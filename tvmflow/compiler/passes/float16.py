@@ -11,8 +11,8 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.passes.rewriter import MainRewriter
+from tvmflow.graph import ir
 
 _NARROW: Final = "float16"
 _WIDE: Final = "float32"

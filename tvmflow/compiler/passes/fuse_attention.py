@@ -12,7 +12,6 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.candidates import choose_row_block, most_tile_rows
 from tvmflow.compiler.contraction.gpu_tiles import Device
@@ -37,15 +36,6 @@ from tvmflow.compiler.contraction.packed import (
     pack,
     reduce_lanes,
 )
-from tvmflow.compiler.open_sizes import (
-    IrSize,
-    count_elements,
-    divide_up,
-    is_open,
-    same_size,
-    same_sizes,
-    sizes_of,
-)
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 from tvmflow.compiler.passes.vector_math import exp_of_negative
@@ -57,6 +47,16 @@ from tvmflow.compiler.tir_kernels.attention import (
 )
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices, contiguous
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import (
+    IrSize,
+    count_elements,
+    divide_up,
+    is_open,
+    same_size,
+    same_sizes,
+    sizes_of,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import tvm
 from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import Representative
 from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import Representative
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.

@@ -8,9 +8,9 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import is_open, known_sizes, same_size, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import is_open, known_sizes, same_size, same_sizes, sizes_of
 
 
 def group_mean(sums: Any, groups: int, count: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any, Final
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.ir_operators import RoundedData
 from tvmflow.compiler.passes.quantization import read_broadcast
 from tvmflow.compiler.passes.vector_math import exp_of_negative
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import RoundedData
 
 
 def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:

@@ -12,7 +12,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.choices import COLUMNS, ROWS, Choice
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
@@ -33,16 +32,6 @@ from tvmflow.compiler.contraction.packed import (
     emit_batches,
     iterate_vectors,
     pack,
-)
-from tvmflow.compiler.ir_operators import GroupedOperands, GroupedWeights
-from tvmflow.compiler.marks import read_marks
-from tvmflow.compiler.open_sizes import (
-    IrSize,
-    count_elements,
-    divide_up,
-    is_open,
-    known_sizes,
-    sizes_of,
 )
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
@@ -68,6 +57,17 @@ from tvmflow.compiler.tir_kernels.grouped_products import (
     make_row_kernel,
 )
 from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import GroupedOperands, GroupedWeights
+from tvmflow.graph.marks import read_marks
+from tvmflow.graph.open_sizes import (
+    IrSize,
+    count_elements,
+    divide_up,
+    is_open,
+    known_sizes,
+    sizes_of,
+)
 
 # ---------------------------------------------------------------- packed weights
 

@@ -13,8 +13,8 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.passes.rewriter import ELEMENTWISE, MainRewriter, rewrite_main
+from tvmflow.graph import ir
 from tvmflow.targets.backends import webgpu
 
 _WIDE: Final = "int64"

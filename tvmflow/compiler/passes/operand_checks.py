@@ -16,14 +16,14 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.packed import allocate_registers
-from tvmflow.compiler.counts import SIZES_NEEDED
-from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, plain, sizes_of
 from tvmflow.compiler.passes.rewriter import ELEMENTWISE, TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
 from tvmflow.core.errors import StageError
+from tvmflow.graph import ir
+from tvmflow.graph.counts import SIZES_NEEDED
+from tvmflow.graph.open_sizes import IrSize, is_open, list_symbols, plain, sizes_of
 
 FAILURE: Final = "tvmflow.failure"
 """The attribute of a kernel that fails where an operand has a wrong value: the message."""

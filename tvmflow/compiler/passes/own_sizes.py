@@ -16,8 +16,15 @@ import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import (
+from tvmflow.compiler.passes.pixels import merge_dynamic_pixels
+from tvmflow.compiler.passes.rewriter import (
+    INJECTIVE,
+    MainRewriter,
+    rewrite_functions,
+    rewrite_main,
+)
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import (
     IrSize,
     is_open,
     list_symbols,
@@ -27,13 +34,6 @@ from tvmflow.compiler.open_sizes import (
     same_size,
     simplify,
     sizes_of,
-)
-from tvmflow.compiler.passes.pixels import merge_dynamic_pixels
-from tvmflow.compiler.passes.rewriter import (
-    INJECTIVE,
-    MainRewriter,
-    rewrite_functions,
-    rewrite_main,
 )
 
 _EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)

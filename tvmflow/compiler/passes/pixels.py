@@ -16,11 +16,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
 from tvmflow.compiler.contraction.machine import CpuModel
+from tvmflow.graph import ir
 
 # One axis must be faster by this factor than two of fixed lengths, by the estimate.
 _MIN_GAIN: Final = 1.03

@@ -12,15 +12,15 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import MIN_LANES, CpuModel
-from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, same_size, sizes_of
 from tvmflow.compiler.passes.reductions import parallel_loop
 from tvmflow.compiler.passes.rewriter import OPAQUE, TAKES_EPILOGUE, MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels import resize as operators
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.resize import Interpolation, Steps
 from tvmflow.compiler.vector_code import MAX_STRIDE
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes, same_size, sizes_of
 
 # ---------------------------------------------------------------- resizing
 # Tables have the source pixels and weights. One axis is resized after another where that is less work.

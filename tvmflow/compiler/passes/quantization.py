@@ -10,11 +10,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.open_sizes import same_size, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import ROUNDING, ROUNDING_BITS
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import same_size, same_sizes, sizes_of
 
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"

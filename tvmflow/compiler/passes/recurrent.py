@@ -9,9 +9,6 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
-from tvmflow.compiler.open_sizes import IrSize, is_open, plain, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.recurrent import (
     TERMS,
@@ -21,6 +18,9 @@ from tvmflow.compiler.tir_kernels.recurrent import (
     count_rows,
     recurrent,
 )
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
+from tvmflow.graph.open_sizes import IrSize, is_open, plain, sizes_of
 
 # Hidden units on CPUs are padded to a multiple of this, so that sums are alike whatever the vectors.
 _UNIT_MULTIPLE: Final = 16

@@ -11,13 +11,13 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.compiler import ir, marks
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes, read_dimensions
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
 from tvmflow.core.types import Dimension
+from tvmflow.graph import ir, marks
+from tvmflow.graph.open_sizes import IrSize, Representative, known_sizes, read_dimensions
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}

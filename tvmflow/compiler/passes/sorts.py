@@ -10,10 +10,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.contraction.packed import allocate_registers, positive, reduce_lanes
-from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
 from tvmflow.compiler.passes.reductions import (
     COMPARED_DTYPES,
     PlaceReduction,
@@ -22,6 +20,8 @@ from tvmflow.compiler.passes.reductions import (
 )
 from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import IrSize, Representative, is_open, sizes_of
 
 
 class SortRewriter(TargetRewriter):

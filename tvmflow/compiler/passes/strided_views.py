@@ -9,8 +9,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
 from tvmflow.compiler.passes.constant_evaluation import (
     RULES,
     list_positions,
@@ -18,6 +16,8 @@ from tvmflow.compiler.passes.constant_evaluation import (
     read_split,
 )
 from tvmflow.compiler.tir_kernels.strides import StridedMatrices, StridedView
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import IrSize, is_open, same_sizes, sizes_of
 
 _Array = np.ndarray[Any, Any]
 

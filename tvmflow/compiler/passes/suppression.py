@@ -16,14 +16,6 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as B
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import (
-    SELECTED_COLUMNS,
-    BoxNms,
-    MultiboxDetection,
-    NonMaxSuppression,
-)
-from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.passes.sorts import Order, Variable, Words, bind, precedes
 from tvmflow.compiler.tir_kernels.definitions import (
@@ -32,6 +24,14 @@ from tvmflow.compiler.tir_kernels.definitions import (
     define_kernel,
     launch_threads,
 )
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import (
+    SELECTED_COLUMNS,
+    BoxNms,
+    MultiboxDetection,
+    NonMaxSuppression,
+)
+from tvmflow.graph.open_sizes import is_open, known_sizes
 
 # The sides of a box, and its area.
 _CORNERS: Final = 5

@@ -16,8 +16,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.tir_kernels.definitions import ROUNDING
+from tvmflow.graph import ir
 
 _FLOAT: Final = "float32"
 _INFINITY: Final = math.inf

@@ -13,9 +13,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import RecurrentOperands, RoundedData
-from tvmflow.compiler.open_sizes import known_sizes
 from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.compiler.quantize.insertion import (
     DataScale,
@@ -28,6 +25,9 @@ from tvmflow.compiler.quantize.insertion import (
 from tvmflow.compiler.quantize.points import EXACT, ROUNDED, Array, FloatModel, Integers, Layer
 from tvmflow.compiler.quantize.smoothing import broadcast, channel_axis, input_axis
 from tvmflow.compiler.quantize.weights import GroupedIntegers
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import RecurrentOperands, RoundedData
+from tvmflow.graph.open_sizes import known_sizes
 
 _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
 """The parameters of `_Rounding` with which data stay as they are."""

@@ -11,8 +11,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir, marks
-from tvmflow.compiler.ir_operators import RecurrentOperands
 from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.quantize.points import (
@@ -27,6 +25,8 @@ from tvmflow.compiler.quantize.points import (
     take_nodes,
 )
 from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups, round_groups
+from tvmflow.graph import ir, marks
+from tvmflow.graph.ir_operators import RecurrentOperands
 
 SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""

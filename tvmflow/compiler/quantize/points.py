@@ -9,8 +9,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir, marks
-from tvmflow.compiler.ir_operators import (
+from tvmflow.compiler.passes.fold_convolutions import fold_norms
+from tvmflow.compiler.passes.quantization import SELECTIONS, WEIGHT_RANKS
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.graph import ir, marks
+from tvmflow.graph.ir_operators import (
     GATES,
     NOTHING,
     STATE_STEPS,
@@ -18,10 +21,7 @@ from tvmflow.compiler.ir_operators import (
     Recurrent,
     RecurrentOperands,
 )
-from tvmflow.compiler.open_sizes import same_sizes, sizes_of
-from tvmflow.compiler.passes.fold_convolutions import fold_norms
-from tvmflow.compiler.passes.quantization import SELECTIONS, WEIGHT_RANKS
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.graph.open_sizes import same_sizes, sizes_of
 
 Array = np.ndarray[Any, Any]
 

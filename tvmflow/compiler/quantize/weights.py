@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.tir_kernels import bfloat16
+from tvmflow.graph.ir_operators import GroupedWeights
 
 Array = np.ndarray[Any, Any]
 

@@ -14,10 +14,10 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.machine import MIN_LANES
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
-from tvmflow.compiler.open_sizes import OPEN_SIZES, list_size_variables
 from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.core.dimensions import is_prime
+from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
+from tvmflow.graph.open_sizes import OPEN_SIZES, list_size_variables
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from tvm import tirx
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.script import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import (
     BFLOAT16_INSTRUCTIONS,
     DOT_INSTRUCTIONS,
@@ -35,6 +34,7 @@ from tvmflow.compiler.tir_kernels.dot_products import (
     TAPS,
     Products,
 )
+from tvmflow.graph import ir
 
 _IMPORT: Final = "pragma_import_llvm"
 """TVM's annotation of a loop that needs functions in LLVM's language."""

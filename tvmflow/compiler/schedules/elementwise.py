@@ -22,7 +22,6 @@ from tvmflow.compiler.contraction.machine import (
     PARTS_PER_CORE,
     CpuModel,
 )
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.schedules.blocks import (
     ROOT,
     Block,
@@ -42,6 +41,7 @@ from tvmflow.compiler.schedules.blocks import (
     narrow_vectors,
     reads_vectors,
 )
+from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:

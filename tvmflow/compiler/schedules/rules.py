@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 import tvm
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.passes.float16 import computes_float16
 from tvmflow.compiler.schedules import elementwise, register_tiles, row_reductions, winograd
 from tvmflow.compiler.schedules.blocks import analyze_simple_blocks, attempt
 from tvmflow.compiler.schedules.elementwise import schedule_block
+from tvmflow.graph import ir
 
 # ---------------------------------------------------------------- generic loops
 # The rule `generic_loops`: each loop nest of a kernel by itself, parallelized where possible.

@@ -22,8 +22,6 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.contraction.machine import FLOAT_BYTES, CpuModel
 from tvmflow.compiler.contraction.packed import FLOAT
 from tvmflow.compiler.contraction.winograd import Split, TiledProduct, divide_open, list_splits
-from tvmflow.compiler.ir import replace_variables
-from tvmflow.compiler.open_sizes import same_sizes
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
@@ -35,6 +33,8 @@ from tvmflow.compiler.schedules.blocks import (
 from tvmflow.compiler.schedules.register_tiles import has_long_rows, schedule_window
 from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.winograd import OpenConvolution
+from tvmflow.graph.ir import replace_variables
+from tvmflow.graph.open_sizes import same_sizes
 
 _MAX_SCHEDULES: Final = 12
 _COLUMNS: Final = (winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS)

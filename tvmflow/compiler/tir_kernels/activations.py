@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tvm import tirx
 
-from tvmflow.compiler.ir_operators import Activation
+from tvmflow.graph.ir_operators import Activation
 
 DEFAULTS: Final[Mapping[str, tuple[float, ...]]] = {
     "affine": (0.0, 0.0),

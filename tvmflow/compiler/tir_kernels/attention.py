@@ -23,9 +23,9 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     choose_attention_tile,
 )
 from tvmflow.compiler.contraction.packed import FLOAT
-from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
+from tvmflow.graph.open_sizes import IrSize, is_open
 
 
 class ScoreStep(NamedTuple):

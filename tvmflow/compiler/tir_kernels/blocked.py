@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx, topi
 
-from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open, plain, same_size, simplify
+from tvmflow.graph.open_sizes import IrSize, divide_up, is_open, plain, same_size, simplify
 
 Sizes = Sequence[int]
 

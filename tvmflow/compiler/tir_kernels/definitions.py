@@ -14,7 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import PAIR_INSTRUCTIONS
-from tvmflow.compiler.open_sizes import (
+from tvmflow.graph.open_sizes import (
     IrSize,
     divide_up,
     is_open,

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 from tvm import te, tirx, topi
 
 from tvmflow.compiler.contraction.candidates import pad_dot_rows
-from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open, plain, same_size, same_sizes
 from tvmflow.compiler.tir_kernels import bfloat16, blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
+from tvmflow.graph.open_sizes import IrSize, divide_up, is_open, plain, same_size, same_sizes
 
 _OPEN_TILE: Final = 8
 """How many rows of an open number make a tile."""

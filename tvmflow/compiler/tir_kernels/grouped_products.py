@@ -28,8 +28,6 @@ from tvmflow.compiler.contraction.machine import (
     CpuModel,
 )
 from tvmflow.compiler.contraction.packed import allocate_registers
-from tvmflow.compiler.ir_operators import GroupedWeights
-from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import (
     call_llvm,
@@ -37,6 +35,8 @@ from tvmflow.compiler.tir_kernels.definitions import (
     define_kernel,
     round_to_integer,
 )
+from tvmflow.graph.ir_operators import GroupedWeights
+from tvmflow.graph.open_sizes import IrSize, is_open
 
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""

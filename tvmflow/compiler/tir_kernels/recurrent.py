@@ -27,8 +27,6 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.contraction.candidates import divide_sums, largest_divisor
 from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
 from tvmflow.compiler.contraction.packed import allocate_registers
-from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
-from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation
 from tvmflow.compiler.tir_kernels.definitions import (
     add_narrow_products,
@@ -36,6 +34,8 @@ from tvmflow.compiler.tir_kernels.definitions import (
     launch_threads,
     round_to_integer,
 )
+from tvmflow.graph.ir_operators import STATE_STEPS, Activation, Recurrent
+from tvmflow.graph.open_sizes import IrSize, is_open, plain
 
 TERMS: Final = 4
 """The products of bytes that an instruction adds to a sum."""

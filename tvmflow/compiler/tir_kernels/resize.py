@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import te, tirx
 
-from tvmflow.compiler.open_sizes import plain
+from tvmflow.graph.open_sizes import plain
 
 _Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tvm
 
 from tvmflow.compiler.contraction.packed import positive
-from tvmflow.compiler.open_sizes import IrSize, is_open, plain, same_size
+from tvmflow.graph.open_sizes import IrSize, is_open, plain, same_size
 
 
 class Operand(NamedTuple):

@@ -23,7 +23,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.choices import tile_size
 from tvmflow.compiler.contraction.packed import FLOAT, allocate, positive
 from tvmflow.compiler.contraction.winograd import KERNEL, Geometry, OpenBlocks
-from tvmflow.compiler.open_sizes import IrSize, divide_up, plain
+from tvmflow.graph.open_sizes import IrSize, divide_up, plain
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""

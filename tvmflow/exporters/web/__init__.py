@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tvmflow.compiler import form_names
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.generated_text import (
@@ -40,7 +39,7 @@ from tvmflow.exporters.base import (
 from tvmflow.exporters.wheel import distribution_name
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
-from tvmflow.targets import c_runtime
+from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.c_runtime import describe_tensors
 

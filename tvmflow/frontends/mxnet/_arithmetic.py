@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.ir import dtype_of
-from tvmflow.compiler.open_sizes import IrSize
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, broadcast_along, shown
+from tvmflow.graph.ir import dtype_of
+from tvmflow.graph.open_sizes import IrSize
 
 R = relax.op
 

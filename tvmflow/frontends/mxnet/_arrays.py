@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.frontends._open_sizes import OpenSizeProblem
 from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, shown
+from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes
 
 R = relax.op
 

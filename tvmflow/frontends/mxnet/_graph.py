@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from tvm import relax, tirx
 
-from tvmflow.compiler.open_sizes import is_open, same_sizes, sizes_of
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
@@ -31,6 +30,7 @@ from tvmflow.frontends.mxnet._checkpoint import (
     label,
 )
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
+from tvmflow.graph.open_sizes import is_open, same_sizes, sizes_of
 from tvmflow.operators.loading import Operators
 
 CONVERTERS: Final[Mapping[str, Converter]] = {

@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.ir_operators import BoxNms, MultiboxDetection
-from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.frontends._open_sizes import OpenSizeProblem
 from tvmflow.frontends.mxnet._op import (
     Converter,
@@ -22,6 +20,8 @@ from tvmflow.frontends.mxnet._op import (
     shown,
     spatial_rank,
 )
+from tvmflow.graph.ir_operators import BoxNms, MultiboxDetection
+from tvmflow.graph.open_sizes import IrSize, is_open, sizes_of
 
 R = relax.op
 

@@ -13,12 +13,12 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from tvm import relax
 
-from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
 from tvmflow.frontends._open_sizes import SizeRanges, shape_text, unfixed_text
 from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.mxnet._checkpoint import Node
+from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes
 
 Expr = Any
 """A Relax expression (TVM ships no types)."""

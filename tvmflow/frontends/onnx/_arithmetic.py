@@ -14,13 +14,13 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.ir import dtype_of
-from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx import graph
 from tvmflow.frontends.onnx._expressions import Windows
 from tvmflow.frontends.onnx.graph import attribute_text
+from tvmflow.graph.ir import dtype_of
+from tvmflow.graph.open_sizes import plain
 
 
 class NodeToConvert(NamedTuple):

@@ -13,13 +13,6 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler.ir import dtype_of
-from tvmflow.compiler.ir_operators import (
-    SELECTED_COLUMNS,
-    GroupedOperands,
-    GroupedWeights,
-    NonMaxSuppression,
-)
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends.base import MAX_ELEMENTS
@@ -51,6 +44,13 @@ from tvmflow.frontends.onnx._expressions import (
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
 from tvmflow.frontends.onnx.graph import FROM_START
+from tvmflow.graph.ir import dtype_of
+from tvmflow.graph.ir_operators import (
+    SELECTED_COLUMNS,
+    GroupedOperands,
+    GroupedWeights,
+    NonMaxSuppression,
+)
 
 # ---------------------------------------------------------------- indices
 

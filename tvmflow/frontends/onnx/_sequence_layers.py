@@ -13,13 +13,13 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
-from tvmflow.compiler.open_sizes import same_sizes, sizes_of
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 from tvmflow.core.formatting import names_text
 from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
 from tvmflow.frontends.onnx._arithmetic import Converter, NodeToConvert, in_float32, list_sizes
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
+from tvmflow.graph.open_sizes import same_sizes, sizes_of
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4

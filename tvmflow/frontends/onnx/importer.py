@@ -18,8 +18,6 @@ from onnx import ModelProto, NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
-from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.compiler.open_sizes import plain
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
@@ -49,6 +47,8 @@ from tvmflow.frontends.onnx.graph import (
     place_of,
 )
 from tvmflow.frontends.onnx.sizes import Sizes
+from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
+from tvmflow.graph.open_sizes import plain
 
 _log = logging.getLogger(__name__)
 

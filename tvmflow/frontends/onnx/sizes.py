@@ -19,13 +19,13 @@ import tvm
 from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, te, tirx, topi
 
-from tvmflow.compiler.open_sizes import NoSize, same_size, same_sizes
 from tvmflow.compiler.tir_kernels.resize import Interpolation, is_computed, resize_image
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.onnx._arithmetic import read_interpolation
 from tvmflow.frontends.onnx.graph import attribute_text, attributes_of, dtype_of
+from tvmflow.graph.open_sizes import NoSize, same_size, same_sizes
 
 _MAX_ELEMENTS: Final = 1024
 # Those of real models have less than ten.

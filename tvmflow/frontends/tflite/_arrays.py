@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, shape_text
 from tvmflow.frontends.tflite._graph import (
     MAX_COUNT,
@@ -21,6 +20,7 @@ from tvmflow.frontends.tflite._graph import (
     first_axes,
     last_axes,
 )
+from tvmflow.graph.open_sizes import IrSize, is_open
 
 # ---------------------------------------------------------------- shapes
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from tvmflow.compiler.open_sizes import is_open
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.text import did_you_mean
@@ -35,6 +34,7 @@ from tvmflow.frontends.tflite._graph import (
     pads,
 )
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
+from tvmflow.graph.open_sizes import is_open
 
 _HYBRID: Final = frozenset(
     "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()

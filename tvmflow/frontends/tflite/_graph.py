@@ -12,7 +12,6 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
-from tvmflow.compiler.open_sizes import IrSize, is_open, size_text
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
@@ -35,6 +34,7 @@ from tvmflow.frontends.tflite._model import (
     Quantization,
     Tensor,
 )
+from tvmflow.graph.open_sizes import IrSize, is_open, size_text
 
 Array = np.ndarray[Any, Any]
 

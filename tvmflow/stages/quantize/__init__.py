@@ -236,8 +236,9 @@ def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_err
 
 def _load(files: Mapping[str, Path]) -> FloatModel:
     """Return the imported model as it is quantized."""
-    from tvmflow.compiler import ir, lowering
+    from tvmflow.compiler import lowering
     from tvmflow.compiler.quantize.points import FloatModel, fold_model, multiplies_integers
+    from tvmflow.graph import ir
 
     mod = lowering.load_ir(files["import/model.json"])
     if not ir.is_straight_line(mod):
@@ -379,7 +380,6 @@ def _smooth(
     batches: Sequence[Feed],
 ) -> _Candidates:
     """Return the same model with differences between channels moved from data into weights."""
-    from tvmflow.compiler import ir
     from tvmflow.compiler.quantize.smoothing import (
         broadcast,
         channel_axis,
@@ -387,6 +387,7 @@ def _smooth(
         list_smoothable,
         smooth,
     )
+    from tvmflow.graph import ir
     from tvmflow.stages.quantize.calibration import collect_sizes
 
     model = candidates.model
@@ -531,13 +532,13 @@ def _list_states(
     """Return the recurrent layers whose state may be multiplied as bytes, as `_Candidates` has them."""
     import numpy as np
 
-    from tvmflow.compiler import ir
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
     from tvmflow.compiler.quantize.points import (
         LARGEST_STATE,
         find_initial_state,
         has_bounded_state,
     )
+    from tvmflow.graph import ir
 
     cpu = _find_cpu(settings)
     if settings.quantize.activations == "none" or cpu is None or not cpu.multiplies_bytes:
@@ -589,10 +590,10 @@ def _find_corrections(
     batches: Sequence[Feed],
 ) -> dict[Any, Array]:
     """Return what takes the mean error of each layer back, by the variable of the layer."""
-    from tvmflow.compiler import ir
     from tvmflow.compiler.quantize.bias_correction import find_correction
     from tvmflow.compiler.quantize.insertion import LayerWeights
     from tvmflow.compiler.quantize.smoothing import channel_axis
+    from tvmflow.graph import ir
     from tvmflow.stages.quantize.calibration import collect_means
 
     rounded = {var: own for var, own in weights.items() if isinstance(own, LayerWeights)}
@@ -777,8 +778,8 @@ def _control(
 
 def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, float]:
     """Return the integer that stands for 0, by the names of the outputs that are quantized."""
-    from tvmflow.compiler import ir
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
+    from tvmflow.graph import ir
 
     flow, known = ir.DataFlow(model.main), model.known
     zero_points = {}
@@ -814,8 +815,8 @@ def _estimate_gains(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer], states: Collection[Any]
 ) -> dict[int, float]:
     """Return the part of the time that each layer saves on the target, where integers multiply integers."""
-    from tvmflow.compiler import ir
     from tvmflow.compiler.quantize.gains import estimate_gains
+    from tvmflow.graph import ir
 
     cpu = _find_cpu(settings)
     if cpu is None or settings.quantize.activations != "int8":

@@ -12,11 +12,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import LibraryForWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.quantize.bias_correction import ChannelSums, Means
 from tvmflow.compiler.quantize.emulation import Emulation
@@ -26,6 +25,8 @@ from tvmflow.compiler.quantize.ranges import Histogram
 from tvmflow.compiler.quantize.weights import InputProducts
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import sizes_of
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.module import Module
 from tvmflow.targets.host import read_host

@@ -143,7 +143,7 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
     """Return the coarsest arithmetic of an imported model."""
     from tvm import relax
 
-    from tvmflow.compiler import ir
+    from tvmflow.graph import ir
 
     if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
         return QUANTIZED

@@ -17,13 +17,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir, lowering, schedules
+from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, names_text, size_text
 from tvmflow.core.types import Array, Feed, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
+from tvmflow.graph import ir
 from tvmflow.runtime.virtual_machine import list_tensors
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import (

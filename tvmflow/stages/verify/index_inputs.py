@@ -52,7 +52,7 @@ def find_index_inputs(
     mod: tvm.IRModule, model: ImportedModel, settings: VerifySettings, files: Mapping[str, Path]
 ) -> IndexInputs | None:
     """Return the tensors that go into an index; None for a model without one."""
-    from tvmflow.compiler import index_inputs
+    from tvmflow.graph import index_inputs
 
     model_indices = index_inputs.find_indices(mod["main"])
     # behind the outputs are the counts of those whose sizes are known only after a call

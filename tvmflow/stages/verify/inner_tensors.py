@@ -16,16 +16,17 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED
-from tvmflow.compiler.index_inputs import find_nodes_of
+from tvmflow.compiler import lowering
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
-from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
+from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED
+from tvmflow.graph.index_inputs import find_nodes_of
+from tvmflow.graph.open_sizes import read_dimensions, with_dimensions
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import WatchedProgram
 from tvmflow.stages.build import BuildSettings, schedule_kernels

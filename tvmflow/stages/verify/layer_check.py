@@ -73,8 +73,8 @@ def add_layers(
 def compare_layers(library: Library, case: Case) -> LayersComparison:
     """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it."""
     from tvmflow.compiler import lowering
-    from tvmflow.compiler.index_inputs import find_quantized
-    from tvmflow.compiler.open_sizes import read_dimensions
+    from tvmflow.graph.index_inputs import find_quantized
+    from tvmflow.graph.open_sizes import read_dimensions
     from tvmflow.stages.verify.inner_tensors import cut_at_inner
 
     settings, context, model, data, _ = case
@@ -131,7 +131,7 @@ def _load_rounded(
     files: Mapping[str, Path],
 ) -> LoadedModel | None:
     """Return the model with all of its rounded tensors; None where not all of them can be named."""
-    from tvmflow.compiler import ir
+    from tvmflow.graph import ir
     from tvmflow.stages.verify.inner_tensors import load_with_inner, return_inner
 
     dtypes = ("int8", "uint8")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 import tvm
 
-from tvmflow.compiler.form_names import WEBGPU_PROGRAM
 from tvmflow.compiler.lowering import ScheduledModel, compile_with_weights
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import symlink_or_copy
@@ -31,6 +30,7 @@ from tvmflow.targets.emulation import (
     run_emulated,
     write_tensors,
 )
+from tvmflow.targets.form_names import WEBGPU_PROGRAM
 from tvmflow.targets.linking import export_library
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.measure import load_compiler

@@ -35,9 +35,9 @@ from tvmflow.compiler.c_program.program import (
     plan_memory,
     read_program,
 )
-from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension
+from tvmflow.graph.open_sizes import with_dimensions
 from tvmflow.runtime.c_loader import Buffer, Options
 from tvmflow.targets import c_runtime, linking
 

@@ -26,10 +26,11 @@ from tests.support.kernels import (
     without_optimization,
 )
 from tests.support.seeds import seeds
-from tvmflow.compiler import ir, lowering, schedules
-from tvmflow.compiler.ir import DataFlow
+from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
+from tvmflow.graph.ir import DataFlow
 
 Array = np.ndarray[Any, Any]
 

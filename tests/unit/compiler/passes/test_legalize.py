@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tests.support.kernels import FAST, LEVELS, kernels_of, level, outputs, run
 from tests.support.onnx_models import load, model, open_session, value
 from tvmflow.compiler import lowering, schedules
-from tvmflow.compiler.ir import find_nodes
+from tvmflow.graph.ir import find_nodes
 
 ROWS = [
     *((64, 1), (1, 3), (50, 10), (3, 5, 16), (40, 49), (33, 97), (7, 128), (2, 3, 197), (100,)),

@@ -11,7 +11,8 @@ from tvm import relax, tirx
 from tests.support.kernels import FAST
 from tests.support.tuning import model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, depthwise
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import lowering
+from tvmflow.graph import ir
 
 N1 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 4}
 NARROW = replace(FAST, precision="float16")

@@ -14,9 +14,9 @@ from tests.support.kernels import FAST, PLAIN, host_level, kernels_of, run, weig
 from tests.support.tuning import conv, dense, model, relu
 from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import cpu_model_for
-from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.graph.ir import DataFlow
 
 MIXED = replace(FAST, precision="mixed")
 GPU = {"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}}

@@ -12,8 +12,8 @@ from tvm import relax
 
 from tests.support.kernels import LEVELS_HERE, PLAIN, level
 from tests.support.open_networks import Input, OpenNetwork, make_network, make_weights
-from tvmflow.compiler import ir
 from tvmflow.core.types import Dimension
+from tvmflow.graph import ir
 
 BATCH = Dimension("batch", 1, 16)
 HEIGHT = Dimension("h", 16, 256)

@@ -9,8 +9,8 @@ import pytest
 from tvm import relax
 
 from tests.support.open_networks import Array, Input, make_network, make_weights
-from tvmflow.compiler.ir_operators import NOTHING, Activation, Recurrent
 from tvmflow.core.types import Dimension
+from tvmflow.graph.ir_operators import NOTHING, Activation, Recurrent
 
 STEPS = Dimension("steps", 1, 100)
 BATCH = Dimension("batch", 1, 16)

@@ -18,7 +18,7 @@ from tests.support.kernels import FAST, LEVELS_HERE, host_level, level, outputs
 from tests.support.mxnet_runs import Array, specs, write_checkpoint
 from tests.support.onnx_models import load, model, value
 from tests.unit.frontends.onnx.test_onnx_recurrent import layer
-from tvmflow.compiler import ir, lowering, schedules
+from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import device_program
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
@@ -27,6 +27,7 @@ from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.schedules import schedule_for_gpu
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
 from tvmflow.targets.backends import BACKENDS
 
 _HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}

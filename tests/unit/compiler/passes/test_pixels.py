@@ -12,7 +12,8 @@ from tvm import tirx
 
 from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, open_session, value
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import lowering
+from tvmflow.graph import ir
 
 AVX2 = "x86-64-v3"
 

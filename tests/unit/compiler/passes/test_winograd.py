@@ -30,12 +30,12 @@ from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.contraction.winograd import Convolution, Geometry
 from tvmflow.compiler.lowering import make_target
-from tvmflow.compiler.open_sizes import with_numbers
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd as emitter
 from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.graph.open_sizes import with_numbers
 
 # The tolerance for each tile, relative to the largest number.
 ERRORS = {2: 1e-5, winograd.RECTANGLE: 2e-5, 4: 5e-5}

@@ -10,7 +10,6 @@ from onnx import helper
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import load, model, value
-from tvmflow.compiler import ir
 from tvmflow.compiler.quantize.bias_correction import ChannelSums, find_correction
 from tvmflow.compiler.quantize.insertion import (
     DataScale,
@@ -22,6 +21,7 @@ from tvmflow.compiler.quantize.insertion import (
 )
 from tvmflow.compiler.quantize.points import FloatModel, Integers, fold_model, list_layers
 from tvmflow.compiler.quantize.smoothing import channel_axis
+from tvmflow.graph import ir
 
 _INTEGERS = Integers("uint8")
 # cuts the largest numbers off

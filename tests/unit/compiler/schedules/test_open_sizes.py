@@ -14,14 +14,14 @@ from tests.support.kernels import LEVELS_HERE, level
 from tests.support.open_networks import Input, make_network, make_weights
 from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel, list_masked_types
-from tvmflow.compiler.ir import find_nodes, operator_name, replace_variables
 from tvmflow.compiler.lowering import compile_untuned, lower
-from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_symbols, with_dimensions
 from tvmflow.compiler.open_tiles import split_open_tiles
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import rules, schedule_untuned
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.core.types import Dimension
+from tvmflow.graph.ir import find_nodes, operator_name, replace_variables
+from tvmflow.graph.open_sizes import MULTIPLES, OPEN_SIZES, list_symbols, with_dimensions
 
 Array = np.ndarray[Any, Any]
 

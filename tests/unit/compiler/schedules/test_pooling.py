@@ -16,7 +16,8 @@ from tvm import tirx
 from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
-from tvmflow.compiler import ir, lowering, schedules
+from tvmflow.compiler import lowering, schedules
+from tvmflow.graph import ir
 
 SIZES = (1, 2, 7, 13, 16, 31, 33, 48, 97, 101)
 

@@ -11,10 +11,11 @@ from tvm import relax
 
 from tests.support.kernels import dot_target, host_level, level
 from tests.support.open_networks import Array, Input, make_network
-from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.ir_operators import NOTHING, STATE_STEPS, Activation, Recurrent
+from tvmflow.compiler import lowering
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.types import Dimension
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import NOTHING, STATE_STEPS, Activation, Recurrent
 
 SIGMOID, TANH = Activation("sigmoid"), Activation("tanh")
 FUNCTIONS = {"LSTM": (SIGMOID, TANH, TANH), "GRU": (SIGMOID, TANH), "RNN": (TANH,)}

@@ -17,9 +17,9 @@ from tests.support.kernels import DOT_TARGETS, FAST, LEVELS_HERE, dot_target, le
 from tvmflow.compiler import lowering
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel, cpu_model_for
-from tvmflow.compiler.ir import DataFlow, as_call
 from tvmflow.compiler.passes import quantization
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.graph.ir import DataFlow, as_call
 
 COUNT: Final = 4096
 

@@ -16,10 +16,11 @@ from tvm import relax
 from tests.support.kernels import FAST, host_level, kernels_of, outputs
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, draw, load, model, save, value
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
+from tvmflow.graph import ir
 
 frontend = FRONTENDS["onnx"]
 

@@ -17,7 +17,6 @@ from tests.support.kernels import host_level
 from tests.support.onnx_models import agree, draw, frontend, model, open_session, save, value
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program.c_kernels import lower_kernels
-from tvmflow.compiler.open_sizes import OPEN_SIZES, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate, evaluate_shape, find_bounds
 from tvmflow.core.errors import ImportFailed
@@ -25,6 +24,7 @@ from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._open_sizes import SizeRanges
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
+from tvmflow.graph.open_sizes import OPEN_SIZES, with_dimensions
 
 node = helper.make_node
 BATCH = Dimension("batch", 1, 8)

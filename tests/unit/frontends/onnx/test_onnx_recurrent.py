@@ -17,9 +17,10 @@ from tests.support.kernels import FAST, outputs
 from tests.support.onnx_models import agree, load, model, value
 from tests.support.seeds import seeds
 from tests.unit.compiler.schedules.test_every_preset import CPUS
-from tvmflow.compiler import forms, ir, lowering, schedules
+from tvmflow.compiler import forms, lowering, schedules
 from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.core.errors import ImportFailed
+from tvmflow.graph import ir
 
 KINDS = ("LSTM", "GRU", "RNN")
 DIRECTIONS = ("forward", "reverse", "bidirectional")

@@ -14,11 +14,12 @@ from onnx import helper, numpy_helper
 
 from tests.support.onnx_models import model, save, value
 from tests.support.tflite_cases import make
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
+from tvmflow.graph import ir
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.sections import Quantize, Verify
 from tvmflow.stages import import_model, quantize

@@ -15,9 +15,14 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.machine import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
-from tvmflow.compiler.open_sizes import (
+from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.constant_evaluation import list_positions, read_slice, read_split
+from tvmflow.compiler.passes.rewriter import INJECTIVE
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import (
     IrSize,
     count_elements,
     divide_up,
@@ -27,11 +32,6 @@ from tvmflow.compiler.open_sizes import (
     same_sizes,
     sizes_of,
 )
-from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.constant_evaluation import list_positions, read_slice, read_split
-from tvmflow.compiler.passes.rewriter import INJECTIVE
-from tvmflow.compiler.tir_kernels import blocked
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

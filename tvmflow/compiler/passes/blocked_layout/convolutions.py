@@ -12,13 +12,10 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.choices import WINOGRAD
 from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import SHARED_LANES
 from tvmflow.compiler.contraction.winograd import Geometry
-from tvmflow.compiler.marks import read_marks
-from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
@@ -33,6 +30,9 @@ from tvmflow.compiler.tir_kernels import blocked, dot_products
 from tvmflow.compiler.tir_kernels import winograd as winograd_kernels
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 from tvmflow.compiler.tir_kernels.dot_products import MATRICES, PAIRS, TAPS
+from tvmflow.graph import ir
+from tvmflow.graph.marks import read_marks
+from tvmflow.graph.open_sizes import is_open, known_sizes
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,8 @@ from typing import Any, Final, NamedTuple
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
-from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import BYTES
 from tvmflow.compiler.passes.rewriter import OPAQUE
@@ -22,6 +20,8 @@ from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 from tvmflow.compiler.tir_kernels.plain_products import PlainProduct
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes
 
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from tvm import relax, topi
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import RoundedData
-from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import append_to_product
 from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
 from tvmflow.compiler.passes.plain_images import as_resize, emit_resize
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import RoundedData
+from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes, same_sizes, sizes_of
 
 # Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
 _SAFE_ON_EMPTY_LANES: Final = {RoundedData.NAME} | ir.operators(

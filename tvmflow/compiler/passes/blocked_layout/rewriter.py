@@ -9,11 +9,11 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.open_sizes import known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, TargetRewriter
 from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import known_sizes, same_sizes, sizes_of
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,14 @@ from typing import Any, Final, NamedTuple
 
 from tvm import relax
 
-from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import (
+from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Window
+from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.quantization import QuantizedData, integer_weight_dtype
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.graph import ir
+from tvmflow.graph.open_sizes import (
     IrSize,
     divide_up,
     is_open,
@@ -27,12 +33,6 @@ from tvmflow.compiler.open_sizes import (
     same_sizes,
     simplify,
 )
-from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
-from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Window
-from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.quantization import QuantizedData, integer_weight_dtype
-from tvmflow.compiler.tir_kernels import blocked
-from tvmflow.compiler.tir_kernels.blocked import Groups
 
 # Another kernel takes as long as so many multiplications of vectors.
 _KERNEL_COST: Final = 10_000

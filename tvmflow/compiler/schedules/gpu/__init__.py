@@ -9,7 +9,6 @@ from typing import Final
 import tvm
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.schedules.blocks import attempt, list_all_blocks
 from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores
@@ -21,6 +20,7 @@ from tvmflow.compiler.schedules.rules import (
     list_unscheduled,
     with_original_attributes,
 )
+from tvmflow.graph import ir
 
 _log = logging.getLogger(__name__)
 

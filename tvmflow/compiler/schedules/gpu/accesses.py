@@ -10,8 +10,8 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.schedules.blocks import REDUCTION, attempt, find_distance, list_all_blocks
+from tvmflow.graph.ir import find_nodes
 
 
 def is_reduction(schedule: Schedule, handle: Any) -> bool:

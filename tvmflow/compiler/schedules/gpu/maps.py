@@ -10,7 +10,6 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
 from tvmflow.compiler.schedules.blocks import depends_on, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
@@ -20,6 +19,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     list_loads,
     unroll,
 )
+from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name
 
 _THREADS: Final = 128
 # A square of so many numbers is read along one axis and written along another.

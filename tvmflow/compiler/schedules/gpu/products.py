@@ -18,7 +18,6 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device, Tile, choose_depth, choose_tile
-from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
@@ -32,6 +31,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     unroll,
     vectorize,
 )
+from tvmflow.graph.ir import find_nodes
 
 # Rows or columns below this are left to rules without tiles.
 _MIN_SIDE: Final = 4

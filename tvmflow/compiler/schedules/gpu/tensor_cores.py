@@ -22,7 +22,6 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     Tile,
     choose_warp_tile,
 )
-from tvmflow.compiler.ir import with_fields
 from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_after,
     fuse_before,
@@ -40,6 +39,7 @@ from tvmflow.compiler.schedules.gpu.products import (
     make_matrices,
 )
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.graph.ir import with_fields
 
 # Targets of CUDA have the same intrinsics.
 _ANY_TARGET: Final = {"kind": "cuda"}

@@ -15,7 +15,7 @@ import tvm_ffi.serialization
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.open_sizes import is_open, sizes_of
+from tvmflow.graph.open_sizes import is_open, sizes_of
 
 
 def load_json(text: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from tvm import relax
 
-from tvmflow.compiler import ir
+from tvmflow.graph import ir
 
 # They turn numbers into flags or integers element by element: of interest only where the result is returned, or selects.
 _ELEMENTWISE: Final = ir.operators(

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from tests.support.onnx_models import draw, load, model, value
-from tvmflow.compiler.index_inputs import find_indices, find_nodes_of
+from tvmflow.graph.index_inputs import find_indices, find_nodes_of
 
 node = helper.make_node
 LOGITS = [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["logits"])]

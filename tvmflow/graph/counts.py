@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import tvm
 from tvm import relax, tirx
 
-from tvmflow.compiler import ir
+from tvmflow.graph import ir
 
 SIZES_NEEDED: Final = "tvmflow.sizes_needed"
 """The attribute of a `main` whose tensors have sizes that only TVM's runtime knows: what it needs that for."""

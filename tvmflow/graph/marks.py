@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler import ir
+from tvmflow.graph import ir
 
 Marks = frozenset[int]
 
