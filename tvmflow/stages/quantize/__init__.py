@@ -29,13 +29,13 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     from tvmflow.compiler.contraction.machine import CpuModel
-    from tvmflow.compiler.quantize.emulation import Emulation
-    from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization, Table
-    from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
-    from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import ModelTaps, Signature
     from tvmflow.stages.quantize.data import DataSource
+    from tvmflow.stages.quantize.emulation import Emulation
+    from tvmflow.stages.quantize.insertion import DataScale, LayerWeights, Quantization, Table
+    from tvmflow.stages.quantize.points import FloatModel, Integers, Layer
+    from tvmflow.stages.quantize.weights import GroupedIntegers, Groups
 
     Feed = Mapping[str, Array]
 
@@ -237,8 +237,8 @@ def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_err
 def _load(files: Mapping[str, Path]) -> FloatModel:
     """Return the imported model as it is quantized."""
     from tvmflow.compiler import lowering
-    from tvmflow.compiler.quantize.points import FloatModel, fold_model, multiplies_integers
     from tvmflow.graph import ir
+    from tvmflow.stages.quantize.points import FloatModel, fold_model, multiplies_integers
 
     mod = lowering.load_ir(files["import/model.json"])
     if not ir.is_straight_line(mod):
@@ -290,11 +290,11 @@ def _list_candidates(
     settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
     """Return the layers of a model, and what they read."""
-    from tvmflow.compiler.quantize.emulation import Emulation
-    from tvmflow.compiler.quantize.insertion import read_weights
-    from tvmflow.compiler.quantize.points import list_joined
-    from tvmflow.compiler.quantize.smoothing import list_smoothable
     from tvmflow.stages.quantize.calibration import ModelTaps
+    from tvmflow.stages.quantize.emulation import Emulation
+    from tvmflow.stages.quantize.insertion import read_weights
+    from tvmflow.stages.quantize.points import list_joined
+    from tvmflow.stages.quantize.smoothing import list_smoothable
 
     layers, tables, skipped = _choose_layers(settings, model)
     floats = read_weights(model, layers)
@@ -352,7 +352,7 @@ def _list_ranged(
     floats: Mapping[Any, Array],
 ) -> list[Any]:
     """Return the tensors that become integers with a range that is found by calibration."""
-    from tvmflow.compiler.quantize.points import list_sums
+    from tvmflow.stages.quantize.points import list_sums
 
     if settings.quantize.activations != "int8":
         return []
@@ -380,15 +380,15 @@ def _smooth(
     batches: Sequence[Feed],
 ) -> _Candidates:
     """Return the same model with differences between channels moved from data into weights."""
-    from tvmflow.compiler.quantize.smoothing import (
+    from tvmflow.graph import ir
+    from tvmflow.stages.quantize.calibration import collect_sizes
+    from tvmflow.stages.quantize.smoothing import (
         broadcast,
         channel_axis,
         find_factors,
         list_smoothable,
         smooth,
     )
-    from tvmflow.graph import ir
-    from tvmflow.stages.quantize.calibration import collect_sizes
 
     model = candidates.model
     smoothable = list_smoothable(model, candidates.layers)
@@ -424,8 +424,8 @@ def _choose_layers(
     settings: QuantizeSettings, model: FloatModel
 ) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
     """Return the layers and the tables of a model, and the names of those that the recipe skips."""
-    from tvmflow.compiler.quantize.insertion import list_tables
-    from tvmflow.compiler.quantize.points import list_layers
+    from tvmflow.stages.quantize.insertion import list_tables
+    from tvmflow.stages.quantize.points import list_layers
 
     patterns = settings.quantize.skip
     layers, tables = list_layers(model), list_tables(model)
@@ -483,9 +483,9 @@ def _quantize(
     settings: QuantizeSettings, candidates: _Candidates, batches: Sequence[Feed]
 ) -> Quantization:
     """Return the integers of a model; StageError when a tensor has no range."""
-    from tvmflow.compiler.quantize.insertion import Quantization, round_tables, round_weights
-    from tvmflow.compiler.quantize.points import Integers, list_joined
-    from tvmflow.compiler.quantize.weights import Groups, error_of
+    from tvmflow.stages.quantize.insertion import Quantization, round_tables, round_weights
+    from tvmflow.stages.quantize.points import Integers, list_joined
+    from tvmflow.stages.quantize.weights import Groups, error_of
 
     floats, chosen = candidates.floats, candidates.chosen
     is_dynamic = settings.quantize.activations == "dynamic"
@@ -533,12 +533,12 @@ def _list_states(
     import numpy as np
 
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
-    from tvmflow.compiler.quantize.points import (
+    from tvmflow.graph import ir
+    from tvmflow.stages.quantize.points import (
         LARGEST_STATE,
         find_initial_state,
         has_bounded_state,
     )
-    from tvmflow.graph import ir
 
     cpu = _find_cpu(settings)
     if settings.quantize.activations == "none" or cpu is None or not cpu.multiplies_bytes:
@@ -563,8 +563,8 @@ def _list_states(
 
 def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
     """Return the recurrent layers, by variables, whose state is multiplied as bytes: within -1 and 1."""
-    from tvmflow.compiler.quantize.points import LARGEST_STATE
     from tvmflow.stages.quantize.calibration import collect_sizes
+    from tvmflow.stages.quantize.points import LARGEST_STATE
 
     starts = {start: 0 for start in candidates.states.values() if start is not None}
     sizes = collect_sizes(candidates.tapped, starts, batches)
@@ -590,11 +590,11 @@ def _find_corrections(
     batches: Sequence[Feed],
 ) -> dict[Any, Array]:
     """Return what takes the mean error of each layer back, by the variable of the layer."""
-    from tvmflow.compiler.quantize.bias_correction import find_correction
-    from tvmflow.compiler.quantize.insertion import LayerWeights
-    from tvmflow.compiler.quantize.smoothing import channel_axis
     from tvmflow.graph import ir
+    from tvmflow.stages.quantize.bias_correction import find_correction
     from tvmflow.stages.quantize.calibration import collect_means
+    from tvmflow.stages.quantize.insertion import LayerWeights
+    from tvmflow.stages.quantize.smoothing import channel_axis
 
     rounded = {var: own for var, own in weights.items() if isinstance(own, LayerWeights)}
     layers = [
@@ -627,8 +627,8 @@ def _round_groups(
     candidates: _Candidates, layers: Sequence[Layer], groups: Groups, batches: Sequence[Feed]
 ) -> dict[Any, GroupedIntegers]:
     """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
-    from tvmflow.compiler.quantize.weights import round_groups
     from tvmflow.stages.quantize.calibration import collect_products
+    from tvmflow.stages.quantize.weights import round_groups
 
     sources = dict.fromkeys(layer.data for layer in layers) if len(batches) else {}
     products = collect_products(candidates.tapped, list(sources), batches, groups.size)
@@ -642,9 +642,9 @@ def _find_scales(
     candidates: _Candidates, batches: Sequence[Feed], integers: Any, method: Any
 ) -> dict[Any, DataScale]:
     """Return the scale of each tensor that needs one, by its values on calibration data."""
-    from tvmflow.compiler.quantize.insertion import DataScale
-    from tvmflow.compiler.quantize.ranges import choose_range, scale_of
     from tvmflow.stages.quantize.calibration import collect_histograms
+    from tvmflow.stages.quantize.insertion import DataScale
+    from tvmflow.stages.quantize.ranges import choose_range, scale_of
 
     scales = {}
     histograms = collect_histograms(candidates.tapped, candidates.ranged, batches)
@@ -684,7 +684,6 @@ def _control(
 
     What each layer costs alone is measured where all of them together are not within the limits.
     """
-    from tvmflow.compiler.quantize.insertion import keep_layers
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import EmulatedChoices, SwitchedModel
     from tvmflow.stages.quantize.control import (
@@ -696,6 +695,7 @@ def _control(
         choose_layers,
         find_reasons,
     )
+    from tvmflow.stages.quantize.insertion import keep_layers
 
     model, layers = candidates.model, candidates.layers
     batches = cast("Sequence[dict[str, Array]]", calibration)
@@ -805,7 +805,7 @@ def _compute(
 
 def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
     """Return the model whose layers and lookups read integers."""
-    from tvmflow.compiler.quantize.insertion import insert, insert_tables
+    from tvmflow.stages.quantize.insertion import insert, insert_tables
 
     model = insert(candidates.model, candidates.layers, quantization)
     return insert_tables(model, quantization.tables)
@@ -815,8 +815,8 @@ def _estimate_gains(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer], states: Collection[Any]
 ) -> dict[int, float]:
     """Return the part of the time that each layer saves on the target, where integers multiply integers."""
-    from tvmflow.compiler.quantize.gains import estimate_gains
     from tvmflow.graph import ir
+    from tvmflow.stages.quantize.gains import estimate_gains
 
     cpu = _find_cpu(settings)
     if cpu is None or settings.quantize.activations != "int8":

@@ -17,18 +17,18 @@ from tvmflow.compiler.c_program import LibraryForWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
-from tvmflow.compiler.quantize.bias_correction import ChannelSums, Means
-from tvmflow.compiler.quantize.emulation import Emulation
-from tvmflow.compiler.quantize.insertion import SWITCHES, DataScale, Quantization, insert
-from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
-from tvmflow.compiler.quantize.ranges import Histogram
-from tvmflow.compiler.quantize.weights import InputProducts
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec
 from tvmflow.graph import ir
 from tvmflow.graph.open_sizes import sizes_of
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.module import Module
+from tvmflow.stages.quantize.bias_correction import ChannelSums, Means
+from tvmflow.stages.quantize.emulation import Emulation
+from tvmflow.stages.quantize.insertion import SWITCHES, DataScale, Quantization, insert
+from tvmflow.stages.quantize.points import FloatModel, Integers, Layer
+from tvmflow.stages.quantize.ranges import Histogram
+from tvmflow.stages.quantize.weights import InputProducts
 from tvmflow.targets.host import read_host
 from tvmflow.targets.threads import count_usable_cpus
 

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from tvmflow.compiler.quantize.ranges import sum_in_order
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Array
 from tvmflow.runtime.samples import Samples, compare_labels, join_outputs
+from tvmflow.stages.quantize.ranges import sum_in_order
 
 _log = logging.getLogger(__name__)
 

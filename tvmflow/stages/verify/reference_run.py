@@ -240,8 +240,8 @@ def _open_quantized(
     settings: VerifySettings, model: ImportedModel, context: StageContext
 ) -> Iterator[Reference]:
     from tvmflow.compiler import lowering
-    from tvmflow.compiler.quantize.points import FloatModel
     from tvmflow.stages.quantize.calibration import Signature
+    from tvmflow.stages.quantize.points import FloatModel
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
     if model.quantized:

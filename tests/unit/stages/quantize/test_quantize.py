@@ -16,7 +16,6 @@ from tests.support.onnx_models import model, save, value
 from tests.support.tflite_cases import make
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.graph import ir
@@ -27,6 +26,7 @@ from tvmflow.stages.base import KnownFacts, StageContext, parse_settings
 from tvmflow.stages.quantize import calibration
 from tvmflow.stages.quantize.calibration import ModelTaps, Signature
 from tvmflow.stages.quantize.facts import QuantizeFacts
+from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from tests.support.onnx_models import model, save, value
-from tests.unit.compiler.quantize.test_emulation import compare
+from tests.unit.stages.quantize.test_emulation import compare
 from tests.unit.stages.quantize.test_quantize import AVX2, VNNI, import_files, run, settings_of
 from tvmflow.core.errors import StageError
 from tvmflow.graph.ir_operators import GATES

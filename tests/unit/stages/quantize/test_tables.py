@@ -20,13 +20,13 @@ from tests.unit.stages.quantize.test_quantize import (
     run,
     settings_of,
 )
-from tvmflow.compiler.quantize.insertion import insert_tables, list_tables, round_tables
-from tvmflow.compiler.quantize.points import FloatModel, fold_model
-from tvmflow.compiler.quantize.weights import Groups, round_groups
 from tvmflow.graph import ir
 from tvmflow.graph.ir_operators import GroupedWeights
 from tvmflow.stages.quantize.calibration import Signature
 from tvmflow.stages.quantize.control import TOO_HARMFUL
+from tvmflow.stages.quantize.insertion import insert_tables, list_tables, round_tables
+from tvmflow.stages.quantize.points import FloatModel, fold_model
+from tvmflow.stages.quantize.weights import Groups, round_groups
 from tvmflow.targets.presets import PRESETS
 
 _ROWS, _DEPTH = 300, 32

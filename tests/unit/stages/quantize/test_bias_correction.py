@@ -10,8 +10,9 @@ from onnx import helper
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import load, model, value
-from tvmflow.compiler.quantize.bias_correction import ChannelSums, find_correction
-from tvmflow.compiler.quantize.insertion import (
+from tvmflow.graph import ir
+from tvmflow.stages.quantize.bias_correction import ChannelSums, find_correction
+from tvmflow.stages.quantize.insertion import (
     DataScale,
     LayerWeights,
     Quantization,
@@ -19,9 +20,8 @@ from tvmflow.compiler.quantize.insertion import (
     read_weights,
     round_weights,
 )
-from tvmflow.compiler.quantize.points import FloatModel, Integers, fold_model, list_layers
-from tvmflow.compiler.quantize.smoothing import channel_axis
-from tvmflow.graph import ir
+from tvmflow.stages.quantize.points import FloatModel, Integers, fold_model, list_layers
+from tvmflow.stages.quantize.smoothing import channel_axis
 
 _INTEGERS = Integers("uint8")
 # cuts the largest numbers off

@@ -13,7 +13,9 @@ from tvm import relax
 
 from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
-from tvmflow.compiler.quantize.points import (
+from tvmflow.graph import ir, marks
+from tvmflow.graph.ir_operators import RecurrentOperands
+from tvmflow.stages.quantize.points import (
     FOLLOWERS,
     ROUNDED,
     Array,
@@ -24,9 +26,7 @@ from tvmflow.compiler.quantize.points import (
     list_sums,
     take_nodes,
 )
-from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups, round_groups
-from tvmflow.graph import ir, marks
-from tvmflow.graph.ir_operators import RecurrentOperands
+from tvmflow.stages.quantize.weights import GroupedIntegers, Groups, round_groups
 
 SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""

@@ -16,10 +16,10 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler.passes.rewriter import rewrite_main
-from tvmflow.compiler.quantize.insertion import LayerRewriter
-from tvmflow.compiler.quantize.points import Array, FloatModel, Layer, take_nodes
-from tvmflow.compiler.quantize.ranges import sum_in_order, sum_rows_in_order
 from tvmflow.graph import ir, marks
+from tvmflow.stages.quantize.insertion import LayerRewriter
+from tvmflow.stages.quantize.points import Array, FloatModel, Layer, take_nodes
+from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order
 
 # The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a scale
 # for each channel, and takes all of them.

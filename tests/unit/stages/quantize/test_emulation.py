@@ -17,13 +17,13 @@ from tests.support.tuning import conv
 from tests.support.tuning import model as model_of
 from tests.unit.stages.quantize.test_quantize import files as files
 from tests.unit.stages.quantize.test_quantize import import_files, run, settings_of
-from tvmflow.compiler.quantize.insertion import insert
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.graph.ir_operators import RoundedData
 from tvmflow.stages import quantize
 from tvmflow.stages.base import parse_settings
 from tvmflow.stages.quantize.calibration import CompiledModel, Signature
+from tvmflow.stages.quantize.insertion import insert
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ from onnx import helper
 
 from tests.support.onnx_models import load, model, value
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.quantize.gains import estimate_gains
-from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.graph import ir
+from tvmflow.stages.quantize.gains import estimate_gains
+from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
 
 
 def test_gains_are_parts_of_the_time_of_a_cpu(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler.passes.rewriter import rewrite_main
-from tvmflow.compiler.quantize.insertion import (
+from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import RecurrentOperands, RoundedData
+from tvmflow.graph.open_sizes import known_sizes
+from tvmflow.stages.quantize.insertion import (
     DataScale,
     LayerRewriter,
     LayerWeights,
@@ -22,12 +25,9 @@ from tvmflow.compiler.quantize.insertion import (
     add_parameters,
     free_name,
 )
-from tvmflow.compiler.quantize.points import EXACT, ROUNDED, Array, FloatModel, Integers, Layer
-from tvmflow.compiler.quantize.smoothing import broadcast, channel_axis, input_axis
-from tvmflow.compiler.quantize.weights import GroupedIntegers
-from tvmflow.graph import ir
-from tvmflow.graph.ir_operators import RecurrentOperands, RoundedData
-from tvmflow.graph.open_sizes import known_sizes
+from tvmflow.stages.quantize.points import EXACT, ROUNDED, Array, FloatModel, Integers, Layer
+from tvmflow.stages.quantize.smoothing import broadcast, channel_axis, input_axis
+from tvmflow.stages.quantize.weights import GroupedIntegers
 
 _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
 """The parameters of `_Rounding` with which data stay as they are."""

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights
-from tvmflow.compiler.quantize.points import Array, Integers, Layer
-from tvmflow.compiler.quantize.ranges import sum_rows_in_order
 from tvmflow.graph import ir
+from tvmflow.stages.quantize.insertion import DataScale, LayerWeights
+from tvmflow.stages.quantize.points import Array, Integers, Layer
+from tvmflow.stages.quantize.ranges import sum_rows_in_order
 
 # Parts of a step in which float data are added up: sums of integers are exact in any order.
 _PARTS: Final = 1 << 12

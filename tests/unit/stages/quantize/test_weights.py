@@ -12,16 +12,16 @@ from tvm import relax
 
 from tests.support.kernels import DOT_TARGETS, LEVELS_HERE, dot_target, level
 from tests.support.open_networks import Input, OpenNetwork, make_network
-from tvmflow.compiler.quantize.insertion import Quantization, insert, read_weights
-from tvmflow.compiler.quantize.points import FloatModel, Integers, list_layers
-from tvmflow.compiler.quantize.weights import (
+from tvmflow.core.types import Dimension
+from tvmflow.stages.quantize.insertion import Quantization, insert, read_weights
+from tvmflow.stages.quantize.points import FloatModel, Integers, list_layers
+from tvmflow.stages.quantize.weights import (
     GroupedIntegers,
     Groups,
     InputProducts,
     error_of,
     round_groups,
 )
-from tvmflow.core.types import Dimension
 
 KINDS = {
     "4 bits": Groups(),

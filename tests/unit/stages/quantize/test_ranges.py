@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.compiler.quantize.ranges import (
+from tvmflow.stages.quantize.ranges import (
     Histogram,
     Method,
     choose_range,
