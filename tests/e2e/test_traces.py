@@ -47,7 +47,7 @@ def test_the_trace_of_an_inference_has_the_nodes_of_each_kernel(finished_project
     content = gzip.decompress((finished_project.folder / "t.json.gz").read_bytes())
     (items,) = check_trace(json.loads(content)).slices.values()
     kernels = [item["args"]["nodes"] for item in items if not item["name"].startswith("call ")]
-    assert kernels[0] == "Conv (c), Relu (r)"
+    assert "Conv (c), Relu (r)" in kernels
     assert len(kernels) == 2 * len(set(kernels))
     (finished_project.folder / "empty").mkdir()
     other = json.loads(finished_project.call(*words, "--store", "empty").out)
