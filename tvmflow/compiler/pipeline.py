@@ -29,7 +29,11 @@ from tvmflow.compiler.passes.constant_evaluation import (
 from tvmflow.compiler.passes.float16 import Float16Narrower, widen_float16
 from tvmflow.compiler.passes.fold_convolutions import ConvolutionMerger, TapWeightMover, fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
-from tvmflow.compiler.passes.fusion import limit_fusion, outline_branches
+from tvmflow.compiler.passes.fusion import (
+    give_empty_buffers_room,
+    limit_fusion,
+    outline_branches,
+)
 from tvmflow.compiler.passes.group_norm import GroupNormRewriter
 from tvmflow.compiler.passes.legalize import make_operator_kernels
 from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
@@ -209,6 +213,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
+        _pass("empty_buffers", give_empty_buffers_room),
         _pass("own_sizes", give_own_sizes),
         LoweringPass("merge_pixels", merge_fixed_pixels, _FOR_CPUS),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),

@@ -6,12 +6,13 @@ import math
 from typing import Any, Final
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.utils import copy_with_new_vars
+from tvm.s_tir import SBlock
 
 from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import Representative
+from tvmflow.graph.open_sizes import Representative, plain
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.
@@ -41,6 +42,31 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
         if pattern in _FUSED_PATTERNS and any(size < math.prod(shape) for size in sizes):
             limited[call.args[0]] = kernel.with_attrs(TAKES_EPILOGUE)
     return limited
+
+
+def give_empty_buffers_room(mod: tvm.IRModule) -> tvm.IRModule:
+    """Give tensors without elements within kernels one, which nothing reads.
+
+    LLVM allocates no 0 bytes.
+    """
+
+    def rewrite(function: tirx.PrimFunc) -> tirx.PrimFunc:
+        larger = {
+            buffer: tirx.decl_buffer(
+                [1 if size == 0 else size for size in map(plain, buffer.shape)],
+                buffer.dtype,
+                buffer.name,
+                scope=buffer.scope(),
+            )
+            for block in ir.find_nodes(function.body, SBlock)
+            for buffer in block.alloc_buffers
+            if any(isinstance(size, int) and size == 0 for size in map(plain, buffer.shape))
+        }
+        if not larger:
+            return function
+        return function.with_body(ir.replace_variables(function.body, larger))
+
+    return ir.rewrite_kernels(mod, rewrite)
 
 
 def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:

@@ -172,6 +172,18 @@ def test_corners(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 
 
+def test_constants_without_elements_are_computed_with(tmp_path: Path) -> None:
+    """A tensor between two steps of a fused kernel has no elements, either."""
+    nodes = [
+        helper.make_node("BatchNormalization", ["none", "s", "s", "s", "s"], ["norm"]),
+        helper.make_node("Relu", ["norm"], ["y"]),
+    ]
+    empty = np.zeros((1, 2, 3, 0), np.float32)
+    made = model(nodes, [value("s", [2])], [value("y", [1, 2, 3, 0])], {"none": empty})
+    feed = {"s": np.ones(2, np.float32)}
+    assert [a.shape for a in compute(load(made, tmp_path, feed), feed)] == [empty.shape]
+
+
 SLICES = [
     ([3], [1], [0], [1]),
     ([1, 1], [-(2**31), -(2**31)], [-2, -1], [2, 3]),
