@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import Count
-from tests.e2e.test_failures import inject_fault
+from tests.e2e.test_failures import inject_fault, remove_fault
 from tests.e2e.test_kills import descendants
 from tests.support.interruption import Ended, RunningCommand, slow_server
 from tests.support.project import STAGES, Project
@@ -339,6 +339,7 @@ def test_stopped_processes_go_on_where_they_were(project: Project, count: Count)
 def test_a_worker_that_stays_stopped_runs_into_the_time_limit(project: Project) -> None:
     """It is ended with everything that it started; without the limit, the command can be interrupted."""
     words = (*RUN, "--json", "--stage-timeout", "20")
+    inject_fault(project, "build", "hang")
     running = RunningCommand(project.command(*words), project.folder, project.environment)
     try:
         running.wait_for(STARTED.format("build"))
@@ -350,4 +351,5 @@ def test_a_worker_that_stays_stopped_runs_into_the_time_limit(project: Project) 
     finally:
         running.kill()
     assert "took longer than 20 s and was stopped" in running.output("out")
+    remove_fault(project)
     assert project.run().code == 0
