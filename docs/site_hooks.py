@@ -28,6 +28,12 @@ _PAGES: Final = {
 }
 """Files outside docs/ that are pages of the site."""
 
+_MOVED: Final = {
+    "howto/sizes.html": "dynamic-shapes.html",
+    "operators.html": "custom-operators.html",
+}
+"""Former addresses of pages -> their present ones, relative to the former."""
+
 _LINK: Final = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^)\s\"]+)")
 
 
@@ -36,6 +42,9 @@ def on_files(files: Files, config: Any) -> Files:
     for path, name in _PAGES.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_with_links(text, path, "")))
+    for name, address in _MOVED.items():
+        redirect = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
+        files.append(File.generated(config, name, content=redirect))
     files.append(File.generated(config, "commands.md", content=commands_page()))
     files.append(
         File.generated(config, "history.html", content=history.render(history.read_runs()))

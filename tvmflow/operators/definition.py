@@ -19,7 +19,7 @@ Implementation = Callable[..., Any]
 ReferenceFunction = Callable[..., Any]
 """Takes a `Node` and an array for each input; returns an array for each output."""
 
-ADVICE: Final = f"see {page_url('operators')}"
+ADVICE: Final = f"see {page_url('custom-operators')}"
 """Where users read how operators are written."""
 
 

@@ -239,7 +239,7 @@ class Recipe(ClosedModel):
         default=(),
         examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
         description="Files that implement operators which tvmflow lacks: Python files, and the C files that they use. See "
-        "[operators.md](operators.md).",
+        "[custom-operators.md](custom-operators.md).",
     )
     labels: str | None = Field(
         default=None,

@@ -291,7 +291,7 @@ class Verify(ClosedModel):
         default=None,
         min_length=1,
         description="A path from the recipe's folder: an npz file with one array for each input, whose first axis is the "
-        "samples, or where that is something else in the model, an axis before it (named `0/INPUT`, `1/INPUT`, … where they have [several sizes](howto/sizes.md)); or images, as a folder or a table `file,label` (see [images.md](images.md)). Default: random inputs "
+        "samples, or where that is something else in the model, an axis before it (named `0/INPUT`, `1/INPUT`, … where they have [several sizes](howto/dynamic-shapes.md)); or images, as a folder or a table `file,label` (see [images.md](images.md)). Default: random inputs "
         "from `seed`.",
     )
     label: str = Field(
@@ -355,7 +355,7 @@ class Verify(ClosedModel):
         description="Other runtimes to compare with the reference and to time in turns with the library, with the same "
         "inputs and threads: a list of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or "
         "`auto` for all that are installed. `fixed` builds a library for each of the sizes that one with "
-        "[dimensions](howto/sizes.md) is verified at. See [comparison.md](comparison.md).",
+        "[dimensions](howto/dynamic-shapes.md) is verified at. See [comparison.md](comparison.md).",
     )
     run_on: Literal["auto", "local", "qemu", "rpc", "chromium"] = Field(
         default="auto",

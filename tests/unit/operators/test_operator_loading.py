@@ -85,7 +85,7 @@ def test_a_file_that_fails_is_named_with_the_line(tmp_path: Path, text: str, mes
     with pytest.raises(StageError, match=message) as caught:
         load(tmp_path, own_pool=text)
     assert caught.value.exit_code == 1
-    assert "docs/operators.md" in caught.value.fix
+    assert "docs/custom-operators.md" in caught.value.fix
 
 
 def test_an_endless_loop_is_stopped_where_it_is(

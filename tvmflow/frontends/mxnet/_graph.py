@@ -54,7 +54,7 @@ _BATCH_NORMS: Final = frozenset(
 )
 
 _MAX_LISTED: Final = 20
-_OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in the recipe ({page_url("operators")}), with
+_OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in the recipe ({page_url("custom-operators")}), with
        from tvmflow.operators import operator
        @operator(OP_TYPE, domain="mxnet")
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""

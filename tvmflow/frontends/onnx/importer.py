@@ -148,7 +148,7 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
         fixes = [advice, OPEN_FIX if is_open else "", _FIX]
     else:
         name, domain = quoted(first.op_type), quoted(first.domain)
-        fixes = [_FIX, _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))]
+        fixes = [_FIX, _OWN_FIX.format(name=name, domain=domain, page=page_url("custom-operators"))]
     raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, fixes)))
 
 

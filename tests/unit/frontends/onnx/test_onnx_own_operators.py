@@ -163,4 +163,4 @@ def test_the_refusal_of_an_unknown_operator_shows_how_to_implement_it(tmp_path: 
     with pytest.raises(StageError, match=r"TVM has no operator org.example.Swish") as caught:
         frontend.load(save(swish_model(), tmp_path), specs({"x": draw(3, 8)}))
     assert "@operator('Swish', domain='org.example')" in caught.value.fix
-    assert "docs/operators.md" in caught.value.fix
+    assert "docs/custom-operators.md" in caught.value.fix
