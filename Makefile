@@ -74,21 +74,21 @@ check: $(VENV)/.ready-to-test
 docs: $(VENV)/.ready
 	@$(INSTALL) -e '.[mxnet,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	$(BIN)/python docs/check_site.py site
+	$(BIN)/python tools/check_site.py site
 	@echo "to read it: $(BIN)/python -m http.server --directory site"
 
 # what a new user does in the first hour, with the wheel of this checkout; keeps all of it in docs/first-hour.md
 first-hour: $(VENV)/.ready-to-test
-	$(BIN)/python docs/first_hour.py
+	$(BIN)/python tools/first_hour.py
 
 # docs/images/demo.svg, which the README shows
 recording: $(VENV)/.ready
 	@$(INSTALL) -e '.[mxnet,docs]'
-	$(BIN)/python docs/record_demo.py
+	$(BIN)/python tools/record_demo.py
 
 # docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields; docs/messages.md, from the source
 docs-reference: $(VENV)/.ready
-	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python tools/generate_reference.py
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/noop.py

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from docs.first_hour import HOURS, Hour, walk
+from tools.first_hour import HOURS, Hour, walk
 
 DIGITS, MODELS = HOURS
 

@@ -56,7 +56,9 @@ def test_the_top_of_the_package_fits_a_screen() -> None:
 
 def test_every_path_on_the_page_exists() -> None:
     """Whoever follows a path from the page finds a file."""
-    paths = re.findall(r"`((?:tvmflow|docs|tests|pipelines|recipes|benchmarks)/[\w./]+)`", PAGE)
+    paths = re.findall(
+        r"`((?:tvmflow|docs|tests|tools|pipelines|recipes|benchmarks)/[\w./]+)`", PAGE
+    )
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml  # noqa: TID251 - of other tools, with values that recipes refuse
 
-from docs.check_site import external_requests
-from docs.command_reference import commands_page
-from docs.message_index import messages_page
 from tests.support.pages import PAGES, ROOT, Block, blocks, commands, matches, tvmflow_arguments
+from tools.check_site import external_requests
+from tools.command_reference import commands_page
+from tools.message_index import messages_page
 from tvmflow.cli.commands import COMMANDS, load_all_commands
 from tvmflow.cli.main import parse
 from tvmflow.cli.parser import CommandParser

@@ -15,7 +15,7 @@ from tests.support.syntax_trees import parse_files
 ROOT: Final = Path(__file__).resolve().parents[2]
 GLOSSARY: Final = ROOT / "docs" / "glossary.md"
 CODE: Final = sorted(
-    path for folder in ("tvmflow", "tests", "benchmarks", "pipelines", "recipes")
+    path for folder in ("tvmflow", "tests", "tools", "benchmarks", "pipelines", "recipes")
     for path in (ROOT / folder).rglob("*.py")
     if path != Path(__file__).resolve()
 )  # fmt: skip

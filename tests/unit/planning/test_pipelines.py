@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from docs.generate_reference import catalog, editor_schema
 from tests.support.recipes import ROOT, write
+from tools.generate_reference import catalog, editor_schema
 from tvmflow.cli import main
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json

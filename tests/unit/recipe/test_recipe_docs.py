@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate_reference import EXAMPLE, generated_files, recipe_page, recipe_reference
 from tests.support.recipes import ROOT, problems_in, write
+from tools.generate_reference import EXAMPLE, generated_files, recipe_page, recipe_reference
 from tvmflow.planning.recipes import PipelineFile, load_pipeline, load_recipe
 from tvmflow.recipe import InputSpec, Recipe
 

@@ -172,7 +172,7 @@ _DIGITS_STEPS: Final = (
     ),
 )
 
-_MAKE_MODELS: Final = (ROOT / "docs" / "make_first_models.py").read_text(encoding="utf-8")
+_MAKE_MODELS: Final = (ROOT / "tools" / "make_first_models.py").read_text(encoding="utf-8")
 """The script that writes the models of the second hour."""
 
 _DETECTOR: Final = """\
@@ -326,7 +326,7 @@ def walk(hour: Hour, folder: Path | None = None) -> str:
     minutes = (time.monotonic() - started) / 60
     introduction = (
         f"# {hour.title}\n\n"
-        "A script of the repository ([docs/first_hour.py](first_hour.py)) goes through this with the wheel of "
+        "A script of the repository ([tools/first_hour.py](../tools/first_hour.py)) goes through this with the wheel of "
         "tvmflow in a new virtual environment, a new folder and a new home. This page is its whole output; "
         f"all of it took {minutes:.1f} minutes on two cores. {hour.about}\n"
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from docs.message_index import messages_page
+from tools.message_index import messages_page
 from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
@@ -16,6 +16,7 @@ from tvmflow.recipe import json_schema
 from tvmflow.recipe.yaml_files import inline_yaml
 from tvmflow.targets.presets import PRESETS
 
+_PAGES: Final = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLE: Final = """\
 # yaml-language-server: $schema=../docs/recipe.schema.json
 recipe: 1                            # version of the format
@@ -242,7 +243,7 @@ def generated_files() -> dict[str, str]:
 def main() -> None:
     """Write all files."""
     for name, text in {**generated_files(), "messages.md": messages_page()}.items():
-        Path(__file__).with_name(name).write_text(text, encoding="utf-8")
+        (_PAGES / name).write_text(text, encoding="utf-8")
 
 
 # What overrides a section has the fields of that section, which has a table already.

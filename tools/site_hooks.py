@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import history  # noqa: E402 - needs the path of the checkout
 
-from docs.command_reference import commands_page  # noqa: E402
+from tools.command_reference import commands_page  # noqa: E402
 
 _REPOSITORY: Final = "https://github.com/tvmflow/tvmflow/blob/main/"
 _RAW: Final = "https://raw.githubusercontent.com/tvmflow/tvmflow/main/"
@@ -91,6 +91,6 @@ def _link(link: str, base: str, folder: str) -> str:
     else:
         name = posixpath.normpath(posixpath.join(base, name))
     page = _PAGES.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else "")
-    if not page or page.endswith(".py") or (ROOT / name).is_dir():
+    if not page or (ROOT / name).is_dir():
         return f"{_REPOSITORY}{name}{sign}{anchor}"
     return posixpath.relpath(page, folder or ".") + sign + anchor

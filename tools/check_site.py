@@ -1,4 +1,4 @@
-"""Checks that the pages of the built site load nothing from elsewhere: `python docs/check_site.py site`."""
+"""Checks that the pages of the built site load nothing from elsewhere: `python tools/check_site.py site`."""
 
 from __future__ import annotations
 
