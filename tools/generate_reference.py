@@ -13,72 +13,72 @@ from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
 from tvmflow.planning.recipes import PipelineFile, pipeline_schema
 from tvmflow.recipe import json_schema
+from tvmflow.recipe.targets import OUTPUT_NAMES
 from tvmflow.recipe.yaml_files import inline_yaml
-from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.presets import NAMES, PRESETS
 
 _PAGES: Final = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLE: Final = """\
 # yaml-language-server: $schema=../docs/recipe.schema.json
 recipe: 1                            # version of the format
-name: digits                         # files are delivered to dist/digits/<target>/
-version: "1.2.0"                     # version of the delivered files
+name: digits                         # delivers to dist/digits/<target>/
+version: "1.2.0"                     # of the delivered files
 license: Apache-2.0                  # of the model, as an SPDX expression
 
 model:
   mxnet: {prefix: models/digits, epoch: 10}   # models/digits-symbol.json and -0010.params
-  # or:
-  # onnx: models/digits.onnx         # a path from the recipe's folder, or a URL
-  # sha256: 9f86d081884c7d65…        # digest of that file; required for a URL
+  # onnx: models/digits.onnx         # or a file, or a URL
+  # sha256: 9f86d081884c7d65…        # required for a URL
 
-inputs:                              # what the model leaves open: see inputs.md
+inputs:                              # see inputs.md
   data:
-    shape: [1, 1, 8, 8]              # the batch size is fixed too
+    shape: [1, 1, 8, 8]              # with the batch
     dtype: float32
-    range: [0.0, 1.0]                # of random inputs, when verify has no data
-    image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # how an image becomes this input
-    # value: 16000                   # or a constant, which removes the input from the library
-# dimensions:                        # sizes that each call chooses: names in the shapes of an ONNX model's inputs
+    range: [0.0, 1.0]                # of random inputs
+    image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # preprocessing
+    # value: 16000                   # a constant instead of an input
+# dimensions:                        # dynamic dimensions, for use in shapes
 #   batch: {min: 1, max: 8}
-labels: models/digits-labels.txt     # names of the classes, one per line
+labels: models/digits-labels.txt     # class names, one per line
 
-variants:                            # other shapes or precisions: digits-one, digits-eight, digits-half
-  one: {}                            # as above
+variants:                            # builds digits-one, digits-eight, digits-half
+  one: {}
   eight: {inputs: {data: {shape: [8, 1, 8, 8]}}}
   half: {kernels: {precision: mixed}}
 
 targets:
   - host                             # this machine
-  - x86-64-v3                        # a preset; `tvmflow targets` lists them
-  - name: edge                       # or any target, as TVM describes it
+  - x86-64-v3                        # a preset
+  - name: edge                       # a TVM target
     tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: znver3}
     threads: 8
 
 kernels:
-  math: vector                       # vectorized exp, tanh, …; libm: call the C library
+  math: vector                       # vectorized exp, tanh, …
 
 tune:
-  trials: 64                         # measurements per target; 0: no tuning
+  trials: 64                         # per target; 0: no search
   seed: 0
 
 outputs: [c-library, bundle]
-runtime: auto                        # or c (needs nothing), or vm (TVM's virtual machine)
-checks: true                         # or off: inputs never hold an index out of range, nor a divisor of 0
+runtime: auto                        # c, vm or auto
+checks: true                         # check indices and divisors at run time
 
 verify:
   against: reference                 # MXNet, PyTorch, LiteRT or ONNX Runtime
-  data: models/digits-test.npz       # an array for each input, and `label`
+  data: models/digits-test.npz       # an array per input, and `label`
   rtol: 1e-3
   atol: 1e-4
-  min_accuracy: 0.95                 # nothing is delivered below this
+  min_accuracy: 0.95
 
 pipeline: tune                       # all stages
-stage_memory: 8GiB                   # a stage that takes more is stopped
+stage_memory: 8GiB                   # memory limit of a stage
 """
 
 _INTRODUCTION: Final = """\
-# Recipes
+# Recipe reference: fields, defaults and limits
 
-A recipe is a YAML file that describes what to build: the model, its input shapes, the targets, the tuning budget, the outputs and the checks. All paths in it start at the folder of the recipe, wherever you run it.
+A recipe is a YAML file that describes a build: the model, its inputs, the targets, tuning, outputs and checks. This page lists every field of recipes and pipelines. Paths are relative to the folder of the recipe.
 
 Three fields are enough:
 
@@ -88,7 +88,7 @@ name: mobilenet
 model: {onnx: mobilenet.onnx}
 ```
 
-`tvmflow run mobilenet.yaml` then builds a bundle for this machine, without tuning, and compares it with ONNX Runtime on random inputs. All other fields have defaults.
+`tvmflow run mobilenet.yaml` then builds a bundle for this machine without tuning, and compares it with ONNX Runtime on random inputs.
 
 ## A complete example
 
@@ -98,11 +98,11 @@ model: {onnx: mobilenet.onnx}
 _AFTER_EXAMPLE: Final = """\
 ```
 
-More recipes, ready to run, are in [recipes/](../recipes).
+[recipes/](../recipes) has more recipes. [Editors](editors.md) complete and check fields with the JSON Schema.
 
 ## Mistakes
 
-`tvmflow plan RECIPE` validates a recipe without running anything. It reports all mistakes together, each with file, line and column, and ends with exit code 2:
+`tvmflow plan RECIPE` validates a recipe and compares it with the inputs of the model. It runs nothing. It reports all mistakes together, each with file, line and column, and ends with exit code 2:
 
 <!-- not run: a test of this page compares the messages (tests/unit/recipe/test_recipe_docs.py) -->
 ```console
@@ -112,22 +112,14 @@ digits.yaml:8:5: targets.0: 'hots' is not a target; did you mean 'host'? (`tvmfl
 digits.yaml:10:3: tune.trails: unknown field; did you mean 'trials'?
 ```
 
-Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`, comments, anchors and aliases. Values that YAML would read as something unexpected are rejected: `yes` and `no`, dates, numbers with a leading 0, duplicate fields, tags and merge keys (`<<`). `1e-3` is a number. Strings that look like another type need quotes.
+Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`, comments, anchors and aliases. Not allowed are `yes` and `no`, dates, numbers with a leading 0, duplicate fields, tags and merge keys (`<<`). `1e-3` is a number. A string that looks like another type needs quotes.
 
-Planning also reads the header of the model and compares it with `inputs`: [inputs.md](inputs.md) describes it.
+## Limits for untrusted models
 
-## Models from elsewhere
-
-A model is data from somebody else, and tvmflow treats it as such:
-
-- External data of an ONNX model is read only from the folder of the model, after all symbolic links are followed.
-- The graph, the opset and the data of all weights are checked before any pass sees them. A model may have at most 100,000 nodes, 100,000 weights, 10,000 inputs and outputs, and 2^31 elements in a tensor; if a few numbers in the file would make a larger constant, it is refused before it is made.
-- Names are shown with control characters escaped, and shortened if they are long; `--json` has them as they are.
-- A model that the framework itself refuses is never reported as agreeing with it. If ONNX Runtime refuses a model that ONNX's reference evaluator can run, the evaluator is the reference, under its own name, and the report also shows the refusal.
-
-## In an editor
-
-Editors complete, explain and check recipes and pipelines with their JSON Schemas: see [editors.md](editors.md). `tvmflow plan` also finds mistakes that a schema cannot describe: missing files, and fields that contradict each other.
+- A model has at most 100,000 nodes, 100,000 weights, and 10,000 inputs and outputs. A tensor has at most 2^31 elements, also a constant that a node creates.
+- External data of an ONNX model must be in the folder of the model, after symbolic links are resolved.
+- Messages escape control characters in names and shorten long names. `--json` has the full names.
+- If ONNX Runtime rejects a model, ONNX's reference evaluator becomes the reference if it can run the model. The report names the evaluator and shows the rejection.
 
 ## All fields
 
@@ -136,7 +128,7 @@ Editors complete, explain and check recipes and pipelines with their JSON Schema
 _PIPELINES: Final = """\
 ### Pipelines
 
-A pipeline lists the stages to run, in order; without `stages`, it runs all of them, like the pipeline `tune`. `tune` and `compile` (without search) are in [pipelines/](../pipelines); a recipe may name its own file (`pipeline: nightly.yaml`, from the recipe's folder), and `--pipeline` overrides it. A stage must come after the stages that it needs.
+A pipeline file lists the stages to run, or recipes to run together ([releases.md](releases.md)). [pipelines/](../pipelines) has `tune` (all stages) and `compile` (no search). A recipe may name its own file, such as `pipeline: nightly.yaml`; `--pipeline` overrides it.
 
 ```yaml
 pipeline: 1
@@ -145,15 +137,14 @@ description: All stages except the checks.
 stages: [import, extract_tasks, tune, pick_best, build, export]
 ```
 
-You can run a pipeline that lists recipes by itself, `tvmflow run pipelines/release.yaml`: see [releases.md](releases.md).
-
 """
 
 _REMARKS: Final[Mapping[str, str]] = {
-    "dimensions": "One field for each dimension, with its name; each has these fields:",
-    "inputs": "One field for each input, with the name of the input; each has these fields:",
-    "variants": "One field for each variant, with its name; each has these fields:",
-    "targets": "[targets.md](targets.md) has more about targets. Presets:",
+    "dimensions": "Each entry has the name of a dimension, and these fields:",
+    "inputs": "Each entry has the name of an input, and these fields:",
+    "variants": "Each entry has the name of a variant, and these fields:",
+    "targets": "[targets.md](targets.md) describes targets. Presets:",
+    "targets.parts": "A part has the fields of a target, except `levels`, `outputs`, `verify` and `parts`, and this field:",
 }
 _PLAIN_TYPES: Final = {
     "string": "string",
@@ -177,7 +168,8 @@ def recipe_reference() -> str:
         parts += ["\n\n"]
         if section == "targets":
             parts += [_presets(), "\n"]
-        parts += [_table(part, sections)]
+        owner = schema["$defs"][_TARGET] if name == _PART else None
+        parts += [_table(part, sections, owner)]
     pipelines = PipelineFile.model_json_schema()
     all_sections = {**_sections(pipelines), **sections}
     parts += ["\n", _PIPELINES, _table(pipelines, all_sections)]
@@ -246,6 +238,12 @@ def main() -> None:
         (_PAGES / name).write_text(text, encoding="utf-8")
 
 
+_LISTED_ELSEWHERE: Final = (
+    (NAMES, "preset"),
+    (OUTPUT_NAMES, "[output](exports.md)"),
+)
+"""Long lists of names, each with what one of the names is called in a table."""
+_TARGET, _PART = "TargetSpec", "ModelPart"
 # What overrides a section has the fields of that section, which has a table already.
 _OVERRIDES: Final = "Overrides"
 
@@ -289,25 +287,29 @@ def _presets() -> str:
     return "\n".join(["| preset | machine |", "|---|---|", *rows, ""])
 
 
-def _table(part: Mapping[str, Json], sections: Mapping[str, str]) -> str:
+def _table(
+    part: Mapping[str, Json], sections: Mapping[str, str], owner: Mapping[str, Json] | None = None
+) -> str:
+    """Return the fields of a section as a table, without those that the section shares with its owner."""
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in part["properties"].items():
+        if owner is not None and name in owner["properties"]:
+            continue
         default = "**required**" if name in part.get("required", ()) else _default(field)
         rows.append(f"| `{name}` | {_type(field, sections)} | {default} | {field['description']} |")
     return "\n".join(rows) + "\n"
 
 
 def _default(field: Mapping[str, Json]) -> str:
-    if field["default"] in (None, {}, ""):
-        return "none"
-    if isinstance(field["default"], dict):
-        return "see below"
+    if field["default"] in (None, "", []) or isinstance(field["default"], dict):
+        return ""
     return f"`{inline_yaml(field['default'])}`"
 
 
 def _type(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
     kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
-    return " or ".join(_kind({**field, **kind}, sections) for kind in kinds)
+    names = [_kind({**field, **kind}, sections) for kind in kinds]
+    return (", or " if any(", " in name for name in names) else " or ").join(names)
 
 
 def _kind(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
@@ -316,8 +318,9 @@ def _kind(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
         return f"[mapping](#{sections[name].replace('.', '')})"
     if "const" in field:
         return f"`{field['const']}`"
-    if field.get("enum") == sorted(PRESETS):
-        return "name of a preset"
+    for names, kind in _LISTED_ELSEWHERE:
+        if field.get("enum") == list(names):
+            return kind
     if "enum" in field:
         values = [f"`{value}`" for value in field["enum"]]
         return f"{', '.join(values[:-1])} or {values[-1]}"
@@ -332,16 +335,16 @@ def _kind(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
 
 
 def _limits(field: Mapping[str, Json]) -> str:
-    low, high = field.get("minimum"), field.get("maximum", 0)
+    """Return the range of a number, such as `, 0–100` or ` above 0, at most 1`."""
+    low, high = field.get("minimum"), field.get("maximum")
     if "exclusiveMinimum" in field:
-        return f" above {_number(field['exclusiveMinimum'])}, at most {_number(high)}"
+        above = f" above {_number(field['exclusiveMinimum'])}"
+        return above if high is None else f"{above}, at most {_number(high)}"
     if low is None:
         return ""
-    return (
-        f", at least {_number(low)}"
-        if "maximum" not in field
-        else f", {_number(low)} to {_number(high)}"
-    )
+    if "exclusiveMaximum" in field:
+        return f", at least {_number(low)}, below {_number(field['exclusiveMaximum'])}"
+    return f", at least {_number(low)}" if high is None else f", {_number(low)}–{_number(high)}"
 
 
 def _number(value: float) -> str:

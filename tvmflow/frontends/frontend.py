@@ -329,8 +329,8 @@ class SeveralFiles(SourceFields):
 
     files: dict[str, _Digest] | None = Field(
         default=None,
-        description="SHA-256 digests of further files of the model, by their paths from its folder. Always checked; "
-        "required at an address, except at `hf://` and `oci://`, where commit and digest pin them.",
+        description="SHA-256 digests of other files of the model, by their paths from its folder. Required for addresses other "
+        "than `hf://` and `oci://`.",
     )
 
 
@@ -339,8 +339,8 @@ class OneFile(SeveralFiles):
 
     sha256: _Digest | None = Field(
         default=None,
-        description="SHA-256 digest of the model's file, 64 hexadecimal digits. Always checked; required at an address, "
-        "except at `hf://` and `oci://`, where commit and digest pin it.",
+        description="SHA-256 digest of the model file, 64 hexadecimal digits. Required for addresses other than `hf://` and "
+        "`oci://`, which pin a commit or digest.",
     )
 
 

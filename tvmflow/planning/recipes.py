@@ -69,7 +69,7 @@ class Pipeline(NamedTuple):
 class PipelineFile(ClosedModel):
     """The stages of a run, in order."""
 
-    pipeline: FormatVersion = Field(examples=[1], description="Version of the format: 1.")
+    pipeline: FormatVersion = Field(examples=[1], description="Version of the pipeline format: 1.")
     name: FolderName = Field(
         pattern=NAME_PATTERN,
         max_length=100,
@@ -81,29 +81,29 @@ class PipelineFile(ClosedModel):
         default=pipeline_stages(),
         min_length=1,
         examples=[["import", "build", "export"]],
-        description="Stages to run, each after the stages that it needs. Default: all, as in the pipeline `tune`.",
+        description="Stages to run, each after the stages that it needs. Default: all.",
     )
     recipes: _UniqueNames = Field(
         default=(),
         examples=[["../digits.yaml"]],
-        description="Recipes for `tvmflow run PIPELINE`, from the folder of this file.",
+        description="Recipes that `tvmflow run PIPELINE` builds, from the pipeline's folder.",
     )
     targets: Annotated[
         tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
     ] = Field(
         default=(),
         examples=[["host", "cortex-a72"]],
-        description="Targets of all of these recipes, instead of their own.",
+        description="Targets of these recipes, instead of their own.",
     )
     release: Release | None = Field(
         default=None,
         examples=[{"version": "1.2.0"}],
-        description="Make a release of all deliveries: see [releases.md](releases.md).",
+        description="Make a release of all deliveries. See [releases.md](releases.md).",
     )
     retune: Retune | None = Field(
         default=None,
         examples=[{"minutes": 60}],
-        description="Distribute a tuning budget over the recipes: see [releases.md](releases.md).",
+        description="Distribute a tuning budget over the recipes. See [releases.md](releases.md).",
     )
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ def _owners(field: str) -> list[str]:
 
 
 class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow computed bases
-    """The source of the model. Each frontend brings its own fields; a recipe uses exactly one frontend."""
+    """The source of the model: exactly one of `onnx`, `pytorch`, `tflite` and `mxnet`."""
 
     @property
     def kind(self) -> str:
@@ -108,26 +108,27 @@ _Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(to_t
 
 
 class DimensionSpec(ClosedModel):
-    """A size that each call of the library chooses. Its name stands in the shapes of inputs."""
+    """A dynamic dimension: each call of the library chooses a size in its range."""
 
     min: int = Field(
         default=1,
         ge=1,
         examples=[1],
-        description="The smallest size. Default: that of `multiple_of`.",
+        description="Smallest size. Default: `multiple_of`.",
     )
-    max: int = Field(ge=1, le=_MAX_SIZE, examples=[512], description="The largest size.")
+    max: int = Field(ge=1, le=_MAX_SIZE, examples=[512], description="Largest size.")
     multiple_of: int = Field(
         default=1,
         ge=1,
         examples=[8],
-        description="The number that divides every size, also `min` and `max`.",
+        description="Divisor of every size, including `min` and `max`.",
     )
     tune_at: _Sizes = Field(
         default=(),
         max_length=16,
         examples=[[16, 128, 512]],
-        description="The sizes that matter most: kernels are as fast as they can be at the largest, a search measures schedules at each, and the library is verified at each. Default: one in the middle of the range.",
+        description="Tuning sizes. The library is tuned and verified at each; rules optimize for the largest. Default: one size in "
+        "the middle of the range.",
     )
 
     @model_validator(mode="before")
@@ -256,53 +257,50 @@ _Scale = Annotated[
 
 
 class ImageSpec(ClosedModel):
-    """The preprocessing of images for an input.
-
-    They are resized as Pillow does it, then cropped or padded, then scaled.
-    """
+    """Image preprocessing of an input: resize as in Pillow, crop or pad, then normalize."""
 
     resize: _Length | None = Field(
         default=None,
         examples=[256, [224, 224]],
-        description="A number: the length of the shorter side, with `crop`. `[height, width]`: that size exactly. "
-        "Default: the size of the input, without `crop`.",
+        description="One number: length of the shorter side, used with `crop`. `[height, width]`: exact size. Default without "
+        "`crop`: the size of the input.",
     )
     crop: _Length | None = Field(
         default=None,
         examples=[224],
-        description="The size of the middle that is cut out; it must be that of the input.",
+        description="Size of the center crop; must be the size of the input.",
     )
     pad: int | None = Field(
         default=None,
         ge=0,
         le=255,
         examples=[114],
-        description="Keep the aspect ratio, and fill bars on both sides with this level (letterbox).",
+        description="Keep the aspect ratio and fill the borders with this value (letterbox).",
     )
     interpolation: Annotated[
         str, one_of(INTERPOLATIONS, "an interpolation"), schema_enum(INTERPOLATIONS)
-    ] = Field(default="bilinear", description="How images are resized, with antialiasing.")
+    ] = Field(default="bilinear", description="Interpolation when resizing, with antialiasing.")
     colour: Annotated[str, one_of(COLOURS, "a colour"), schema_enum(list(COLOURS))] | None = Field(
-        default=None, description="The order of channels. Default: RGB, or GRAY for one channel."
+        default=None, description="Channel order. Default: RGB, or GRAY for one channel."
     )
     layout: Annotated[str, one_of(LAYOUTS, "a layout"), schema_enum(LAYOUTS)] | None = Field(
         default=None,
-        description="The order of dimensions. Default: the one in which the shape has 1 or 3 channels.",
+        description="Dimension order. Default: the one in which the shape has 1 or 3 channels.",
     )
     scale: _Scale | None = Field(
         default=None,
         examples=["1/255"],
-        description="The factor for levels from 0 to 255: a number or a fraction. Default: 1/255; 1 for integers.",
+        description="Factor for pixel values from 0 to 255: a number or a fraction. Default: 1/255; 1 for integer inputs.",
     )
     mean: _PerChannel | None = Field(
         default=None,
         examples=[[0.485, 0.456, 0.406]],
-        description="Subtracted after `scale`: a number, or one for each channel. Default: 0.",
+        description="Subtracted after `scale`: a number, or one per channel. Default: 0.",
     )
     std: _PerChannel | None = Field(
         default=None,
         examples=[[0.229, 0.224, 0.225]],
-        description="The divisor after that: a number, or one for each channel. Default: 1.",
+        description="Divisor after `mean`: a number, or one per channel. Default: 1.",
     )
 
     def to_fields(self) -> dict[str, Json]:
@@ -322,33 +320,34 @@ def _to_tuples(value: Any) -> Any:
 
 
 class InputSpec(ClosedModel):
-    """One input of the model. Fields that are left out stay as in the model."""
+    """One input of the model. Omitted fields keep the model's values."""
 
     shape: Annotated[tuple[_InputSize, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         examples=[[1, 3, 224, 224]],
-        description="Size of each axis, including the batch: a number, or a name under `dimensions`. Default: as in the "
-        "model, which may leave sizes open.",
+        description="Shape with the batch: numbers, or names of `dimensions`. Default: the model's shape; required where the "
+        "model has dynamic dimensions or no shapes.",
     )
     dtype: _Dtype | None = Field(
         default=None,
-        description="Element type. Default: as in the model, or float32 if the model does not say.",
+        description="Element type. Default: the model's, or float32 if the model has none.",
     )
     range: Annotated[tuple[float, float] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         examples=[[-1.0, 1.0]],
-        description="Minimum and maximum of random inputs. Default: normally distributed with standard deviation 1, and other magnitudes (see [precision.md](precision.md)); integers are 0 or 1, indices any of their axis, and divisors from -9 to 9 without 0.",
+        description="Minimum and maximum of random inputs. Default: normal distribution with standard deviation 1 and other "
+        "magnitudes ([precision.md](precision.md)); integers 0 or 1; indices within their axis; divisors -9 to 9 "
+        "without 0.",
     )
     value: Annotated[Any, BeforeValidator(_to_tuples), WithJsonSchema(_VALUE_SCHEMA)] = Field(
         default=None,
         examples=[16000],
-        description="Binds the input to a constant, a number or nested lists of them, which removes it from the library. "
-        "A number with `shape` fills that shape.",
+        description="Constant that replaces the input: a number or nested lists. A number with `shape` fills that shape.",
     )
     image: ImageSpec | None = Field(
         default=None,
         examples=[{"resize": 256, "crop": 224}],
-        description="How an image becomes this input: see [images.md](images.md).",
+        description="Image preprocessing. See [images.md](images.md).",
     )
 
     def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:

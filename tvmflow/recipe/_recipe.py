@@ -92,34 +92,33 @@ _SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_ex
 class Variant(ClosedModel):
     """The model with other input shapes, another precision or other kernels.
 
-    It is built for every target as `<recipe>-<variant>`. Overrides of a target take precedence over
-    those of a variant.
+    Overrides of a target take precedence over those of a variant.
     """
 
     inputs: dict[str, InputSpec] = Field(
         default={},
         examples=[{"data": {"shape": [8, 3, 224, 224]}}],
-        description="Overrides of the recipe's inputs, field by field.",
+        description="Overrides of `inputs`, field by field.",
     )
     dimensions: dict[DimensionName, DimensionSpec] = Field(
         default={},
         examples=[{"seq": {"min": 1, "max": 128}}],
-        description="Further dimensions, or others in place of the recipe's.",
+        description="Additional dimensions, or replacements of the recipe's.",
     )
     kernels: Kernels | None = Field(
         default=None,
         examples=[{"precision": "mixed"}],
-        description="Overrides of `kernels` for this variant.",
+        description="Overrides of `kernels`.",
     )
     quantize: QuantizeOverrides | None = Field(
         default=None,
         examples=[{"data": "calibration.npz"}],
-        description="Quantizes this variant: fields of `quantize`, over those of the recipe.",
+        description="Quantizes this variant; overrides of `quantize`.",
     )
     verify: VerifyOverrides | None = Field(
         default=None,
         examples=[{"rtol": 0.01}],
-        description="Overrides of `verify` for this variant.",
+        description="Overrides of `verify`.",
     )
 
 
@@ -198,7 +197,7 @@ def _check_overrides(section: _Section, overrides: ClosedModel | None, *loc: str
 class Recipe(ClosedModel):
     """One model: its source, inputs, targets, tuning budget, outputs and checks."""
 
-    recipe: FormatVersion = Field(examples=[1], description="Version of the format: 1.")
+    recipe: FormatVersion = Field(examples=[1], description="Version of the recipe format: 1.")
     name: FolderName = Field(
         pattern=NAME_PATTERN,
         max_length=100,
@@ -208,51 +207,49 @@ class Recipe(ClosedModel):
     version: ReleaseVersion = Field(
         default=UNVERSIONED,
         examples=["1.2.0"],
-        description="Version of the delivered files, in the manifest and in the name of the wheel: a Python package version, "
-        "in quotes.",
+        description="Version of the delivered files, in the manifest and the name of the wheel: a Python package version, in "
+        "quotes.",
     )
     license: _SpdxExpression | None = Field(
         default=None,
         examples=["Apache-2.0"],
-        description="License of the model and of the delivered files, for the wheel and for bills of materials: an SPDX "
-        "expression, such as `MIT OR Apache-2.0`; `LicenseRef-NAME` for a license that SPDX does not list.",
+        description="SPDX license expression of the model and the delivered files, for wheels and bills of materials. "
+        "`LicenseRef-NAME` names a license that SPDX does not list.",
     )
     model: ModelSource = Field(
-        examples=[{"onnx": "model.onnx"}], description="Where the model comes from."
+        examples=[{"onnx": "model.onnx"}], description="Source of the model."
     )
     inputs: dict[str, InputSpec] = Field(
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="Inputs of the model by name: what the model leaves open, and what you want to change. See "
+        description="Shapes, dtypes and preprocessing of inputs, by name, where the model leaves them open or you change them. See "
         "[inputs.md](inputs.md).",
     )
     dimensions: dict[DimensionName, DimensionSpec] = Field(
         default={},
         examples=[{"seq": {"min": 1, "max": 512}}],
-        description="Sizes that each call chooses, by the names that stand in the shapes of inputs: one library for all "
-        "of them. See [inputs.md](inputs.md).",
+        description="Dynamic dimensions by name, with the range of sizes that each call may choose. Shapes of inputs refer to the "
+        "names. See [inputs.md](inputs.md).",
     )
     operators: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
     ] = Field(
         default=(),
         examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
-        description="Files that implement operators which tvmflow lacks: Python files, and the C files that they use. See "
-        "[custom-operators.md](custom-operators.md).",
+        description="Custom operators: Python files, and C files that they use. See [custom-operators.md](custom-operators.md).",
     )
     labels: str | None = Field(
         default=None,
         min_length=1,
         examples=["labels.txt"],
-        description="Names of the classes, for the scores of the first output: a file with one name per line, a path from "
-        "the recipe's folder. See [images.md](images.md).",
+        description="Class names for the scores of the first output: a file with one name per line. See [images.md](images.md).",
     )
     variants: dict[_VariantName, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
-        description="The model with other input shapes, another precision or other kernels, by name: each is built for "
-        "every target, as `<name>-<variant>`, instead of the recipe itself.",
+        description="Variants of the model by name. Each is built for every target as `<name>-<variant>`, instead of the recipe "
+        "itself.",
     )
     targets: Annotated[
         tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
@@ -265,35 +262,34 @@ class Recipe(ClosedModel):
     kernels: Kernels = Field(
         default=Kernels(),
         examples=[{"layout": "plain"}],
-        description="How operators become kernels.",
+        description="How operators are lowered to kernels.",
     )
     quantize: Quantize | None = Field(
         default=None,
         examples=[{"data": "calibration.npz", "max_accuracy_drop": 0.5}],
-        description="Makes a float model one of integers: see [howto/quantize.md](howto/quantize.md).",
+        description="Converts a float model to int8 or int4. See [howto/quantize.md](howto/quantize.md).",
     )
     tune: Tune = Field(
         default=Tune(),
         examples=[{"trials": 1000}],
-        description="How much to search for fast kernels.",
+        description="Budget of the search for fast kernels, and how candidates are measured.",
     )
     outputs: Annotated[tuple[Output, ...], BeforeValidator(to_tuple)] = Field(
         default=("bundle",),
         min_length=1,
         examples=[["shared-library", "bundle"]],
-        description="Files to deliver: see [exports.md](exports.md).",
+        description="Files to deliver. See [exports.md](exports.md).",
     )
     runtime: Runtime = Field(
         default="auto",
-        description="`c`: the library calls its kernels itself and needs no runtime. `vm`: TVM's virtual machine runs it. "
-        "`auto`: `c` if target and model allow it. See [exports.md](exports.md).",
+        description="`c`: the library calls its kernels itself. `vm`: TVM's virtual machine runs it. `auto`: `c` where target and "
+        "model allow it. See [exports.md](exports.md).",
     )
     checks: bool = Field(
         default=True,
         examples=[False],
-        description="Whether a library on a CPU reports an index that is out of range, and an integer division by zero, in "
-        "place of reading or writing other memory, or ending the process. `off`: inputs are known to have neither. See "
-        "[SECURITY.md](../SECURITY.md).",
+        description="Check indices and integer divisors at run time: a CPU library then returns an error for an index out of range "
+        "or a division by 0. `off`: the inputs are known to be valid. See [SECURITY.md](../SECURITY.md).",
     )
     verify: Verify = Field(
         default=Verify(),
@@ -303,14 +299,14 @@ class Recipe(ClosedModel):
     pipeline: str = Field(
         default="tune",
         min_length=1,
-        description="`tune`, `compile` (without search), or the path of a pipeline file from the recipe's folder.",
+        description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
     )
     stage_memory: str | None = Field(
         default=None,
         min_length=1,
         examples=["4GiB"],
-        description="How much memory each stage may take before it is stopped; results do not depend on it. Default: 80 % "
-        "of this machine's memory for all stages together. `--stage-memory` takes precedence: see [cli.md](cli.md).",
+        description="Memory limit of each stage; a stage above it is stopped. Default: 80 % of this machine's memory for all "
+        "stages together. `--stage-memory` takes precedence. See [cli.md](cli.md).",
     )
 
     @field_validator("inputs")

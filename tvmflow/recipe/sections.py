@@ -51,46 +51,47 @@ _MIN_MINUTES: Final = 2.0
 
 
 class Tune(ClosedModel):
-    """The budget of the search for fast kernels, and the way of measuring them."""
+    """The budget of the search for fast kernels, and how candidates are measured.
+
+    See [tuning.md](tuning.md).
+    """
 
     trials: int = Field(
         default=0,
         ge=0,
         le=UNLIMITED_TRIALS,
-        description="Total number of measurements; 0: no search. Default with `minutes`: no limit.",
+        description="Maximum number of trials (measured schedules); 0: no search. With `minutes`, unlimited by default.",
     )
     minutes: float | None = Field(
         default=None,
         gt=0,
         le=1e6,
-        description="Maximum time to search for one target, including the time that earlier runs spent on its kernels; "
-        "then the best schedules so far are used.",
+        description="Maximum search time per target, including the time that earlier runs spent on its kernels.",
     )
     deliver_every: float | None = Field(
         default=None,
         gt=0,
         le=1e6,
-        description="Deliver the best library so far when the search begins, and then each time after so many minutes of "
-        "searching.",
+        description="Minutes of search between deliveries of the best library so far; the first delivery precedes the search.",
     )
     trials_per_task: int | None = Field(
         default=None,
         ge=1,
         le=UNLIMITED_TRIALS,
-        description="Maximum number of measurements for one kernel.",
+        description="Maximum number of trials for one kernel.",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
         le=UNLIMITED_TRIALS,
-        description="Stop tuning a kernel after this many measurements without a gain of `min_gain`. "
-        "Default: when what it may still gain is too little to be shown.",
+        description="Stop tuning a kernel after this many trials without a gain of `min_gain`. Default: when the expected gain is "
+        "negligible.",
     )
     min_gain: float = Field(
         default=0.01,
         ge=0,
         lt=1,
-        description="Smallest relative improvement that counts for `patience`.",
+        description="Smallest relative gain that counts for `patience`.",
     )
     only: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
@@ -109,47 +110,50 @@ class Tune(ClosedModel):
         description="Search strategy; `replay-trace` is random search.",
     )
     cost_model: Literal["xgb", "mlp", "random"] = Field(
-        default="xgb", description="Model that predicts which candidates are worth measuring."
+        default="xgb", description="Model that predicts which candidates to measure."
     )
     number: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="Calls in one repeat; 0: as many as `min_repeat_ms` takes.",
+        description="Calls per repeat; 0: as many as `min_repeat_ms` takes.",
     )
-    repeat: int = Field(default=3, ge=1, le=1000, description="Repeats of one measurement.")
+    repeat: int = Field(default=3, ge=1, le=1000, description="Repeats per measurement.")
     min_repeat_ms: int = Field(
-        default=40, ge=0, le=60_000, description="Minimum duration of a repeat, in milliseconds."
+        default=40, ge=0, le=60_000, description="Minimum duration of a repeat in milliseconds."
     )
     trial_timeout_s: float = Field(
-        default=30.0, gt=0, le=86_400, description="Seconds after which a trial counts as failed."
+        default=30.0,
+        gt=0,
+        le=86_400,
+        description="Time limit of a trial in seconds; a slower trial counts as failed.",
     )
     flush_cache: bool = Field(
         default=False,
-        description="Empty the CPU caches before each repeat, as other kernels do in a real inference.",
+        description="Flush the CPU caches before each repeat.",
     )
     finalists: int = Field(
         default=3,
         ge=1,
         le=64,
-        description="Number of a kernel's best trials that are measured again.",
+        description="Number of each kernel's best trials to measure again.",
     )
     choices: bool = Field(
         default=True,
-        description="Also measure how else operators can be computed (3×3 convolutions directly, or by Winograd's method with tiles of 2×2 or 4×4; matrix products with other padding), if the budget is at "
-        "least 128 trials, or two minutes.",
+        description="Also measure alternative lowerings (direct and Winograd convolution, padding of matrix multiplications), if "
+        "the budget has at least 128 trials or 2 minutes.",
     )
     min_coverage: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Minimum share of the time that is spent in kernels with a schedule, tuned or from a rule.",
+        description="Minimum share of the time spent in kernels with a schedule, tuned or from a rule.",
     )
     min_speedup: float | None = Field(
         default=None,
         gt=0,
         le=1e6,
-        description="Minimum speed of the library relative to the untuned one.",
+        description="Minimum speedup of the library over the untuned one.",
     )
 
     @property
@@ -210,55 +214,53 @@ Runtime = Literal["auto", "c", "vm"]
 
 
 class Kernels(ClosedModel):
-    """The way from operators to kernels.
+    """The lowering of operators to kernels.
 
-    Everything except `precision` is for CPUs; the defaults are the fastest, the other values are
-    for comparison.
+    All fields except `precision` affect CPUs only. The defaults are the fastest; other values are for comparison.
     """
 
     precision: Precision = Field(
         default="model",
-        description="`model`: the types of the model. `mixed`: the weights of convolutions and matrix multiplications are "
-        "float16, and on a GPU also the data that they are multiplied with; accumulation, inputs and outputs keep "
-        "their types. `float16`: data, weights and sums of convolutions and matrix multiplications are float16, on ARM "
-        "CPUs that compute it. `bfloat16`: weights and data of convolutions and matrix multiplications are rounded to bfloat16, and "
-        "accumulated in float32, on CPUs with instructions for that. See [precision.md](precision.md).",
+        description="`model`: the model's types. `mixed`: float16 weights of convolutions and matrix multiplications, on GPUs also "
+        "float16 data, with float32 accumulation. `float16`: float16 data, weights and accumulation, on ARM CPUs with "
+        "float16 arithmetic. `bfloat16`: bfloat16 data and weights with float32 accumulation, on CPUs with such "
+        "instructions. See [precision.md](precision.md).",
     )
     layout: Literal["blocked", "plain"] = Field(
         default="blocked",
-        description="`blocked`: convolutions, and the operators between them, use the layout `NCHW[x]c`, where x is the "
-        "vector length of the target. `plain`: they use the layout of the model.",
+        description="`blocked`: convolutions and the operators between them use `NCHW[x]c`, where x is the target's vector length. "
+        "`plain`: the model's layout.",
     )
     weights: Literal["packed", "plain"] = Field(
         default="packed",
-        description="`packed`: the weights of matrix multiplications are stored in columns of one vector each when the "
-        "library is built. `plain`: they are stored as in the model.",
+        description="`packed`: weights of matrix multiplications are packed into panels of one vector width at build time. "
+        "`plain`: the model's order.",
     )
     plain: list[_Operator] = Field(
         default=[],
-        description="Operators that keep the layout and weights of the model, whatever `layout` and `weights` say.",
+        description="Operators that keep the model's layout and weights, whatever `layout` and `weights` say.",
     )
     winograd: Literal["auto", 0, 2, 4] = Field(
         default="auto",
-        description="Largest tile of the Winograd algorithm, for blocked 3×3 convolutions with stride 1 (on 64-bit ARM also "
-        "2); each layer has the one that is estimated to be fastest, or is computed directly. `2`: as accurate as the direct computation. "
-        "`4`: faster for large images, and five times less accurate. `0`: all are computed directly. "
-        "`auto`: `4`, but `2` with another `precision` than that of the model on CPUs other than 64-bit ARM.",
+        description="Largest Winograd tile for blocked 3×3 convolutions with stride 1 (on 64-bit ARM also 2); an estimate selects "
+        "the tile or direct convolution for each layer. `0`: direct only. `2`: as accurate as direct. `4`: faster for "
+        "large images, with five times the error. `auto`: `4`; but `2` if `precision` is not `model`, except on 64-bit "
+        "ARM.",
     )
     math: Literal["vector", "libm"] = Field(
         default="vector",
-        description="`vector`: exp, log, sigmoid, tanh, erf, sin and cos are computed with vector instructions, accurate to "
-        "8 units in the last place; sin and cos of numbers below 2³¹. `libm`: the C library is called.",
+        description="`vector`: vectorized exp, log, sigmoid, tanh, erf, sin and cos, accurate to 8 ulp (sin and cos below 2³¹). "
+        "`libm`: calls of the C library.",
     )
     vector_bits: Literal[128, 256, 512] | None = Field(
         default=None,
-        description="Width of vectors in bits, at most the widest of the target. Default: the width with which the model's "
-        "convolutions and matrix products take the fewest operations, which is narrow for few channels.",
+        description="Vector width in bits, up to the target's widest. Default: the width that needs the fewest operations for the "
+        "model's convolutions and matrix multiplications.",
     )
     schedules: Literal["rules", "none"] = Field(
         default="rules",
-        description="`rules`: untuned kernels get a schedule that is chosen from their shapes and the target. `none`: "
-        "untuned kernels get no schedule, and are slow.",
+        description="`rules`: schedule rules choose the schedules of untuned kernels. `none`: untuned kernels have no schedule, "
+        "and are slow.",
     )
 
 
@@ -280,33 +282,33 @@ QUANTITIES: Final[Mapping[str, Callable[[str], float]]] = {
 
 
 class Verify(ClosedModel):
-    """The checks of a library: what it is compared with, and how closely it must agree."""
+    """The comparison with the reference, its tolerances, and limits that the library must satisfy."""
 
     against: Literal["reference", "none"] = Field(
         default="reference",
-        description="`reference`: the framework that the model came from. `none`: nothing; the bundle then says that it "
-        "was not verified.",
+        description="`reference`: the model's framework. `none`: nothing; the bundle is then marked as not verified.",
     )
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="A path from the recipe's folder: an npz file with one array for each input, whose first axis is the "
-        "samples, or where that is something else in the model, an axis before it (named `0/INPUT`, `1/INPUT`, … where they have [several sizes](howto/dynamic-shapes.md)); or images, as a folder or a table `file,label` (see [images.md](images.md)). Default: random inputs "
-        "from `seed`.",
+        description="Test data: an npz file with one array per input, with samples along the first axis; or images, as a folder or "
+        "a table `file,label` ([images.md](images.md)). If a model's first axis is not the batch, the samples need an "
+        "additional axis before it; batches of [different sizes](howto/dynamic-shapes.md) are named `0/INPUT`, `1/INPUT`, … "
+        "Default: random inputs.",
     )
     label: str = Field(
-        default="label", description="Name of the array of labels in `data`, for accuracy."
+        default="label", description="Name of the labels array in `data`, for accuracy."
     )
     rtol: float | None = Field(
         default=None,
         ge=0,
-        description="Relative tolerance of an element. Default: 0.001; 0.01 for float16, bfloat16 and quantized models.",
+        description="Relative tolerance per element. Default: 0.001; 0.01 for float16, bfloat16 and quantized models.",
     )
     atol: float | None = Field(
         default=None,
         ge=0,
-        description="Absolute tolerance of an element, whatever the size of the output. Default: a fraction of the "
-        "output's largest value: see [precision.md](precision.md).",
+        description="Absolute tolerance per element. Default: a fraction of the output's largest value. See "
+        "[precision.md](precision.md).",
     )
     min_accuracy: float | None = Field(
         default=None, ge=0, le=1, description="Minimum top-1 accuracy on `data`."
@@ -319,19 +321,18 @@ class Verify(ClosedModel):
     max_memory: str | None = Field(
         default=None,
         examples=["60 MB"],
-        description="Maximum memory of a program that runs the model, such as `60 MB`: the library with its weights, and "
-        "what a context allocates.",
+        description="Maximum memory of the library with its weights and one context, such as `60 MB`.",
     )
     max_size: str | None = Field(
         default=None,
         examples=["5 MB"],
-        description="Maximum size of the library's file, such as `5 MB`.",
+        description="Maximum size of the library file, such as `5 MB`.",
     )
     max_vs: dict[Annotated[str, one_of(PEERS, "a runtime")], Annotated[float, Field(gt=0)]] = Field(
         default={},
         examples=[{"onnxruntime": 1.0}],
-        description="Maximum latency relative to other runtimes, by their names in `compare`, which they are added to; "
-        "`{onnxruntime: 1.0}`: not slower than ONNX Runtime. Both are measured in turns.",
+        description="Maximum latency relative to other runtimes, in interleaved measurements: `{onnxruntime: 1.0}` means not "
+        "slower than ONNX Runtime. Adds the runtimes to `compare`.",
     )
     samples: int = Field(
         default=3, ge=1, le=10_000, description="Number of random batches, without `data`."
@@ -352,16 +353,14 @@ class Verify(ClosedModel):
     ] = Field(
         default=(),
         examples=[["onnxruntime", "openvino"]],
-        description="Other runtimes to compare with the reference and to time in turns with the library, with the same "
-        "inputs and threads: a list of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or "
-        "`auto` for all that are installed. `fixed` builds a library for each of the sizes that one with "
-        "[dimensions](howto/dynamic-shapes.md) is verified at. See [comparison.md](comparison.md).",
+        description="Runtimes to compare with the reference, and to time in interleaved measurements with the same inputs and "
+        "threads. They must be installed; `auto`: all that are. `fixed`: one library per tuning size of a model with [dynamic "
+        "dimensions](howto/dynamic-shapes.md). See [comparison.md](comparison.md).",
     )
     run_on: Literal["auto", "local", "qemu", "rpc", "chromium"] = Field(
         default="auto",
-        description="Where the library runs. `local`: on this machine. `qemu`: on this machine under emulation, without a "
-        "latency. `rpc`: on a device of the target's `remote`. `chromium`: a package for browsers (output `web`) in headless "
-        "Chromium, without a latency. `auto`: same as `local`.",
+        description="`local` or `auto`: this machine. `qemu`: emulation, without latency. `rpc`: a device of the target's "
+        "`remote`. `chromium`: headless Chromium, for the output `web`, without latency.",
     )
 
     @field_validator("compare")
@@ -411,62 +410,60 @@ Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 
 class Quantize(ClosedModel):
-    """The integers that weights and data become, and what they may cost."""
+    """Post-training quantization of a float model, and limits of its error."""
 
     data: str | None = Field(
         default=None,
         min_length=1,
         examples=["calibration.npz"],
-        description="Calibration data: a path from the recipe's folder to an npz file with one array for each input, or to a "
-        "folder of images, as of `verify.data`. Default: `verify.data`.",
+        description="Calibration data: an npz file with one array per input, or a folder of images. Default: `verify.data`.",
     )
     samples: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
         examples=[200],
-        description="How many samples of the data are used: the first ones, or of images some of each folder. Default: up to 128.",
+        description="Number of calibration samples: the first ones, or some images of each folder. Default: up to 128.",
     )
     weights: Literal["int8", "int4", "none"] = Field(
-        default="int8", description="What weights become; `none` leaves them float."
+        default="int8", description="Type of the weights; `none` keeps them float."
     )
     group_size: Literal[32, 64, 128] = Field(
         default=32,
-        description="How many neighboring weights of int4 share a scale: more take less memory (4.5 bits a weight with 32, "
-        "4.125 with 128), and lose more.",
+        description="Weights per scale with `int4`. Larger groups take less memory (4.5 bits per weight with 32, 4.125 with 128) "
+        "and are less accurate.",
     )
     activations: Literal["int8", "dynamic", "none"] = Field(
         default="int8",
-        description="What the data of convolutions and matrix products, and the states of recurrent layers, become: "
-        "`int8` with ranges of the calibration data; `dynamic` with ranges that each call computes, for matrix products; `none` leaves them float, so that only "
-        "weights take less memory.",
+        description="Type of the data of convolutions, matrix multiplications and recurrent states. `int8`: static ranges from the "
+        "calibration data. `dynamic`: each call computes the ranges, for matrix multiplications. `none`: float.",
     )
     method: Method = Field(
         default="mse",
-        description="How the range of a tensor follows from its histogram: the whole range, one that leaves out the "
-        "outermost values, or the one with the least divergence or the least squared error.",
+        description="How the range of a tensor is chosen: minimum and maximum, a percentile, or the least divergence (`entropy`) "
+        "or squared error (`mse`).",
     )
     max_accuracy_drop: float | None = Field(
         default=None,
         ge=0,
         le=100,
         examples=[0.5],
-        description="Most percentage points of top-1 accuracy on `verify.data` that may be lost: the layers that cost most "
-        "stay float until it holds.",
+        description="Maximum loss of top-1 accuracy on `verify.data`, in percentage points. The layers with the largest error stay "
+        "float until the limit holds.",
     )
     max_error: float | None = Field(
         default=None,
         gt=0,
         le=1,
         examples=[0.02],
-        description="Largest root mean square of the error of an output, relative to that of the output: the layers that "
-        "cost most stay float until it holds.",
+        description="Maximum root mean square error of an output, relative to the output. The layers with the largest error stay "
+        "float until the limit holds.",
     )
     skip: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)] = (
         Field(
             default=(),
             examples=[["head/*"]],
-            description="Nodes of the model that stay float: patterns of their names, such as `head/*`.",
+            description="Nodes that stay float: patterns of names, such as `head/*`.",
         )
     )
 
@@ -522,7 +519,7 @@ ReleaseVersion = Annotated[
 
 
 class Gates(ClosedModel):
-    """Limits that every recipe must meet on every target; otherwise no release is made."""
+    """Limits that every recipe must satisfy on every target; otherwise no release is made."""
 
     min_accuracy: float | None = Field(
         default=None,
@@ -536,37 +533,37 @@ class Gates(ClosedModel):
         ge=0.0,
         le=1.0,
         examples=[0.002],
-        description="Maximum loss of accuracy since the last release; 0.002 is 0.2 percentage points.",
+        description="Maximum loss of accuracy since the previous release; 0.002 is 0.2 percentage points.",
     )
     min_coverage: float | None = Field(
         default=None,
         ge=0.0,
         le=1.0,
         examples=[0.9],
-        description="Minimum share of the model's time in tuned kernels, for targets that are tuned.",
+        description="Minimum share of the time in tuned kernels, for tuned targets.",
     )
     max_slowdown: float | None = Field(
         default=None,
         ge=0.0,
         le=100.0,
         examples=[0.05],
-        description="Maximum slowdown since the last release; 0.05 is 5 %. Both are measured again, alternating, "
-        "if they run on this machine.",
+        description="Maximum slowdown since the previous release; 0.05 is 5 %. Both libraries are measured again, interleaved, if "
+        "they run on this machine.",
     )
     max_growth: float | None = Field(
         default=None,
         ge=0.0,
         le=100.0,
         examples=[0.1],
-        description="Maximum growth of any file since the last release; 0.1 is 10 %.",
+        description="Maximum growth of any file since the previous release; 0.1 is 10 %.",
     )
     max_bytes: int | None = Field(
-        default=None, ge=1, examples=[50000000], description="Maximum size of any file, in bytes."
+        default=None, ge=1, examples=[50000000], description="Maximum size of any file in bytes."
     )
 
 
 class Release(ClosedModel):
-    """A folder with all files, their lock file, checksums and a report, made when every gate is passed."""
+    """A folder with all files, their lock file, checksums and a report, made when every gate passes."""
 
     version: ReleaseVersion = Field(
         examples=["1.2.0"],
@@ -577,8 +574,7 @@ class Release(ClosedModel):
         min_length=1,
         max_length=MAX_PATH_LENGTH,
         examples=["../releases"],
-        description="Folder of all releases, from the folder of the pipeline. Default: `releases` in the root of the "
-        "project: see [cli.md](cli.md).",
+        description="Folder of all releases, from the pipeline's folder. Default: `releases` in the [project root](cli.md#project).",
     )
     against: str = Field(
         default=LAST_RELEASE,
@@ -589,11 +585,13 @@ class Release(ClosedModel):
     drop: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
         examples=[["digits/edge"]],
-        description="What this release drops on purpose: `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, or "
-        "`RECIPE/TARGET/verify`. If anything else of the last release is missing, the release fails.",
+        description="Removals on purpose: `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT` or `RECIPE/TARGET/verify`. If anything "
+        "else of the previous release is missing, the release fails.",
     )
     gates: Gates = Field(
-        default=Gates(), examples=[{"max_slowdown": 0.05}], description="Limits that must be met."
+        default=Gates(),
+        examples=[{"max_slowdown": 0.05}],
+        description="Limits that must be satisfied.",
     )
 
     @field_validator("against")
@@ -603,7 +601,7 @@ class Release(ClosedModel):
 
 
 class Retune(ClosedModel):
-    """A tuning budget for all recipes and targets together, spent in rounds on those that gain most."""
+    """A tuning budget for all recipes and targets together, spent in rounds where it gains most."""
 
     trials: int | None = Field(
         default=None,
@@ -617,20 +615,20 @@ class Retune(ClosedModel):
         gt=0.0,
         le=100_000.0,
         examples=[480],
-        description="Maximum minutes of measuring.",
+        description="Maximum measuring time in minutes.",
     )
     round: int = Field(
         default=64,
         ge=1,
         le=100_000,
-        description="Trials that one target of a recipe gets in a round.",
+        description="Trials per round for one target of a recipe.",
     )
     min_gain: float = Field(
         default=0.005,
         ge=0.0,
         le=1.0,
-        description="Smallest relative gain of a round: a target of a recipe that gains less gets no further round. "
-        "Tuning ends when none gains more.",
+        description="Smallest relative gain of a round. A target with less gets no further round; tuning ends when no target has "
+        "more.",
     )
 
     @model_validator(mode="after")

@@ -73,13 +73,13 @@ def check_outputs(outputs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Remote(ClosedModel):
-    """Remote devices to measure on, which TVM's RPC tracker knows."""
+    """Devices of an RPC tracker to measure on."""
 
     key: str = Field(
         min_length=1,
         max_length=100,
         examples=["pi4"],
-        description="Key of these devices at the tracker.",
+        description="Key of the devices at the tracker.",
     )
     tracker: str | None = Field(
         default=None,
@@ -90,13 +90,13 @@ class Remote(ClosedModel):
         default=1,
         ge=0,
         le=1000,
-        description="Priority of requests for a device; a higher number is served first.",
+        description="Priority of requests for a device; higher numbers are served first.",
     )
     timeout_s: float = Field(
         default=60.0,
         gt=0,
         le=86_400,
-        description="Maximum seconds for one measurement on a device, including the upload.",
+        description="Time limit of one measurement in seconds, including the upload.",
     )
 
     @field_validator("key")
@@ -119,7 +119,7 @@ class Remote(ClosedModel):
 
 
 class Toolchain(ClosedModel):
-    """A linker to use instead of the one that is installed with tvmflow."""
+    """A linker to use instead of the one installed with tvmflow."""
 
     linker: str = Field(
         min_length=1,
@@ -130,7 +130,7 @@ class Toolchain(ClosedModel):
     flags: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
         default=DEFAULT_FLAGS,
         examples=[["-shared", "-s"]],
-        description="Arguments, one list item each; `-o` and the files follow them.",
+        description="Arguments, one per list item, before `-o` and the files.",
     )
 
     @field_validator("linker")
@@ -153,21 +153,20 @@ class BuildTarget(ClosedModel):
         pattern=NAME_PATTERN,
         max_length=100,
         examples=["edge"],
-        description="Name; for a target, also that of its folder in `dist`.",
+        description="Name of the target and of its folder in `dist`.",
     )
-    preset: _PresetName | None = Field(default=None, description="Name of a preset.")
+    preset: _PresetName | None = Field(default=None, description="Preset to start from.")
     tvm: dict[str, Json] | None = Field(
         default=None,
         examples=[{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}],
-        description="A target as TVM takes it: its kind, and attributes such as mtriple and mcpu. "
-        "With a preset: attributes that override those of the preset.",
+        description="TVM target: `kind` and attributes such as `mtriple` and `mcpu`. With `preset`: attributes to override.",
     )
     threads: int | None = Field(
         default=None,
         ge=1,
         le=MAX_THREADS,
-        description="Number of threads that kernels are tuned and timed with. Default: the preset's, else the CPUs that "
-        "the run may use. Untuned code is the same for any number.",
+        description="Threads to tune and time with. Default: the preset's, else the CPUs that the run may use. Untuned code does "
+        "not depend on it.",
     )
     num_cores: int | None = Field(
         default=None, ge=1, le=MAX_THREADS, description="Former name of `threads`."
@@ -180,21 +179,21 @@ class BuildTarget(ClosedModel):
     toolchain: Toolchain | None = Field(
         default=None,
         examples=[{"linker": "aarch64-linux-gnu-g++"}],
-        description="Linker to use instead of the one that is installed with tvmflow.",
+        description="Linker to use instead of the one installed with tvmflow.",
     )
     runtime: Runtime | None = Field(
         default=None,
-        description="Runtime of the libraries for this target, instead of that of the recipe.",
+        description="Override of `runtime`.",
     )
     kernels: Kernels | None = Field(
         default=None,
         examples=[{"precision": "mixed"}],
-        description="Overrides of `kernels` for this target.",
+        description="Overrides of `kernels`.",
     )
     tune: TuneOverrides | None = Field(
         default=None,
         examples=[{"trials": 1000}],
-        description="Overrides of `tune` for this target.",
+        description="Overrides of `tune`.",
     )
 
     @model_validator(mode="after")
@@ -277,8 +276,8 @@ class ModelPart(BuildTarget):
     until: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
         examples=[["scores", "boxes"]],
-        description="Tensors at which this part ends; it passes them to the following parts. "
-        "The last part has none: it ends at the outputs of the model.",
+        description="Tensors at which this part ends and which it passes on. Omit it in the last part, which ends at the model's "
+        "outputs.",
     )
 
     @model_validator(mode="after")
@@ -301,27 +300,26 @@ class ModelPart(BuildTarget):
 
 
 class TargetSpec(BuildTarget):
-    """A target: the name of a preset, or a mapping.
+    """A machine to build for: the name of a preset, or a mapping.
 
-    Its `kernels`, `tune`, `outputs` and `verify` override those of the recipe.
+    A mapping describes the machine, and may override fields of the recipe.
     """
 
     levels: Annotated[tuple[_LevelName, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
         examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]],
-        description="Levels of CPUs that one library has code for; it chooses by the CPU that it runs on. "
-        "See [targets.md](targets.md).",
+        description="ISA levels of a multi-ISA library, which selects one by the CPU at run time. See [targets.md](targets.md).",
     )
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         min_length=1,
         examples=[["shared-library", "bundle"]],
-        description="Outputs for this target, instead of those of the recipe.",
+        description="Override of `outputs`.",
     )
     verify: VerifyOverrides | None = Field(
         default=None,
         examples=[{"against": "none"}],
-        description="Overrides of `verify` for this target.",
+        description="Overrides of `verify`.",
     )
     parts: Annotated[tuple[ModelPart, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
@@ -331,7 +329,7 @@ class TargetSpec(BuildTarget):
                 {"name": "decode", "preset": "host"},
             ]
         ],
-        description="Partition of the model: its parts in order, each with a target of its own. See [parts.md](parts.md).",
+        description="Parts of a partitioned model in order, each with a target of its own. See [parts.md](parts.md).",
     )
 
     @field_validator("levels")

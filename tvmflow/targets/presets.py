@@ -76,7 +76,7 @@ PRESETS: Final[dict[str, Preset]] = {
     "x86-64-v4": Preset(_x86("x86-64-v4"), "x86-64 with AVX-512 (servers since about 2017)"),
     "x86-64-any": Preset(
         _x86("x86-64-v2"),
-        "any x86-64 since about 2009: one library with code for SSE4.2, AVX2 and AVX-512",
+        "any x86-64 since about 2009: one multi-ISA library with SSE4.2, AVX2 and AVX-512",
         levels=("x86-64-v2", "x86-64-v3", "x86-64-v4"),
     ),
     "x86-64-v3-musl": Preset(
@@ -104,7 +104,7 @@ PRESETS: Final[dict[str, Preset]] = {
     "aarch64": Preset(_arm("generic"), "any 64-bit ARM on Linux with glibc"),
     "aarch64-any": Preset(
         _arm("generic"),
-        "any 64-bit ARM on Linux with glibc: one library with code for those with dotprod and i8mm too",
+        "any 64-bit ARM on Linux with glibc: one multi-ISA library with dotprod and i8mm",
         levels=("armv8-a", "dotprod", "i8mm"),
     ),
     "aarch64-musl": Preset(_cpu("aarch64-linux-musl", "generic"), "any 64-bit ARM on Alpine Linux"),
@@ -145,7 +145,7 @@ PRESETS: Final[dict[str, Preset]] = {
     ),
     "browser": Preset(
         {"kind": "webgpu", "host": _WASM},
-        "browsers: WebGPU, and WebAssembly where there is none (output web)",
+        "browsers: WebGPU, with WebAssembly as fallback (output web)",
     ),
     "cortex-m7": Preset(_board("thumbv7em", "cortex-m7"), "microcontrollers with a Cortex-M7"),
     "cortex-m55": Preset(

@@ -52,12 +52,11 @@ _VERSION_TIMEOUT_S: Final = 60.0
 
 
 class MxnetCheckpoint(ClosedModel):
-    """An MXNet checkpoint, as `mx.model.load_checkpoint(prefix, epoch)` names it."""
+    """An MXNet checkpoint, with the arguments of `mx.model.load_checkpoint(prefix, epoch)`."""
 
     prefix: NamedFile = Field(
         examples=["models/digits"],
-        description="Path of the checkpoint without `-symbol.json` and `-0000.params`, from the recipe's folder, or an "
-        "address: see [sources.md](sources.md).",
+        description="Path or [address](sources.md) of the checkpoint without `-symbol.json` and `-0000.params`.",
     )
     epoch: int = Field(
         ge=0, le=_MAX_EPOCH, examples=[10], description="The number in `prefix-NNNN.params`."

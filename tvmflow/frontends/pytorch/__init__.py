@@ -53,8 +53,7 @@ class PytorchSource(OneFile):
     pytorch: NamedFile | None = Field(
         default=None,
         examples=["models/resnet18.pt2"],
-        description="An archive of `torch.export.save` (`.pt2`): a path from the recipe's folder, or an address: see "
-        "[sources.md](sources.md).",
+        description="An archive of `torch.export.save` (`.pt2`): a path or an [address](sources.md). See [pytorch.md](pytorch.md).",
     )
 
 

@@ -49,8 +49,7 @@ class TfliteSource(OneFile):
     tflite: NamedFile | None = Field(
         default=None,
         examples=["models/detector.tflite"],
-        description="A TFLite (LiteRT) file: a path from the recipe's folder, or an address: see "
-        "[tflite.md](tflite.md) and [sources.md](sources.md).",
+        description="A TFLite (LiteRT) file: a path or an [address](sources.md). See [tflite.md](tflite.md).",
     )
 
 
