@@ -439,7 +439,7 @@ def keywords(channels: int = 64) -> onnx.ModelProto:
     return net.model({"x": (1, 1, 49, 10)}, net.dense(y, channels, 12))
 
 
-def open_sizes(
+def dynamic_shapes(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int | str, ...]]
 ) -> onnx.ModelProto:
     """Return a model whose inputs have other sizes, some of them named."""

@@ -39,7 +39,7 @@ TARGETS: Final = (
 NETWORKS: Final = {
     name: make
     for name, make in inspect.getmembers(_nets, inspect.isfunction)
-    if make.__module__ == "_nets" and not name.startswith("_") and name != "open_sizes"
+    if make.__module__ == "_nets" and not name.startswith("_") and name != "dynamic_shapes"
 }
 
 Digests = dict[str, dict[str, golden.Digests]]

@@ -83,7 +83,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]
     """Build a network and call it at all sizes; return the rows, and the seconds of both builds."""
     case = CASES[name]
     path = folder / f"{name}.onnx"
-    onnx.save(_nets.open_sizes(case.make(), {"x": case.shape}), path)
+    onnx.save(_nets.dynamic_shapes(case.make(), {"x": case.shape}), path)
     own = folder / "open"
     own.mkdir()
     opened, seconds = build(

@@ -185,7 +185,7 @@ def suggest_recipe(names: Names) -> str:
     return problem.text.split("\n\n")[1] + "\n"
 
 
-def suggest_open_recipe(names: Names) -> str:
+def suggest_dynamic_recipe(names: Names) -> str:
     inputs = [ModelInput(name, "float32", (1, name, 3)) for name in names]
     (problem,) = find_input_problems(inputs, [])
     return problem.text.split("\n\n")[3] + "\n"
@@ -294,7 +294,7 @@ PROGRAMS: Final[dict[str, Callable[[Names], str]]] = {
 RECIPES: Final[dict[str, Callable[[Names], str]]] = {
     "recipe of init": write_new_recipe,
     "suggested inputs": suggest_recipe,
-    "suggested dimensions": suggest_open_recipe,
+    "suggested dimensions": suggest_dynamic_recipe,
 }
 """What writes YAML."""
 

@@ -13,7 +13,7 @@ from tests.support.shared import shared_folder
 
 if TYPE_CHECKING:
     from tests.support.cache_server import Cache
-    from tests.support.open_programs import OpenBundles
+    from tests.support.dynamic_programs import DynamicBundles
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ def _shared_bundle(factory: pytest.TempPathFactory, name: str, **options: Any) -
 
 
 @pytest.fixture(scope="session")
-def open_bundles(tmp_path_factory: pytest.TempPathFactory) -> OpenBundles:
+def dynamic_bundles(tmp_path_factory: pytest.TempPathFactory) -> DynamicBundles:
     """Random networks with dynamic shapes, compiled once."""
-    from tests.support import open_programs
+    from tests.support import dynamic_programs
 
-    folder = shared_folder(tmp_path_factory, "open-bundles", open_programs.make_bundles)
-    return open_programs.OpenBundles(folder)
+    folder = shared_folder(tmp_path_factory, "open-bundles", dynamic_programs.make_bundles)
+    return dynamic_programs.DynamicBundles(folder)
 
 
 @pytest.fixture

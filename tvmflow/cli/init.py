@@ -155,7 +155,7 @@ def init(options: InitOptions) -> int:
     store = options.store.open() if is_downloaded else options.store.locate()
     model = read_model(chosen, folder, store)
     recipe = write_recipe(
-        model, choices(chosen)._replace(is_open=options.open, is_quantized=options.quantize)
+        model, choices(chosen)._replace(is_dynamic=options.open, is_quantized=options.quantize)
     )
     if options.stdout:
         sys.stdout.write(recipe.text)
@@ -163,7 +163,7 @@ def init(options: InitOptions) -> int:
     write_file(path, recipe.text)
     print_notes(options, f"{path}: the recipe of {chosen.model}", *_mark_root(folder))
     print_notes(options, *recipe.describe_batch())
-    print_notes(options, "", *_describe_next(path, recipe, is_open=options.open))
+    print_notes(options, "", *_describe_next(path, recipe, is_dynamic=options.open))
     return EXIT_OK
 
 
@@ -219,7 +219,7 @@ def _mark_root(folder: Path) -> list[str]:
     ]
 
 
-def _describe_next(path: Path, recipe: NewRecipe, *, is_open: bool) -> list[str]:
+def _describe_next(path: Path, recipe: NewRecipe, *, is_dynamic: bool) -> list[str]:
     commands: Mapping[str, str] = {
         f"tvmflow plan {shell_word(str(path))}": "what will be done",
         f"tvmflow run {shell_word(str(path))}": "build, verify, deliver to "
@@ -229,7 +229,7 @@ def _describe_next(path: Path, recipe: NewRecipe, *, is_open: bool) -> list[str]
     lines = [f"  {command:<{width}}   # {text}" for command, text in commands.items()]
     if recipe.open_lines:
         place = f"in place of each SIZE ({path}:{recipe.open_lines[0]})"
-        if is_open:
+        if is_dynamic:
             return [f"next: write the largest size {place}, then", *lines]
         return [
             f"next: write a number {place}, or keep them open (init --open --force), then",

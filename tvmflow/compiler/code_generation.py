@@ -22,14 +22,14 @@ from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.contraction.machine import converts_float16, is_cpu
-from tvmflow.compiler.last_vectors import mask_last_vectors, overlap_last_vectors
-from tvmflow.compiler.open_tiles import (
+from tvmflow.compiler.dynamic_tiles import (
     PARTITION_HINT,
     SIZE_TYPES,
-    name_open_lengths,
-    split_open_tiles,
-    start_open_reductions,
+    name_dynamic_lengths,
+    split_dynamic_tiles,
+    start_dynamic_reductions,
 )
+from tvmflow.compiler.last_vectors import mask_last_vectors, overlap_last_vectors
 from tvmflow.compiler.vector_code import (
     join_narrow_stores,
     keep_product_loops,
@@ -117,7 +117,7 @@ class _Lets:
 
 
 @kernel_pass
-def keep_open_places_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def keep_dynamic_indices_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Store products and quotients of open sizes in buffers.
 
     Code generation simplifies each index with the values of all variables in their places, but does not look into
@@ -410,15 +410,15 @@ CPU_PASSES: Final = (
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
     _start_pools_at_infinity,
-    start_open_reductions,
+    start_dynamic_reductions,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,
     _simplify_predicates,
-    split_open_tiles,
+    split_dynamic_tiles,
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
-    name_open_lengths,
+    name_dynamic_lengths,
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.StmtSimplify,
     s_tir.transform.AnnotateIrregularLoop,

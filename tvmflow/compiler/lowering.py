@@ -33,10 +33,10 @@ from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.types import Json
-from tvmflow.graph import ir, open_sizes
+from tvmflow.graph import dynamic_shapes, ir
+from tvmflow.graph.dynamic_shapes import Representative
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.graph.marks import KernelNodes, NodeTracker
-from tvmflow.graph.open_sizes import Representative
 from tvmflow.runtime.weights import read_safetensors
 
 # ---------------------------------------------------------------- vector width
@@ -277,7 +277,7 @@ def lower(
     with target, tvm.transform.PassContext(opt_level=3):
         kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, tracker, dump)
     return LoweredModel(
-        mod=open_sizes.with_numbers(kernels),
+        mod=dynamic_shapes.with_numbers(kernels),
         weight_names=names,
         weight_mod=split_weights(graph),
         width=width,

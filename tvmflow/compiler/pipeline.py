@@ -38,7 +38,7 @@ from tvmflow.compiler.passes.group_norm import GroupNormRewriter
 from tvmflow.compiler.passes.legalize import make_operator_kernels
 from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
-from tvmflow.compiler.passes.own_sizes import give_own_sizes, group_open_reshapes, order_sizes
+from tvmflow.compiler.passes.own_sizes import give_own_sizes, group_dynamic_reshapes, order_sizes
 from tvmflow.compiler.passes.pixels import merge_fixed_pixels
 from tvmflow.compiler.passes.plain_images import PoolRewriter, ResizeRewriter
 from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequantizeFolder
@@ -201,7 +201,7 @@ KERNEL_PHASES: Final[Phases] = {
         _rewriting("sorts", SortRewriter, LoweringContext.sorts_on_cpu),
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
-        _pass("open_reshapes", group_open_reshapes, operators=["relax.reshape"]),
+        _pass("dynamic_reshapes", group_dynamic_reshapes, operators=["relax.reshape"]),
         LoweringPass("legalize_ops", make_operator_kernels),
         _pass("order_sizes", order_sizes),
     ),

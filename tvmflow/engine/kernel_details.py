@@ -192,15 +192,15 @@ def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> Kerne
     tuned = next((w for w in search.workloads if w.name == workload), None) if search else None
     judged = next((k for k in chosen.kernels if k.name == workload), None) if chosen else None
     untuned = judged or tuned
-    is_open = bool(tuned and tuned.sizes)
+    is_dynamic = bool(tuned and tuned.sizes)
     return KernelDetails(
         row,
         nodes=tuple(call.nodes for call in list_kernel_calls(facts).get(kernel, ())),
         untuned_s=_seconds(untuned and untuned.untuned_us),
         tuned_s=_seconds(judged and judged.tuned_us),
-        flops=None if is_open else (judged and judged.flops) or None,
+        flops=None if is_dynamic else (judged and judged.flops) or None,
         peak_gflops=chosen and chosen.peak_gflops,
-        least_s=None if is_open else _seconds(tuned and tuned.roofline_us),
+        least_s=None if is_dynamic else _seconds(tuned and tuned.roofline_us),
         trials=tuned and tuned.trials,
         failed=tuned.failed if tuned else 0,
         best_trial_s=_seconds(tuned and tuned.best_us),

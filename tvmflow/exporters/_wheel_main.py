@@ -47,7 +47,7 @@ def _usage(model: Model) -> str:
 def _run(model: Model, inputs: Path, outputs: Path) -> None:
     if not inputs.is_file():
         raise BundleError(f"there is no file {inputs}")
-    if model.open_tensors is not None:
+    if model.dynamic_tensors is not None:
         # they have sizes of their own, and are one call
         arrays = read_npz(inputs, str(inputs))
         write_npz(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_ELEMENTS: Final = 1 << 31
 """The most elements of a tensor: its indices are 32-bit integers in compiled code."""
 
-OPEN_FIX: Final = (
+DYNAMIC_FIX: Final = (
     "write numbers in place of `dimensions`, and a library for each under `variants` in the recipe"
 )
 """The remedy for an operator that cannot follow the dimensions."""

@@ -154,7 +154,7 @@ class Frontend(ABC):
             ImportFailed: when a file is not of this framework.
         """
 
-    def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
+    def list_dynamic_inputs(self, files: Files) -> Sequence[ModelInput]:
         """Return the inputs that a new recipe names; all files of the model are there."""
         return self.read_facts(files).inputs
 

@@ -53,9 +53,11 @@ def find_input_problems(
     """
     yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)
-    if len(pairs) <= MAX_SIGNATURE and any(_is_open(*pair) for pair in pairs):
+    if len(pairs) <= MAX_SIGNATURE and any(_needs_size(*pair) for pair in pairs):
         lines = suggest_inputs(inputs, requests)
-        advice = f", with a number for each {SIZE}" if any(line.is_open for line in lines) else ""
+        advice = (
+            f", with a number for each {SIZE}" if any(line.needs_size for line in lines) else ""
+        )
         text = "\n".join(["inputs:", *(line.text for line in lines)])
         text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
         if open_lines := suggest_dimensions(inputs, requests):
@@ -311,7 +313,7 @@ def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[Siz
     return f"{text}and the value has shape {list(shape)}{advice}"
 
 
-def _is_open(value: ModelInput, request: InputRequest) -> bool:
+def _needs_size(value: ModelInput, request: InputRequest) -> bool:
     """Return whether the recipe has to give the shape of an input, and does not."""
     if value.problem or _requested_shape(request) is not None:
         return False
@@ -333,7 +335,7 @@ class InputLine(NamedTuple):
     """A line below `inputs:` in a recipe, and whether SIZE stands in it for a size."""
 
     text: str
-    is_open: bool
+    needs_size: bool
 
 
 def suggest_inputs(
@@ -343,7 +345,7 @@ def suggest_inputs(
     return [
         InputLine(
             f"  {_yaml_line(value, request)}",
-            _is_open(value, request) and SIZE in suggest_shape(value),
+            _needs_size(value, request) and SIZE in suggest_shape(value),
         )
         for value, request in _pair(inputs, requests)
         if not value.problem
@@ -363,7 +365,7 @@ def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputReq
     lines = []
     for value, request in pairs:
         shape = None
-        if _is_open(value, request):
+        if _needs_size(value, request):
             # of unknown sizes, the first is a batch, and somebody knows the others
             dims = ("", SIZE) if value.dims is None else value.dims
             shape = [

@@ -15,7 +15,7 @@ import tvm_ffi.serialization
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.graph.open_sizes import is_open, sizes_of
+from tvmflow.graph.dynamic_shapes import is_dynamic, sizes_of
 
 
 def load_json(text: str) -> Any:
@@ -339,7 +339,7 @@ def is_view(function: tirx.PrimFunc) -> bool:
 
 def _have_same_length(first: Any, second: Any) -> bool:
     """Return whether two shapes have the same number of elements, whatever their open sizes are."""
-    if not any(map(is_open, (*first, *second))):
+    if not any(map(is_dynamic, (*first, *second))):
         return prod(map(int, first)) == prod(map(int, second))
     lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]
     return bool(tvm.sym.Analyzer().can_prove_equal(*lengths))

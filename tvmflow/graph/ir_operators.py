@@ -17,7 +17,7 @@ from tvm.ir.op import Op, _ffi_api, register_op_attr
 from typing_extensions import Self
 
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import IrSize, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, sizes_of
 
 GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """The number of gates of each kind of recurrent layer."""

@@ -74,14 +74,14 @@ class Choices(NamedTuple):
     """The choices of a user for a recipe.
 
     Attributes:
-        is_open: Whether sizes that the model leaves open stay so, as dimensions.
+        is_dynamic: Whether sizes that the model leaves open stay so, as dimensions.
         is_quantized: Whether the model becomes one of integers.
     """
 
     targets: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = {}
     minutes: float | None = None
-    is_open: bool = False
+    is_dynamic: bool = False
     is_quantized: bool = False
 
 
@@ -139,7 +139,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
     paths = {file.role: Path(file.path) for file in files}
     try:
         outputs = FRONTENDS[kind].read_facts(paths).outputs
-        inputs = FRONTENDS[kind].list_open_inputs(paths)
+        inputs = FRONTENDS[kind].list_dynamic_inputs(paths)
     except ImportFailed as error:
         raise UsageError(error.message, fix=error.fix) from error
     if problems := list(find_output_problems([output.name for output in outputs])):
@@ -243,7 +243,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
     """Return the recipe of a model; UsageError when a choice does not fit the model, or names nothing."""
     requests = _check_shapes(model, choices.shapes)
     inputs = suggest_inputs(model.inputs, requests)
-    dimensions = _list_dimensions(model, requests) if choices.is_open else []
+    dimensions = _list_dimensions(model, requests) if choices.is_dynamic else []
     if dimensions:
         inputs = dimensions
     head = [
@@ -252,7 +252,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         "recipe: 1",
         write_yaml({"name": model.name}).strip(),
         *write_yaml({"model": dict(model.source)}).splitlines(),
-        *_head_inputs(inputs, is_open=bool(dimensions)),
+        *_head_inputs(inputs, is_dynamic=bool(dimensions)),
     ]
     lines = [
         *head,
@@ -265,7 +265,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         f"  against: reference      # {FRONTENDS[model.kind].REFERENCE.name}, on random inputs",
         "  # data: samples.npz     # real inputs, with labels for the accuracy; or a folder of images",
     ]
-    open_lines = tuple(at for at, line in enumerate(inputs, len(head) + 1) if line.is_open)
+    open_lines = tuple(at for at, line in enumerate(inputs, len(head) + 1) if line.needs_size)
     unknown = {request.name for request in requests if request.shape is None and not dimensions}
     shapes = {value.name: tuple(suggest_shape(value)) for value in model.inputs}
     open_shapes = {
@@ -337,14 +337,14 @@ def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[Inp
             "--open: the model leaves no sizes open",
             fix="leave --open out, or export the model with dynamic dimensions",
         )
-    return [InputLine(line, is_open=SIZE in line) for line in lines]
+    return [InputLine(line, needs_size=SIZE in line) for line in lines]
 
 
-def _head_inputs(inputs: Sequence[InputLine], *, is_open: bool) -> list[str]:
-    has_sizes = any(line.is_open for line in inputs)
-    number = "the largest size" if is_open else "a number"
+def _head_inputs(inputs: Sequence[InputLine], *, is_dynamic: bool) -> list[str]:
+    has_sizes = any(line.needs_size for line in inputs)
+    number = "the largest size" if is_dynamic else "a number"
     note = f"# The model leaves sizes open: write {number} in place of each {SIZE}."
-    title = [] if is_open or not inputs else ["inputs:"]
+    title = [] if is_dynamic or not inputs else ["inputs:"]
     return [*([note] if has_sizes else []), *title]
 
 

@@ -433,12 +433,12 @@ class InputSpec(ClosedModel):
 
     @model_validator(mode="after")
     def _check_image(self) -> InputSpec:
-        is_open = bool(self.dimension_names)
+        is_dynamic = bool(self.dimension_names)
         if (
             self.image is not None
             and self.shape is not None
             and self.dtype is not None
-            and not is_open
+            and not is_dynamic
         ):
             spec = TensorSpec("", self.shape, self.dtype)
             try:

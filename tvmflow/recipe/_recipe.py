@@ -135,7 +135,9 @@ def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -
             raise field_error(text, *loc, name)
 
 
-def _check_open_shape(spec: InputSpec, dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
+def _check_dynamic_shape(
+    spec: InputSpec, dimensions: Mapping[str, DimensionSpec], *loc: str
+) -> None:
     """Check the names in a shape, its elements at the largest sizes, and images of such a shape."""
     for axis, size in enumerate(spec.shape or ()):
         if isinstance(size, str) and size not in dimensions:
@@ -152,10 +154,10 @@ def _check_open_shape(spec: InputSpec, dimensions: Mapping[str, DimensionSpec], 
         names = " and ".join(f"{d.name} at {d.max}" for d in request.dimensions)
         raise field_error(f"has more than 2^31 elements with {names}", *loc, "shape")
     if spec.image is not None:
-        _check_open_image(spec, request, *loc)
+        _check_dynamic_image(spec, request, *loc)
 
 
-def _check_open_image(spec: InputSpec, request: InputRequest, *loc: str) -> None:
+def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> None:
     """Check that images become an input whose batch alone is open."""
     if any(isinstance(size, str) for size in request.sizes[1:]):
         text = "makes images of one size, and the input has an open one besides its batch: leave one of them out"
@@ -383,9 +385,9 @@ class Recipe(ClosedModel):
 
     @model_validator(mode="after")
     def _check_dimensions(self) -> Recipe:
-        used = self._check_open_shapes((), self.inputs)
+        used = self._check_dynamic_shapes((), self.inputs)
         for name, variant in self.variants.items():
-            used |= self.for_variant(name)._check_open_shapes(("variants", name), variant.inputs)
+            used |= self.for_variant(name)._check_dynamic_shapes(("variants", name), variant.inputs)
         sections: dict[tuple[str, ...], Mapping[str, DimensionSpec]] = {
             ("dimensions",): self.dimensions
         }
@@ -402,7 +404,7 @@ class Recipe(ClosedModel):
                 raise field_error(text, "targets", index)
         return self
 
-    def _check_open_shapes(
+    def _check_dynamic_shapes(
         self, owner: tuple[str, ...], overrides: Mapping[str, InputSpec]
     ) -> set[str]:
         """Check the dimensions and the shapes with names, and return the names that shapes have."""
@@ -411,7 +413,7 @@ class Recipe(ClosedModel):
         for name, spec in self.inputs.items():
             own = overrides.get(name)
             is_own = own is not None and "shape" in own.model_fields_set
-            _check_open_shape(spec, self.dimensions, *(owner if is_own else ()), "inputs", name)
+            _check_dynamic_shape(spec, self.dimensions, *(owner if is_own else ()), "inputs", name)
             used.update(spec.dimension_names)
         return used
 

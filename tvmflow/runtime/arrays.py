@@ -248,7 +248,7 @@ class CallTensors(NamedTuple):
     new_outputs: tuple[Callable[[], Array], ...]
 
 
-class OpenTensors:
+class DynamicTensors:
     """The inputs and outputs of a model with dimensions."""
 
     def __init__(self, signature: Mapping[str, Json]) -> None:
@@ -304,12 +304,12 @@ def _sizes_of(spec: TensorSpec) -> tuple[Size, ...]:
     return spec.sizes or spec.shape
 
 
-def read_open_tensors(signature: Mapping[str, Json]) -> OpenTensors | None:
+def read_dynamic_tensors(signature: Mapping[str, Json]) -> DynamicTensors | None:
     """Return the tensors of a signature with dimensions; None for one of fixed sizes."""
-    return OpenTensors(signature) if signature.get("dimensions") else None
+    return DynamicTensors(signature) if signature.get("dimensions") else None
 
 
-def check_open_sizes(signature: Mapping[str, Json]) -> int:
+def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
     """Check the dimensions of a signature, and the sizes that depend on them.
 
     Returns:

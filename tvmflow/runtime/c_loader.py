@@ -29,7 +29,7 @@ from tvmflow.runtime.arrays import (
     allocate_aligned,
     describe_in_c,
     list_codes,
-    read_open_tensors,
+    read_dynamic_tensors,
 )
 from tvmflow.runtime.programs import Call, Observe, Record, wrong_value_error
 
@@ -212,7 +212,7 @@ class NativeProgram:
 
     Attributes:
         threads: The threads of each call, at most.
-        open_tensors: The inputs and outputs where sizes are open; else None.
+        dynamic_tensors: The inputs and outputs where sizes are open; else None.
         level: The level of CPUs whose code it runs; empty for a library with code for one CPU.
 
     Raises:
@@ -233,7 +233,7 @@ class NativeProgram:
         self.loaded = _LoadedLibrary(path, prefix)
         self.weights = weights
         self.threads = threads
-        self.open_tensors = read_open_tensors(signature)
+        self.dynamic_tensors = read_dynamic_tensors(signature)
         # what a machine lacks is told when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
@@ -253,10 +253,10 @@ class NativeProgram:
 
     def _check_dimensions(self) -> None:
         """Check that the same sizes are open in the library as in the signature; else BundleError."""
-        if self.open_tensors is None and not self.dimension_names:
+        if self.dynamic_tensors is None and not self.dimension_names:
             return
-        if self.open_tensors is not None:
-            known = self.open_tensors
+        if self.dynamic_tensors is not None:
+            known = self.dynamic_tensors
             tensors = [tuple(map(describe_in_c, specs)) for specs in (known.inputs, known.outputs)]
             described = [self._described_inputs, self._described_outputs]
             is_same = self._read_dimensions() == list_codes(known.dimensions)
@@ -286,12 +286,12 @@ class NativeProgram:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Its inputs."""
-        return self.open_tensors.inputs if self.open_tensors else self._described_inputs
+        return self.dynamic_tensors.inputs if self.dynamic_tensors else self._described_inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Its outputs."""
-        return self.open_tensors.outputs if self.open_tensors else self._described_outputs
+        return self.dynamic_tensors.outputs if self.dynamic_tensors else self._described_outputs
 
     @cached_property
     def _described_inputs(self) -> tuple[TensorSpec, ...]:
@@ -340,8 +340,8 @@ class NativeProgram:
         if outputs is None:
             outputs = [None] * len(self.outputs)
         new_outputs: Sequence[Callable[[], Array]] = self._new_outputs
-        if self.open_tensors is not None:
-            new_outputs = self.open_tensors.tensors_of(inputs).new_outputs
+        if self.dynamic_tensors is not None:
+            new_outputs = self.dynamic_tensors.tensors_of(inputs).new_outputs
         return [
             new() if array is None else array
             for array, new in zip(outputs, new_outputs, strict=True)
@@ -352,8 +352,8 @@ class NativeProgram:
         """Give a call with inputs that are in place; outputs are always the same arrays."""
         placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
         specs = self.outputs
-        if self.open_tensors is not None:
-            specs = self.open_tensors.tensors_of(inputs).outputs
+        if self.dynamic_tensors is not None:
+            specs = self.dynamic_tensors.tensors_of(inputs).outputs
         outputs = [allocate_aligned(spec) for spec in specs]
         context = self._take_context()
         try:
@@ -474,7 +474,7 @@ class _Context:
         outputs, self._outputs = _make_buffers(library.outputs)
         arguments = (self._handle, inputs, len(inputs), outputs, len(outputs))
         self._call = partial(functions["run"], *arguments)
-        self._open = library.open_tensors
+        self._open = library.dynamic_tensors
         self._dimension_names = library.dimension_names if self._open else []
         self._tensors: CallTensors | None = None
         self._bounded = [

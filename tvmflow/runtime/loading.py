@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
 from tvmflow.core.types import Array, Json, TensorSpec
-from tvmflow.runtime.arrays import check_open_sizes
+from tvmflow.runtime.arrays import check_dynamic_shapes
 from tvmflow.runtime.bundles import (
     C_RUNTIME,
     DEFAULT_MAX_BYTES,
@@ -157,7 +157,7 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
     import numpy as np
 
     with _damaged_documents(path):
-        total = check_open_sizes(signature)
+        total = check_dynamic_shapes(signature)
         for direction in ("inputs", "outputs"):
             specs = [TensorSpec.from_json(entry) for entry in signature[direction]]
             if len({spec.name for spec in specs}) < len(specs):

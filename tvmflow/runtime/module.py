@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec, shape_text
-from tvmflow.runtime.arrays import match_inputs, match_outputs, read_open_tensors
+from tvmflow.runtime.arrays import match_inputs, match_outputs, read_dynamic_tensors
 from tvmflow.runtime.image_files import list_images, read_pixels
 from tvmflow.runtime.images import Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import BEST, Prediction, read_labels
@@ -53,7 +53,7 @@ class Module:
         dimensions: The sizes that each call chooses; none where all are fixed.
         images: The preprocessing of each input that takes images, by name.
         classes: The names of the classes, and what their scores are; None where the model has none.
-        open_tensors: The inputs and outputs of a model with dimensions; None for one of fixed sizes.
+        dynamic_tensors: The inputs and outputs of a model with dimensions; None for one of fixed sizes.
         parts: The parts of a partitioned model by name, in order; empty for any other.
         program: The code.
     """
@@ -72,7 +72,7 @@ class Module:
         self.images = read_preprocessing(manifest, self.inputs)
         self.classes = read_labels(manifest)
         self.parts = dict(parts or {})
-        self.open_tensors = read_open_tensors(signature)
+        self.dynamic_tensors = read_dynamic_tensors(signature)
         self.program = program
         self._output_names = [spec.name for spec in self.outputs]
 
@@ -118,8 +118,8 @@ class Module:
         """
         inputs = self._match(feed)
         outputs = self.outputs
-        if out is not None and self.open_tensors is not None:
-            outputs = self.open_tensors.tensors_of(inputs).outputs
+        if out is not None and self.dynamic_tensors is not None:
+            outputs = self.dynamic_tensors.tensors_of(inputs).outputs
         results = self.program.run(inputs, match_outputs(outputs, out, self))
         return dict(zip(self._output_names, results, strict=True))
 
@@ -271,8 +271,8 @@ class Module:
                 )
             feed = {self.inputs[0].name: feed}
         arrays = match_inputs(self.inputs, feed, self)
-        if self.open_tensors is not None:
-            self.open_tensors.tensors_of(arrays)
+        if self.dynamic_tensors is not None:
+            self.dynamic_tensors.tensors_of(arrays)
         return arrays
 
 

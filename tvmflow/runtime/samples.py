@@ -161,7 +161,7 @@ def make_samples(
     if dimensions:
         numbered = _group_numbered(arrays, label)
         groups = [
-            _make_open_samples(
+            _make_dynamic_samples(
                 inputs, group, dimensions, f"{source}, batch {name}" if name else source
             )
             for name, group in numbered.items()
@@ -263,7 +263,7 @@ def _check_labels(
         )
 
 
-def _make_open_samples(
+def _make_dynamic_samples(
     inputs: Sequence[TensorSpec],
     arrays: Mapping[str, AnyArray],
     dimensions: Sequence[Dimension],
@@ -273,7 +273,7 @@ def _make_open_samples(
     if _count_stacked(inputs, arrays):
         return _make_stacked_samples(inputs, arrays, dimensions, source)
     names = [spec.name for spec in inputs]
-    problems = [*filter(None, (_open_mismatch_reason(spec, arrays) for spec in inputs))]
+    problems = [*filter(None, (_dynamic_mismatch_reason(spec, arrays) for spec in inputs))]
     sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
     if not problems:
         shapes = {name: arrays[name].shape for name in names}
@@ -295,7 +295,7 @@ def _make_open_samples(
 
             return Samples(_Batches(make, range(1)), count, None, 0)
     if not problems:
-        batches = _divide_open(inputs, arrays, dimensions, batch_size, source)
+        batches = _divide_dynamic(inputs, arrays, dimensions, batch_size, source)
         try:
             # all others are as the first one
             for place in {0, len(batches) - 1}:
@@ -331,7 +331,7 @@ def _make_stacked_samples(
     """Return a batch for each sample along an axis before those of the model."""
     import numpy as np
 
-    problems = [*filter(None, (_open_mismatch_reason(spec, arrays) for spec in inputs))]
+    problems = [*filter(None, (_dynamic_mismatch_reason(spec, arrays) for spec in inputs))]
     found = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     stacked = {spec.name for spec in inputs if _is_stacked(spec, found.get(spec.name))}
     shapes = {name: array.shape[name in stacked :] for name, array in found.items()}
@@ -364,7 +364,7 @@ def _make_stacked_samples(
     return Samples(_Batches(make, range(count)), count, None, 0, is_stacked=True)
 
 
-def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
+def _dynamic_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
     """Return why the array of an input does not fit whatever the sizes are, or an empty string."""
     array = arrays.get(spec.name)
     if array is None:
@@ -388,7 +388,7 @@ def _find_batch_size(
     return largest[size] if isinstance(size, str) else size
 
 
-def _divide_open(
+def _divide_dynamic(
     inputs: Sequence[TensorSpec],
     arrays: Mapping[str, AnyArray],
     dimensions: Sequence[Dimension],

@@ -49,8 +49,10 @@ _MAX_WEIGHT_BYTES: Final = 1 << 30
 def _is_needed(recipe: Recipe) -> bool:
     """Return whether a recipe's budget allows for it, and its options leave something to choose."""
     tune, kernels = recipe.tune, recipe.kernels
-    is_open = kernels.layout == "blocked" and kernels.winograd != 0 and kernels.precision == "model"
-    return is_open and kernels.schedules == "rules" and tune.measures_choices
+    has_alternatives = (
+        kernels.layout == "blocked" and kernels.winograd != 0 and kernels.precision == "model"
+    )
+    return has_alternatives and kernels.schedules == "rules" and tune.measures_choices
 
 
 TRAITS: Final = StageTraits(

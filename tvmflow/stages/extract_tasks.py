@@ -79,7 +79,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
     """Write the workloads of the lowered model under their durable keys."""
     from tvmflow.compiler.c_program.program import check_program, find_runtime
     from tvmflow.compiler.lowering import LoweredModel
-    from tvmflow.graph.open_sizes import read_dimensions
+    from tvmflow.graph.dynamic_shapes import read_dimensions
     from tvmflow.tuning.workloads import extract_workloads
 
     mod = LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
@@ -98,7 +98,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
             "flops": workload.flops,
             "tunable": not workload.untunable_reason,
             "reason": workload.untunable_reason,
-            **({"sizes": sizes} if workload.has_open_sizes else {}),
+            **({"sizes": sizes} if workload.has_dynamic_shape else {}),
         }
         for workload in workloads
     ]

@@ -22,7 +22,7 @@ from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.memory import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.base import OPEN_FIX, InputRequest, LoadedModel
+from tvmflow.frontends.base import DYNAMIC_FIX, InputRequest, LoadedModel
 from tvmflow.frontends.frontend import Frontend
 from tvmflow.frontends.inputs import DEFAULT_DTYPE, array_of, check_inputs, resolve_inputs
 from tvmflow.recipe import InputSpec, Recipe
@@ -165,7 +165,7 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     try:
         loaded, constants = _load(settings, dimensions, context.inputs)
     except ImportFailed as error:
-        if OPEN_FIX not in error.fix:
+        if DYNAMIC_FIX not in error.fix:
             raise
         advice = _advise_sizes(settings, dimensions, context.inputs, error.message)
         raise ImportFailed(error.message, fix=advice + error.fix) from error
@@ -251,7 +251,7 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
 def _add_dimensions(mod: tvm.IRModule, dimensions: Sequence[Dimension]) -> None:
     """Let `main` carry the dimensions."""
     if dimensions:
-        from tvmflow.graph.open_sizes import with_dimensions
+        from tvmflow.graph.dynamic_shapes import with_dimensions
 
         main = mod.get_global_var("main")
         mod.update_func(main, with_dimensions(mod[main], dimensions))
@@ -311,7 +311,7 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
 
 def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
     """Return the smallest and the largest sizes of the dimensions, each with a text for messages."""
-    from tvmflow.graph.open_sizes import read_dimensions
+    from tvmflow.graph.dynamic_shapes import read_dimensions
 
     dimensions = read_dimensions(mod["main"])
     extremes = {}
@@ -324,7 +324,7 @@ def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
 def _shape_at(var: Any, known: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of a tensor at sizes of the dimensions; empty for one that depends on more."""
     from tvmflow.graph import ir
-    from tvmflow.graph.open_sizes import NoSize, size_text, sizes_of
+    from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of
 
     if not known:
         return ir.shape_of(var) or ()

@@ -110,7 +110,7 @@ def _lower(
     settings: LowerSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> LoweredModel:
     from tvmflow.compiler import lowering
-    from tvmflow.graph.open_sizes import read_dimensions, with_dimensions
+    from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
 
     target = lowering.make_target(settings.target)
     mod = lowering.load_ir(inputs["import/model.json"])

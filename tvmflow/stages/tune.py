@@ -433,7 +433,7 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
     lines += _describe_threads(facts)
     if facts.stopped in _STOPPED_TEXTS:
         lines.append(_STOPPED_TEXTS[facts.stopped])
-    lines += _describe_open_sizes(facts.workloads)
+    lines += _describe_dynamic_shapes(facts.workloads)
     if single := list_single(facts):
         lines.append(f"the rules have a single schedule for {name_some(single)}")
     lines += _describe_roofline(facts.workloads)
@@ -479,7 +479,7 @@ def list_single(facts: TuneFacts) -> list[str]:
     return [w.name for w in facts.workloads if w.name in facts.exhausted and not w.trials]
 
 
-def _describe_open_sizes(workloads: Sequence[WorkloadFacts]) -> list[str]:
+def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
     """Return at which sizes the schedules of kernels with dynamic shapes were measured."""
     dynamic = [workload for workload in workloads if workload.sizes]
     if not dynamic:

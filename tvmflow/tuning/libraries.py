@@ -265,7 +265,7 @@ class Libraries:
         from tvmflow.compiler import lowering
         from tvmflow.compiler.c_program.program import find_runtime
         from tvmflow.graph import ir
-        from tvmflow.graph.open_sizes import read_dimensions
+        from tvmflow.graph.dynamic_shapes import read_dimensions
         from tvmflow.tuning import measure
 
         self._request = request
@@ -345,15 +345,15 @@ def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
 
 def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
     """Return a tensor of `main`."""
-    from tvmflow.graph.open_sizes import size_text
+    from tvmflow.graph.dynamic_shapes import size_text
 
     sizes = tuple(map(size_text, ty.shape))
-    is_open = not all(isinstance(size, int) for size in sizes)
+    is_dynamic = not all(isinstance(size, int) for size in sizes)
     return TensorSpec(
         name=name,
         shape=evaluate_shape(sizes, largest),
         dtype=str(ty.dtype.dtype),
-        sizes=sizes if is_open else (),
+        sizes=sizes if is_dynamic else (),
     )
 
 
@@ -617,7 +617,7 @@ class ChoiceLibraries:
     def lower(self, choices: Choices, name: str) -> LoweredChoices:
         """Return the model lowered with some choices, written to a file of that name."""
         from tvmflow.compiler import lowering
-        from tvmflow.graph.open_sizes import read_dimensions
+        from tvmflow.graph.dynamic_shapes import read_dimensions
 
         mod, target = lowering.load_ir(self.imported), lowering.make_target(self.library.target)
         has_dimensions = bool(read_dimensions(mod["main"]))

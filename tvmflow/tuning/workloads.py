@@ -40,7 +40,7 @@ class Workload(NamedTuple):
         flops: Arithmetic operations of one call; of one with open sizes the geometric mean.
         untunable_reason: The reason why no schedule is searched for it; otherwise empty.
         mod: The saved normalized module; empty for a library function that TVM only calls.
-        has_open_sizes: Whether each call chooses sizes of it.
+        has_dynamic_shape: Whether each call chooses sizes of it.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Workload(NamedTuple):
     flops: float
     untunable_reason: str
     mod: str
-    has_open_sizes: bool = False
+    has_dynamic_shape: bool = False
 
 
 # ---------------------------------------------------------------- normalized names
@@ -59,11 +59,11 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     """Return a kernel as `main` of its own module, with blocks `b0, b1, …` and variables `v0, v1, …`."""
     import tvm
 
+    from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES
     from tvmflow.graph.ir import load_json
-    from tvmflow.graph.open_sizes import OPEN_SIZES, TUNED_SIZES
 
     sizes = _list_size_numbers(function)
-    for name in (*_IGNORED_ATTRIBUTES, *((OPEN_SIZES, TUNED_SIZES) if sizes else ())):
+    for name in (*_IGNORED_ATTRIBUTES, *((DYNAMIC_SHAPES, TUNED_SIZES) if sizes else ())):
         if name in function.attrs:
             function = function.without_attr(name)
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
@@ -107,10 +107,10 @@ class _SizeNumbers(NamedTuple):
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
     """Return the numbers of a kernel's open sizes, in their order; none where one is not known."""
-    from tvmflow.graph.open_sizes import OPEN_SIZES, TUNED_SIZES, list_size_variables
+    from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}
-    known, tuned = attributes.get(OPEN_SIZES, {}), attributes.get(TUNED_SIZES, {})
+    known, tuned = attributes.get(DYNAMIC_SHAPES, {}), attributes.get(TUNED_SIZES, {})
     names = [str(var.name) for var in list_size_variables(function)]
     if not all(name in known and name in tuned for name in names):
         return []
@@ -120,7 +120,7 @@ def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
 def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.IRModule:
     import tvm
 
-    from tvmflow.graph.open_sizes import list_size_variables, with_size_numbers
+    from tvmflow.graph.dynamic_shapes import list_size_variables, with_size_numbers
 
     function = mod["main"]
     names = [str(var.name) for var in list_size_variables(function)]
@@ -137,7 +137,7 @@ def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
 
 def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
     """Return the same for each comparison of values; none where all sizes are fixed."""
-    from tvmflow.graph.open_sizes import list_size_variables
+    from tvmflow.graph.dynamic_shapes import list_size_variables
 
     variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
     columns = zip(*(entry.tuned for entry in sizes), strict=True)
@@ -403,7 +403,7 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
         flops=geometric_means([[value] for value in flops])[0] if all(flops) else 0.0,
         untunable_reason=_untunable_reason(function, mod),
         mod=tvm.ir.save_json(mod),
-        has_open_sizes=bool(list_compared_sizes(mod)),
+        has_dynamic_shape=bool(list_compared_sizes(mod)),
     )
 
 

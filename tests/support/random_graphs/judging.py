@@ -36,7 +36,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.graph.counts import SIZES_NEEDED
-from tvmflow.graph.open_sizes import with_dimensions
+from tvmflow.graph.dynamic_shapes import with_dimensions
 
 OFF_BY_ONE: Final = frozenset(
     name.removeprefix("ms.")

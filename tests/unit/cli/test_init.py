@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_open_model(path: Path) -> None:
+def write_dynamic_model(path: Path) -> None:
     """Write a model whose batch and length are open."""
     ids, out = (
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length", 4])
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_mxnet_has_its_last_epoch_and_no_weights_as_inputs(folde
 
 def test_open_sizes_are_to_be_filled_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names the line; a batch is 1."""
-    write_open_model(folder / "Ids Model.onnx")
+    write_dynamic_model(folder / "Ids Model.onnx")
     assert main(["init", "Ids Model.onnx"]) == 0
     text = Path("ids-model.tvmflow.yaml").read_text()
     assert "  ids: {shape: [1, SIZE, 4]}  # int64, [batch, length, 4]\n" in text
@@ -131,7 +131,7 @@ def test_open_sizes_are_to_be_filled_in(folder: Path, capsys: pytest.CaptureFixt
 
 def test_sizes_stay_open_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The largest sizes are to be filled in; the names are those of the model."""
-    write_open_model(folder / "ids.onnx")
+    write_dynamic_model(folder / "ids.onnx")
     assert main(["init", "ids.onnx", "--open"]) == 0
     path = Path("ids.tvmflow.yaml")
     text = path.read_text()
@@ -161,7 +161,7 @@ def test_build_names_the_options_that_set_open_sizes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is run before they are known."""
-    write_open_model(folder / "ids.onnx")
+    write_dynamic_model(folder / "ids.onnx")
     assert main(["build", "ids.onnx"]) == 2
     assert "with a number for each SIZE: --shape ids=1,SIZE,4" in capsys.readouterr().err
 

@@ -20,8 +20,8 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Json
-from tvmflow.frontends.base import OPEN_FIX
-from tvmflow.graph.open_sizes import read_dimensions
+from tvmflow.frontends.base import DYNAMIC_FIX
+from tvmflow.graph.dynamic_shapes import read_dimensions
 from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model, lower
 from tvmflow.stages.base import StageContext, parse_settings
@@ -263,7 +263,7 @@ def test_no_multiple_is_advised_where_none_helps(tmp_path: Path) -> None:
     )
     with pytest.raises(ImportFailed, match="NonZero") as caught:
         run(import_model.settings(recipe, None).to_json(), save(made, tmp_path), tmp_path)
-    assert caught.value.fix == OPEN_FIX
+    assert caught.value.fix == DYNAMIC_FIX
 
 
 ENDLESS = """

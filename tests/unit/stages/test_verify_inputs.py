@@ -9,7 +9,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
+from tests.unit.frontends.onnx.test_onnx_dynamic_shapes import load_dynamic
 from tvmflow.core.dimensions import specs_at
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.sections import Verify
@@ -195,7 +195,7 @@ g (float[n,3] x, int64[4] i, float[1] z, int64[n] j, int8[9] a, uint8[9] b, int8
 def test_random_indices_and_divisors_are_ones_that_the_operators_take(tmp_path: Path) -> None:
     """At each size; a range of the recipe stays as it is, and a divisor that is computed is not known."""
     dimension = Dimension("n", 1, 8)
-    loaded = load_open(onnx.parser.parse_model(OPERANDS), tmp_path, [dimension])
+    loaded = load_dynamic(onnx.parser.parse_model(OPERANDS), tmp_path, [dimension])
     operands = find_operands(loaded.mod)
     assert {(operand.input, operand.sizes) for operand in operands} == {
         ("i", ("n",)),

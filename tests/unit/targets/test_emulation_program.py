@@ -13,7 +13,7 @@ from typing import Final, cast
 import numpy as np
 import pytest
 
-from tests.support import exports, open_programs
+from tests.support import dynamic_programs, exports
 from tests.support.c_library import divide_loops
 from tests.support.exports import Array, Exported
 from tvmflow.core.errors import StageError
@@ -184,7 +184,7 @@ def test_a_compiler_that_fails_is_an_error(tmp_path: Path) -> None:
 
 def test_inputs_choose_the_sizes_that_a_model_leaves_open(tmp_path: Path) -> None:
     """Each batch its own; the first one is also computed with another number of threads."""
-    built = open_programs.build(open_programs.draw_network(3), tmp_path)
+    built = dynamic_programs.build(dynamic_programs.draw_network(3), tmp_path)
     objects = {path.name: path for path in (tmp_path / "objects").iterdir()}
     main = emulation.compile_main(built.described, objects, tmp_path)
     linked = [main, *(path for name, path in objects.items() if name.endswith(".o"))]

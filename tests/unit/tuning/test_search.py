@@ -19,7 +19,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.support.open_networks import open_rows
+from tests.support.dynamic_networks import dynamic_rows
 from tests.support.trials import TARGET
 from tests.support.tuning import (
     dense,
@@ -112,7 +112,7 @@ def test_every_trial_is_recorded_with_all_fields(tune: Tuning, tasks: list[Task]
 
 def test_schedules_of_open_sizes_are_measured_at_each_size_to_tune_at(tune: Tuning) -> None:
     """They are those of the rules, each computes the same at every size, and none is measured again."""
-    network, target = open_rows(4, 16), lowering.make_target(TARGET)
+    network, target = dynamic_rows(4, 16), lowering.make_target(TARGET)
     lowered = network.lower(TARGET)
     [workload] = extract_workloads(lowered.mod)
     fields = (workload.names[0], workload.weight, workload.flops, workload.mod)

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.support.open_networks import open_rows
+from tests.support.dynamic_networks import dynamic_rows
 from tests.support.trials import TARGET
 from tests.support.tuning import (
     conv,
@@ -154,7 +154,7 @@ def tune_at(
     """Tune a product with an open number of rows, with two trials."""
     chosen = recipe(Kernels(), trials=2)
     chosen.list_dimensions = lambda: (Dimension("rows", 1, 40, 1, sizes),)
-    facts, files = pipeline(open_rows().mod, chosen, until=until)
+    facts, files = pipeline(dynamic_rows().mod, chosen, until=until)
     return facts["tune"], files
 
 

@@ -57,7 +57,7 @@ from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.passes.operand_checks import FAILURE
 from tvmflow.core.types import Json, Size
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import NoSize, list_symbols
+from tvmflow.graph.dynamic_shapes import NoSize, list_symbols
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for

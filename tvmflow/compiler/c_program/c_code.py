@@ -33,8 +33,8 @@ from tvmflow.core.dimensions import (
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Dimension, Size
+from tvmflow.graph.dynamic_shapes import NoSize, list_symbols
 from tvmflow.graph.ir import operator_name
-from tvmflow.graph.open_sizes import NoSize, list_symbols
 from tvmflow.targets.c_runtime.levels import constant_place
 from tvmflow.targets.linking import padded
 
@@ -69,7 +69,7 @@ def generate_code(
     if not program.dimensions:
         return Writer(program, kernels, prefix).write()
     try:
-        return _OpenWriter(program, kernels, prefix, address_bits).write()
+        return _DynamicWriter(program, kernels, prefix, address_bits).write()
     except WrongSize as error:
         raise StageError(
             f"this model has a size that a library cannot compute: {error}",
@@ -240,7 +240,7 @@ class Writer:
         return f"arena + {storage.offset}u"
 
 
-class _OpenWriter(Writer):
+class _DynamicWriter(Writer):
     """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
 
     def __init__(

@@ -25,12 +25,13 @@ from tvmflow.compiler import code_generation
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import (
     CPU_PASSES,
-    keep_open_places_on_stack,
+    keep_dynamic_indices_on_stack,
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
 )
 from tvmflow.compiler.contraction.machine import SHARED_LANES, is_cpu
 from tvmflow.core.types import Size
+from tvmflow.graph.dynamic_shapes import list_symbols, size_text
 from tvmflow.graph.ir import (
     find_nodes,
     is_size,
@@ -39,7 +40,6 @@ from tvmflow.graph.ir import (
     operator_name,
     replace_variables,
 )
-from tvmflow.graph.open_sizes import list_symbols, size_text
 from tvmflow.targets.linking import ALIGNMENT
 
 _CPU: Final = 1
@@ -126,7 +126,7 @@ def lower_kernels(
     mod = ir.transform.Sequential([make() for make in _ALLOCATION_PASSES])(mod)
     if observe:
         observe(mod)
-    return tirx.transform.LowerIntrin()(keep_open_places_on_stack()(mod))
+    return tirx.transform.LowerIntrin()(keep_dynamic_indices_on_stack()(mod))
 
 
 def compile_kernels(mod: tvm.IRModule, target: tvm.target.Target, output: Path) -> None:

@@ -30,7 +30,7 @@ from tvmflow.compiler.c_program.program import (
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import is_open
+from tvmflow.graph.dynamic_shapes import is_dynamic
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.linking import padded
 
@@ -205,7 +205,7 @@ def _without_offsets(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel whose tensors begin where their pointers point to."""
     offsets = {}
     for param in function.params:
-        if not hasattr(param.ty, "shape") or any(map(is_open, param.ty.shape)):
+        if not hasattr(param.ty, "shape") or any(map(is_dynamic, param.ty.shape)):
             raise UnsupportedKernel(name, "its sizes are known only when it runs")
         if isinstance(offset := param.ty.elem_offset, tvm.ir.Var):
             offsets[offset] = tirx.const(0, str(offset.ty.dtype))

@@ -16,7 +16,13 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Size
 from tvmflow.graph import ir
 from tvmflow.graph.counts import SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.graph.open_sizes import NoSize, is_open, list_symbols, read_dimensions, size_text
+from tvmflow.graph.dynamic_shapes import (
+    NoSize,
+    is_dynamic,
+    list_symbols,
+    read_dimensions,
+    size_text,
+)
 from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]
@@ -240,7 +246,7 @@ class _Reader:
         return shape
 
     def _read_size(self, size: Any) -> Size:
-        if not is_open(size):
+        if not is_dynamic(size):
             return int(size)
         size = ir.replace_variables(size, self._bound)
         if not set(list_symbols(size)) <= self._symbols:
@@ -386,7 +392,7 @@ class _Reader:
                 _match(_sizes_of_type(param.ty), _sizes_of_type(argument.ty), bound)
         before = self._bound
         self._bound = {
-            symbol: ir.replace_variables(size, before) if is_open(size) else size
+            symbol: ir.replace_variables(size, before) if is_dynamic(size) else size
             for symbol, size in bound.items()
         }
         result = self._read_sequence(function.body, steps)

@@ -525,12 +525,12 @@ def pad_rows(
 
 
 # The most rows of a tile where their number is open: the last tile should compute few others.
-_MAX_OPEN_ROWS: Final = 4
+_MAX_DYNAMIC_ROWS: Final = 4
 
 
 def most_tile_rows(rows: Any) -> int:
     """Return the most rows of a tile, of a number of rows that may be open."""
-    return MAX_ROWS if isinstance(rows, int) else _MAX_OPEN_ROWS
+    return MAX_ROWS if isinstance(rows, int) else _MAX_DYNAMIC_ROWS
 
 
 class RowBlock(NamedTuple):

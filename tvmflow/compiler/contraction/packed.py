@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import BATCHES_PER_CORE, PACKED_FLOATS
-from tvmflow.graph.open_sizes import IrSize, divide_up, is_open
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""
@@ -27,13 +27,13 @@ LAST_LANES: Final = "tvmflow.last_lanes"
 
 def positive(size: IrSize) -> IrSize:
     """Return a size as a divisor: TVM takes some open ones for 0 (apache-tvm 0.27)."""
-    return tirx.max(size, 1) if is_open(size) else size
+    return tirx.max(size, 1) if is_dynamic(size) else size
 
 
 def allocate(size: IrSize, dtype: str = FLOAT) -> Any:
     """Emit the allocation of a buffer of one axis."""
     buffer = T.alloc_buffer((size,), dtype)
-    if is_open(size):
+    if is_dynamic(size):
         # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
         buffer = T.decl_buffer((size,), dtype, data=buffer.data)
     return T.buffer_proxy(buffer)
@@ -73,7 +73,7 @@ class Columns(NamedTuple):
 
         Where the number of columns is open, the last tile is one of several that are emitted.
         """
-        if not is_open(self.size):
+        if not is_dynamic(self.size):
             for start, count in self.iterate():
                 yield start, divide_up(count, self.lanes)
             return
@@ -91,7 +91,7 @@ def iterate_pieces(length: IrSize, size: int) -> Iterator[tuple[Any, IrSize]]:
 
     The last piece may be shorter; that of an open range may have no elements.
     """
-    if is_open(length):
+    if is_dynamic(length):
         with T.serial(length // size) as piece:
             yield piece * size, size
         yield length // size * size, length % size
@@ -112,7 +112,7 @@ def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
     The last vector may be shorter; that of an open range is a loop over its numbers.
     """
     for start, count in iterate_pieces(length, lanes):
-        with iterate_last(count, lanes) if is_open(count) else T.vectorized(count) as lane:
+        with iterate_last(count, lanes) if is_dynamic(count) else T.vectorized(count) as lane:
             yield start + lane
 
 
@@ -137,7 +137,7 @@ def pack(
     for start, count in columns.iterate():
         width = divide_up(count, columns.lanes) * columns.lanes
         tile = base + start * depth
-        if is_open(count):
+        if is_dynamic(count):
             # whole vectors of zeros, over which the last numbers are written
             lanes = T.vectorized(columns.lanes)
             with T.If(count > 0), T.Then(), T.serial(depth) as k, lanes as lane:
@@ -150,7 +150,7 @@ def pack(
             # reads along the memory: rows of data may be apart by a multiple of the cache's sets
             with T.serial(count) as column, T.serial(depth) as k:
                 packed[tile + k * width + column] = source(k, start + column)
-        if not is_open(count) and width > count:
+        if not is_dynamic(count) and width > count:
             with T.serial(depth) as k, T.vectorized(width - count) as lane:
                 packed[tile + k * width + count + lane] = T.float32(0)
 
@@ -184,7 +184,7 @@ class Product(NamedTuple):
 
     def _iterate_terms(self, width: int) -> Iterator[tuple[Any, IrSize]]:
         """Emit the loop over terms whose part of a tile stays in the cache; yield the first, and their number."""
-        if is_open(self.depth):
+        if is_dynamic(self.depth):
             size = max(PACKED_FLOATS // width, 1)
             # sums of no terms are 0
             with T.serial(tirx.max(divide_up(self.depth, size), 1)) as piece:
@@ -197,7 +197,7 @@ class Product(NamedTuple):
     @contextlib.contextmanager
     def _iterate_factors(self, count: IrSize) -> Iterator[Any]:
         """Emit the loop over the terms of sums, unrolled where factors are lanes; yield the term."""
-        if self.factors == 1 or is_open(count) or count % self.factors:
+        if self.factors == 1 or is_dynamic(count) or count % self.factors:
             with T.serial(count) as k:
                 yield k
         else:
@@ -225,8 +225,8 @@ class Product(NamedTuple):
         sums = Accumulators.allocate(self.points, vectors, self.columns.lanes)
         for index, point, column in sums.iterate():
             initial = T.float32(0)
-            if is_open(self.depth) or count < self.depth:
-                zero = tirx.const(0, first.ty.dtype) if is_open(first) else 0
+            if is_dynamic(self.depth) or count < self.depth:
+                zero = tirx.const(0, first.ty.dtype) if is_dynamic(first) else 0
                 initial = tirx.Select(tirx.EQ(first, zero), initial, result[place(point, column)])
             sums.buffer[index] = initial
         with self._iterate_factors(count) as k:
@@ -264,7 +264,7 @@ class Accumulators(NamedTuple):
 
 def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
     """Return how many rows of a block of `together` are computed: whole tiles of an open number of rows."""
-    if not is_open(rows):
+    if not is_dynamic(rows):
         return together
     return tirx.min(divide_up(rows - first, points) * points, together)
 

@@ -15,7 +15,7 @@ from tvmflow.compiler.choices import DIRECT, tile_size
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
 from tvmflow.compiler.contraction.machine import FLOAT_BYTES, STRIPS_PER_CORE, CpuModel
-from tvmflow.graph.open_sizes import IrSize, divide_up, simplify
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, simplify
 
 RECTANGLE: Final = 42
 """A tile of 4×2: with 7 pixels along an axis, two of 4 and four of 2 waste the same."""
@@ -214,7 +214,7 @@ _MIN_TILES: Final = 96
 # The relative time of a product whose parts do not keep all cores busy.
 _IMBALANCE: Final = 1.2
 # There are loops for each number of tiles that may be left of an open one.
-_MAX_OPEN_ROWS: Final = 8
+_MAX_DYNAMIC_ROWS: Final = 8
 # With so many accumulators, reading the weights from the second-level cache takes no time of its own.
 _ENOUGH_ACCUMULATORS: Final = 14
 
@@ -305,7 +305,7 @@ def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: C
     return min(enough, default=tile_rows)
 
 
-class OpenBlocks(NamedTuple):
+class DynamicBlocks(NamedTuple):
     """The division of an open number of tiles.
 
     Attributes:
@@ -323,13 +323,13 @@ class OpenBlocks(NamedTuple):
     is_parallel: bool
 
 
-def divide_open(product: TiledProduct, cpu: CpuModel) -> OpenBlocks:
+def divide_dynamic(product: TiledProduct, cpu: CpuModel) -> DynamicBlocks:
     """Return the division of an open number of tiles."""
     in_blocks = product.weight_bytes <= cpu.cached_weight_bytes
     tiles = [
         tile
         for vectors in _list_divisors(product.out_blocks)
-        for points in range(1, _MAX_OPEN_ROWS + 1)
+        for points in range(1, _MAX_DYNAMIC_ROWS + 1)
         if candidates.holds_operands(tile := RegisterTile(points, vectors), cpu)
     ]
 
@@ -341,7 +341,7 @@ def divide_open(product: TiledProduct, cpu: CpuModel) -> OpenBlocks:
     limit = _MIN_TILES
     if in_blocks:
         limit = cpu.cached_data_bytes // product.count_bytes(tile.vectors)
-    return OpenBlocks(
+    return DynamicBlocks(
         limit=max(limit // tile.rows, 1) * tile.rows,
         parts=STRIPS_PER_CORE * cpu.cores,
         tile=tile,

@@ -18,7 +18,7 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter, rewrite_main
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import known_sizes, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import known_sizes, same_sizes, sizes_of
 
 _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"

@@ -48,11 +48,11 @@ from tvmflow.compiler.tir_kernels.attention import (
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices, contiguous
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     IrSize,
     count_elements,
     divide_up,
-    is_open,
+    is_dynamic,
     same_size,
     same_sizes,
     sizes_of,
@@ -150,7 +150,7 @@ class _AttentionFuser(MainRewriter):
         *batch, queries, keys = sizes_of(product) or ()
         shape = sizes_of(result) or ()
         depth = (sizes_of(product.args[0]) or ())[-1]
-        if is_open(depth) or is_open(shape[-1]):
+        if is_dynamic(depth) or is_dynamic(shape[-1]):
             return None
         views = [
             find_view(self.flow, product.args[0], batch, with_factors=True),
@@ -417,7 +417,7 @@ class _Emitter:
     def _is_whole(self) -> bool:
         """True if blocks divide the queries."""
         queries = self._attention.queries
-        return not is_open(queries) and queries % self._rows == 0
+        return not is_dynamic(queries) and queries % self._rows == 0
 
     def _clamp(self, row: Any) -> Any:
         """Return a row that exists: those beyond the end are computed, but not written."""
@@ -464,11 +464,11 @@ class _Emitter:
         """Return how many scores of a row have their exponentials computed side by side."""
         keys = self._attention.keys
         wide = self._lanes * FUNCTION_VECTORS
-        return self._lanes if is_open(keys) or keys < wide else wide
+        return self._lanes if is_dynamic(keys) or keys < wide else wide
 
     def _iterate_vectors(self, length: IrSize, wide: int) -> Iterator[tuple[Any, int]]:
         """Emit loops over whole vectors, many at once while so many are left; yield start and length."""
-        if is_open(length):
+        if is_dynamic(length):
             with T.serial(length // wide) as piece:
                 yield piece * wide, wide
             return
@@ -479,7 +479,7 @@ class _Emitter:
     def _emit_rest(self, emit: Callable[[IrSize], None]) -> None:
         """Emit what is to be done if some keys fill no vector; their number is passed."""
         rest = self._attention.keys % self._lanes
-        if is_open(rest):
+        if is_dynamic(rest):
             with T.If(rest > 0), T.Then():
                 emit(rest)
         elif rest:
@@ -491,7 +491,9 @@ class _Emitter:
         place = row * self._score_stride + key
         if a.steps:
             # they read masks, of which there are no more numbers
-            with iterate_last(rest, self._lanes) if is_open(rest) else T.vectorized(rest) as lane:
+            with (
+                iterate_last(rest, self._lanes) if is_dynamic(rest) else T.vectorized(rest) as lane
+            ):
                 score = self._apply_steps(matrix, query, key + lane, scores[place + lane])
                 scores[place + lane] = score
         lowest = tirx.min_value(FLOAT)

@@ -12,7 +12,7 @@ from tvm.s_tir import SBlock
 
 from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import Representative, plain
+from tvmflow.graph.dynamic_shapes import Representative, plain
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.

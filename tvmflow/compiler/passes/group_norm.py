@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import is_open, known_sizes, same_size, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes, same_size, same_sizes, sizes_of
 
 
 def group_mean(sums: Any, groups: int, count: Any) -> Any:
@@ -56,7 +56,7 @@ class GroupNormRewriter(MainRewriter):
         """Return the norm that a division ends, of each channel by itself; None for others."""
         division = self._match_division(call)
         shape = None if division is None else sizes_of(division[0])
-        if division is None or shape is None or is_open(shape[1]):
+        if division is None or shape is None or is_dynamic(shape[1]):
             return None
         return self._emit_norm(division[0], shape[1], division[1])
 
@@ -67,7 +67,7 @@ class GroupNormRewriter(MainRewriter):
         rank = len(shape)
         if (
             rank < 3
-            or is_open(shape[1])
+            or is_dynamic(shape[1])
             or int(attrs.channel_axis) % rank != 1
             or sorted(int(axis) % rank for axis in attrs.axes) != list(range(2, rank))
         ):
@@ -95,8 +95,8 @@ class GroupNormRewriter(MainRewriter):
             or not same_sizes(image, result)
             or len(shape) != 3
             or not same_size(shape[0], image[0])
-            or is_open(image[1])
-            or is_open(shape[1])
+            or is_dynamic(image[1])
+            or is_dynamic(shape[1])
             or image[1] % shape[1]
         ):
             return None

@@ -58,16 +58,16 @@ from tvmflow.compiler.tir_kernels.grouped_products import (
 )
 from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
 from tvmflow.graph import ir
-from tvmflow.graph.ir_operators import GroupedOperands, GroupedWeights
-from tvmflow.graph.marks import read_marks
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     IrSize,
     count_elements,
     divide_up,
-    is_open,
+    is_dynamic,
     known_sizes,
     sizes_of,
 )
+from tvmflow.graph.ir_operators import GroupedOperands, GroupedWeights
+from tvmflow.graph.marks import read_marks
 
 # ---------------------------------------------------------------- packed weights
 
@@ -141,7 +141,7 @@ class MatmulPacker(TargetRewriter):
             not cpu.has_matrices
             or self._context.options.shares_weights
             or sizes is None
-            or is_open(sizes[-2])
+            or is_dynamic(sizes[-2])
             or sizes[-2] < _MIN_MATRIX_ROWS
             or columns < cpu.lanes
         ):
@@ -206,7 +206,7 @@ class MatmulPacker(TargetRewriter):
         vectors = -(-columns // cpu.lanes)
         problem = Contraction(shape[-2], vectors, depth, multiply_add(cpu), spreads_columns=False)
         sizes = sizes_of(data)
-        if sizes is None or is_open(sizes[-2]):
+        if sizes is None or is_dynamic(sizes[-2]):
             return None, candidates.pad_product(problem, cpu)[1] * cpu.lanes
         # results that are rounded depend on nothing that is measured
         ratio = _MAX_MEASURED_RATIO if self._context.has_full_precision() else 1.0
@@ -419,7 +419,7 @@ class BatchedMatmulPacker(TargetRewriter):
         columns = (sizes_of(call) or ())[-1]
         return (
             all(ir.is_float32(expr) for expr in (*call.args, call))
-            and (is_open(columns) or columns % self._cpu.lanes != 0)
+            and (is_dynamic(columns) or columns % self._cpu.lanes != 0)
             and not any(map(self.flow.is_weight, call.args))
         )
 
@@ -458,7 +458,7 @@ class BatchedMatmulPacker(TargetRewriter):
 
             def source(row: Any, k: Any) -> Any:
                 existing = first + row
-                if is_open(rows) or rows % together:
+                if is_dynamic(rows) or rows % together:
                     existing = tirx.min(existing, rows - 1)
                 return data[left.place(matrix, existing, k)]
 

@@ -23,7 +23,7 @@ from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_ow
 from tvmflow.core.errors import StageError
 from tvmflow.graph import ir
 from tvmflow.graph.counts import SIZES_NEEDED
-from tvmflow.graph.open_sizes import IrSize, is_open, list_symbols, plain, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, list_symbols, plain, sizes_of
 
 FAILURE: Final = "tvmflow.failure"
 """The attribute of a kernel that fails where an operand has a wrong value: the message."""
@@ -72,7 +72,7 @@ def _elements(call: relax.Call) -> _Bounds:
 def _coordinates(call: relax.Call) -> _Bounds:
     sizes, shape = map(sizes_of, call.args[:2])
     first = int(call.attrs.batch_dims) if ir.operator_name(call) == "relax.gather_nd" else 0
-    if sizes is not None and shape and not is_open(shape[-1]):
+    if sizes is not None and shape and not is_dynamic(shape[-1]):
         yield 1, Bound(tuple(sizes[first : first + int(shape[-1])]))
 
 
@@ -231,7 +231,7 @@ class _CheckRewriter(TargetRewriter):
         if sizes is None or not self._context.is_cpu():
             return None
         size = math.prod(sizes) if axis is None else sizes[int(axis)]
-        if not is_open(size):
+        if not is_dynamic(size):
             return None
         operator = ir.operator_name(call).removeprefix("relax.")
         message = (
@@ -312,7 +312,7 @@ class _CheckRewriter(TargetRewriter):
             def element(*place: Any) -> Any:
                 value = data(*place)
                 for column, size in _list_columns(bound):
-                    limit = tirx.Cast(str(data.dtype), size) if is_open(size) else size
+                    limit = tirx.Cast(str(data.dtype), size) if is_dynamic(size) else size
                     own = tirx.Select(value < 0, value + limit, value) if bound.from_end else value
                     own = tirx.max(tirx.min(own, tirx.Cast(str(data.dtype), size - 1)), 0)
                     is_own = True if column is None else place[-1] == column
@@ -412,7 +412,7 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
         return value, value == tirx.const(0, dtype)
     if size is None:
         return value, None
-    limit = tirx.Cast(dtype, size) if is_open(size) else tirx.const(plain(size), dtype)
+    limit = tirx.Cast(dtype, size) if is_dynamic(size) else tirx.const(plain(size), dtype)
     zero = tirx.const(0, dtype)
     if bound.is_length:
         return value, limit == zero

@@ -24,9 +24,9 @@ from tvmflow.compiler.passes.rewriter import (
     rewrite_main,
 )
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     IrSize,
-    is_open,
+    is_dynamic,
     list_symbols,
     make_analyzer,
     plain,
@@ -59,7 +59,7 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
     kernels = {
         variable: function
         for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and any(map(is_open, _list_sizes(function)))
+        if isinstance(function, tirx.PrimFunc) and any(map(is_dynamic, _list_sizes(function)))
     }
     # without them, so that names do not depend on how many TVM has made
     others = {var: function for var, function in mod.functions_items() if var not in kernels}
@@ -167,7 +167,7 @@ class _Group(NamedTuple):
     after: list[int]
 
 
-def group_open_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
+def group_dynamic_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
     """Convert reshapes whose sizes are the same by the multiples of dimensions."""
     has_multiples = any(entry.multiple_of > 1 for entry in read_dimensions(mod["main"]))
     return rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
@@ -178,7 +178,7 @@ class _ReshapeRewriter(MainRewriter):
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         before, after = sizes_of(call.args[0]), sizes_of(call)
-        if not before or not after or not any(map(is_open, (*before, *after))):
+        if not before or not after or not any(map(is_dynamic, (*before, *after))):
             return None
         groups = self._group_axes(before, after)
         if groups is None or all(same_size(*_counts(group, before, after)) for group in groups):

@@ -20,7 +20,7 @@ from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.resize import Interpolation, Steps
 from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes, same_size, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes, same_size, sizes_of
 
 # ---------------------------------------------------------------- resizing
 # Tables have the source pixels and weights. One axis is resized after another where that is less work.
@@ -62,8 +62,8 @@ def as_resize(call: relax.Call) -> Resize | None:
         excludes_outside=bool(attrs.cubic_exclude),
     )
     axes = tuple(axis for axis, n in enumerate(target) if not same_size(n, source[axis]))
-    has_open = any(is_open(source[axis]) or is_open(target[axis]) for axis in axes)
-    if not operators.is_supported(mode) or (has_open and not operators.is_computed(mode)):
+    has_dynamic = any(is_dynamic(source[axis]) or is_dynamic(target[axis]) for axis in axes)
+    if not operators.is_supported(mode) or (has_dynamic and not operators.is_computed(mode)):
         return None
     return Resize(mode, axes, tuple(target[axis] for axis in axes))
 
@@ -97,7 +97,7 @@ def _find_steps_along(
     rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
 ) -> Steps | None:
     """Return the steps along an axis; of an open one only where each pixel is repeated, at all sizes."""
-    if not is_open(source) and not is_open(size):
+    if not is_dynamic(source) and not is_dynamic(size):
         return operators.find_steps(operators.find_taps(source, size, mode))
     factor = next((n for n in range(2, _MAX_FACTOR + 1) if same_size(source * n, size)), None)
     if factor is None:
@@ -113,7 +113,7 @@ def _make_tables(
     rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
 ) -> list[Any]:
     """Return the tables of an axis: constants, or what a kernel computes from open sizes."""
-    if not is_open(source) and not is_open(size):
+    if not is_dynamic(source) and not is_dynamic(size):
         return [relax.const(table) for table in operators.find_taps(source, size, mode)]
     function = functools.partial(operators.compute_taps, mode=mode)
     tables = rewriter.kernel(function, "resize_tables", source, size, pattern=OPAQUE)

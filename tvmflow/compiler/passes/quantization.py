@@ -14,7 +14,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import ROUNDING, ROUNDING_BITS
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import same_size, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import same_size, same_sizes, sizes_of
 
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"

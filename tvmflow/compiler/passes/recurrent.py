@@ -19,8 +19,8 @@ from tvmflow.compiler.tir_kernels.recurrent import (
     recurrent,
 )
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain, sizes_of
 from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
-from tvmflow.graph.open_sizes import IrSize, is_open, plain, sizes_of
 
 # Hidden units on CPUs are padded to a multiple of this, so that sums are alike whatever the vectors.
 _UNIT_MULTIPLE: Final = 16
@@ -97,7 +97,7 @@ class RecurrentRewriter(TargetRewriter):
         cpu = self._context.cpu
         if cpu is None or operator.kind != "LSTM":
             return _UNIT_MULTIPLE
-        if not cpu.factor_lanes or is_open(batch):
+        if not cpu.factor_lanes or is_dynamic(batch):
             return cpu.lanes
         vectors = _VECTORS_OF_ROWS.get(count_rows(plain(batch)), 1)
         return cpu.lanes * vectors
@@ -249,7 +249,7 @@ class _Lowering:
         """Return an initial state as (d, n, u)."""
         outer = [self._operator.directions, self._layer.batch]
         if not _is_given(state):
-            if not is_open(self._layer.batch):
+            if not is_dynamic(self._layer.batch):
                 return self._constant(np.zeros((*outer, self._layer.units)))
             sizes = relax.ShapeExpr([*outer, self._layer.units])
             return self._emit(relax.op.zeros(sizes, self._sum_dtype))

@@ -15,7 +15,7 @@ from tvmflow.compiler.contraction.packed import allocate_registers, iterate_vect
 from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import IrSize, is_open, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_of
 
 # ---------------------------------------------------------------- reductions of whole tensors
 
@@ -147,7 +147,7 @@ class PlaceRewriter(TargetRewriter):
             return None
         first = 0 if axis is None else last
         length = math.prod(typical[first:])
-        if any(map(is_open, shape[first:])) or not has_vectors(length, self._cpu.lanes):
+        if any(map(is_dynamic, shape[first:])) or not has_vectors(length, self._cpu.lanes):
             return None
         return PlaceReduction(
             shape=shape,
@@ -296,7 +296,7 @@ class ScanRewriter(TargetRewriter):
         if not shape or not typical or 0 in typical:
             return None
         axis = int(attrs.axis) % len(shape)
-        if any(map(is_open, shape[axis + 1 :])):
+        if any(map(is_dynamic, shape[axis + 1 :])):
             return None
         outer, length = math.prod(shape[:axis]), shape[axis]
         inner = math.prod(shape[axis + 1 :])
@@ -374,8 +374,8 @@ class ScatterRewriter(TargetRewriter):
             or not index_shape
             or updated is None
             or any(0 in numbers for numbers in typical)
-            or is_open(index_shape[-1])
-            or any(map(is_open, shape[index_shape[-1] :]))
+            or is_dynamic(index_shape[-1])
+            or any(map(is_dynamic, shape[index_shape[-1] :]))
             or index_dtype not in ("int32", "int64")
             or combine is None
             or ir.dtype_of(updates) != dtype

@@ -17,7 +17,7 @@ from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
 from tvmflow.core.types import Dimension
 from tvmflow.graph import ir, marks
-from tvmflow.graph.open_sizes import IrSize, Representative, known_sizes, read_dimensions
+from tvmflow.graph.dynamic_shapes import IrSize, Representative, known_sizes, read_dimensions
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}

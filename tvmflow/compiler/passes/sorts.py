@@ -21,7 +21,7 @@ from tvmflow.compiler.passes.reductions import (
 from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import IrSize, Representative, is_open, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, Representative, is_dynamic, sizes_of
 
 
 class SortRewriter(TargetRewriter):
@@ -53,7 +53,7 @@ def _as_sort(call: Any, numbers: Representative) -> Sort | None:
     if not shape or not typical:
         return None
     axis, is_top = int(attrs.axis) % len(shape), name == "relax.topk"
-    if is_open(shape[axis]):
+    if is_dynamic(shape[axis]):
         return None
     results = str(attrs.ret_type) if is_top else "indices" if name == "relax.argsort" else "values"
     count = int(attrs.k) if is_top else 0
@@ -225,7 +225,7 @@ def _selects_in_columns(sort: Sort) -> bool:
     return (
         sort.k <= _MAX_LEAST
         and sort.dtype in _COLUMN_DTYPES
-        and not any(map(is_open, inner))
+        and not any(map(is_dynamic, inner))
         and math.prod(inner) >= MIN_LANES
     )
 

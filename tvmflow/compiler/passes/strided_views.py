@@ -17,7 +17,7 @@ from tvmflow.compiler.passes.constant_evaluation import (
 )
 from tvmflow.compiler.tir_kernels.strides import StridedMatrices, StridedView
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import IrSize, is_open, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_of
 
 _Array = np.ndarray[Any, Any]
 
@@ -128,10 +128,10 @@ def _cut(
 ) -> StridedView | None:
     """Return the places along an axis of fixed size that a function selects; None for others."""
     axis %= len(sizes)
-    if is_open(sizes[axis]):
+    if is_dynamic(sizes[axis]):
         return None
     # of as many places along other axes as there are, since they may be selected, too
-    shape = [1 if is_open(size) else size for size in sizes]
+    shape = [1 if is_dynamic(size) else size for size in sizes]
     try:
         places = list_positions(read, shape, axis)
     except IndexError:

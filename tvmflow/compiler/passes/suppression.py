@@ -25,13 +25,13 @@ from tvmflow.compiler.tir_kernels.definitions import (
     launch_threads,
 )
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes
 from tvmflow.graph.ir_operators import (
     SELECTED_COLUMNS,
     BoxNms,
     MultiboxDetection,
     NonMaxSuppression,
 )
-from tvmflow.graph.open_sizes import is_open, known_sizes
 
 # The sides of a box, and its area.
 _CORNERS: Final = 5
@@ -355,7 +355,7 @@ def _when(condition: Any) -> Iterator[None]:
 def _list_extents(rows: Any) -> list[Any]:
     """Return the numbers of images and rows, variables where they are open, and of columns."""
     return [
-        tirx.Var(name, "int64") if is_open(size) else size
+        tirx.Var(name, "int64") if is_dynamic(size) else size
         for name, size in zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
     ]
 

@@ -16,8 +16,8 @@ from tvm.s_tir import Schedule
 from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.core.dimensions import is_prime
+from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, list_size_variables
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
-from tvmflow.graph.open_sizes import OPEN_SIZES, list_size_variables
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _MOVABLE_FUNCTIONS: Final = frozenset(
 )
 # Open sizes of which nothing is known, and the least that rules see.
 _UNKNOWN_SIZE: Final = 31
-_MIN_OPEN_LENGTH: Final = 17
+_MIN_DYNAMIC_LENGTH: Final = 17
 # Fewer numbers are not worth it to compute the indices of no vectors.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
@@ -53,7 +53,7 @@ class Block(NamedTuple):
         spatial_extents: The lengths of the spatial axes, outermost first; a prime number for an open one.
         reduction_extents: The lengths of the reduction axes, outermost first; likewise.
         output: The buffer that the block writes.
-        open_axes: The positions of the axes whose lengths each call chooses.
+        dynamic_axes: The positions of the axes whose lengths each call chooses.
         sizes: Numbers for the variables of open sizes (see `_choose_primes`).
         typical_extents: The lengths of the spatial axes at the representative size.
     """
@@ -63,7 +63,7 @@ class Block(NamedTuple):
     spatial_extents: tuple[int, ...]
     reduction_extents: tuple[int, ...]
     output: Any
-    open_axes: frozenset[int] = frozenset()
+    dynamic_axes: frozenset[int] = frozenset()
     sizes: Mapping[Any, int] = MappingProxyType({})
     typical_extents: tuple[int, ...] = ()
 
@@ -162,14 +162,14 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     if not is_simple:
         return None
     rank = len(spatial)
-    is_open = [not isinstance(extent, tirx.IntImm) for extent in extents]
+    is_dynamic = [not isinstance(extent, tirx.IntImm) for extent in extents]
     return Block(
         handle=handle,
         stmt=stmt,
         spatial_extents=lengths[:rank],
         reduction_extents=lengths[rank:],
         output=stmt.body.buffer,
-        open_axes=frozenset(position for position, value in enumerate(is_open) if value),
+        dynamic_axes=frozenset(position for position, value in enumerate(is_dynamic) if value),
         sizes=sizes,
         typical_extents=tuple(evaluate_size(extent, numbers) or 1 for extent in extents[:rank]),
     )
@@ -187,7 +187,7 @@ def _choose_primes(numbers: Mapping[Any, int]) -> dict[Any, int]:
 def _read_numbers(schedule: Schedule) -> dict[Any, int]:
     """Return the representative size of each variable in the shapes of a kernel with open sizes."""
     function = schedule.mod["main"]
-    known = (function.attrs or {}).get(OPEN_SIZES, {})
+    known = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
     return {
         var: int(known.get(str(var.name), _UNKNOWN_SIZE)) for var in list_size_variables(function)
     }
@@ -219,7 +219,7 @@ def count_elements(buffer: Any, block: Block) -> int:
 
 def _prime_up_to(size: int) -> int:
     """Return the largest prime number up to a size, but no small one, by which decisions would be odd."""
-    return next(filter(is_prime, range(max(size, _MIN_OPEN_LENGTH), 1, -1)))
+    return next(filter(is_prime, range(max(size, _MIN_DYNAMIC_LENGTH), 1, -1)))
 
 
 def loop_length(schedule: Schedule, loop: Any) -> int:
@@ -231,7 +231,7 @@ def loop_length(schedule: Schedule, loop: Any) -> int:
     return _UNKNOWN_SIZE if length is None else length
 
 
-def is_open_loop(schedule: Schedule, loop: Any) -> bool:
+def is_dynamic_loop(schedule: Schedule, loop: Any) -> bool:
     """Return whether each call chooses the number of iterations of a loop."""
     return not isinstance(schedule.get(loop).extent, tirx.IntImm)
 

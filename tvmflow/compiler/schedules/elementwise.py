@@ -33,7 +33,7 @@ from tvmflow.compiler.schedules.blocks import (
     has_computed_indices,
     has_slow_operations,
     is_contiguous,
-    is_open_loop,
+    is_dynamic_loop,
     linear_stride,
     list_intermediate_buffers,
     list_loads,
@@ -148,21 +148,21 @@ def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length.
 
     What is left after the last whole vector is computed element by element. The pass
-    `split_open_tiles` finds it for an open loop.
+    `split_dynamic_tiles` finds it for an open loop.
     """
-    is_open = is_open_loop(schedule, loop)
+    is_dynamic = is_dynamic_loop(schedule, loop)
     extent = loop_length(schedule, loop)
-    if not is_open and extent % cpu.lanes and has_computed_indices(schedule):
+    if not is_dynamic and extent % cpu.lanes and has_computed_indices(schedule):
         lanes = largest_divisor(extent, cpu.lanes)
         cpu = cpu._replace(lanes=lanes) if lanes >= MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
-        if extent % cpu.lanes and not is_open:
+        if extent % cpu.lanes and not is_dynamic:
             peel_last_iteration(schedule, vectors)
 
 
 def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
     """Vectorize a loop; return the loop over vectors, if there is one."""
-    if not is_open_loop(schedule, loop) and loop_length(schedule, loop) <= cpu.lanes:
+    if not is_dynamic_loop(schedule, loop) and loop_length(schedule, loop) <= cpu.lanes:
         schedule.vectorize(loop)
         return []
     vectors, vector = schedule.split(loop, [None, cpu.lanes])
@@ -184,7 +184,7 @@ def count_fused_axes(block: Block, lanes: int) -> int:
     axes, extents = block.spatial_axes, block.spatial_extents
     count = 1
     while math.prod(extents[-count:]) % lanes and count < len(extents):
-        if len(extents) - count in block.open_axes:
+        if len(extents) - count in block.dynamic_axes:
             # TVM does not simplify the indices of loops that are fused by open lengths
             break
         if not follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
@@ -215,7 +215,7 @@ def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: i
     extent = block.spatial_extents[position]
     rows = largest_divisor(extent, CACHED_LINES)
     outer = list(loops)
-    if position in block.open_axes:
+    if position in block.dynamic_axes:
         schedule.reorder(*loops[:position], *loops[position + 1 :], loops[position])
         return [*loops[:position], *loops[position + 1 :]]
     outer[position], inner = schedule.split(
@@ -258,8 +258,10 @@ def _tile_transposition(
     if math.prod(loop_length(schedule, loop) for loop in outer) < cpu.cores:
         # The loop over vectors runs in parallel, so it stays whole.
         return [*outer, *vectors]
-    is_open = any(axis in block.open_axes for axis in range(len(extents) - count, len(extents)))
-    is_ragged = math.prod(extents[-count:]) % cpu.lanes > 0 and not is_open
+    is_dynamic = any(
+        axis in block.dynamic_axes for axis in range(len(extents) - count, len(extents))
+    )
+    is_ragged = math.prod(extents[-count:]) % cpu.lanes > 0 and not is_dynamic
     for loop in vectors if is_ragged else ():
         peel_last_iteration(schedule, loop)
     return outer
@@ -273,14 +275,14 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     """
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
-    is_open = [axis in block.open_axes for axis in (position, len(extents) - 1)]
-    rows = LINE_FLOATS if is_open[0] else largest_divisor(extents[position], LINE_FLOATS)
-    columns = CACHED_LINES if is_open[1] else largest_divisor(extents[-1], CACHED_LINES)
+    is_dynamic = [axis in block.dynamic_axes for axis in (position, len(extents) - 1)]
+    rows = LINE_FLOATS if is_dynamic[0] else largest_divisor(extents[position], LINE_FLOATS)
+    columns = CACHED_LINES if is_dynamic[1] else largest_divisor(extents[-1], CACHED_LINES)
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
     # of data in several places, such as the phases of an interleaved image, the stride within one of them
-    steps = (1,) if is_open[1] else range(1, min(LINE_FLOATS, extents[-1]))
+    steps = (1,) if is_dynamic[1] else range(1, min(LINE_FLOATS, extents[-1]))
     read_stride = max(_least_stride(load, block, last, steps) for load in loads)
     write_stride = math.prod(extents[position + 1 :])
     tile = (row, column) if read_stride <= write_stride else (column, row)
@@ -448,7 +450,7 @@ def _rename(let: Any) -> Any:
 def _list_lengths(block: Block, spans: Sequence[_Span]) -> list[Any]:
     """Return the lengths of a piece: numbers, and the expressions of open axes, which are whole."""
     return [
-        block.stmt.iter_vars[position].dom.extent if position in block.open_axes else span.extent
+        block.stmt.iter_vars[position].dom.extent if position in block.dynamic_axes else span.extent
         for position, span in enumerate(spans)
     ]
 

@@ -168,7 +168,7 @@ def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> l
     """
     count = min(count_fused_axes(block, cpu.lanes) for block in blocks)
     main, final = blocks
-    if main.open_axes:
+    if main.dynamic_axes:
         return list(blocks)
     rank, extents = len(main.spatial_extents), main.spatial_extents
     while extents[rank - count] == 1 and count > 1:
@@ -281,7 +281,7 @@ def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
     Of shorter rows LLVM unrolls all vectors, and knows of each whether it is padding.
     """
     is_long = pad.spatial_extents[-_PARTS] > _SHORT_ROW
-    return is_long and cpu.factor_lanes > 0 and not pad.open_axes and is_padded_at_all(pad)
+    return is_long and cpu.factor_lanes > 0 and not pad.dynamic_axes and is_padded_at_all(pad)
 
 
 def schedule_window(
@@ -370,7 +370,7 @@ def _count_parts(block: Block) -> int:
 
     The error of a sum grows with the root of the number of its terms; that of one of parts is as if it had few.
     """
-    if str(block.output.dtype) != _NARROW or block.open_axes:
+    if str(block.output.dtype) != _NARROW or block.dynamic_axes:
         return 1
     first, *others = block.reduction_extents
     terms = math.prod(others)
@@ -516,7 +516,7 @@ def _measure_kernel(block: Block, data: int | None) -> tuple[int, int]:
     They are 0 and 1 for what is no depthwise convolution, and where a dimension is dynamic.
     """
     loads, extents = list_loads(block), block.reduction_extents
-    if data is None or len(loads) != _PARTS or block.open_axes:
+    if data is None or len(loads) != _PARTS or block.dynamic_axes:
         return 0, 1
     point, tap = block.spatial_axes[data], block.axes[len(block.spatial_extents) + len(extents) - 1]
     steps = [
@@ -699,7 +699,7 @@ def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
     vectors = 1 if axes.weight is None else extents[axes.weight]
     vectors = vectors // axes.lanes if axes.weight == last else vectors
     rows = 1 if axes.data is None else extents[axes.data]
-    has_dynamic_rows = axes.data in block.open_axes
+    has_dynamic_rows = axes.data in block.dynamic_axes
     width, stride = _measure_kernel(block, axes.data)
     return Contraction.over(
         block.reduction_extents,
@@ -708,7 +708,7 @@ def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
         vectors=vectors,
         arithmetic=_find_arithmetic(block, axes, cpu),
         has_dynamic_rows=has_dynamic_rows,
-        has_dynamic_vectors=axes.weight in block.open_axes,
+        has_dynamic_vectors=axes.weight in block.dynamic_axes,
         kernel_width=width,
         row_stride=stride,
         spreads_columns=axes.weight != last,
@@ -753,5 +753,5 @@ def _describe_window(block: Block, pad: Block | None, axes: ReductionAxes) -> Wi
         parts=math.prod(extents[axis] for axis in range(row) if axis not in axes.weights),
         work=math.prod(extents) * math.prod(block.reduction_extents),
         has_weights=bool(axes.weights),
-        has_dynamic_height=row in block.open_axes,
+        has_dynamic_height=row in block.dynamic_axes,
     )

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.candidates import largest_divisor
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS, CpuModel
-from tvmflow.compiler.open_tiles import PARTITION_HINT
+from tvmflow.compiler.dynamic_tiles import PARTITION_HINT
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
@@ -89,7 +89,7 @@ def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
     inlined = [
         block
         for block in blocks
-        if not (block.is_reduction or block.open_axes or has_slow_operations(block))
+        if not (block.is_reduction or block.dynamic_axes or has_slow_operations(block))
         and any(block.output.same_as(buffer) for buffer in intermediate)
         and _is_read_once(block, blocks)
     ]
@@ -123,7 +123,7 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
         if (
             block.is_reduction
             or not step.partial_sums
-            or len(block.axes) - 1 in block.open_axes
+            or len(block.axes) - 1 in block.dynamic_axes
             or row_axes != len(reduction.spatial_extents)
             or len(reduction.reduction_extents) != 1
             or block.spatial_extents != (*reduction.spatial_extents, *reduction.reduction_extents)
@@ -169,19 +169,19 @@ def _count_shared_axes(blocks: list[Block]) -> int:
 
 def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[Any]:
     """Split a contiguous reduction into a partial sum for each lane; return the blocks of these."""
-    is_open = len(block.axes) - 1 in block.open_axes
+    is_dynamic = len(block.axes) - 1 in block.dynamic_axes
     if not block.is_reduction or not is_contiguous(block, block.axes[-1]):
         return []
     joined = _count_joined_axes(block, cpu.lanes)
     extent = math.prod(block.reduction_extents[-joined:])
-    if extent <= cpu.lanes and not is_open:
+    if extent <= cpu.lanes and not is_dynamic:
         return []
     loop = fuse(schedule, list(schedule.get_loops(block.handle))[-joined:])
     _, lanes = schedule.split(loop, [None, cpu.lanes])
     partial_sums = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
     *_, vectors, lanes = schedule.get_loops(partial_sums)
     schedule.vectorize(lanes)
-    if not is_open and extent % cpu.lanes:
+    if not is_dynamic and extent % cpu.lanes:
         peel_last_iteration(schedule, vectors)
     return [partial_sums, *_halve_sums(schedule, block, cpu.lanes)]
 
@@ -190,8 +190,8 @@ def _count_joined_axes(block: Block, lanes: int) -> int:
     """Return how many innermost reduced axes are one loop, so that its vectors are whole but the last."""
     extents, count = block.reduction_extents, 1
     axes = block.axes[-len(extents) :]
-    is_open = any(axis >= len(block.axes) - len(extents) for axis in block.open_axes)
-    while math.prod(extents[-count:]) % lanes and count < len(extents) and not is_open:
+    is_dynamic = any(axis >= len(block.axes) - len(extents) for axis in block.dynamic_axes)
+    while math.prod(extents[-count:]) % lanes and count < len(extents) and not is_dynamic:
         if not follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
             break
         count += 1
@@ -229,7 +229,7 @@ class _Columns(NamedTuple):
 def _find_columns(blocks: Sequence[Block], cpu: CpuModel) -> _Columns | None:
     """Return the columns of a kernel that reduces one axis but the last; None for another kernel."""
     reductions = [block for block in blocks if block.is_reduction]
-    if not reductions or any(block.open_axes for block in blocks):
+    if not reductions or any(block.dynamic_axes for block in blocks):
         return None
     shape, lengths = reductions[0].spatial_extents, reductions[0].reduction_extents
     reduced = _find_reduced_axis(reductions[0])

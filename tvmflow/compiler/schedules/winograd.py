@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import FLOAT_BYTES, CpuModel
 from tvmflow.compiler.contraction.packed import FLOAT
-from tvmflow.compiler.contraction.winograd import Split, TiledProduct, divide_open, list_splits
+from tvmflow.compiler.contraction.winograd import Split, TiledProduct, divide_dynamic, list_splits
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
@@ -32,9 +32,9 @@ from tvmflow.compiler.schedules.blocks import (
 )
 from tvmflow.compiler.schedules.register_tiles import has_long_rows, schedule_window
 from tvmflow.compiler.tir_kernels import winograd
-from tvmflow.compiler.tir_kernels.winograd import OpenConvolution
+from tvmflow.compiler.tir_kernels.winograd import DynamicConvolution
+from tvmflow.graph.dynamic_shapes import same_sizes
 from tvmflow.graph.ir import replace_variables
-from tvmflow.graph.open_sizes import same_sizes
 
 _MAX_SCHEDULES: Final = 12
 _COLUMNS: Final = (winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS)
@@ -98,17 +98,17 @@ class _Blocks(NamedTuple):
         )
 
     @property
-    def has_open_tiles(self) -> bool:
+    def has_dynamic_tiles(self) -> bool:
         """True if each call chooses how many tiles there are in an image."""
-        return not self.image.open_axes.isdisjoint({3, 4})
+        return not self.image.dynamic_axes.isdisjoint({3, 4})
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
     """Yield schedules of a Winograd convolution, the fastest estimate first; none for other kernels."""
     schedule = Schedule(mod, seed=1)
     blocks = _find_blocks(schedule)
-    if blocks is not None and blocks.has_open_tiles:
-        function = _write_open(schedule, blocks, cpu)
+    if blocks is not None and blocks.has_dynamic_tiles:
+        function = _write_dynamic(schedule, blocks, cpu)
         if function is not None:
             # each copy of the epilogue has variables of its own
             made = tirx.transform.ConvertSSA()(tvm.IRModule({"main": function}))
@@ -148,7 +148,7 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
         epilogue=epilogue,
     )
     # TVM inlines nothing of kernels where it does not know that all of an image is computed
-    for block in () if found.has_open_tiles else epilogue[:-1]:
+    for block in () if found.has_dynamic_tiles else epilogue[:-1]:
         schedule.compute_inline(block.handle)
     return found
 
@@ -261,7 +261,7 @@ def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> An
 # (`tir_kernels.winograd`), which end with the epilogue of the kernel.
 
 
-def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
+def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
     """Return a convolution of images of open sizes as loops; None for other kernels."""
     function, final = schedule.mod["main"], blocks.final
     crop, image, (tile, _) = blocks.epilogue[0], blocks.image.output, blocks.tile
@@ -300,7 +300,7 @@ def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.Prim
         int(tvm.sym.Analyzer().simplify(axis - index))
         for axis, index in zip(blocks.pad.spatial_axes[3:5], data.indices[2:4], strict=True)
     ]
-    convolution = OpenConvolution(
+    convolution = DynamicConvolution(
         data=data.source,
         weights=blocks.weights,
         tile=tile,
@@ -309,7 +309,7 @@ def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.Prim
         store=store,
     )
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        winograd.emit_open(convolution, divide_open(blocks.tiled_product, cpu))
+        winograd.emit_dynamic(convolution, divide_dynamic(blocks.tiled_product, cpu))
     return tirx.PrimFunc(
         function.params, builder.get().body, function.ret_type, attrs=function.attrs
     )

@@ -25,7 +25,7 @@ from tvmflow.compiler.contraction.gpu_tiles import (
 from tvmflow.compiler.contraction.packed import FLOAT
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
-from tvmflow.graph.open_sizes import IrSize, is_open
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 
 
 class ScoreStep(NamedTuple):
@@ -87,7 +87,7 @@ def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc |
     None where sizes are open, queries are few, or no tile fits.
     """
     sizes = (attention.batch, attention.queries, attention.keys)
-    if any(map(is_open, sizes)) or attention.queries < _MIN_QUERIES:
+    if any(map(is_dynamic, sizes)) or attention.queries < _MIN_QUERIES:
         return None
     tile = choose_attention_tile(
         AttentionSizes(*attention.typical, attention.depth, attention.values), device

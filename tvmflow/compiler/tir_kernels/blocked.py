@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx, topi
 
-from tvmflow.graph.open_sizes import IrSize, divide_up, is_open, plain, same_size, simplify
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic, plain, same_size, simplify
 
 Sizes = Sequence[int]
 
@@ -312,7 +312,7 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
     """Return an image whose pixel (y, x) comes from the part (y mod s, x mod t) of several images."""
     n, blocks, *_, block = map(plain, parts[0].shape)
     sizes = zip(strides, shape, strict=True)
-    counts = (range(step if is_open(extent) else min(step, extent)) for step, extent in sizes)
+    counts = (range(step if is_dynamic(extent) else min(step, extent)) for step, extent in sizes)
     *turns, _ = itertools.product(*counts)
 
     def element(i: Any, o: Any, *position: Any) -> Any:

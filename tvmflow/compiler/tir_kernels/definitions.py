@@ -14,10 +14,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import PAIR_INSTRUCTIONS
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     IrSize,
     divide_up,
-    is_open,
+    is_dynamic,
     list_symbols,
     plain,
 )
@@ -77,7 +77,7 @@ def add_narrow_products(sums: Any, data: Any, weights: Any, lanes: int) -> Any:
 
 def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:
     """Return the declaration of a parameter."""
-    return T.Buffer(tuple(n if is_open(n) else T.int64(n) for n in shape), dtype)
+    return T.Buffer(tuple(n if is_dynamic(n) else T.int64(n) for n in shape), dtype)
 
 
 def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
@@ -111,14 +111,14 @@ def with_own_sizes(
 def launch_threads(*extents: IrSize) -> Iterator[list[Any]]:
     """Emit a launch on a GPU with a thread for each place of a grid; yield the place."""
     count = math.prod(extents)
-    threads = _BLOCK_THREADS if is_open(count) else min(count, _BLOCK_THREADS)
+    threads = _BLOCK_THREADS if is_dynamic(count) else min(count, _BLOCK_THREADS)
     with (
         T.thread_binding(divide_up(count, threads), thread="blockIdx.x") as block,
         T.thread_binding(threads, thread="threadIdx.x") as thread,
         ExitStack() as guard,
     ):
         index = block * threads + thread
-        if is_open(count) or count % threads:
+        if is_dynamic(count) or count % threads:
             guard.enter_context(T.If(index < count))
             guard.enter_context(T.Then())
         place: list[Any] = []

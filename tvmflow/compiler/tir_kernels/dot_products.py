@@ -17,7 +17,7 @@ from tvm import te, tirx, topi
 from tvmflow.compiler.contraction.candidates import pad_dot_rows
 from tvmflow.compiler.tir_kernels import bfloat16, blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
-from tvmflow.graph.open_sizes import IrSize, divide_up, is_open, plain, same_size, same_sizes
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic, plain, same_size, same_sizes
 
 _OPEN_TILE: Final = 8
 """How many rows of an open number make a tile."""
@@ -174,7 +174,7 @@ def dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> An
 
 def _round_up(points: IrSize) -> IrSize:
     """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
-    if is_open(points):
+    if is_dynamic(points):
         return divide_up(points, _OPEN_TILE) * _OPEN_TILE
     return pad_dot_rows(points)
 

@@ -35,8 +35,8 @@ from tvmflow.compiler.tir_kernels.definitions import (
     define_kernel,
     round_to_integer,
 )
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 from tvmflow.graph.ir_operators import GroupedWeights
-from tvmflow.graph.open_sizes import IrSize, is_open
 
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""
@@ -188,7 +188,7 @@ def _emit_digits_or_floats(
 ) -> None:
     """Emit sums of three digits for a single row, of float32 for several, which share conversions."""
     single = product._replace(rows=1)
-    if not is_open(product.rows):
+    if not is_dynamic(product.rows):
         is_single = product.rows == 1
         kind, digits = (_PairSums, _DIGITS) if is_single else (_FloatSums, 1)
         kind(product, machine, digits, buffers, out).emit()
@@ -250,7 +250,7 @@ class _Sums:
         """Emit the arrangement of the data, several rows of them on all cores."""
         rows = self._product.rows
         has_many: Any = rows > _MAX_POINTS
-        if is_open(rows):
+        if is_dynamic(rows):
             for condition, loop in ((has_many, T.parallel), (tirx.Not(has_many), T.serial)):
                 with T.If(condition), T.Then():
                     self._arrange_rows(loop)
@@ -620,7 +620,7 @@ def _to_float(value: Any) -> Any:
 def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:
     """Emit an allocation of something for each row."""
     buffer = T.alloc_buffer((rows, *shape), dtype)
-    if is_open(rows):
+    if is_dynamic(rows):
         # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
         buffer = T.decl_buffer((rows, *shape), dtype, data=buffer.data)
     return T.buffer_proxy(buffer)
@@ -630,11 +630,11 @@ def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:
     """Emit loops over all rows; yield the first of some that are computed together, and how many they are."""
     first: Any = 0
     for points in (most >> shift for shift in range(most.bit_length())):
-        if is_open(rows):
+        if is_dynamic(rows):
             count = (rows - first) // points
         else:
             count = int(rows - first) // points
-        if is_open(count) or count > 1:
+        if is_dynamic(count) or count > 1:
             with T.serial(count) as index:
                 yield first + index * points, points
         elif count:

@@ -34,8 +34,8 @@ from tvmflow.compiler.tir_kernels.definitions import (
     launch_threads,
     round_to_integer,
 )
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain
 from tvmflow.graph.ir_operators import STATE_STEPS, Activation, Recurrent
-from tvmflow.graph.open_sizes import IrSize, is_open, plain
 
 TERMS: Final = 4
 """The products of bytes that an instruction adds to a sum."""
@@ -504,7 +504,7 @@ class _CpuLoops(_Loops):
     def __init__(self, layer: RecurrentLayer, *buffers: Any) -> None:
         super().__init__(layer, *buffers)
         directions, (steps, batch) = layer.operator.directions, layer.typical
-        if is_open(layer.batch):
+        if is_dynamic(layer.batch):
             self._rows = _MAX_ROWS
         else:
             self._rows = count_rows(batch)
@@ -516,8 +516,8 @@ class _CpuLoops(_Loops):
         self._has_parallel_tiles = groups == 1 and step * rows >= _MIN_PARALLEL_STEP
 
     def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
-        if is_open(self._layer.batch):
-            return self._build_open_loop(directions, activations)
+        if is_dynamic(self._layer.batch):
+            return self._build_dynamic_loop(directions, activations)
         groups = self._layer.batch // self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial
         with IRBuilder() as builder:
@@ -526,7 +526,7 @@ class _CpuLoops(_Loops):
                 self._emit_group(direction, activations, group % groups * self._rows)
             return builder.get()
 
-    def _build_open_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
+    def _build_dynamic_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
         """Return the loop over an open batch: whole groups of sequences, then those that are left."""
         batch, whole = self._layer.batch, self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import te, tirx
 
-from tvmflow.graph.open_sizes import plain
+from tvmflow.graph.dynamic_shapes import plain
 
 _Array = np.ndarray[Any, Any]
 

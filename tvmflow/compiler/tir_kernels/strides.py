@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tvm
 
 from tvmflow.compiler.contraction.packed import positive
-from tvmflow.graph.open_sizes import IrSize, is_open, plain, same_size
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain, same_size
 
 
 class Operand(NamedTuple):
@@ -44,10 +44,10 @@ class StridedMatrices(NamedTuple):
         """Return the place of an element; the arguments are numbers or TIR expressions."""
         place, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
-            digit = matrix // positive(divisor) if is_open(divisor) or divisor > 1 else matrix
+            digit = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix
             if position < len(self.digits) - 1:
                 digit = digit % positive(length)
-            if is_open(stride) or stride:
+            if is_dynamic(stride) or stride:
                 place = place + digit * stride
             divisor *= length
         return place
@@ -56,7 +56,7 @@ class StridedMatrices(NamedTuple):
     def repeats(self) -> int:
         """The number of consecutive matrices that are known to be the same one."""
         length, stride = self.digits[0] if self.digits else (1, 1)
-        return int(length) if not is_open(length) and same_size(stride, 0) else 1
+        return int(length) if not is_dynamic(length) and same_size(stride, 0) else 1
 
 
 class StridedView(NamedTuple):
@@ -151,7 +151,7 @@ def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
     """Return a quotient that is whole whatever the dimensions are; None for others."""
     analyzer = tvm.sym.Analyzer()
     quotient = size // divisor
-    quotient = plain(analyzer.simplify(quotient)) if is_open(quotient) else quotient
+    quotient = plain(analyzer.simplify(quotient)) if is_dynamic(quotient) else quotient
     return quotient if same_size(quotient * divisor, size) else None
 
 

@@ -22,8 +22,8 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.choices import tile_size
 from tvmflow.compiler.contraction.packed import FLOAT, allocate, positive
-from tvmflow.compiler.contraction.winograd import KERNEL, Geometry, OpenBlocks
-from tvmflow.graph.open_sizes import IrSize, divide_up, plain
+from tvmflow.compiler.contraction.winograd import KERNEL, DynamicBlocks, Geometry
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, plain
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
@@ -320,7 +320,7 @@ def _sum_terms(terms: Sequence[tuple[float, Any]]) -> Any:
 # expression does.
 
 
-class OpenConvolution(NamedTuple):
+class DynamicConvolution(NamedTuple):
     """A convolution of images with an open number of tiles.
 
     Attributes:
@@ -340,15 +340,15 @@ class OpenConvolution(NamedTuple):
     store: Callable[[Sequence[Any], Any], None]
 
 
-def emit_open(convolution: OpenConvolution, blocks: OpenBlocks) -> None:
+def emit_dynamic(convolution: DynamicConvolution, blocks: DynamicBlocks) -> None:
     """Emit the loops of a convolution; must be called within an `IRBuilder`."""
-    _OpenLoops(convolution, blocks).emit()
+    _DynamicLoops(convolution, blocks).emit()
 
 
-class _OpenLoops:
+class _DynamicLoops:
     """Emits the loops of a convolution of open images."""
 
-    def __init__(self, convolution: OpenConvolution, blocks: OpenBlocks) -> None:
+    def __init__(self, convolution: DynamicConvolution, blocks: DynamicBlocks) -> None:
         self._own, self._blocks = convolution, blocks
         self._edge = convolution.tile + KERNEL - 1
         self._inner, self._lanes = (int(convolution.data.shape[axis]) for axis in (1, 4))
@@ -400,7 +400,7 @@ class _OpenLoops:
     def _transform_data(self, data: Any, channel: Any, t: Any) -> None:
         own, edge = self._own, self._edge
         image, *corner = self._read_place(t)
-        # a variable below 0 would be taken for one that is not (`open_tiles`)
+        # a variable below 0 would be taken for one that is not (`dynamic_tiles`)
         axes = list(zip(corner, own.padding, own.data.shape[2:4], strict=True))
         base = (channel * self._blocks.limit + t) * self._lanes
 

@@ -204,7 +204,7 @@ class MxnetFrontend(Frontend):
         except NotAModel as error:
             raise not_a_symbol(files[SYMBOL], str(error)) from None
 
-    def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
+    def list_dynamic_inputs(self, files: Files) -> Sequence[ModelInput]:
         """Return the variables that are no weights, with the sizes of those that leave some open."""
         try:
             weights = set(read_weights(files[PARAMS]).weights)

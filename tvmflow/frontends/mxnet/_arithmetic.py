@@ -15,8 +15,8 @@ from tvm import relax
 
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, broadcast_along, shown
+from tvmflow.graph.dynamic_shapes import IrSize
 from tvmflow.graph.ir import dtype_of
-from tvmflow.graph.open_sizes import IrSize
 
 R = relax.op
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.frontends._open_sizes import OpenSizeProblem
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
 from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, shown
-from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
 
 R = relax.op
 
@@ -84,10 +84,10 @@ def _resolve_shape(
         op.refuse(
             f"shape={tuple(codes)} needs more dimensions than data of shape {shown(shape)} has"
         )
-    if inferred := [axis for axis, size in enumerate(out) if not is_open(size) and size == -1]:
+    if inferred := [axis for axis, size in enumerate(out) if not is_dynamic(size) and size == -1]:
         known = math.prod(size for axis, size in enumerate(out) if axis != inferred[0])
         out[inferred[0]] = op.ranges.simplify(math.prod(shape) // known)
-    is_negative = any(not is_open(size) and size < 0 for size in out)
+    is_negative = any(not is_dynamic(size) and size < 0 for size in out)
     if is_negative or not op.ranges.is_equal(math.prod(out), math.prod(shape)):
         op.refuse(f"shape={tuple(codes)} does not fit data of shape {shown(shape)}")
     return tuple(out)
@@ -162,9 +162,9 @@ def _space_to_depth(op: Op) -> Expr:
     block = op.integer("block_size")
     batch, channels, height, width = _nchw_shape(op)
     for size in (height, width):
-        if is_open(size) and not op.ranges.is_equal(size // block * block, size):
+        if is_dynamic(size) and not op.ranges.is_equal(size // block * block, size):
             text = f"{size} may be no multiple of block_size={block}; set `multiple_of` in `dimensions`"
-            raise OpenSizeProblem(text)
+            raise DynamicShapeProblem(text)
     split = R.reshape(op[0], (batch, channels, height // block, block, width // block, block))
     moved = R.permute_dims(split, [0, 3, 5, 1, 2, 4])
     return R.reshape(moved, (batch, channels * block**2, height // block, width // block))
@@ -182,8 +182,8 @@ def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Expr]:
     pieces = []
     end = op.sizes()[axis]
     for start, stop in zip(starts, [*starts[1:], end], strict=True):
-        if is_open(stop) and not op.ranges.is_certain(start < stop):
-            raise OpenSizeProblem(f"its last part may be empty: {end} may be {start} or less")
+        if is_dynamic(stop) and not op.ranges.is_certain(start < stop):
+            raise DynamicShapeProblem(f"its last part may be empty: {end} may be {start} or less")
         piece = _cut(op[0], [axis], [start], [stop])
         pieces.append(R.squeeze(piece, [axis]) if squeeze else piece)
     return pieces
@@ -279,9 +279,9 @@ def _slice(op: Op) -> Expr:
     cuts: list[tuple[int, Any, Any, int]] = []
     for axis, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
         size = op.sizes()[axis]
-        if is_open(size):
+        if is_dynamic(size):
             if (b or 0, e, s or 1) != (0, None, 1):
-                cuts.append((axis, *_open_bounds(op, axis, b or 0, e, s or 1), s or 1))
+                cuts.append((axis, *_dynamic_bounds(op, axis, b or 0, e, s or 1), s or 1))
             continue
         positions = range(*slice(b, e, s or 1).indices(size))
         if not positions:
@@ -301,28 +301,28 @@ def _cut(
     steps: Sequence[int] | None = None,
 ) -> Expr:
     """Return a slice; bounds that are open are known to lie within the data."""
-    within = any(map(is_open, (*starts, *stops)))
+    within = any(map(is_dynamic, (*starts, *stops)))
     return R.strided_slice(value, axes, starts, stops, steps, assume_inbound=within)
 
 
-def _open_bounds(op: Op, axis: int, begin: int, end: int | None, step: int) -> tuple[Any, Any]:
+def _dynamic_bounds(op: Op, axis: int, begin: int, end: int | None, step: int) -> tuple[Any, Any]:
     """Return where a slice of an open size begins and ends; it has an element at all sizes."""
     size = op.sizes()[axis]
     if step < 1:
-        raise OpenSizeProblem(f"a step below 1 along {size} is not supported")
+        raise DynamicShapeProblem(f"a step below 1 along {size} is not supported")
     start = op.ranges.clamp(begin, size)
     stop = size if end is None else op.ranges.clamp(end, size)
     if not op.ranges.is_certain(start < stop):
         text = f"its slice of axis {axis} may be empty, or is not known, for some sizes of {size}"
-        raise OpenSizeProblem(f"{text}; raise `min` in `dimensions`")
+        raise DynamicShapeProblem(f"{text}; raise `min` in `dimensions`")
     return start, stop
 
 
 def _slice_axis(op: Op) -> Expr:
     axis = op.axis(op.integer("axis"))
     size, bounds = op.sizes()[axis], slice(op.integer("begin"), op.optional_integer("end"))
-    if is_open(size):
-        start, stop = _open_bounds(op, axis, bounds.start, bounds.stop, 1)
+    if is_dynamic(size):
+        start, stop = _dynamic_bounds(op, axis, bounds.start, bounds.stop, 1)
         return _cut(op[0], [axis], [start], [stop])
     start, stop, _ = bounds.indices(size)
     if start >= stop:
@@ -463,7 +463,7 @@ def _arange_like(op: Op) -> Expr:
     axis, repeat = op.optional_integer("axis"), op.integer("repeat", 1)
     shape = op.sizes() if axis is None else (op.sizes()[op.axis(axis)],)
     total = math.prod(shape)
-    if is_open(total) and repeat == 1 and op.dtype() == "float32":
+    if is_dynamic(total) and repeat == 1 and op.dtype() == "float32":
         places = R.astype(R.arange(0, total, 1, "int64"), op.dtype())
         step, start = op.scalar(op.number("step", 1.0)), op.scalar(op.number("start", 0.0))
         return R.reshape(op.emit(places) * step + start, shape)

@@ -14,10 +14,10 @@ from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Size, TensorSpec
 from tvmflow.core.version import page_url
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends._emission import NodeNames, call_operator, explain_failure
-from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends._reference_process import Array
-from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel, number_repeated
+from tvmflow.frontends.base import DYNAMIC_FIX, MAX_ELEMENTS, LoadedModel, number_repeated
 from tvmflow.frontends.frontend import ImportCall
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import (
@@ -30,7 +30,7 @@ from tvmflow.frontends.mxnet._checkpoint import (
     label,
 )
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
-from tvmflow.graph.open_sizes import is_open, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import is_dynamic, same_sizes, sizes_of
 from tvmflow.operators.loading import Operators
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
@@ -327,8 +327,8 @@ def _convert(node: Node, op: Op) -> list[Expr]:
         return [_checked(op, result) for result in emitted]
     except ImportFailed:
         raise
-    except OpenSizeProblem as error:
-        op.refuse(str(error), fix=OPEN_FIX)
+    except DynamicShapeProblem as error:
+        op.refuse(str(error), fix=DYNAMIC_FIX)
     except (
         ArithmeticError,
         LookupError,
@@ -347,12 +347,12 @@ def _convert(node: Node, op: Op) -> list[Expr]:
 def _checked(op: Op, result: Expr) -> Expr:
     """Return a result of known sizes, in the form that earlier tensors of equal sizes have."""
     sizes = sizes_of(result)
-    if sizes is not None and not any(map(is_open, sizes)):
+    if sizes is not None and not any(map(is_dynamic, sizes)):
         if math.prod(sizes) > MAX_ELEMENTS:
             op.refuse(f"its result has the shape {sizes}, which has more than 2^31 elements")
         return result
     if sizes is None or not op.ranges.check_result(sizes):
-        raise OpenSizeProblem(
+        raise DynamicShapeProblem(
             f"{op.ranges.unknown_text()}; its inputs have the shapes {op.shapes_text()}"
         )
     seen = [op.ranges.as_seen(size) for size in sizes]

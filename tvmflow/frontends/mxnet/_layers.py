@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.frontends._open_sizes import OpenSizeProblem
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
 from tvmflow.frontends.mxnet._op import (
     Converter,
     Expr,
@@ -20,8 +20,8 @@ from tvmflow.frontends.mxnet._op import (
     shown,
     spatial_rank,
 )
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, sizes_of
 from tvmflow.graph.ir_operators import BoxNms, MultiboxDetection
-from tvmflow.graph.open_sizes import IrSize, is_open, sizes_of
 
 R = relax.op
 
@@ -135,8 +135,8 @@ _AVG_POOL: Final = {1: R.nn.avg_pool1d, 2: R.nn.avg_pool2d, 3: R.nn.avg_pool3d}
 def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     dims = spatial_rank(op)
     size = op.sizes()[2:]
-    if any(map(is_open, size)):
-        return _pool_open(op, pools)
+    if any(map(is_dynamic, size)):
+        return _pool_dynamic(op, pools)
     if op.flag("global_pool", False):
         op.ignore("kernel", "stride", "pad", "pooling_convention")
         kernel, stride, before, out = size, (1,) * dims, (0,) * dims, (1,) * dims
@@ -157,7 +157,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     return pools[kind](op, windows)
 
 
-def _pool_open(op: Op, pools: Mapping[str, _Pool]) -> Expr:
+def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     """Pool images of an open size: what is divided by must be the same number at all sizes."""
     dims, size = spatial_rank(op), op.sizes()[2:]
     kind = op.choice("pool_type", "max", tuple(pools))
@@ -179,7 +179,7 @@ def _pool_open(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     if kind == "max":
         return windows.pool(_MAX_POOL, op[0], ceil_mode=is_rounded_up)
     if is_rounded_up:
-        raise OpenSizeProblem(
+        raise DynamicShapeProblem(
             f"its last window (pooling_convention=full) differs between sizes; let them be multiples "
             f"of {math.lcm(*stride)} (`multiple_of`)"
         )
@@ -393,7 +393,7 @@ def _up_sampling(op: Op) -> Expr:
     for index, value in enumerate(op.all_inputs()):
         size = op.sizes(index)[2:]
         times = [op.ranges.simplify(n // part) for n, part in zip(whole, size, strict=True)]
-        if any(map(is_open, times)) or not op.ranges.are_equal(
+        if any(map(is_dynamic, times)) or not op.ranges.are_equal(
             whole, [n * part for n, part in zip(times, size, strict=True)]
         ):
             op.refuse(f"input {index} of size {shown(size)} does not divide {shown(whole)}")
@@ -524,7 +524,7 @@ def _columns(value: Expr, start: int = 0, count: int = 4) -> list[Expr]:
     """Return columns of the last axis, each of size 1."""
     sizes = sizes_of(value)
     # TVM counts axes from the start where sizes are open
-    axis = len(sizes) - 1 if sizes and any(map(is_open, sizes)) else -1
+    axis = len(sizes) - 1 if sizes and any(map(is_dynamic, sizes)) else -1
     return [R.strided_slice(value, [axis], [i], [i + 1]) for i in range(start, start + count)]
 
 

@@ -15,10 +15,10 @@ from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
-from tvmflow.frontends._open_sizes import SizeRanges, shape_text, unfixed_text
-from tvmflow.frontends.base import OPEN_FIX
+from tvmflow.frontends._dynamic_shapes import SizeRanges, shape_text, unfixed_text
+from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.mxnet._checkpoint import Node
-from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
 
 Expr = Any
 """A Relax expression (TVM ships no types)."""
@@ -101,11 +101,11 @@ class Op:
 
     def fixed(self, sizes: Sequence[IrSize], index: int = 0) -> tuple[int, ...]:
         """Return sizes that this operator needs as numbers; they follow from the input `index`."""
-        if any(map(is_open, sizes)):
+        if any(map(is_dynamic, sizes)):
             self.refuse(
                 f"{unfixed_text(sizes)}; "
                 f"its input {quoted(self._input_names[index])} has the shape {shape_text(self.sizes(index))}",
-                fix=OPEN_FIX,
+                fix=DYNAMIC_FIX,
             )
         return tuple(map(int, sizes))
 
@@ -261,8 +261,8 @@ class Op:
     def refuse(self, reason: str, fix: str = "") -> NoReturn:
         """Reject this node."""
         read = [index for index in range(len(self)) if self.reads(index)]
-        if not fix and any(is_open(size) for index in read for size in self.sizes(index)):
-            fix = OPEN_FIX
+        if not fix and any(is_dynamic(size) for index in read for size in self.sizes(index)):
+            fix = DYNAMIC_FIX
         raise ImportFailed(
             f"{excerpt(self.kind)} {quoted(self.name)} cannot be imported: {reason}", fix=fix
         )

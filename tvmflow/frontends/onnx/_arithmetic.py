@@ -19,8 +19,8 @@ from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx import graph
 from tvmflow.frontends.onnx._expressions import Windows
 from tvmflow.frontends.onnx.graph import attribute_text
+from tvmflow.graph.dynamic_shapes import plain
 from tvmflow.graph.ir import dtype_of
-from tvmflow.graph.open_sizes import plain
 
 
 class NodeToConvert(NamedTuple):

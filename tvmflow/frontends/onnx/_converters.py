@@ -465,14 +465,14 @@ _OPAQUE: Final = {"op_pattern": 8}
 def _grid_sample(node: NodeToConvert) -> Any:
     """Sample at the places of a grid; TVM's kernel of a volume of a dynamic shape takes minutes to build."""
     shapes = [list_sizes(operand) for operand in node.inputs]
-    is_open = any(not isinstance(size, int) for shape in shapes for size in shape)
-    if len(shapes[0]) > _IMAGE_RANK and is_open:
+    is_dynamic = any(not isinstance(size, int) for shape in shapes for size in shape)
+    if len(shapes[0]) > _IMAGE_RANK and is_dynamic:
         raise ValueError("a volume needs a fixed shape")
     data, grid = node.inputs
     is_reflected = node.text("padding_mode", "zeros") == "reflection"
     if is_reflected and node.attributes.get("align_corners", 0):
         # TVM divides by the length of an axis less 1
-        if not is_open:
+        if not is_dynamic:
             for axis in range(2, len(shapes[0])):
                 if shapes[0][axis] == 1:
                     data = node.emit(relax.op.concat([data, data], axis))
@@ -521,8 +521,8 @@ def _roi_align(node: NodeToConvert) -> Any:
     data, boxes, images = node.inputs
     _check_regions(node, regions)
     height, width = list_sizes(data)[2:]
-    is_open = not (isinstance(height, int) and isinstance(width, int))
-    if is_open or not 0 < regions.samples <= _MAX_SAMPLES:
+    is_dynamic = not (isinstance(height, int) and isinstance(width, int))
+    if is_dynamic or not 0 < regions.samples <= _MAX_SAMPLES:
         align = functools.partial(align_regions, regions=regions)
         return node.builder.emit_te(align, *node.inputs, primfunc_name_hint="align_regions")
     # channels are lanes of vectors, which share the places of samples

@@ -93,9 +93,9 @@ class OwnNodes:
         dtypes = {name: dtype_of(kind) for name, kind in element_types(model).items()}
         constants = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in model.graph.node:
-            is_open = any(name and name not in shapes for name in node.output)
+            lacks_shapes = any(name and name not in shapes for name in node.output)
             is_known = all(not name or (name in shapes and name in dtypes) for name in node.input)
-            if node.domain != OWN_DOMAIN or not is_open or not is_known:
+            if node.domain != OWN_DOMAIN or not lacks_shapes or not is_known:
                 continue
             inputs = [
                 relax.const(numpy_helper.to_array(constants[name]))

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends._open_sizes import SizeRanges
+from tvmflow.frontends._dynamic_shapes import SizeRanges
 from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._inlining import MAX_UNROLLED_NODES

@@ -15,11 +15,11 @@ from tvm import relax
 
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 from tvmflow.core.formatting import names_text
-from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends.onnx._arithmetic import Converter, NodeToConvert, in_float32, list_sizes
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
 from tvmflow.graph.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
-from tvmflow.graph.open_sizes import same_sizes, sizes_of
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4
@@ -173,14 +173,14 @@ def _attend(
         past: Keys of steps before (batch, heads, past steps, width), which are the first of all keys; None without.
 
     Raises:
-        OpenSizeProblem: Sizes that must be the same can differ.
+        DynamicShapeProblem: Sizes that must be the same can differ.
     """
     batch, heads, steps, width = list_sizes(queries)
     length = list_sizes(keys)[2]
     fit = same_sizes(list_sizes(keys), [batch, heads, length, width])
     if not (fit and same_sizes(list_sizes(values)[:3], [batch, heads, length])):
         shapes = names_text([shape_text(list_sizes(part)) for part in (queries, keys, values)])
-        raise OpenSizeProblem(
+        raise DynamicShapeProblem(
             "batches, heads and widths of queries and keys, or lengths of keys and values, can differ: "
             f"as heads they have the shapes {shapes}"
         )
@@ -193,7 +193,9 @@ def _attend(
     causal = _causal_mask(node, steps, length, earlier)
     scores = _add(node, scores, _add(node, bias, hidden, causal))
     if sizes_of(scores) is None:
-        raise OpenSizeProblem("the sizes of its mask or bias can differ from those of its scores")
+        raise DynamicShapeProblem(
+            "the sizes of its mask or bias can differ from those of its scores"
+        )
     mixed = relax.op.matmul(relax.op.nn.softmax(scores, axis=-1), values)
     moved = node.emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
     return node.emit(relax.op.reshape(moved, [batch, steps, heads * list_sizes(values)[3]]))

@@ -23,9 +23,9 @@ from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, tensor_spec
 from tvmflow.frontends._emission import NodeNames, explain_failure
-from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
-from tvmflow.frontends.base import OPEN_FIX, LoadedModel
+from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert
 from tvmflow.frontends.onnx._converters import CONVERTERS
 from tvmflow.frontends.onnx._inlining import list_inputs_of
@@ -48,7 +48,7 @@ from tvmflow.frontends.onnx.graph import (
 )
 from tvmflow.frontends.onnx.sizes import Sizes
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.graph.open_sizes import plain
+from tvmflow.graph.dynamic_shapes import plain
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def import_prepared(
     Raises:
         ImportFailed: with operator and node.
     """
-    _refuse_unsupported(model, is_open=bool(dimensions))
+    _refuse_unsupported(model, is_dynamic=bool(dimensions))
     largest = {entry.name: entry.max for entry in dimensions}
     importer = _Importer(model, own, labels, dimensions)
     try:
@@ -126,7 +126,7 @@ def import_prepared(
     )
 
 
-def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
+def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
     """Check all operators."""
     known = known_values(model)
     refused: dict[str, list[NodeProto]] = {}
@@ -145,7 +145,7 @@ def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
     elif any(attribute.HasField("g") for attribute in first.attribute):
         # a loop: its body cannot be handed to a function of the user's
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
-        fixes = [advice, OPEN_FIX if is_open else "", _FIX]
+        fixes = [advice, DYNAMIC_FIX if is_dynamic else "", _FIX]
     else:
         name, domain = quoted(first.op_type), quoted(first.domain)
         fixes = [_FIX, _OWN_FIX.format(name=name, domain=domain, page=page_url("custom-operators"))]
@@ -265,10 +265,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             except Exception as error:
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
                 reason = self._explain(node, error)
-                if self._sizes and not isinstance(error, OpenSizeProblem):
+                if self._sizes and not isinstance(error, DynamicShapeProblem):
                     reason = self._sizes.fixed_text(node) or reason
                 text = f"{name} cannot be imported: {reason}"
-                raise ImportFailed(text, fix=OPEN_FIX if self._sizes else _FIX) from error
+                raise ImportFailed(text, fix=DYNAMIC_FIX if self._sizes else _FIX) from error
             self._name_results(node)
         if self._sizes:
             self._sizes.materialize([value.name for value in graph.output])

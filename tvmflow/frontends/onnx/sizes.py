@@ -22,10 +22,10 @@ from tvm import relax, te, tirx, topi
 from tvmflow.compiler.tir_kernels.resize import Interpolation, is_computed, resize_image
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
-from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
+from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, SizeRanges, shape_text
 from tvmflow.frontends.onnx._arithmetic import read_interpolation
 from tvmflow.frontends.onnx.graph import attribute_text, attributes_of, dtype_of
-from tvmflow.graph.open_sizes import NoSize, same_size, same_sizes
+from tvmflow.graph.dynamic_shapes import NoSize, same_size, same_sizes
 
 _MAX_ELEMENTS: Final = 1024
 # Those of real models have less than ten.
@@ -113,10 +113,10 @@ class Sizes(SizeRanges):
             if not isinstance(kind, relax.TensorType):
                 continue
             if not isinstance(kind.shape, relax.ShapeExpr):
-                raise OpenSizeProblem(self._unknown_text(node))
+                raise DynamicShapeProblem(self._unknown_text(node))
             sizes = [self.simplify(size) for size in kind.shape.values]
             if not self.check_result(sizes):
-                raise OpenSizeProblem(self._unknown_text(node))
+                raise DynamicShapeProblem(self._unknown_text(node))
             seen = list(map(self.as_seen, sizes))
             self.see(seen)
             if not same_sizes(seen, sizes):
@@ -130,8 +130,8 @@ class Sizes(SizeRanges):
     def fixed_text(self, node: NodeProto) -> str:
         """Return that an operator needs fixed sizes; nothing if it has them."""
         text = self._operands_text(node)
-        has_open = any(name in text for name in self._dimensions)
-        return f"it is imported with fixed sizes alone{text}" if has_open else ""
+        has_dynamic = any(name in text for name in self._dimensions)
+        return f"it is imported with fixed sizes alone{text}" if has_dynamic else ""
 
     def _operands_text(self, node: NodeProto) -> str:
         shapes = []
@@ -170,7 +170,7 @@ class Sizes(SizeRanges):
         """Return the sizes of a tensor."""
         shape = getattr(expr.ty, "shape", None)
         if not isinstance(shape, relax.ShapeExpr):
-            raise OpenSizeProblem("the shape of its operand is known only when the model runs")
+            raise DynamicShapeProblem("the shape of its operand is known only when the model runs")
         return self.see(shape.values)
 
     def _value(self, name: str) -> SizeValue:
@@ -192,7 +192,7 @@ class Sizes(SizeRanges):
             known = self._known.get(name)
             shape = list(known.values.shape) if known else self.shape_of(self._nodes[name])
             return SizeValue(_objects(shape), "int64")
-        except (OpenSizeProblem, KeyError, AttributeError):
+        except (DynamicShapeProblem, KeyError, AttributeError):
             raise _Unknown from None
 
     def tensor(self, value: SizeValue) -> Any:
@@ -250,10 +250,10 @@ class Sizes(SizeRanges):
         if value is None:
             if not any(node.input[position : position + 1]):
                 return None
-            raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
+            raise DynamicShapeProblem("its sizes depend on values, and not on the dimensions alone")
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
-    def open_operand(self, node: NodeProto, position: int) -> list[Any] | None:
+    def dynamic_operand(self, node: NodeProto, position: int) -> list[Any] | None:
         """Return the sizes that a node takes, as `operand` does; None where all are numbers, too."""
         taken = self.operand(node, position)
         return None if taken is None or _are_fixed(*taken) else taken
@@ -337,7 +337,7 @@ def _from_number(number: Any) -> Any:
 def _plain_expr(element: Any, dtype: str) -> Any:
     if isinstance(element, _Quotient):
         if "float" not in dtype:
-            raise OpenSizeProblem("a size is no whole number")
+            raise DynamicShapeProblem("a size is no whole number")
         whole = element.expr * element.factor.numerator
         as_float = tirx.Cast(dtype, tirx.convert(whole))
         return as_float / tirx.FloatImm(dtype, element.factor.denominator)
@@ -672,7 +672,7 @@ def _convert_expand(sizes: Sizes, node: NodeProto) -> Any:
     for size, other in zip(old, new, strict=True):
         is_kept = _is(other, 1) or _is(other, -1)
         if not is_kept and not _is(size, 1) and not sizes.is_equal(size, other):
-            raise OpenSizeProblem(
+            raise DynamicShapeProblem(
                 f"a size of {size} cannot become one of {other} for all sizes of the dimensions"
             )
         shape.append(size if is_kept else other)
@@ -680,7 +680,7 @@ def _convert_expand(sizes: Sizes, node: NodeProto) -> Any:
 
 
 def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
-    shape = sizes.open_operand(node, 0)
+    shape = sizes.dynamic_operand(node, 0)
     if shape is None:
         return None
     value = _value_of_shape(attributes_of(node))
@@ -691,13 +691,13 @@ def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
 def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
     bounds = [sizes.find(name) for name in node.input]
     if any(bound is None for bound in bounds):
-        raise OpenSizeProblem("its bounds depend on values, and not on the dimensions alone")
+        raise DynamicShapeProblem("its bounds depend on values, and not on the dimensions alone")
     dtype = next(bound.dtype for bound in bounds if bound is not None)
     start, limit, step = (bound.values.item() for bound in bounds if bound is not None)
     if _are_fixed(start, limit, step):
         return None
     if not isinstance(step, int) or any(isinstance(v, _Quotient) for v in (start, limit)):
-        raise OpenSizeProblem("its step is no whole number")
+        raise DynamicShapeProblem("its step is no whole number")
     distance = limit - start if step > 0 else start - limit
     count = _quotient(sizes, sizes.simplify(distance + (abs(step) - 1)), abs(step))
     if not sizes.is_certain(tirx.convert(count) >= 0):
@@ -729,7 +729,7 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
             is_whole = _is(start, -1) and isinstance(end, int) and end <= -NO_END
             if step == -1 and is_whole and len(starts) == 1:
                 return relax.op.flip(data, axis)
-            raise OpenSizeProblem("a step below 1 of an open size is not supported")
+            raise DynamicShapeProblem("a step below 1 of an open size is not supported")
         begin = sizes.clamp(start, extent)
         stop = sizes.at_least(sizes.clamp(end, extent), begin)
         count = sizes.divide_up(sizes.simplify(stop - begin), step)
@@ -749,7 +749,7 @@ def _exprs(values: Sequence[Any]) -> list[Any]:
 
 def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
     data = sizes.data(node.input[0])
-    shape, repeats = sizes.shape_of(data), sizes.open_operand(node, 1)
+    shape, repeats = sizes.shape_of(data), sizes.dynamic_operand(node, 1)
     if repeats is None:
         return None
     pairs = list(zip(repeats, shape, strict=True))
@@ -763,7 +763,7 @@ def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
 
 def _convert_split(sizes: Sizes, node: NodeProto) -> Any:
     """Convert a Split into parts whose sizes follow from the dimensions."""
-    lengths = sizes.open_operand(node, 1)
+    lengths = sizes.dynamic_operand(node, 1)
     if lengths is None:
         return None
     data = sizes.data(node.input[0])
@@ -779,11 +779,11 @@ def _convert_split(sizes: Sizes, node: NodeProto) -> Any:
 
 def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
     """Convert a Pad by widths that follow from the dimensions."""
-    widths = sizes.open_operand(node, 1)
+    widths = sizes.dynamic_operand(node, 1)
     if widths is None:
         return None
     if attribute_text(attributes_of(node), "mode", "constant") != "constant":
-        raise OpenSizeProblem("widths that depend on dimensions are those of constants alone")
+        raise DynamicShapeProblem("widths that depend on dimensions are those of constants alone")
     data = sizes.data(node.input[0])
     axes = sizes.operand(node, 3) or list(range(len(sizes.shape_of(data))))
     before: list[Any] = [0] * len(sizes.shape_of(data))
@@ -792,7 +792,7 @@ def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
         before[axis], after[axis] = widths[position], widths[len(axes) + position]
     for width in (*before, *after):
         if not sizes.is_certain(width >= 0):
-            raise OpenSizeProblem(f"a width of {shape_text([width])} may be negative")
+            raise DynamicShapeProblem(f"a width of {shape_text([width])} may be negative")
     value = sizes.find_operand(node, 2)
     number = 0 if value is None else value.values.item()
     if isinstance(number, _Quotient):
@@ -803,9 +803,9 @@ def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
 
 def _convert_top_k(sizes: Sizes, node: NodeProto) -> Any:
     """Refuse a TopK of an open number of elements."""
-    count = sizes.open_operand(node, 1)
+    count = sizes.dynamic_operand(node, 1)
     if count is not None:
-        raise OpenSizeProblem(f"its K is {shape_text(count)}, and it needs a number")
+        raise DynamicShapeProblem(f"its K is {shape_text(count)}, and it needs a number")
 
 
 _COORDINATES: Final = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
@@ -821,7 +821,9 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     if lengths is None:
         value = sizes.find_operand(node, 2)
         if value is None:
-            raise OpenSizeProblem("its scales depend on values, and not on the dimensions alone")
+            raise DynamicShapeProblem(
+                "its scales depend on values, and not on the dimensions alone"
+            )
         factors = [_split(factor) for factor in value.values.ravel().tolist()]
         scales = [float(n) if n != 1 and _is(expr, 1) else None for expr, n in factors]
         products = [
@@ -837,7 +839,9 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     is_image = len(shape) == 4 and all(map(sizes.is_equal, shape[:2], lengths[:2]))
     odd = {"antialias", "axes", "keep_aspect_ratio_policy"} & attributes.keys()
     if not is_image or odd or mode.coordinates not in _COORDINATES:
-        raise OpenSizeProblem("only height and width of images can be resized where sizes are open")
+        raise DynamicShapeProblem(
+            "only height and width of images can be resized where sizes are open"
+        )
     if any(scales[2:]) and mode.coordinates != "align_corners":
         return _resize_by_fractions(sizes, data, lengths[2:], scales[2:], mode)
     is_nearest = mode.method == "nearest_neighbor"
@@ -862,7 +866,9 @@ def _resize_by_fractions(
     dtype = str(data.ty.dtype.dtype)
     if not is_computed(mode) or dtype == "float64":
         text = f"mode {mode.method} by a scale that is no whole number needs a fixed size"
-        raise OpenSizeProblem(f"{text}; `sizes` in place of `scales`, or mode linear, can follow")
+        raise DynamicShapeProblem(
+            f"{text}; `sizes` in place of `scales`, or mode linear, can follow"
+        )
     wide = sizes.emit(relax.op.astype(data, "float32")) if dtype != "float32" else data
     function = functools.partial(resize_image, mode=mode, scales=scales)
     resized = sizes.emit(sizes.kernel(function, wide, *_exprs(lengths)))

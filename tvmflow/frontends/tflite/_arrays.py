@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, shape_text
+from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, shape_text
 from tvmflow.frontends.tflite._graph import (
     MAX_COUNT,
     Converter,
@@ -20,7 +20,7 @@ from tvmflow.frontends.tflite._graph import (
     first_axes,
     last_axes,
 )
-from tvmflow.graph.open_sizes import IrSize, is_open
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 
 # ---------------------------------------------------------------- shapes
 
@@ -37,10 +37,10 @@ def _reshape(operation: Operation) -> None:
         # How old files write a scalar.
         shape = []
     ranges = operation.graph.ranges
-    inferred = [axis for axis, size in enumerate(shape) if not is_open(size) and size == -1]
+    inferred = [axis for axis, size in enumerate(shape) if not is_dynamic(size) and size == -1]
     if inferred:
         known = ranges.simplify(-math.prod(shape))
-        known = known if is_open(known) else max(known, 1)
+        known = known if is_dynamic(known) else max(known, 1)
         shape[inferred[0]] = ranges.simplify(math.prod(value.shape) // known)
     if not ranges.is_equal(math.prod(shape), math.prod(value.shape)):
         raise operation.refusal(f"of shape {shape_text(value.shape)} to {shape_text(shape)}")
@@ -52,9 +52,11 @@ def _squeeze(operation: Operation) -> None:
     axes = {operation.checked_axis(axis, value.rank) for axis in operation.options["axes"]}
     is_equal, is_certain = operation.graph.ranges.is_equal, operation.graph.ranges.is_certain
     if not axes:
-        unsure = [n for n in value.shape if is_open(n) and not is_certain(n != 1)]
+        unsure = [n for n in value.shape if is_dynamic(n) and not is_certain(n != 1)]
         if unsure:
-            raise OpenSizeProblem(f"{unsure[0]} may be 1, and then the result has one axis less")
+            raise DynamicShapeProblem(
+                f"{unsure[0]} may be 1, and then the result has one axis less"
+            )
         axes = {axis for axis, size in enumerate(value.shape) if is_equal(size, 1)}
     if not all(is_equal(value.shape[axis], 1) for axis in axes):
         raise operation.refusal(f"of shape {shape_text(value.shape)} at axes {sorted(axes)}")
@@ -115,7 +117,7 @@ def _split_evenly(operation: Operation) -> None:
     value, first = operation.in_its_order(1)
     axis, count = operation.axis(0, value.rank), len(operation.outputs)
     size = value.shape[axis_in(axis, value.rank, first)]
-    if not is_open(size) and size % count:
+    if not is_dynamic(size) and size % count:
         raise operation.refusal(f"of {size} entries to {count} outputs")
     if not operation.graph.ranges.is_equal(size // count * count, size):
         operation.fixed([size])
@@ -194,7 +196,7 @@ def _shape(operation: Operation) -> None:
 
 def _zeros_like(operation: Operation) -> None:
     shape = _shape_of(operation)
-    if any(map(is_open, shape)):
+    if any(map(is_dynamic, shape)):
         zero = operation.graph.constant(0, operation.output_dtype())
         operation.write(operation.graph.add("Expand", zero, operation.graph.integers(shape)))
         return
@@ -203,7 +205,7 @@ def _zeros_like(operation: Operation) -> None:
 
 def _range(operation: Operation) -> None:
     values = [operation.tensors.stored(operation.number(position)) for position in range(3)]
-    if any(value.has_open_elements for value in values):
+    if any(value.has_dynamic_elements for value in values):
         operation.write(operation.graph.add("Range", *values))
         return
     start, limit, step = (operation.constant(position).item() for position in range(3))
@@ -223,7 +225,7 @@ def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> 
         start, stop, step = _bounds(operation, part, size)
         if (start, stop, step) == (0, size, 1):
             continue
-        if not any(map(is_open, (size, start, stop))) and stop < 0:
+        if not any(map(is_dynamic, (size, start, stop))) and stop < 0:
             # In ONNX, a negative end counts from the end: before the first entry is far below it.
             stop = -size - 1
         cuts.append((start, stop, axis, step))
@@ -235,13 +237,13 @@ def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> 
 
 def _bounds(operation: Operation, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:
     """Return where a slice of an axis begins and ends, and its step, as `slice.indices` does."""
-    if not any(map(is_open, (size, part.start or 0, part.stop or 0))):
+    if not any(map(is_dynamic, (size, part.start or 0, part.stop or 0))):
         return part.indices(int(size))
     step, ranges = part.step or 1, operation.graph.ranges
     if step == -1 and part.start is None and part.stop is None:
         return -1, -NO_END, -1
     if step < 1:
-        raise OpenSizeProblem(f"a step of {step} along an open size is not supported")
+        raise DynamicShapeProblem(f"a step of {step} along an open size is not supported")
     start = ranges.clamp(0 if part.start is None else part.start, size)
     stop = size if part.stop is None else ranges.clamp(part.stop, size)
     return start, ranges.at_least(stop, start), step
@@ -251,10 +253,10 @@ def _slice(operation: Operation) -> None:
     value, first = operation.in_its_order()
     slices = {}
     for axis, (begin, size) in enumerate(zip(operation.sizes(1), operation.sizes(2), strict=True)):
-        is_rest = not is_open(size) and size == -1
+        is_rest = not is_dynamic(size) and size == -1
         place = axis_in(axis, value.rank, first)
         extent = value.shape[place]
-        if not any(map(is_open, (begin, size, extent))) and not (
+        if not any(map(is_dynamic, (begin, size, extent))) and not (
             0 <= begin <= extent and (is_rest or 0 <= size <= extent - begin)
         ):
             raise operation.refusal(f"of {size} entries from {begin} along an axis of {extent}")
@@ -286,7 +288,7 @@ def _strided_slice(operation: Operation) -> None:
         else:
             slices[axis] = entry
             start, stop, step = _bounds(operation, entry, value.shape[axis])
-            if any(map(is_open, (start, stop, value.shape[axis]))):
+            if any(map(is_dynamic, (start, stop, value.shape[axis]))):
                 length = stop - start if step > 0 else value.shape[axis]
                 shape.append(operation.graph.ranges.divide_up(length, abs(step)))
             else:

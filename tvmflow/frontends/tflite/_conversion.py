@@ -15,9 +15,9 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends._emission import explain_failure
-from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
-from tvmflow.frontends.base import OPEN_FIX
+from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.tflite import _arrays
 from tvmflow.frontends.tflite._graph import (
     NOTHING,
@@ -34,7 +34,7 @@ from tvmflow.frontends.tflite._graph import (
     pads,
 )
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
-from tvmflow.graph.open_sizes import is_open
+from tvmflow.graph.dynamic_shapes import is_dynamic
 
 _HYBRID: Final = frozenset(
     "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
@@ -103,12 +103,12 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
         raise
     except Exception as error:
         name = f"{excerpt(operator.name)} (tensor {quoted(values.graph.prefix)})"
-        is_open, shapes = values.graph.is_open, operation.shapes_text()
+        is_dynamic, shapes = values.graph.is_dynamic, operation.shapes_text()
         reason = explain_failure(error, shapes)
-        if is_open and not isinstance(error, OpenSizeProblem):
+        if is_dynamic and not isinstance(error, DynamicShapeProblem):
             reason = f"it is imported with fixed sizes alone; its operands have the shapes {shapes}"
         text = f"{name} cannot be imported: {reason}"
-        raise ImportFailed(text, fix=OPEN_FIX if is_open else FIX) from error
+        raise ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else FIX) from error
 
 
 def _refuse_hybrid(operator: Operator, model: Model) -> None:
@@ -196,9 +196,9 @@ def _transposed_convolution(operation: Operation) -> None:
         simplify((source - 1) * stride + taps - size)
         for source, stride, taps, size in zip(data.shape[2:], strides, kernel, sizes, strict=True)
     ]
-    if any(map(is_open, beyond)):
+    if any(map(is_dynamic, beyond)):
         text = f"its result of {shape_text(sizes)} is not larger by the same at all sizes"
-        raise OpenSizeProblem(f"{text} than its operands {operation.shapes_text()}")
+        raise DynamicShapeProblem(f"{text} than its operands {operation.shapes_text()}")
     bias = operation.bias(3, 2, 1)
     result = operation.graph.add(
         "ConvTranspose",

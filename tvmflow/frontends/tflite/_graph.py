@@ -16,8 +16,13 @@ from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
-from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text, unfixed_text
-from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX
+from tvmflow.frontends._dynamic_shapes import (
+    DynamicShapeProblem,
+    SizeRanges,
+    shape_text,
+    unfixed_text,
+)
+from tvmflow.frontends.base import DYNAMIC_FIX, MAX_ELEMENTS
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
     attributes_of,
@@ -34,7 +39,7 @@ from tvmflow.frontends.tflite._model import (
     Quantization,
     Tensor,
 )
-from tvmflow.graph.open_sizes import IrSize, is_open, size_text
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, size_text
 
 Array = np.ndarray[Any, Any]
 
@@ -65,12 +70,12 @@ class Value(NamedTuple):
         return len(self.shape)
 
     @property
-    def is_open(self) -> bool:
+    def is_dynamic(self) -> bool:
         """True if sizes, or elements that are known, depend on dimensions."""
-        return any(map(is_open, self.shape)) or self.has_open_elements
+        return any(map(is_dynamic, self.shape)) or self.has_dynamic_elements
 
     @property
-    def has_open_elements(self) -> bool:
+    def has_dynamic_elements(self) -> bool:
         """True if its elements are expressions of the dimensions."""
         return self.array is not None and self.array.dtype == object
 
@@ -94,7 +99,7 @@ class Graph:
         """The name of the operator that is converted; what it adds is named after it."""
 
     @property
-    def is_open(self) -> bool:
+    def is_dynamic(self) -> bool:
         return bool(self._symbols)
 
     def input(self, spec: TensorSpec) -> Value:
@@ -111,7 +116,7 @@ class Graph:
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
         """Return a constant, which joins the graph when a node reads it, by that name if it is free."""
         if isinstance(array, np.ndarray) and array.dtype == object:
-            if any(map(is_open, array.flat)):
+            if any(map(is_dynamic, array.flat)):
                 return Value(self._new_name(name), array.shape, dtype, array)
             array = array.astype(dtype)
         elements = np.ascontiguousarray(array, dtype or None).reshape(np.shape(array))
@@ -135,10 +140,10 @@ class Graph:
         if operator.startswith("Gather"):
             node.metadata_props.add(key=FROM_START)
         is_constant = all(v.array is not None for v in operands if v.name)
-        if any(value.is_open for value in operands):
+        if any(value.is_dynamic for value in operands):
             if is_constant and (computed := self._compute(node, operands)):
                 return computed
-            return self._add_open(node, operands)
+            return self._add_dynamic(node, operands)
         results = _infer(node, operands, self.prefix)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
         # weights of 8 bits stay as they are
@@ -155,17 +160,17 @@ class Graph:
 
     # ------------------------------------------------------------ open sizes
 
-    def _add_open(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
+    def _add_dynamic(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
         """Add a node with operands of open sizes."""
         largest = [self._at_largest(value) for value in operands]
         known = _infer(node, largest, self.prefix)
-        shapes = _infer_open(self.ranges, node, operands)
+        shapes = _infer_dynamic(self.ranges, node, operands)
         for value, shape in zip(known, shapes, strict=True):
             # one rule says what ONNX says
             if self._numbers(shape) != value.shape:
                 text = f"{self.ranges.unknown_text()}; its operands have the shapes "
                 shown = [shape_text(operand.shape) for operand in operands if operand.name]
-                raise OpenSizeProblem(text + names_text(shown))
+                raise DynamicShapeProblem(text + names_text(shown))
         self._materialize(operands)
         self._nodes.append(node)
         return [
@@ -179,7 +184,7 @@ class Graph:
 
     def _at_largest(self, value: Value) -> Value:
         """Return a value as it is where all dimensions have their largest size."""
-        if not value.is_open:
+        if not value.is_dynamic:
             return value
         array = value.array
         if array is not None:
@@ -206,7 +211,7 @@ class Graph:
         for value in operands:
             if value.array is None or value.name in self._initializers:
                 continue
-            if value.has_open_elements:
+            if value.has_dynamic_elements:
                 self._compute_at_run_time(value)
             else:
                 tensor = numpy_helper.from_array(value.array, value.name)
@@ -227,7 +232,7 @@ class Graph:
 
     def _size_value(self, size: IrSize) -> Value:
         """Return a size as a tensor of one element."""
-        if not is_open(size):
+        if not is_dynamic(size):
             return self.integers([int(size)])
         if isinstance(size, tvm.ir.Var):
             source, axis = self._places[str(size.name)]
@@ -236,7 +241,7 @@ class Graph:
             return self._size_value(size.value)
         operator = _SIZE_NODES.get(type(size))
         if operator is None:
-            raise OpenSizeProblem(f"{size} is no expression of dimensions")
+            raise DynamicShapeProblem(f"{size} is no expression of dimensions")
         return self.add(operator, self._size_value(size.a), self._size_value(size.b))
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
@@ -260,13 +265,13 @@ class Graph:
         if value.dtype == dtype:
             return value
         if value.array is not None:
-            array = value.array if value.has_open_elements else value.array.astype(dtype)
+            array = value.array if value.has_dynamic_elements else value.array.astype(dtype)
             return self.constant(array, dtype, value.name)
         return self.add("Cast", value, to=_element_type(dtype))
 
     def integers(self, values: Sequence[IrSize]) -> Value:
         """Return a constant of int64, as ONNX has shapes and axes."""
-        if any(map(is_open, values)):
+        if any(map(is_dynamic, values)):
             array = np.empty(len(values), object)
             array[:] = [self.ranges.simplify(value) for value in values]
             return self.constant(array, "int64")
@@ -278,7 +283,7 @@ class Graph:
             source = value.name
             self._materialize([value])
             self._nodes.append(helper.make_node("Identity", [source], [name]))
-            sizes = [None if is_open(size) else size for size in value.shape]
+            sizes = [None if is_dynamic(size) else size for size in value.shape]
             infos.append(_value_info(name, value.dtype, sizes))
         graph = helper.make_graph(
             self._nodes, "tflite", self._inputs, infos, list(self._initializers.values())
@@ -374,7 +379,7 @@ class _Call(NamedTuple):
     def numbers(self, position: int) -> list[IrSize]:
         array = self.operands[position].array
         if array is None:
-            raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
+            raise DynamicShapeProblem("its sizes depend on values, and not on the dimensions alone")
         return list(array.ravel().tolist())
 
     def axis(self) -> int:
@@ -385,7 +390,7 @@ class _Call(NamedTuple):
         return [*self.shape()[:axis], *sizes, *self.shape()[axis + 1 :]]
 
 
-def _infer_open(
+def _infer_dynamic(
     ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[Value]
 ) -> list[list[IrSize]]:
     """Return the shapes of the results of a node."""
@@ -412,14 +417,14 @@ def _broadcast_shapes(ranges: SizeRanges, shapes: Sequence[_Shape]) -> list[IrSi
     return result
 
 
-def _differ(one: IrSize, other: IrSize) -> OpenSizeProblem:
+def _differ(one: IrSize, other: IrSize) -> DynamicShapeProblem:
     text = f"sizes of {one} and {other} are not the same for all sizes of the dimensions"
-    return OpenSizeProblem(text)
+    return DynamicShapeProblem(text)
 
 
 def _reshape(call: _Call) -> _Shape:
     if not call.ranges.is_equal(math.prod(call.numbers(1)), math.prod(call.shape())):
-        raise OpenSizeProblem("its result has another number of elements")
+        raise DynamicShapeProblem("its result has another number of elements")
     return call.numbers(1)
 
 
@@ -442,7 +447,7 @@ def _pad(call: _Call) -> _Shape:
 def _slice(call: _Call) -> _Shape:
     shape = call.shape()
     for start, end, axis, step in zip(*(call.numbers(n) for n in range(1, 5)), strict=True):
-        if step < 0 and is_open(shape[axis]):
+        if step < 0 and is_dynamic(shape[axis]):
             # the whole axis
             continue
         if step < 0:
@@ -502,7 +507,7 @@ def _space_to_depth(call: _Call) -> _Shape:
     batch, channels, *sizes = call.shape()
     for size in sizes:
         if not call.ranges.is_equal(size // block * block, size):
-            raise OpenSizeProblem(
+            raise DynamicShapeProblem(
                 f"{size} may be no multiple of {block}; set `multiple_of` in `dimensions`"
             )
     return [batch, channels * block**2, *(size // block for size in sizes)]
@@ -510,8 +515,8 @@ def _space_to_depth(call: _Call) -> _Shape:
 
 def _range(call: _Call) -> _Shape:
     start, limit, step = (call.numbers(position)[0] for position in range(3))
-    if is_open(step) or step < 1:
-        raise OpenSizeProblem("its step is no whole number above 0")
+    if is_dynamic(step) or step < 1:
+        raise DynamicShapeProblem("its step is no whole number above 0")
     return [call.ranges.at_least(call.ranges.divide_up(limit - start, step), 0)]
 
 
@@ -723,7 +728,7 @@ class Operation:
         value = self.tensors.stored(self.number(position))
         if value.array is None:
             raise self.refusal(f"with operand {position} that is computed when the model runs")
-        if value.has_open_elements:
+        if value.has_dynamic_elements:
             self.fixed(value.array.ravel().tolist())
         return value.array
 
@@ -733,15 +738,15 @@ class Operation:
     def sizes(self, position: int) -> list[IrSize]:
         """Return the values of an operand that must be constant, or follow from the dimensions."""
         value = self.tensors.stored(self.number(position))
-        if value.has_open_elements:
+        if value.has_dynamic_elements:
             assert value.array is not None
             return [self.graph.ranges.simplify(size) for size in value.array.ravel().tolist()]
         return list(self.integers(position))
 
     def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
         """Return sizes that the operator needs as numbers."""
-        if any(map(is_open, sizes)):
-            raise OpenSizeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
+        if any(map(is_dynamic, sizes)):
+            raise DynamicShapeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
         return list(map(int, sizes))
 
     def shapes_text(self) -> str:
@@ -807,8 +812,8 @@ class Operation:
         """Return the error for a case of the operator that is not imported."""
         where = quoted(self.graph.prefix)
         text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
-        is_open = any(value.is_open for value in self._computed())
-        return ImportFailed(text, fix=OPEN_FIX if is_open else FIX)
+        is_dynamic = any(value.is_dynamic for value in self._computed())
+        return ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else FIX)
 
 
 def pads(

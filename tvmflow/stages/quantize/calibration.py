@@ -20,7 +20,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import sizes_of
+from tvmflow.graph.dynamic_shapes import sizes_of
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.module import Module
 from tvmflow.stages.quantize.bias_correction import ChannelSums, Means

@@ -15,8 +15,8 @@ from tvm import relax
 
 from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import RecurrentOperands, RoundedData
-from tvmflow.graph.open_sizes import known_sizes
 from tvmflow.stages.quantize.insertion import (
     DataScale,
     LayerRewriter,

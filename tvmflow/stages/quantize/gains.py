@@ -12,8 +12,8 @@ from typing import Any, Final
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.contraction.winograd import list_strides
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
-from tvmflow.graph.open_sizes import known_sizes
 from tvmflow.stages.quantize.points import Layer
 
 # How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse V1

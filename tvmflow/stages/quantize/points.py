@@ -13,6 +13,7 @@ from tvmflow.compiler.passes.fold_convolutions import fold_norms
 from tvmflow.compiler.passes.quantization import SELECTIONS, WEIGHT_RANKS
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.graph import ir, marks
+from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
 from tvmflow.graph.ir_operators import (
     GATES,
     NOTHING,
@@ -21,7 +22,6 @@ from tvmflow.graph.ir_operators import (
     Recurrent,
     RecurrentOperands,
 )
-from tvmflow.graph.open_sizes import same_sizes, sizes_of
 
 Array = np.ndarray[Any, Any]
 

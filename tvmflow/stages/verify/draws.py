@@ -146,9 +146,9 @@ def draw_more(
     is_random = _is_random(settings)
     drawer = _Drawer(run, names, tolerance)
     can_draw, inputs = bool(names) and _can_add(results, settings), _list_inputs(results)
-    open_inputs = [spec for spec in inputs if _is_open(spec, settings)]
-    if can_draw and open_inputs and _takes_magnitudes(settings):
-        signed = any((feed[spec.name] < 0).any() for feed in feeds for spec in open_inputs)
+    drawn_inputs = [spec for spec in inputs if _may_draw(spec, settings)]
+    if can_draw and drawn_inputs and _takes_magnitudes(settings):
+        signed = any((feed[spec.name] < 0).any() for feed in feeds for spec in drawn_inputs)
         for number, kind in enumerate(_MAGNITUDES):
             kind = kind._replace(sign=None if signed else 1)
             feed = _draw(inputs, settings, number + 1, kind)
@@ -156,7 +156,7 @@ def draw_more(
     if (
         can_draw
         and _takes_magnitudes(settings)
-        and any(_is_open(i, settings, "iu") for i in inputs)
+        and any(_may_draw(i, settings, "iu") for i in inputs)
     ):
         feed = _draw(inputs, settings, len(_MAGNITUDES) + len(_FOR_BRANCHES) + 1, _INTEGERS)
         drawer.add(_INTEGERS.text, feed, is_needed=False)
@@ -274,7 +274,7 @@ def _takes_magnitudes(settings: VerifySettings) -> bool:
     return not settings.quantized and settings.precision == "model"
 
 
-def _is_open(spec: TensorSpec, settings: VerifySettings, kinds: str = "f") -> bool:
+def _may_draw(spec: TensorSpec, settings: VerifySettings, kinds: str = "f") -> bool:
     """Return whether an input has values of some kinds, by default floats, of any range."""
     import numpy as np
 
@@ -333,12 +333,12 @@ def _draw(inputs: Sequence[TensorSpec], settings: VerifySettings, number: int, k
     rng = np.random.default_rng([settings.verify.seed, number])
 
     def draw(spec: TensorSpec) -> Array:
-        if _is_open(spec, settings):
+        if _may_draw(spec, settings):
             values = rng.normal(0.0, kind.deviation, spec.shape)
             return (values if kind.sign is None else kind.sign * np.abs(values)).astype(spec.dtype)
         known = settings.inputs.get(spec.name)
         low, high = (known and known.range) or (0.0, 1.0)
-        if kind.has_wide and _is_open(spec, settings, "iu"):
+        if kind.has_wide and _may_draw(spec, settings, "iu"):
             info = np.iinfo(spec.dtype)
             most = info.max if info.bits == 8 else _LARGEST_INTEGER
             low, high = max(info.min, -most - 1), most

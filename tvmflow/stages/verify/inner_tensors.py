@@ -25,8 +25,8 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.graph import ir
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED
+from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
 from tvmflow.graph.index_inputs import find_nodes_of
-from tvmflow.graph.open_sizes import read_dimensions, with_dimensions
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import WatchedProgram
 from tvmflow.stages.build import BuildSettings, schedule_kernels

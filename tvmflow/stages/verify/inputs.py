@@ -88,7 +88,7 @@ class ImportedModel(NamedTuple):
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import it again, with inner tensors as further outputs."""
         from tvmflow.compiler.passes.operand_checks import name_checked_nodes
-        from tvmflow.graph.open_sizes import with_dimensions
+        from tvmflow.graph.dynamic_shapes import with_dimensions
 
         loaded = FRONTENDS[kind].load(
             self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
@@ -123,7 +123,7 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
     """Return the inputs of an imported model whose integers are indices or divisors."""
     from tvmflow.compiler.passes.operand_checks import find_input_bounds, has_computed_operands
     from tvmflow.graph import ir
-    from tvmflow.graph.open_sizes import NoSize, size_text
+    from tvmflow.graph.dynamic_shapes import NoSize, size_text
 
     operands: dict[Operand, None] = {}
     for var, bound in find_input_bounds(mod["main"]):
@@ -740,8 +740,8 @@ def _draw(dimension: Dimension, rng: random.Random) -> int:
 
 def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
     """Return a function that counts the elements of a model's tensors, but for sizes known after a call."""
+    from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of
     from tvmflow.graph.ir import list_variables
-    from tvmflow.graph.open_sizes import NoSize, size_text, sizes_of
 
     shapes: list[list[Size]] = []
     for variable in dict.fromkeys(list_variables(mod["main"])):

@@ -355,7 +355,7 @@ def schedule_each(
 ) -> Iterator[ScheduledModel]:
     """Give a model with dimensions as it would be built, untuned, for each combination of sizes alone."""
     from tvmflow.compiler import lowering
-    from tvmflow.graph.open_sizes import at_sizes
+    from tvmflow.graph.dynamic_shapes import at_sizes
 
     mod = lowering.load_ir(context.inputs["import/model.json"])
     target, options = lowering.make_target(settings.machines[""].tvm), settings.lowering

@@ -73,8 +73,8 @@ def add_layers(
 def compare_layers(library: Library, case: Case) -> LayersComparison:
     """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it."""
     from tvmflow.compiler import lowering
+    from tvmflow.graph.dynamic_shapes import read_dimensions
     from tvmflow.graph.index_inputs import find_quantized
-    from tvmflow.graph.open_sizes import read_dimensions
     from tvmflow.stages.verify.inner_tensors import cut_at_inner
 
     settings, context, model, data, _ = case

@@ -13,7 +13,7 @@ import pytest
 from tests.support.kernels import FAST, host_level, outputs
 from tests.support.onnx_models import load, open_session
 from tests.support.tflite_models import TfliteBuilder
-from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
+from tests.unit.frontends.onnx.test_onnx_dynamic_shapes import load_dynamic
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.options import LoweringOptions
@@ -195,7 +195,7 @@ def test_a_sum_is_not_blamed_on_an_input(tmp_path: Path) -> None:
         compile_c(model)({"x": X, "i": np.array([0, 3, 1])})
     text = "g (float[n,3] x) => (int64[3] y) { y = ArgMax<axis=0, keepdims=0>(x) }"
     made = onnx.parser.parse_model(HEAD + text)
-    model = load_open(made, tmp_path, (Dimension("n", 0, 8),))
+    model = load_dynamic(made, tmp_path, (Dimension("n", 0, 8),))
     np.testing.assert_array_equal(outputs(model, {"x": X[:, :3]})[0], [4, 4, 4])
     with pytest.raises(
         ValueError, match="looks for an extreme among 0 elements, along an axis of n"

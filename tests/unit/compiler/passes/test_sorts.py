@@ -12,9 +12,9 @@ import tvm
 from onnx.helper import make_node as node
 from tvm import relax
 
+from tests.support.dynamic_networks import Input, make_network
 from tests.support.kernels import FAST, LEVELS_HERE, host_level, kernels_of, level, outputs, run
 from tests.support.onnx_models import agree, draw, load, model, value
-from tests.support.open_networks import Input, make_network
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program.program import check_program

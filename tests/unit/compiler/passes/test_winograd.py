@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tests.support import kernels
+from tests.support.dynamic_networks import Array, Input, make_network, make_weights
 from tests.support.kernels import (
     FAST,
     LEVELS_HERE,
@@ -19,7 +20,6 @@ from tests.support.kernels import (
     kernels_of,
     level,
 )
-from tests.support.open_networks import Array, Input, make_network, make_weights
 from tests.support.tuning import conv, model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
 from tvmflow.compiler import lowering
@@ -35,7 +35,7 @@ from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd as emitter
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.graph.open_sizes import with_numbers
+from tvmflow.graph.dynamic_shapes import with_numbers
 
 # The tolerance for each tile, relative to the largest number.
 ERRORS = {2: 1e-5, winograd.RECTANGLE: 2e-5, 4: 5e-5}
@@ -223,7 +223,7 @@ def test_strides_of_2_over_an_open_image_are_direct() -> None:
     """Its tiles are numbered by loops that know no strides."""
     network = make_network(
         OPEN,
-        {"x": Input(OPEN_IMAGE)},
+        {"x": Input(DYNAMIC_IMAGE)},
         make_weights(a=[16, 16, 3, 3]),
         lambda emit, x, a: emit(relax.op.nn.conv2d(x, a, strides=2, padding=1)),
     )
@@ -415,7 +415,7 @@ def test_a_recipe_limits_the_tiles() -> None:
 
 
 OPEN = tuple(Dimension(name, 1, limit) for name, limit in (("batch", 3), ("h", 128), ("w", 128)))
-OPEN_IMAGE = ("batch", 16, "h", "w")
+DYNAMIC_IMAGE = ("batch", 16, "h", "w")
 
 
 def two_layers(emit: Any, x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
@@ -453,10 +453,10 @@ def compute_two_layers(x: Array, a: Array, b: Array, c: Array, d: Array) -> Arra
 def test_any_number_of_tiles(tile: Literal[2, 4], mcpu: str) -> None:
     """One library, with the same bits for one thread and for two, at sizes in any order."""
     shapes = {"a": [48, 16, 3, 3], "b": [48, 48, 3, 3], "c": [1, 48, 1, 1], "d": [16, 16, 1, 1]}
-    network = make_network(OPEN, {"x": Input(OPEN_IMAGE)}, make_weights(**shapes), two_layers)
+    network = make_network(OPEN, {"x": Input(DYNAMIC_IMAGE)}, make_weights(**shapes), two_layers)
     halves = ("batch", 48, "(h + 1) // 2", "(w + 1) // 2")
     signature = {
-        "inputs": [TensorSpec("x", (3, 16, 128, 128), "float32", sizes=OPEN_IMAGE).to_json()],
+        "inputs": [TensorSpec("x", (3, 16, 128, 128), "float32", sizes=DYNAMIC_IMAGE).to_json()],
         "outputs": [TensorSpec("y", (3, 48, 64, 64), "float32", sizes=halves).to_json()],
         "dimensions": [entry.to_json() for entry in OPEN],
     }
@@ -482,7 +482,7 @@ def test_every_level_divides_an_open_number_of_tiles(mcpu: str) -> None:
     """The epilogue belongs to the kernel of each; volumes have direct ones."""
     images = make_network(
         OPEN,
-        {"x": Input(OPEN_IMAGE)},
+        {"x": Input(DYNAMIC_IMAGE)},
         make_weights(a=[48, 16, 3, 3], b=[48, 48, 3, 3], c=[1, 48, 1, 1], d=[16, 16, 1, 1]),
         two_layers,
     )

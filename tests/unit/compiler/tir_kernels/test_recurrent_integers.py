@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.dynamic_networks import Array, Input, make_network
 from tests.support.kernels import dot_target, host_level, level
-from tests.support.open_networks import Array, Input, make_network
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.types import Dimension
@@ -224,7 +224,7 @@ def test_a_state_of_floats(mcpu: str) -> None:
 
 
 @pytest.mark.parametrize("is_rounded", [True, False])
-def test_open_sizes(is_rounded: bool) -> None:
+def test_dynamic_shapes(is_rounded: bool) -> None:
     """One library computes any number of steps and sequences."""
     layer = LAYERS[0]._replace(is_rounded=is_rounded)
     dimensions = (Dimension("steps", 1, 50), Dimension("batch", 1, 9))

@@ -314,7 +314,7 @@ def test_weights_alone(files: dict[str, Path], tmp_path: Path) -> None:
     assert (facts.error or 1) < 0.02
 
 
-def import_open_sizes(
+def import_dynamic_shapes(
     nodes: list[onnx.NodeProto], weights: dict[str, Any], folder: Path, **data: Any
 ) -> dict[str, Path]:
     """Import a model of one input, 1 to 8 rows of 24 numbers, with samples."""
@@ -335,7 +335,7 @@ def test_weights_of_a_model_with_open_sizes(tmp_path: Path) -> None:
     weights = {"w": RNG.normal(0, 0.2, (24, 16)).astype(np.float32)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
     data = {"0/x": RNG.normal(size=(4, 24)).astype(np.float32)}
-    files = import_open_sizes(nodes, weights, tmp_path, **data)
+    files = import_dynamic_shapes(nodes, weights, tmp_path, **data)
     for activations, bits in (("none", 32), ("int8", 8)):
         facts = run(settings_of(activations=activations), files, tmp_path / activations)
         assert [(layer.weight_bits, layer.data_bits) for layer in facts.layers] == [(8, bits)]
@@ -351,7 +351,7 @@ def test_inner_tensors_of_open_sizes_are_refused(tmp_path: Path) -> None:
         helper.make_node("MatMul", ["r", "v"], ["y"]),
     ]
     data = {"x": RNG.normal(size=(4, 24)).astype(np.float32)}
-    files = import_open_sizes(nodes, weights, tmp_path, **data)
+    files = import_dynamic_shapes(nodes, weights, tmp_path, **data)
     with pytest.raises(StageError, match="inner tensors have open sizes") as caught:
         run(settings_of(activations="int8"), files, tmp_path / "int8")
     assert "`quantize.activations` to `none`" in caught.value.fix

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.dynamic_networks import DynamicNetwork, Input, make_network
 from tests.support.kernels import DOT_TARGETS, LEVELS_HERE, dot_target, level
-from tests.support.open_networks import Input, OpenNetwork, make_network
 from tvmflow.core.types import Dimension
 from tvmflow.stages.quantize.insertion import Quantization, insert, read_weights
 from tvmflow.stages.quantize.points import FloatModel, Integers, list_layers
@@ -94,7 +94,7 @@ def test_data_that_are_not_finite_are_left_out() -> None:
 # ---------------------------------------------------------------- kernels
 
 
-def make_product(rounded: GroupedIntegers, *, rounds_data: bool = False) -> OpenNetwork:
+def make_product(rounded: GroupedIntegers, *, rounds_data: bool = False) -> DynamicNetwork:
     """Return a product of an open number of rows with weights in groups."""
     operator = replace(rounded.operator, rounds_data=rounds_data)
 
@@ -136,7 +136,7 @@ def test_models_get_weights_in_groups() -> None:
     quantization = Quantization(Integers("uint8"), {layer.var: rounded}, {})
     made = insert(model, [layer], quantization)
     assert sum(array.nbytes for array in made.params.values()) == 64 * 48 * 4.5 / 8
-    quantized = OpenNetwork(made.mod, inputs, made.params)
+    quantized = DynamicNetwork(made.mod, inputs, made.params)
     assert quantized.list_kernels() == ["grouped_matmul"]
     real = rounded.to_float().T
     quantized.agrees(lambda x, **_: x @ real, [{}])

@@ -22,11 +22,11 @@ from tvmflow.compiler.passes.rewriter import INJECTIVE
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     IrSize,
     count_elements,
     divide_up,
-    is_open,
+    is_dynamic,
     known_sizes,
     same_in_ranges,
     same_sizes,
@@ -65,7 +65,7 @@ def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> rel
     if axis != 1 or all(form is None for form in forms):
         return None
     channels = [known_sizes(field)[1] for field in fields]
-    if any(map(is_open, channels)):
+    if any(map(is_dynamic, channels)):
         return None
     is_ragged = any(count % rewriter.block for count in channels[:-1])
     is_mixed = any(form is None for form in forms)
@@ -91,10 +91,12 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     if rewriter.blocked_form(data) is None:
         return None
     shape, sizes = rewriter.numbers.shape(call.args[0]), known_sizes(call.args[0])
-    if shape is None or is_open(sizes[1]):
+    if shape is None or is_dynamic(sizes[1]):
         return None
     # a reversed axis of one number looks like one that is not reversed
-    shape = tuple(max(n, 2) if is_open(size) else n for n, size in zip(shape, sizes, strict=True))
+    shape = tuple(
+        max(n, 2) if is_dynamic(size) else n for n, size in zip(shape, sizes, strict=True)
+    )
     if not all(_keeps_order(call, shape, axis) for axis in range(len(shape)) if axis != 1):
         return None
     channels = list_positions(functools.partial(read_slice, call), shape, 1)
@@ -118,8 +120,8 @@ def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.E
 def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
     """Rewrite a reshape to the same shape, or one that ends a shuffle of channels."""
     before, after = known_sizes(data), known_sizes(call)
-    has_open = any(map(is_open, after)) and len(before) > 2
-    if has_open and set(before[2:]) == {1} and same_sizes(before[:2], after):
+    has_dynamic = any(map(is_dynamic, after)) and len(before) > 2
+    if has_dynamic and set(before[2:]) == {1} and same_sizes(before[:2], after):
         # images of one pixel: TVM fuses no reshape of open sizes
         return rewriter.emit(relax.op.squeeze(data, list(range(2, len(before)))))
     blocked_data = rewriter.blocked_form(data)
@@ -157,7 +159,7 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
     if (
         not keeps_images
         or not same_sizes((inner[0], *inner[last:]), (shape[0], *shape[2:]))
-        or any(map(is_open, (shape[1], *inner[1:last])))
+        or any(map(is_dynamic, (shape[1], *inner[1:last])))
     ):
         return None
     channels = np.arange(shape[1]).reshape(inner[1:last])
@@ -183,7 +185,7 @@ def _select(
     if tensor is None or before is None or after is None or not ir.is_float32(original):
         return None
     is_image = same_sizes((before[0], *before[2:]), (after[0], *after[2:]))
-    if not is_image or is_open(before[1]) or not rewriter.is_read_blocked(value):
+    if not is_image or is_dynamic(before[1]) or not rewriter.is_read_blocked(value):
         return None
     selection = _selection_of(rewriter, tensor, before[1])
     positions, own = selection.positions[channels], selection.channels[channels]
@@ -245,7 +247,7 @@ def copy_channels(selection: Selection, cpu: CpuModel) -> Any:
     n, _, *size, block = shapes[0]
     result = (n, -(-len(selection.channels) // block), *size, block)
     pixels = count_elements(size)
-    lanes = _list_lanes(selection, 1 if is_open(pixels) else pixels, block)
+    lanes = _list_lanes(selection, 1 if is_dynamic(pixels) else pixels, block)
     width = _find_width(lanes, block)
     table = lanes[::width].astype(_TABLE)
     parameters = {f"x{position}": (shape, _FLOAT) for position, shape in enumerate(shapes)}
@@ -298,16 +300,16 @@ def _emit_kernel(
             out[target + offset] = T.float32(0) if tensor is None else tensor[first + offset]
 
     elements = count_elements(result)
-    is_large = is_open(elements) or elements >= MIN_PARALLEL_ELEMENTS
+    is_large = is_dynamic(elements) or elements >= MIN_PARALLEL_ELEMENTS
     loop = T.parallel if is_large and cpu.cores > 1 else T.serial
     with loop(n * blocks * parts) as part, T.serial(groups) as group:
         first = part % parts * _PIXELS
-        is_ragged = is_open(pixels) or pixels % _PIXELS
+        is_ragged = is_dynamic(pixels) or pixels % _PIXELS
         count = tirx.min(_PIXELS, pixels - first) if is_ragged else min(_PIXELS, pixels)
         entry = (part // parts % blocks * groups + group) * 2
         target = (part // parts * pixels + first) * block + group * width
         source, place = table[entry], table[entry + 1]
-        if is_open(pixels):
+        if is_dynamic(pixels):
             place = place // block * pixels * block + place % block
         place += first * block
         for position, tensor in enumerate([*tensors, None]):

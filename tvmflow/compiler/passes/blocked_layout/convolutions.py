@@ -31,8 +31,8 @@ from tvmflow.compiler.tir_kernels import winograd as winograd_kernels
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 from tvmflow.compiler.tir_kernels.dot_products import MATRICES, PAIRS, TAPS
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes
 from tvmflow.graph.marks import read_marks
-from tvmflow.graph.open_sizes import is_open, known_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> boo
     """
     return (
         rewriter.numbers.shape(call.args[0]) is not None
-        and not any(is_open(known_sizes(expr)[1]) for expr in (call, call.args[0]))
+        and not any(is_dynamic(known_sizes(expr)[1]) for expr in (call, call.args[0]))
         and ir.shape_of(call.args[1]) is not None
         and not rewriter.context.is_plain(ir.convolution_kind(call))
         and rewriter.flow.is_weight(call.args[1])
@@ -229,16 +229,16 @@ def _find_winograd(
         # the tiles of an open volume are not numbered; those with a stride or groups have fixed places
         or (
             (len(edges) > _IMAGE_AXES or step > 1 or groups > 1)
-            and any(map(is_open, known_sizes(call)[2:]))
+            and any(map(is_dynamic, known_sizes(call)[2:]))
         )
         # more products an instruction save more than the transforms
         or (step > 1 and terms > 1)
     ):
         return None
     n, _, *sizes = known_sizes(call)
-    is_fixed = not any(map(is_open, (n, *sizes)))
+    is_fixed = not any(map(is_dynamic, (n, *sizes)))
     measured = context.measured_tiles if is_fixed and terms == 1 else ()
-    if terms > 1 or any(map(is_open, sizes)):
+    if terms > 1 or any(map(is_dynamic, sizes)):
         # more products an instruction save more than larger weights; the tiles of an open image are squares
         tiles = tuple(tile for tile in tiles if tile != winograd.RECTANGLE)
     depth, height, width = [1, *shape[2:]][-3:]
@@ -273,7 +273,7 @@ def _find_winograd(
     if not tile:
         return None
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
-    if any(map(is_open, sizes)):
+    if any(map(is_dynamic, sizes)):
         return geometry
     # a large tile takes less time in two steps, and much less to compile
     is_separate = cpu.factor_lanes > 0 or step > 1 or tile > min(winograd.SQUARES)
@@ -383,7 +383,7 @@ def pad_kernel(
     before, after = window.padding[:rank], []
     for axis, (step, taps) in enumerate(zip(strides, ir.known_shape(moved)[2:], strict=True)):
         size, result = image.data[axis], image.result[axis]
-        if is_open(result):
+        if is_dynamic(result):
             # enough for all sizes
             after.append(window.padding[rank + axis] + taps - ir.known_shape(kernel)[2 + axis])
         else:
@@ -469,7 +469,7 @@ def _count_points(x: Any, window: Window, kernel: Sizes) -> int:
     """Return the pixels in a row of the result of a convolution without dilation; 0 for an open row."""
     width, padding = known_sizes(x)[-2], window.padding
     read = width + padding[len(window.strides) - 1] + padding[-1] - kernel[-1]
-    return 0 if is_open(width) else int(read // window.strides[-1]) + 1
+    return 0 if is_dynamic(width) else int(read // window.strides[-1]) + 1
 
 
 def _multiplies_matrices(
@@ -481,7 +481,7 @@ def _multiplies_matrices(
     """
     cpu, (strides, padding, dilation) = rewriter.cpu, window
     points = _count_points(x, window, kernel)
-    is_fixed = not any(map(is_open, known_sizes(x)[2:]))
+    is_fixed = not any(map(is_dynamic, known_sizes(x)[2:]))
     takes_pixels = is_fixed and math.prod(kernel) == 1 and not any(padding)
     return (
         cpu.has_matrices

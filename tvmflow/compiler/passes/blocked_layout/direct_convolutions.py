@@ -21,7 +21,7 @@ from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 from tvmflow.compiler.tir_kernels.plain_products import PlainProduct
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
 
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
@@ -102,7 +102,7 @@ def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: W
     cpu, rank = rewriter.cpu, len(window.strides)
     blocks, *reads, lanes = ir.known_shape(weights)
     size = known_sizes(x)[1 + rank]
-    if is_open(size):
+    if is_dynamic(size):
         return 1
     padded = size + sum(window.padding[rank - 1 :: rank])
     reach = (reads[rank] - 1) * window.dilation[-1]
@@ -153,7 +153,7 @@ def emit_plain_product(
         or context.uses_bfloat16()
         # code for other levels would share weights that depend on the lanes
         or context.options.shares_weights
-        or any(map(is_open, (*sizes, *result)))
+        or any(map(is_dynamic, (*sizes, *result)))
         or {*taps, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
         or any(window.padding)
         or math.prod(sizes[2:]) < context.lanes
@@ -274,7 +274,7 @@ class Image(NamedTuple):
     @property
     def is_fixed(self) -> bool:
         """True if no extent is open."""
-        return not any(map(is_open, (*self.data, *self.result)))
+        return not any(map(is_dynamic, (*self.data, *self.result)))
 
 
 class _Part(NamedTuple):

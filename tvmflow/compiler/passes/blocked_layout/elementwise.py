@@ -11,8 +11,8 @@ from tvmflow.compiler.passes.blocked_layout.direct_convolutions import append_to
 from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
 from tvmflow.compiler.passes.plain_images import as_resize, emit_resize
 from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes, same_sizes, sizes_of
 from tvmflow.graph.ir_operators import RoundedData
-from tvmflow.graph.open_sizes import IrSize, is_open, known_sizes, same_sizes, sizes_of
 
 # Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
 _SAFE_ON_EMPTY_LANES: Final = {RoundedData.NAME} | ir.operators(
@@ -186,7 +186,7 @@ def rewrite_adaptive_pool(
     if tensor is None or call.attrs.layout != layout:
         return None
     rank, size = len(layout) - 2, list(known_sizes(call)[2:])
-    if any(map(is_open, size)):
+    if any(map(is_dynamic, size)):
         return None
     arguments = (tensor, size, "avg", f"{layout}{rewriter.block}c")
     name = f"adaptive_avg_pool{rank}d"

@@ -13,7 +13,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.rewriter import OPAQUE, TargetRewriter
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import known_sizes, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import known_sizes, same_sizes, sizes_of
 
 _log = logging.getLogger(__name__)
 

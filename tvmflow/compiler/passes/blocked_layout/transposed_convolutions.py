@@ -24,10 +24,10 @@ from tvmflow.compiler.passes.quantization import QuantizedData, integer_weight_d
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.graph import ir
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     IrSize,
     divide_up,
-    is_open,
+    is_dynamic,
     known_sizes,
     max_size,
     same_sizes,
@@ -94,7 +94,7 @@ def rewrite_conv_transpose(
         return None
     size = list(known_sizes(call)[2:])
     geometry = _analyze(known_sizes(data)[2:], ir.known_shape(kernel)[2:], size, window)
-    if any(map(is_open, geometry.padding)):
+    if any(map(is_dynamic, geometry.padding)):
         return None
     if ir.is_depthwise(call):
         pixels = _emit_depthwise(rewriter, data, kernel, geometry)
@@ -167,7 +167,7 @@ class _Convolution:
             for axis in self._find_phases(self._typical, self._typical_data)
         )
         parts = [phase for axis in phases for phase in axis]
-        is_possible = all(phase.taps and not is_open(phase.after) for phase in parts)
+        is_possible = all(phase.taps and not is_dynamic(phase.after) for phase in parts)
         cost = _MIN_GAIN * products * self._blocks + self._phases * _KERNEL_COST
         is_faster = cost < min(self._phases * self._blocks, self._count_shared()) * self._work()
         return phases if is_possible and is_faster and self._phases <= _MAX_PHASES else None
@@ -184,7 +184,7 @@ class _Convolution:
             tuple(
                 _find_phase(phase, *axis)
                 for phase in range(axis[3])
-                if is_open(axis[0]) or phase < axis[0]
+                if is_dynamic(axis[0]) or phase < axis[0]
             )
             for axis in axes
         ]

@@ -13,7 +13,7 @@ import pytest
 
 import tvmflow
 from tests.support.damage import described, read_entries, write_entries
-from tests.support.open_programs import OpenBundles
+from tests.support.dynamic_programs import DynamicBundles
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import OutputArrays
@@ -23,9 +23,9 @@ ORDER = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
 
 
 @pytest.fixture(params=["c", "vm"])
-def bundle(request: pytest.FixtureRequest, open_bundles: OpenBundles) -> Path:
+def bundle(request: pytest.FixtureRequest, dynamic_bundles: DynamicBundles) -> Path:
     """The network with each runtime."""
-    path: Path = getattr(open_bundles, request.param)
+    path: Path = getattr(dynamic_bundles, request.param)
     return path
 
 
@@ -41,9 +41,9 @@ def same(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:
     return all(np.array_equal(left[name], right[name]) for name in left)
 
 
-def test_both_runtimes_give_the_same_at_sizes_in_any_order(open_bundles: OpenBundles) -> None:
-    compiled = tvmflow.load(open_bundles.c, threads=2)
-    machine = tvmflow.load(open_bundles.vm, threads=1)
+def test_both_runtimes_give_the_same_at_sizes_in_any_order(dynamic_bundles: DynamicBundles) -> None:
+    compiled = tvmflow.load(dynamic_bundles.c, threads=2)
+    machine = tvmflow.load(dynamic_bundles.vm, threads=1)
     for batch, seq in ORDER:
         given = feed(batch, seq)
         outputs = compiled.run(given)
@@ -120,8 +120,8 @@ def test_arrays_that_are_not_dense_or_aligned_are_read(bundle: Path) -> None:
     assert sum(entry.calls for entry in module.profile(given, repeat=1)) > 3
 
 
-def test_calls_of_several_threads_have_sizes_of_their_own(open_bundles: OpenBundles) -> None:
-    module = tvmflow.load(open_bundles.c, threads=1)
+def test_calls_of_several_threads_have_sizes_of_their_own(dynamic_bundles: DynamicBundles) -> None:
+    module = tvmflow.load(dynamic_bundles.c, threads=1)
     expected = {sizes: module.run(feed(*sizes)) for sizes in ORDER}
     failures = []
 
@@ -161,10 +161,10 @@ def test_memory_of_results_is_used_again_for_smaller_ones() -> None:
     ],
 )
 def test_dimensions_are_those_of_the_library(
-    open_bundles: OpenBundles, tmp_path: Path, change: Any
+    dynamic_bundles: DynamicBundles, tmp_path: Path, change: Any
 ) -> None:
     """It is trusted with the sizes of arrays."""
-    path = _change(open_bundles.c, tmp_path, change)
+    path = _change(dynamic_bundles.c, tmp_path, change)
     with pytest.raises(BundleError, match=r"signature"):
         tvmflow.load(path)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.dynamic_networks import run_dynamic
 from tests.support.mxnet_runs import checkpoint, node, var, write_checkpoint
-from tests.support.open_networks import run_open
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends import FRONTENDS
@@ -29,7 +29,7 @@ def test_a_checkpoint_computes_batches_of_all_sizes() -> None:
     spec = TensorSpec("data", (6, 1, 8, 8), "float32", sizes=("batch", 1, 8, 8))
     loaded = frontend.load(checkpoint(DIGITS, "digits", 10), (spec,), dimensions=(BATCH,))
     assert [(entry.shape, entry.sizes) for entry in loaded.outputs] == [((6, 10), ("batch", 10))]
-    run = run_open(loaded, (BATCH,))
+    run = run_dynamic(loaded, (BATCH,))
     images = np.random.default_rng(0).uniform(0, 1, (6, 1, 8, 8)).astype("float32")
     [whole] = run(images)
     assert whole.shape == (6, 10)
@@ -110,5 +110,5 @@ def test_unknown_sizes_of_a_symbol_are_read() -> None:
 def test_a_new_recipe_knows_the_batch_that_a_symbol_leaves_open(tmp_path: Path) -> None:
     nodes = [{**var("data"), "attrs": {"__shape__": "(0, 4)"}}, node("relu", "it", [0])]
     files = write_checkpoint(tmp_path, nodes, [[1, 0, 0]], {})
-    assert frontend.list_open_inputs(files) == [ModelInput("data", dims=("", 4))]
+    assert frontend.list_dynamic_inputs(files) == [ModelInput("data", dims=("", 4))]
     assert frontend.read_facts(files).inputs == (ModelInput("data", is_required=False),)

@@ -14,15 +14,15 @@ from PIL import Image
 from tvm import relax, tirx
 
 import tvmflow
-from tests.support import exports, open_programs
+from tests.support import dynamic_programs, exports
+from tests.support.dynamic_programs import DIMENSIONS, DynamicBundles, DynamicModel
 from tests.support.exports import Array
-from tests.support.open_programs import DIMENSIONS, OpenBundles, OpenModel
 from tests.support.recipes import ROOT
 from tvmflow.core.types import Json
 from tvmflow.exporters import cpp
 from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.exporters.cpp import Library
-from tvmflow.graph.open_sizes import with_dimensions
+from tvmflow.graph.dynamic_shapes import with_dimensions
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.targets import c_runtime
@@ -33,9 +33,9 @@ SIZES: Final = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
 
 
 @pytest.fixture(scope="module")
-def bundle(open_bundles: OpenBundles) -> Path:
+def bundle(dynamic_bundles: DynamicBundles) -> Path:
     """A random network of open sizes."""
-    return open_bundles.doubling
+    return dynamic_bundles.doubling
 
 
 def export(
@@ -55,10 +55,10 @@ def export(
 
 @pytest.fixture(scope="module")
 def project(
-    open_bundles: OpenBundles, bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    dynamic_bundles: DynamicBundles, bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Its project."""
-    objects = open_bundles.objects(bundle)
+    objects = dynamic_bundles.objects(bundle)
     found = read_bundle(bundle)
     return export(tmp_path_factory.mktemp("cpp"), dict(found.signature), objects, {})
 
@@ -182,7 +182,7 @@ MISUSES: Final = [
 
 
 def check_outputs(path: Path, bundle: Path) -> None:
-    """Compare the outputs that `open_sizes.cpp` wrote with those of Python, bit for bit."""
+    """Compare the outputs that `dynamic_shapes.cpp` wrote with those of Python, bit for bit."""
     values, place, module = np.fromfile(path, "float32"), 0, tvmflow.load(bundle)
 
     def fill(*shape: int) -> Array:
@@ -199,7 +199,7 @@ def check_outputs(path: Path, bundle: Path) -> None:
 
 def test_a_program_takes_sizes_in_any_order(project: Path, bundle: Path, tmp_path: Path) -> None:
     """In its memory and in the model's; sizes that were seen allocate nothing, and misuses are errors."""
-    program = exports.compile_cpp(PROGRAMS / "open_sizes.cpp", tmp_path / "run", project)
+    program = exports.compile_cpp(PROGRAMS / "dynamic_shapes.cpp", tmp_path / "run", project)
     done = run(program, tmp_path / "outputs")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == MISUSES
@@ -215,10 +215,10 @@ def test_the_compiler_of_the_system_has_no_complaint(
     flags = "-std=c++17 -g -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     libraries = [str(project / "lib" / "libnet.a"), "-lpthread"]
-    for source in (PROGRAMS / "open_sizes.cpp", project / "main.cpp"):
+    for source in (PROGRAMS / "dynamic_shapes.cpp", project / "main.cpp"):
         command = ["g++", *flags.split(), *sanitizers, f"-I{project / 'include'}", str(source)]
         subprocess.run([*command, *libraries, "-o", str(tmp_path / source.stem)], check=True)
-    done = run(tmp_path / "open_sizes", tmp_path / "outputs")
+    done = run(tmp_path / "dynamic_shapes", tmp_path / "outputs")
     assert (done.returncode, done.stderr) == (0, "")
     check_outputs(tmp_path / "outputs", bundle)
     np.savez(tmp_path / "in.npz", **feed(3, 38))
@@ -281,7 +281,7 @@ def test_names_of_strangers_are_text(tmp_path: Path) -> None:
     assert cpp._find_errors(tmp_path, request) == []
 
 
-def draw_classifier() -> OpenModel:
+def draw_classifier() -> DynamicModel:
     """A classifier of a batch of images of 8x8 pixels."""
     batch = tirx.Var(DIMENSIONS[0].name, "int64")
     image = relax.Var("x", relax.TensorType([batch, 1, 8, 8], "float32"))
@@ -296,13 +296,13 @@ def draw_classifier() -> OpenModel:
     mod = builder.get()
     main = mod["main"].with_attr("num_input", 1)
     mod.update_func(mod.get_global_var("main"), with_dimensions(main, DIMENSIONS[:1]))
-    return open_programs.describe(mod)._replace(dimensions=DIMENSIONS[:1])
+    return dynamic_programs.describe(mod)._replace(dimensions=DIMENSIONS[:1])
 
 
 @pytest.mark.slow
 def test_the_tool_for_images_takes_a_batch_of_open_size(tmp_path: Path) -> None:
     """The smallest batch; a program fills one of any size."""
-    built = open_programs.build(draw_classifier(), tmp_path)
+    built = dynamic_programs.build(draw_classifier(), tmp_path)
     signature = built.model.signature
     labels = {"names": [f"class {i}" for i in range(10)], "activation": "softmax", "sha256": ""}
     manifest: dict[str, Any] = {"images": {"x": {"mean": 0.5}}, "labels": labels}
@@ -318,7 +318,7 @@ def test_the_tool_for_images_takes_a_batch_of_open_size(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     with np.load(tmp_path / "out.npz") as arrays:
         np.testing.assert_array_equal(arrays["out0"], scores, strict=True)
-    program = exports.compile_cpp(PROGRAMS / "open_images.cpp", tmp_path / "batch", project)
+    program = exports.compile_cpp(PROGRAMS / "dynamic_images.cpp", tmp_path / "batch", project)
     (tmp_path / "pixels").write_bytes(pixels.tobytes())
     done = run(program, tmp_path / "pixels")
     assert (done.returncode, done.stderr) == (0, "")

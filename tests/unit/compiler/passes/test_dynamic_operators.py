@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tests.support.dynamic_networks import Input, make_network, make_weights
 from tests.support.kernels import dot_target
-from tests.support.open_networks import Input, make_network, make_weights
 from tvmflow.core.types import Dimension
 
 SEQ = Dimension("seq", 1, 512, 1, (128,))

@@ -10,18 +10,18 @@ import pytest
 import tvm
 from tvm import relax, te, tirx, topi
 
+from tests.support.dynamic_networks import Input, make_network, make_weights
 from tests.support.kernels import LEVELS_HERE, level
-from tests.support.open_networks import Input, make_network, make_weights
 from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel, list_masked_types
+from tvmflow.compiler.dynamic_tiles import split_dynamic_tiles
 from tvmflow.compiler.lowering import compile_untuned, lower
-from tvmflow.compiler.open_tiles import split_open_tiles
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import rules, schedule_untuned
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.core.types import Dimension
+from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, MULTIPLES, list_symbols, with_dimensions
 from tvmflow.graph.ir import find_nodes, operator_name, replace_variables
-from tvmflow.graph.open_sizes import MULTIPLES, OPEN_SIZES, list_symbols, with_dimensions
 
 Array = np.ndarray[Any, Any]
 
@@ -246,7 +246,7 @@ def test_all_cores_compute_rows_of_small_images(stride: int, side: int) -> None:
     groups = blocked.Groups(inputs=32, outputs=64, lanes=16, block=16, number=1)
     result = blocked.conv(x, w, [stride] * 2, [1] * 4, [1, 1], groups)
     function = te.create_prim_func([x, w, result], index_dtype_override="int64")
-    kernel = function.with_attrs({"global_symbol": "main", OPEN_SIZES: {"h": side, "w": side}})
+    kernel = function.with_attrs({"global_symbol": "main", DYNAMIC_SHAPES: {"h": side, "w": side}})
     choice = rules.choose_schedule(tvm.IRModule({"main": kernel}), cpu)
     assert choice is not None
     (parts,) = (
@@ -343,7 +343,7 @@ def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
     own = kernel.with_attr("global_symbol", "main").with_attr("target", tvm.target.Target(target))
     mod = tvm.IRModule({"main": own})
     with tvm.target.Target(target):
-        for make in CPU_PASSES[: CPU_PASSES.index(split_open_tiles) + 1]:
+        for make in CPU_PASSES[: CPU_PASSES.index(split_dynamic_tiles) + 1]:
             mod = make()(mod)
     branches = find_nodes(mod["main"].body, tirx.IfThenElse)
     assert bool(branches) == (multiple == 1)
@@ -402,4 +402,4 @@ def test_lowered_kernels_have_numbers_for_the_variables_of_their_shapes() -> Non
     mod["main"] = with_dimensions(mod["main"].with_attr("num_input", 1), [dimension])
     lowered = lower(mod, tvm.target.Target(level(LEVELS_HERE[-1])), LoweringOptions())
     kernels = [f for _, f in lowered.mod.functions_items() if isinstance(f, tirx.PrimFunc)]
-    assert [list(kernel.attrs[OPEN_SIZES].values()) for kernel in kernels] == [[300]]
+    assert [list(kernel.attrs[DYNAMIC_SHAPES].values()) for kernel in kernels] == [[300]]

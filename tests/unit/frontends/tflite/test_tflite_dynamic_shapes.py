@@ -15,7 +15,7 @@ from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.base import OPEN_FIX
+from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.tflite._conversion import convert
 from tvmflow.frontends.tflite._model import read_model
 
@@ -33,8 +33,8 @@ def open_case(case: Case) -> tuple[list[TensorSpec], dict[str, Dimension]]:
         for size, text in zip(array.shape, sizes, strict=False):
             dimensions.setdefault(str(text), Dimension(str(text), 1, size + MORE))
         largest = (*(size + MORE for size in array.shape[:-1]), *array.shape[-1:])
-        open_sizes = (*sizes, *array.shape[-1:]) if sizes else ()
-        specs.append(TensorSpec(name, largest, str(array.dtype), sizes=open_sizes))
+        dynamic_shapes = (*sizes, *array.shape[-1:]) if sizes else ()
+        specs.append(TensorSpec(name, largest, str(array.dtype), sizes=dynamic_shapes))
     return specs, dimensions
 
 
@@ -64,7 +64,7 @@ def test_conversions_follow_open_sizes(name: str) -> None:
         )
     except ImportFailed as error:
         assert "(tensor 't" in error.message
-        assert error.fix == OPEN_FIX
+        assert error.fix == DYNAMIC_FIX
         return
     converted.ir_version = 10
     session = onnxruntime.InferenceSession(
@@ -87,7 +87,7 @@ def test_conversions_follow_open_sizes(name: str) -> None:
             )
 
 
-def import_open(folder: Path, draw: Draw, result: int, *dimensions: Dimension) -> Any:
+def import_dynamic(folder: Path, draw: Draw, result: int, *dimensions: Dimension) -> Any:
     """Import a model whose input `x0` has the dimensions in its first axes."""
     files = {"model": draw.model.save(folder, result)}
     shape = draw.feed["x0"].shape
@@ -109,7 +109,7 @@ def test_a_shape_that_the_model_computes_stays_open(tmp_path: Path) -> None:
     parts = [n, model.integers(-1), model.integers(2)]
     packed = model.result("PACK", parts, 1, "Pack", "int32", ValuesCount=3, Axis=0)
     result = model.result("RESHAPE", [x, packed], 3, "Reshape")
-    loaded = import_open(tmp_path, draw, result, Dimension("batch", 1, 8))
+    loaded = import_dynamic(tmp_path, draw, result, Dimension("batch", 1, 8))
     assert [entry.sizes for entry in loaded.outputs] == [("batch", 15, 2)]
 
 
@@ -118,6 +118,6 @@ def test_what_cannot_follow_is_named_with_a_remedy(tmp_path: Path) -> None:
     x = draw.input(draw.normal(2, 6, 4))
     result = draw.model.result("RESHAPE", [x, draw.model.integers([2, 24])], 2, "Reshape")
     with pytest.raises(ImportFailed) as refused:
-        import_open(tmp_path, draw, result, Dimension("batch", 1, 8))
+        import_dynamic(tmp_path, draw, result, Dimension("batch", 1, 8))
     assert "RESHAPE of shape [batch, 6, 4] to [2, 24] (tensor 't2')" in refused.value.message
-    assert refused.value.fix == OPEN_FIX
+    assert refused.value.fix == DYNAMIC_FIX

@@ -22,6 +22,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
 from tvmflow.compiler.last_vectors import list_terms, may_mask
+from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, MULTIPLES, list_size_variables
 from tvmflow.graph.ir import (
     find_nodes,
     kernel_pass,
@@ -30,7 +31,6 @@ from tvmflow.graph.ir import (
     simplify_indices,
     with_fields,
 )
-from tvmflow.graph.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
 # statements, only of smaller ones.
@@ -70,10 +70,10 @@ class _Condition(NamedTuple):
 
 
 @kernel_pass
-def split_open_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Tell whole tiles of open loops from the last one."""
     loops = find_nodes(function.body, tirx.For)
-    if not _has_open_loops(loops):
+    if not _has_dynamic_loops(loops):
         return function
     function = function.with_body(_with_local_lengths(function.body))
     body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
@@ -102,14 +102,14 @@ def _roll(loop: tirx.For) -> tirx.For:
 
 
 @kernel_pass
-def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Set first values of reductions of open lengths before their loops.
 
     LowerInitBlock does in an iteration: there may be none, and a vector of partial sums reaches not all lanes of a
     row that is shorter.
     """
     loops = find_nodes(function.body, tirx.For)
-    if not _has_open_loops(loops):
+    if not _has_dynamic_loops(loops):
         return function
     first: dict[Any, list[Any]] = {}
     started = []
@@ -149,11 +149,11 @@ def _start_reduction(
     reduced = used[tirx.IterVar.CommReduce]
     begin = next((n for n, loop in enumerate(around) if loop.loop_var in reduced), len(around))
     path = around[begin:]
-    is_open = any(
+    is_dynamic = any(
         loop.loop_var in reduced and not isinstance(loop.extent, tirx.IntImm) for loop in path
     )
     variables = {loop.loop_var for loop in path}
-    if not is_open or not reduced.isdisjoint(used[tirx.IterVar.DataPar] & variables):
+    if not is_dynamic or not reduced.isdisjoint(used[tirx.IterVar.DataPar] & variables):
         return None
     terms = [
         term
@@ -190,14 +190,14 @@ def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize
 
 
 @kernel_pass
-def name_open_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Compute the open lengths of a kernel's own buffers once.
 
     Each index repeats them otherwise, and TVM simplifies them in each.
     """
     loops = find_nodes(function.body, tirx.For)
     loop_vars = {loop.loop_var for loop in loops}
-    if not _has_open_loops(loops):
+    if not _has_dynamic_loops(loops):
         return function
     bound: list[tuple[Any, Any]] = []
     moving = loop_vars | {bind.var for bind in find_nodes(function.body, tirx.Bind)}
@@ -236,7 +236,7 @@ def name_open_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
     )
 
 
-def _is_open(term: Any, loop_vars: set[Any]) -> bool:
+def _is_dynamic(term: Any, loop_vars: set[Any]) -> bool:
     """Return whether a condition compares with a size that each call chooses."""
     if not isinstance(term, tirx.LT):
         return False
@@ -269,8 +269,8 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     def bind(division: Any) -> Any:
         used = find_nodes(division, tirx.Var)
         own = {loop.loop_var, *(var for var, _ in bound)}
-        is_open = not isinstance(division.b, tirx.IntImm)
-        if not is_open or any(var in inner for var in used) or own.isdisjoint(used):
+        is_dynamic = not isinstance(division.b, tirx.IntImm)
+        if not is_dynamic or any(var in inner for var in used) or own.isdisjoint(used):
             return division
         if find_nodes(division, tvm.ir.TensorLoad):
             # a condition may guard it
@@ -313,7 +313,7 @@ def _guard_divisors(body: Any) -> Any:
     return tvm_ffi.structural_map(body, ((tirx.FloorDiv, guard), (tirx.FloorMod, guard)))
 
 
-def _has_open_loops(loops: Sequence[tirx.For]) -> bool:
+def _has_dynamic_loops(loops: Sequence[tirx.For]) -> bool:
     """Return whether the length of a loop depends on more than the loops around it."""
     variables = {loop.loop_var for loop in loops}
     return any(var not in variables for loop in loops for var in find_nodes(loop.extent, tirx.Var))
@@ -408,7 +408,7 @@ class _Splitter:
         predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
         self._cut_vars = set(find_nodes(predicates, tirx.Var))
         self._multiples = _read_multiples(function)
-        numbers = (function.attrs or {}).get(OPEN_SIZES, {})
+        numbers = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
         self._numbers = {
             size: int(numbers.get(str(size.name), 0)) for size in list_size_variables(function)
         }
@@ -480,7 +480,7 @@ class _Splitter:
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):
             for term in list_terms(realize.predicate):
-                if _is_open(term, self._loop_vars) or (is_hinted and isinstance(term, tirx.LT)):
+                if _is_dynamic(term, self._loop_vars) or (is_hinted and isinstance(term, tirx.LT)):
                     condition = _analyze(term, inner)
                     if condition is not None and not own.isdisjoint(find_nodes(term, tirx.Var)):
                         found.append(condition)

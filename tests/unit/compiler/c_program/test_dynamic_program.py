@@ -16,16 +16,16 @@ import tvm
 from tvm import relax, tirx
 
 from tests.support.c_library import CLibrary, buffer_of
-from tests.support.exports import Array
-from tests.support.open_programs import (
+from tests.support.dynamic_programs import (
     DIMENSIONS,
     Built,
-    OpenModel,
+    DynamicModel,
     build,
     compile_objects,
     describe,
     draw_network,
 )
+from tests.support.exports import Array
 from tests.support.seeds import seeds
 from tvmflow.compiler.c_program.c_code import KernelTraits, generate_code
 from tvmflow.compiler.c_program.program import (
@@ -37,7 +37,7 @@ from tvmflow.compiler.c_program.program import (
 )
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension
-from tvmflow.graph.open_sizes import with_dimensions
+from tvmflow.graph.dynamic_shapes import with_dimensions
 from tvmflow.runtime.c_loader import Buffer, Options
 from tvmflow.targets import c_runtime, linking
 
@@ -49,7 +49,7 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, c
 RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
-class OpenLibrary(CLibrary):
+class DynamicLibrary(CLibrary):
     """A library with dimensions."""
 
     def set_dimension(self, dimension: int, size: int) -> int:
@@ -76,7 +76,7 @@ class OpenLibrary(CLibrary):
         assert function(self.context, ctypes.c_size_t(place), ctypes.byref(size)) == 0
         return size.value
 
-    def call(self, model: OpenModel, inputs: list[Array], offset: int = 0) -> list[Array]:
+    def call(self, model: DynamicModel, inputs: list[Array], offset: int = 0) -> list[Array]:
         """Return the outputs for inputs, whose shapes choose the dimensions."""
         for place, array in enumerate(inputs):
             assert self.set_shape(place, *array.shape) == 0
@@ -135,8 +135,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(draw_network(4), tmp_path_factory.mktemp("open"))
 
 
-def load(built: Built, threads: int = 1, options: Options | None = None) -> OpenLibrary:
-    library = OpenLibrary(built.library, "net", threads)
+def load(built: Built, threads: int = 1, options: Options | None = None) -> DynamicLibrary:
+    library = DynamicLibrary(built.library, "net", threads)
     assert library.status == 0
     if options is not None:
         assert library.function("destroy")(library.context) == 0
@@ -413,7 +413,7 @@ def test_javascript_chooses_dimensions(built: Built, tmp_path: Path) -> None:
     ]
 
 
-def make_condition() -> OpenModel:
+def make_condition() -> DynamicModel:
     """A model that joins its input with itself, or with its negative, by the sign of its mean."""
     batch, seq = (tirx.Var(entry.name, "int64") for entry in DIMENSIONS)
     x = relax.Var("x", relax.TensorType([batch, seq, 24], "float32"))

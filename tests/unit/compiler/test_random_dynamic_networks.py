@@ -16,15 +16,15 @@ from tests.conftest import Count
 from tests.support.kernels import LEVELS_HERE, level
 from tests.support.onnx_models import frontend, save
 from tests.support.random_networks import Feed, draw_network, draw_network_of_conditions
+from tests.support.random_networks.dynamic import make_dynamic
 from tests.support.random_networks.judging import find_differences, run_reference
-from tests.support.random_networks.opening import open_network
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.errors import ImportFailed
-from tvmflow.graph.open_sizes import with_dimensions
+from tvmflow.graph.dynamic_shapes import with_dimensions
 
 # what ONNX Runtime raises of sizes that the network does not have
 NO_SIZES = (Fail, InvalidArgument, RuntimeException)
@@ -35,7 +35,7 @@ TOLERANCE = 4e-5
 
 def check(made: onnx.ModelProto, feed: Feed, seed: int, folder: Path, count: Count) -> None:
     """Compare a network with open sizes with ONNX Runtime; the levels of this machine take turns."""
-    opened = open_network(made, feed, seed)
+    opened = make_dynamic(made, feed, seed)
     try:
         loaded = frontend.load(
             save(opened.model, folder), opened.specs(), dimensions=opened.dimensions

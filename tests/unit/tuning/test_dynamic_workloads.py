@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.support.open_networks import Input, make_network, make_weights
+from tests.support.dynamic_networks import Input, make_network, make_weights
 from tests.support.trials import TARGET, trial
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.rules import generate_schedules
@@ -52,7 +52,7 @@ def rows() -> Workload:
 
 def test_the_key_of_open_sizes_has_the_sizes_to_tune_at_and_no_name(rows: Workload) -> None:
     """Another name or range is the same workload; other sizes or columns are another one."""
-    assert (rows.untunable_reason, rows.has_open_sizes) == ("", True)
+    assert (rows.untunable_reason, rows.has_dynamic_shape) == ("", True)
     assert product(Dimension("seq", 1, 200, 1, (4, 24))).key == rows.key
     other = product(Dimension("rows", 1, 64, 1, (4, 32, 40)))
     assert other.key != rows.key != product(Dimension("rows", 1, 64, 1, (4, 24)), 32).key

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.dynamic_networks import DynamicNetwork, Input, make_network, make_weights
 from tests.support.kernels import LEVELS_HERE, PLAIN, level
-from tests.support.open_networks import Input, OpenNetwork, make_network, make_weights
 from tvmflow.core.types import Dimension
 from tvmflow.graph import ir
 
@@ -29,14 +29,14 @@ op = relax.op
 
 def make_image_network(
     body: Callable[..., Any], image: Sequence[int | str] = IMAGE, **shapes: Sequence[int]
-) -> OpenNetwork:
+) -> DynamicNetwork:
     """Return a network over images with weights of some shapes."""
     dimensions = [entry for entry in DIMENSIONS if entry.name in image]
     return make_network(dimensions, {"x": Input(image)}, make_weights(**shapes), body)
 
 
 def check(
-    network: OpenNetwork,
+    network: DynamicNetwork,
     kernels: Sequence[str],
     mcpu: str = LEVELS_HERE[-1],
     tolerance: float = 1e-4,

@@ -15,7 +15,7 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Size
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.graph.open_sizes import with_dimensions
+from tvmflow.graph.dynamic_shapes import with_dimensions
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[[Any], Any]
@@ -28,7 +28,7 @@ class Input(NamedTuple):
     dtype: str = "float32"
 
 
-class OpenNetwork(NamedTuple):
+class DynamicNetwork(NamedTuple):
     """A model with open sizes.
 
     Attributes:
@@ -96,7 +96,7 @@ class OpenNetwork(NamedTuple):
                 )
 
 
-def run_open(loaded: LoadedModel, dimensions: Sequence[Dimension]) -> Callable[..., list[Array]]:
+def run_dynamic(loaded: LoadedModel, dimensions: Sequence[Dimension]) -> Callable[..., list[Array]]:
     """Compile an imported model as a recipe does; a function of arrays in the order of its inputs."""
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
@@ -117,7 +117,7 @@ def make_network(
     inputs: Mapping[str, Input],
     weights: Mapping[str, Array],
     body: Callable[..., Any],
-) -> OpenNetwork:
+) -> DynamicNetwork:
     """Return a model.
 
     Args:
@@ -145,10 +145,10 @@ def make_network(
         builder.emit_func_output(relax.Tuple(outputs) if isinstance(result, list) else outputs[0])
     mod = builder.get()
     mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], dimensions))
-    return OpenNetwork(mod, inputs, weights)
+    return DynamicNetwork(mod, inputs, weights)
 
 
-def open_rows(*tune_at: int) -> OpenNetwork:
+def dynamic_rows(*tune_at: int) -> DynamicNetwork:
     """Return a product of an open number of rows, up to 40, with a matrix of 16×32."""
     return make_network(
         [Dimension("rows", 1, 40, 1, tune_at)],

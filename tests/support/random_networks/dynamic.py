@@ -15,7 +15,7 @@ from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Size, TensorSpec
 
 
-class OpenedNetwork(NamedTuple):
+class DynamicNetwork(NamedTuple):
     """A network with open sizes.
 
     Attributes:
@@ -62,7 +62,7 @@ class OpenedNetwork(NamedTuple):
             yield feed
 
 
-def open_network(made: onnx.ModelProto, feed: Feed, seed: int) -> OpenedNetwork:
+def make_dynamic(made: onnx.ModelProto, feed: Feed, seed: int) -> DynamicNetwork:
     """Open one or two axes of each input: batch, length, height, width, not the channels of images.
 
     Axes of one length mostly become one dimension.
@@ -95,4 +95,4 @@ def open_network(made: onnx.ModelProto, feed: Feed, seed: int) -> OpenedNetwork:
     del opened.graph.value_info[:]
     for output in opened.graph.output:
         output.type.tensor_type.ClearField("shape")
-    return OpenedNetwork(opened, tuple(dimensions), sizes, feed)
+    return DynamicNetwork(opened, tuple(dimensions), sizes, feed)

@@ -16,7 +16,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS
-from tvmflow.graph.open_sizes import (
+from tvmflow.graph.dynamic_shapes import (
     NoSize,
     limit_to_dimension,
     list_symbols,
@@ -30,7 +30,7 @@ NO_END: Final = 1 << 31
 """What stands for the end of an axis where a slice has no end; below 0, for what is before its first entry."""
 
 
-class OpenSizeProblem(ValueError):
+class DynamicShapeProblem(ValueError):
     """An operator cannot follow the dimensions; the message is the end of a sentence about it."""
 
 
@@ -80,7 +80,7 @@ class SizeRanges:
         """Check that two sizes are the same, at some sizes of the dimensions where that is not certain.
 
         Raises:
-            OpenSizeProblem: when they are not; `what` begins the sentence.
+            DynamicShapeProblem: when they are not; `what` begins the sentence.
         """
         if self.is_equal(one, other):
             return
@@ -94,7 +94,7 @@ class SizeRanges:
             if first != second:
                 where = sizes_text({name: n for name, n in sizes.items() if name in used})
                 text = f"{what} differ: {texts[0]} and {texts[1]} ({first} and {second} at {where})"
-                raise OpenSizeProblem(text)
+                raise DynamicShapeProblem(text)
 
     def _list_samples(self) -> Iterator[dict[str, int]]:
         """Give sizes of all dimensions: the smallest and the largest, and those next to them."""
@@ -131,7 +131,7 @@ class SizeRanges:
         elif self.is_certain(place < 0):
             is_negative = True
         else:
-            raise OpenSizeProblem(f"the place {place} is on neither side of 0 for all sizes")
+            raise DynamicShapeProblem(f"the place {place} is on neither side of 0 for all sizes")
         if is_negative:
             return self.at_least(self.simplify(extent + place), 0)
         if isinstance(place, int) and isinstance(extent, int):
@@ -176,7 +176,7 @@ class SizeRanges:
                 (windows - 1) * stride + (taps - 1) * dilation + 1 - size
             )
             if not isinstance(total, int):
-                raise OpenSizeProblem(
+                raise DynamicShapeProblem(
                     f"its padding (SAME) differs between sizes; let them be multiples of {stride} (`multiple_of`)"
                 )
             totals.append(max(total, 0))
@@ -187,7 +187,7 @@ class SizeRanges:
         """Return whether the sizes of a tensor follow from the dimensions.
 
         Raises:
-            OpenSizeProblem: when it cannot exist at the largest sizes of the dimensions.
+            DynamicShapeProblem: when it cannot exist at the largest sizes of the dimensions.
         """
         for size in sizes:
             if not all(var.name in self._dimensions for var in list_symbols(size)):
@@ -196,13 +196,13 @@ class SizeRanges:
         try:
             elements = math.prod(evaluate_shape(list(map(size_text, sizes)), largest))
         except (NoSize, WrongSize) as error:
-            raise OpenSizeProblem(
+            raise DynamicShapeProblem(
                 f"one of its sizes is no expression of dimensions: {error}"
             ) from error
         if elements > MAX_ELEMENTS:
             names = ", ".join(f"{name} = {size}" for name, size in largest.items())
             text = f"its result has {elements:,} elements at {names}, and the limit is {MAX_ELEMENTS:,}"
-            raise OpenSizeProblem(f"{text}; lower `max` under `dimensions`")
+            raise DynamicShapeProblem(f"{text}; lower `max` under `dimensions`")
         return True
 
     def unknown_text(self) -> str:

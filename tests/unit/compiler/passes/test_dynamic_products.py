@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.dynamic_networks import DynamicNetwork, Input, make_network, make_weights
 from tests.support.kernels import DOT_TARGETS, FAST, LEVELS_HERE, dot_target, level
-from tests.support.open_networks import Input, OpenNetwork, make_network, make_weights
 from tvmflow.compiler import lowering
 from tvmflow.core.types import Dimension
 from tvmflow.targets.host import read_host
@@ -20,7 +20,7 @@ BATCH = Dimension("batch", 1, 16)
 LENGTHS = (1, 7, 16, 37, 64, 131)
 
 
-def make_dense(columns: int) -> OpenNetwork:
+def make_dense(columns: int) -> DynamicNetwork:
     """Return a product with weights, a bias and a ReLU, of open batch and length."""
 
     def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
@@ -61,7 +61,7 @@ def attend(q: Any, k: Any, v: Any, mask: Any = 0.0) -> Any:
     return mixed.swapaxes(1, 2).reshape(mixed.shape[0], mixed.shape[2], HEADS * DEPTH)
 
 
-def make_attention(inputs: dict[str, Input], dimensions: tuple[Dimension, ...]) -> OpenNetwork:
+def make_attention(inputs: dict[str, Input], dimensions: tuple[Dimension, ...]) -> DynamicNetwork:
     """Return attention over inputs q, k, v, and a mask where there is one."""
 
     def body(emit: Any, q: Any, k: Any, v: Any, mask: Any = None) -> Any:

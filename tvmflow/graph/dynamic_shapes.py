@@ -25,7 +25,7 @@ from tvmflow.core.types import Dimension, Size
 DIMENSIONS: Final = "tvmflow.dimensions"
 """The attribute of `main`: for each dimension its name, then minimum, maximum, multiple, and sizes to tune at."""
 
-OPEN_SIZES: Final = "tvmflow.open_sizes"
+DYNAMIC_SHAPES: Final = "tvmflow.open_sizes"
 """The attribute of a kernel with open sizes: a number for each variable in its shapes, for decisions."""
 
 TUNED_SIZES: Final = "tvmflow.tuned_sizes"
@@ -99,7 +99,7 @@ def plain(size: Any) -> IrSize:
     return int(size) if isinstance(size, int | tirx.IntImm) else size
 
 
-def is_open(size: IrSize) -> bool:
+def is_dynamic(size: IrSize) -> bool:
     """Return whether a size depends on a dimension."""
     return not isinstance(plain(size), int)
 
@@ -173,7 +173,7 @@ class Representative:
 
 def same_size(size: IrSize, other: IrSize) -> bool:
     """Return whether two sizes are the same whatever the dimensions are."""
-    if not is_open(size) and not is_open(other):
+    if not is_dynamic(size) and not is_dynamic(other):
         return int(size) == int(other)
     return bool(tvm.sym.Analyzer().can_prove_equal(size, other))
 
@@ -220,13 +220,13 @@ def range_of(least: int, largest: int, dtype: str) -> Any:
 
 def simplify(size: IrSize) -> IrSize:
     """Return a size in TVM's simplest form, as an int where it is fixed."""
-    return plain(tvm.sym.Analyzer().simplify(size)) if is_open(size) else plain(size)
+    return plain(tvm.sym.Analyzer().simplify(size)) if is_dynamic(size) else plain(size)
 
 
 def max_size(size: IrSize, other: IrSize) -> IrSize:
     """Return the larger one of two sizes: one of them where it is known which."""
     gap = simplify(size - other)
-    if is_open(gap):
+    if is_dynamic(gap):
         return tirx.max(size, other)
     return size if gap >= 0 else other
 
@@ -246,7 +246,7 @@ def list_symbols(size: IrSize) -> list[Any]:
     found: list[Any] = []
     if isinstance(size, tvm.ir.Var):
         return [size]
-    if is_open(size):
+    if is_dynamic(size):
         tvm_ffi.structural_walk(size, ((tvm.ir.Var, found.append),))
     return list(dict.fromkeys(found))
 
@@ -328,8 +328,8 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
 def with_size_numbers(
     kernel: tirx.PrimFunc, numbers: Mapping[str, int], tuned: Mapping[str, Sequence[int]]
 ) -> tirx.PrimFunc:
-    """Return a kernel with the attributes `OPEN_SIZES` and `TUNED_SIZES`."""
-    kernel = kernel.with_attr(OPEN_SIZES, dict(numbers))
+    """Return a kernel with the attributes `DYNAMIC_SHAPES` and `TUNED_SIZES`."""
+    kernel = kernel.with_attr(DYNAMIC_SHAPES, dict(numbers))
     return kernel.with_attr(TUNED_SIZES, {name: list(sizes) for name, sizes in tuned.items()})
 
 
@@ -349,7 +349,7 @@ def _make_multiple_finder(dimensions: Iterable[Dimension]) -> Callable[[IrSize],
     seen = set[Any]()
 
     def find_multiple(size: IrSize) -> int:
-        if not is_open(size):
+        if not is_dynamic(size):
             return int(size)
         for var in set(list_symbols(size)) - seen:
             seen.add(var)

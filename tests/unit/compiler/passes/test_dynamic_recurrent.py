@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.support.open_networks import Array, Input, make_network, make_weights
+from tests.support.dynamic_networks import Array, Input, make_network, make_weights
 from tvmflow.core.types import Dimension
 from tvmflow.graph.ir_operators import NOTHING, Activation, Recurrent
 

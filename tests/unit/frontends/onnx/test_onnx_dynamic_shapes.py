@@ -21,10 +21,10 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate, evaluate_shape, find_bounds
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
-from tvmflow.frontends._open_sizes import SizeRanges
+from tvmflow.frontends._dynamic_shapes import SizeRanges
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
-from tvmflow.graph.open_sizes import OPEN_SIZES, with_dimensions
+from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, with_dimensions
 
 node = helper.make_node
 BATCH = Dimension("batch", 1, 8)
@@ -33,7 +33,9 @@ H = Dimension(name="h", min=32, max=160, multiple_of=8)
 W = Dimension(name="w", min=32, max=160, multiple_of=8)
 
 
-def load_open(made: onnx.ModelProto, folder: Path, dimensions: Sequence[Dimension]) -> LoadedModel:
+def load_dynamic(
+    made: onnx.ModelProto, folder: Path, dimensions: Sequence[Dimension]
+) -> LoadedModel:
     """Import a model with the dimensions that its inputs name."""
     largest = {entry.name: entry.max for entry in dimensions}
     specs = []
@@ -41,16 +43,16 @@ def load_open(made: onnx.ModelProto, folder: Path, dimensions: Sequence[Dimensio
         kind = entry.type.tensor_type
         sizes: tuple[Size, ...] = tuple(d.dim_param or d.dim_value for d in kind.shape.dim)
         dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        is_open = any(isinstance(size, str) for size in sizes)
+        is_dynamic = any(isinstance(size, str) for size in sizes)
         shape = evaluate_shape(sizes, largest)
-        specs.append(TensorSpec(entry.name, shape, dtype, sizes=sizes if is_open else ()))
+        specs.append(TensorSpec(entry.name, shape, dtype, sizes=sizes if is_dynamic else ()))
     loaded = frontend.load(save(made, folder), tuple(specs), dimensions=dimensions)
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
     return loaded
 
 
-def compile_open(loaded: LoadedModel) -> Callable[..., Any]:
+def compile_dynamic(loaded: LoadedModel) -> Callable[..., Any]:
     library = lowering.compile_untuned(
         loaded.mod, loaded.params, host_level(), LoweringOptions(), 1
     )
@@ -65,8 +67,8 @@ def agree_at(
     sizes: Sequence[Mapping[str, int]],
 ) -> LoadedModel:
     """Compile a model once; at all sizes its outputs, and the shapes that are said of them, are those of ONNX Runtime."""
-    loaded = load_open(made, folder, dimensions)
-    run, session = compile_open(loaded), open_session(made)
+    loaded = load_dynamic(made, folder, dimensions)
+    run, session = compile_dynamic(loaded), open_session(made)
     random = np.random.default_rng(0)
     for known in sizes:
         feed = {}
@@ -564,7 +566,7 @@ def test_kernels_of_branches_have_numbers_for_their_sizes(tmp_path: Path) -> Non
     }
     layers = [attrs for name, attrs in kernels.items() if "dense" in name]
     assert layers
-    assert all(set(attrs[OPEN_SIZES]) == {"size0", "size1"} for attrs in layers)
+    assert all(set(attrs[DYNAMIC_SHAPES]) == {"size0", "size1"} for attrs in layers)
 
 
 REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
@@ -630,7 +632,7 @@ def test_what_cannot_follow_a_dimension_is_named(name: str, tmp_path: Path) -> N
     g = Graph()
     made = g.made(inputs, {"y": make(g)})
     with pytest.raises(ImportFailed, match=text) as caught:
-        load_open(made, tmp_path, (BATCH, SEQ))
+        load_dynamic(made, tmp_path, (BATCH, SEQ))
     assert "a library for each under `variants`" in caught.value.fix
 
 
@@ -659,7 +661,7 @@ def test_attention_whose_sizes_can_differ_is_refused(
     )
     text = r"MultiHeadAttention \(node with output 'y'\) cannot be imported: .* can differ"
     with pytest.raises(ImportFailed, match=text):
-        load_open(made, tmp_path, (BATCH, SEQ))
+        load_dynamic(made, tmp_path, (BATCH, SEQ))
 
 
 def test_multiples_decide_whether_sizes_are_the_same(tmp_path: Path) -> None:
@@ -670,7 +672,7 @@ def test_multiples_decide_whether_sizes_are_the_same(tmp_path: Path) -> None:
     with pytest.raises(
         ImportFailed, match=r"Concat .* \[batch, 4, h, w\], \[batch, 4, h // 2 \* 2, w // 2 \* 2\]"
     ):
-        load_open(made, tmp_path, (BATCH, *odd))
+        load_dynamic(made, tmp_path, (BATCH, *odd))
 
 
 def test_padding_that_differs_between_sizes_is_named(tmp_path: Path) -> None:
@@ -680,13 +682,13 @@ def test_padding_that_differs_between_sizes_is_named(tmp_path: Path) -> None:
     )
     odd = [entry._replace(multiple_of=1) for entry in (H, W)]
     with pytest.raises(ImportFailed, match=r"its padding \(SAME\) differs .* multiples of 2"):
-        load_open(g.made(IMAGE, {"y": y}), tmp_path, (BATCH, *odd))
+        load_dynamic(g.made(IMAGE, {"y": y}), tmp_path, (BATCH, *odd))
 
 
 def test_a_size_that_is_rounded_up_divides_by_no_negative_number(tmp_path: Path) -> None:
     """TVM's form of it is `seq - seq % -8`, which no bounds could be found for."""
     g = Graph()
-    loaded = load_open(g.made(TEXT, {"y": padded_to_multiple(g)}), tmp_path, (BATCH, SEQ))
+    loaded = load_dynamic(g.made(TEXT, {"y": padded_to_multiple(g)}), tmp_path, (BATCH, SEQ))
     (output,) = loaded.outputs
     assert find_bounds(output.sizes[1], {"seq": (1, 64)}) == (1, 71)
     assert [evaluate(output.sizes[1], {"seq": n}) for n in (1, 8, 9, 64)] == [8, 8, 16, 64]
@@ -696,7 +698,7 @@ def test_sizes_of_outputs_are_expressions_of_dimensions(tmp_path: Path) -> None:
     """And the shapes are the largest ones."""
     g = Graph()
     wide = g.add("Concat", "x", "x", axis=1)
-    loaded = load_open(
+    loaded = load_dynamic(
         g.made(TEXT, {"wide": wide, "flat": g.add("Flatten", "x")}), tmp_path, (BATCH, SEQ)
     )
     assert [(spec.sizes, spec.shape) for spec in loaded.outputs] == [
@@ -723,7 +725,7 @@ def test_negative_divisors_of_open_shapes(tmp_path: Path, dtype: str) -> None:
     nodes = [node("Div", "ab", "q"), node("Mod", "ab", "r"), node("Mod", "ab", "f", fmod=1)]
     inputs = [value(name, ["seq"], dtype) for name in "ab"]
     made = model(nodes, inputs, [value(name, ["seq"], dtype) for name in "qrf"])
-    run, session = compile_open(load_open(made, tmp_path, (SEQ,))), open_session(made)
+    run, session = compile_dynamic(load_dynamic(made, tmp_path, (SEQ,))), open_session(made)
     for length in (1, 7, 64):
         a = np.arange(-length, length, 2).astype(dtype)
         b = np.resize([-3, 2, -1, 5, -7], length).astype(dtype)
@@ -760,7 +762,7 @@ def test_reductions_of_no_elements(tmp_path: Path) -> None:
     agree_at(g.made(TEXT, outputs), tmp_path, (BATCH, SEQ), sizes)
     # ONNX Runtime leaves old memory there
     made = g.made(TEXT, {"y": g.add("MatMul", columns, rows)})
-    run = compile_open(load_open(made, tmp_path, (BATCH, SEQ)))
+    run = compile_dynamic(load_dynamic(made, tmp_path, (BATCH, SEQ)))
     assert not run(draw(2, 1, 8)).numpy().any()
 
 
@@ -798,7 +800,7 @@ def test_reflected_samples_of_images_of_one_pixel(mode: str, tmp_path: Path) -> 
     dimensions = [Dimension("h", 1, 12), Dimension("w", 1, 12)]
     if mode == "bicubic":
         with pytest.raises(ImportFailed, match="it is imported with fixed sizes alone"):
-            load_open(made, tmp_path, dimensions)
+            load_dynamic(made, tmp_path, dimensions)
         return
     agree_at(made, tmp_path, dimensions, [{"h": 7, "w": 12}, {"h": 1, "w": 5}, {"h": 1, "w": 1}])
 
@@ -810,7 +812,7 @@ def test_pixels_of_a_quotient_become_c_functions(tmp_path: Path) -> None:
     how = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
     inputs: Inputs = {"x": ([1, 2, "h", 1], "float32")}
     made = g.made(inputs, {"y": g.add("Resize", "x", "", scales, **how)})
-    loaded = load_open(made, tmp_path, [Dimension("h", 1, 7)])
+    loaded = load_dynamic(made, tmp_path, [Dimension("h", 1, 7)])
     target = lowering.make_target(host_level())
     lowered = lowering.lower(loaded.mod, target, LoweringOptions()).mod
     scheduled = schedules.schedule_untuned(lowered, host_level(), 1).mod

@@ -23,7 +23,7 @@ from tvmflow.compiler.c_program import compile_program
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Json, TensorSpec
-from tvmflow.graph.open_sizes import size_text, with_dimensions
+from tvmflow.graph.dynamic_shapes import size_text, with_dimensions
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 
@@ -31,7 +31,7 @@ DIMENSIONS = (Dimension("batch", 1, 6), Dimension("seq", 2, 96, 2, (16, 32)))
 WIDTH = 24
 
 
-class OpenModel(NamedTuple):
+class DynamicModel(NamedTuple):
     """A model of open sizes: its module, its inputs and outputs, and its dimensions."""
 
     mod: tvm.IRModule
@@ -61,7 +61,7 @@ class OpenModel(NamedTuple):
         return [evaluate_shape(spec.sizes or spec.shape, sizes) for spec in self.outputs]
 
 
-def draw_network(seed: int, steps: int = 7) -> OpenModel:
+def draw_network(seed: int, steps: int = 7) -> DynamicModel:
     """Return a network over `[batch, seq, 24]`, whose length grows and shrinks with what is joined and cut."""
     chooser = random.Random(seed)
     rng = np.random.default_rng(seed)
@@ -121,7 +121,7 @@ def draw_network(seed: int, steps: int = 7) -> OpenModel:
     return describe(mod)
 
 
-def describe(mod: tvm.IRModule) -> OpenModel:
+def describe(mod: tvm.IRModule) -> DynamicModel:
     """Return a module with its inputs and outputs."""
     main = mod["main"]
     largest = {entry.name: entry.max for entry in DIMENSIONS}
@@ -131,13 +131,13 @@ def describe(mod: tvm.IRModule) -> OpenModel:
         for name, ty in named:
             sizes = tuple(map(size_text, ty.shape.values))
             shape = evaluate_shape(sizes, largest)
-            is_open = any(isinstance(size, str) for size in sizes)
-            made.append(TensorSpec(name, shape, "float32", sizes=sizes if is_open else ()))
+            is_dynamic = any(isinstance(size, str) for size in sizes)
+            made.append(TensorSpec(name, shape, "float32", sizes=sizes if is_dynamic else ()))
         return tuple(made)
 
     inputs = specs((str(param.name), param.ty) for param in main.params)
     outputs = specs((f"out{index}", ty) for index, ty in enumerate(main.ret_ty.fields))
-    return OpenModel(mod, inputs, outputs, DIMENSIONS)
+    return DynamicModel(mod, inputs, outputs, DIMENSIONS)
 
 
 class Built(NamedTuple):
@@ -149,7 +149,7 @@ class Built(NamedTuple):
         executable: What TVM's virtual machine runs.
     """
 
-    model: OpenModel
+    model: DynamicModel
     folder: Path
     executable: relax.VMExecutable
 
@@ -170,7 +170,7 @@ class Built(NamedTuple):
         return [tensor.numpy() for tensor in result]
 
 
-def build(model: OpenModel, folder: Path) -> Built:
+def build(model: DynamicModel, folder: Path) -> Built:
     """Compile a model, all of whose loops are divided into tasks, however short they are."""
     compiled, executable = compile_objects(model, folder, target().tvm)
     program = compiled[c_runtime.PROGRAM]
@@ -181,7 +181,7 @@ def build(model: OpenModel, folder: Path) -> Built:
 
 
 def compile_objects(
-    model: OpenModel, folder: Path, tvm_dict: Mapping[str, Any]
+    model: DynamicModel, folder: Path, tvm_dict: Mapping[str, Any]
 ) -> tuple[dict[str, Path], Callable[[], relax.VMExecutable]]:
     """Compile what a library is linked from; also return how the same is compiled for the virtual machine."""
     tvm_target = lowering.make_target(tvm_dict)
@@ -219,7 +219,7 @@ def _divide(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
 
-class OpenBundles(NamedTuple):
+class DynamicBundles(NamedTuple):
     """A folder with bundles of random networks, each beside what its library was linked from."""
 
     folder: Path
@@ -244,14 +244,14 @@ class OpenBundles(NamedTuple):
         return self.folder / bundle.stem / "objects"
 
 
-def make_bundles(folder: Path) -> OpenBundles:
+def make_bundles(folder: Path) -> DynamicBundles:
     """Write all bundles, compiled in one process of their own."""
-    command = [sys.executable, "-m", "tests.support.open_programs", str(folder)]
+    command = [sys.executable, "-m", "tests.support.dynamic_programs", str(folder)]
     subprocess.run(command, check=True)
-    return OpenBundles(folder)
+    return DynamicBundles(folder)
 
 
-def _make_bundles(bundles: OpenBundles) -> None:
+def _make_bundles(bundles: DynamicBundles) -> None:
     from tvmflow.exporters import bundle
     from tvmflow.exporters.base import BuiltModel, ExportRequest
     from tvmflow.targets.linking import export_library
@@ -285,4 +285,4 @@ def _make_bundles(bundles: OpenBundles) -> None:
 
 
 if __name__ == "__main__":
-    _make_bundles(OpenBundles(Path(sys.argv[1])))
+    _make_bundles(DynamicBundles(Path(sys.argv[1])))
