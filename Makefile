@@ -91,15 +91,15 @@ docs-reference: $(VENV)/.ready
 	$(BIN)/python tools/generate_reference.py
 
 bench: $(VENV)/.ready-to-test
-	$(BIN)/python benchmarks/noop.py
-	$(BIN)/python benchmarks/c_runtime.py
-	$(BIN)/python benchmarks/ledger.py
-	$(BIN)/python benchmarks/fanout.py
-	$(BIN)/python benchmarks/scale.py --stages 100 1000
+	$(BIN)/python benchmarks/pipeline/noop.py
+	$(BIN)/python benchmarks/latency/c_runtime.py
+	$(BIN)/python benchmarks/pipeline/ledger.py
+	$(BIN)/python benchmarks/pipeline/fanout.py
+	$(BIN)/python benchmarks/pipeline/scale.py --stages 100 1000
 
 bench-slow: $(VENV)/.ready-to-test
-	$(BIN)/python benchmarks/onnx_coverage.py
-	$(BIN)/python benchmarks/onnx_coverage.py --peer
+	$(BIN)/python benchmarks/coverage/onnx_coverage.py
+	$(BIN)/python benchmarks/coverage/onnx_coverage.py --peer
 	$(BIN)/python recipes/models/make_squeezenet.py
 	$(BIN)/python benchmarks/tuning.py
 	$(BIN)/python benchmarks/tuning.py --per-task 64

@@ -8,7 +8,9 @@ layers of others, as their functions say.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 _OPSET: Final = 17
+_CALIBRATION_INPUTS: Final = 2
 
 
 class _Net:
@@ -450,6 +453,41 @@ def dynamic_shapes(
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
     return onnx.shape_inference.infer_shapes(model)
+
+
+def quantize(source: Path, output: Path) -> None:
+    """Write the int8 form (QDQ) of an ONNX file, as ONNX Runtime makes it from two random inputs."""
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    # It logs a warning for every bias.
+    logging.getLogger().setLevel(logging.ERROR)
+    (value,) = onnx.load(source).graph.input
+    name, shape = value.name, [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            random = np.random.default_rng(0)
+            samples = [
+                random.standard_normal(shape).astype(np.float32) for _ in range(_CALIBRATION_INPUTS)
+            ]
+            self._feeds = iter([{name: sample} for sample in samples])
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self._feeds, None)
+
+    quantize_static(
+        source,
+        output,
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+    )
 
 
 NETS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {

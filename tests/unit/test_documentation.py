@@ -144,6 +144,13 @@ def test_the_command_table_names_every_command() -> None:
     assert set(COMMANDS) <= named
 
 
+def test_the_table_of_benchmarks_names_each_program() -> None:
+    folder = ROOT / "benchmarks"
+    table = re.findall(r"\| `([\w/]+\.py)\b", (folder / "README.md").read_text())
+    programs = {str(path.relative_to(folder)) for path in folder.rglob("[!_]*.py")}
+    assert sorted(table) == sorted(programs - {"arm/peers.py", "history.py"})
+
+
 def test_the_command_reference_has_every_option() -> None:
     """The page of the site is made from the parsers."""
     page = commands_page()

@@ -1,7 +1,7 @@
 """CPUs as kernels and schedules see them: vectors, instructions, caches, costs of register tiles.
 
 All figures of a CPU that decide how code is divided stand here, with where they come from: data sheets, or times that
-`benchmarks/tile_ranks.py` measured on machines A (Zen 4 and 5, AVX-512) and B (Zen 3, AVX2) of `benchmarks/RESULTS.md`,
+`benchmarks/kernels/tile_ranks.py` measured on machines A (Zen 4 and 5, AVX-512) and B (Zen 3, AVX2) of `benchmarks/RESULTS.md`,
 or cycles that models of ARM cores count (docs/emulation.md).
 """
 

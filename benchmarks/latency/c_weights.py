@@ -1,6 +1,6 @@
 """A C library with large weights: load time and memory, of one process and of a second one beside it.
 
-    python benchmarks/c_weights.py LIBRARY MODEL.onnx [--no-peer]
+    python benchmarks/latency/c_weights.py LIBRARY MODEL.onnx [--no-peer]
 
 The library is a `lib<name>.so` of the output `c-library`; the peer is ONNX Runtime with the same model.
 Each is in a process of its own, which waits while a second one does the same. Printed are:

@@ -1,6 +1,6 @@
 """Share of the kernels that know the nodes they came from, over the ONNX models in a folder.
 
-    python benchmarks/kernel_nodes.py FOLDER [--model NAME ...] [--show N]
+    python benchmarks/coverage/kernel_nodes.py FOLDER [--model NAME ...] [--show N]
 
 Each model is imported and lowered for a CPU with AVX-512; nothing is compiled or run. Counted are
 kernels that do arithmetic, and their calls. `--show` prints the nodes of the largest kernels.

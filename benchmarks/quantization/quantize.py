@@ -1,7 +1,7 @@
 """Quantization to int8 beside onnxruntime.quantization and NNCF: accuracy, latency, size, time and memory.
 
-    python benchmarks/quantize.py [--model NAME ...] [--drop POINTS] [--plain-nncf] [--limit SECONDS] [--rounds N] [--json FILE]
-    python benchmarks/quantize.py --hidden N ... [--rounds N]
+    python benchmarks/quantization/quantize.py [--model NAME ...] [--drop POINTS] [--plain-nncf] [--limit SECONDS] [--rounds N] [--json FILE]
+    python benchmarks/quantization/quantize.py --hidden N ... [--rounds N]
 
 Networks are trained on the spot (see `_trained.py`, which needs scikit-learn and PyTorch, and for UltraFace scikit-image
 and `TVMFLOW_TEST_MODELS`). Each is quantized with the same 128 samples by tvmflow (`quantize: {max_accuracy_drop: …}`), by
@@ -33,6 +33,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import _nets
 import numpy as np

@@ -1,7 +1,7 @@
 """64-bit ARM without an ARM machine: executed instructions, and the cycles that llvm-mca gives them.
 
-    python benchmarks/arm.py --tools FOLDER [--fetch] [--net NAME ...] [--cpu CPU ...] [--precision PRECISION]
-                             [--tflite FILE ...] [--against FOLDER] [--json FILE]
+    python benchmarks/arm/arm.py --tools FOLDER [--fetch] [--net NAME ...] [--cpu CPU ...] [--precision PRECISION]
+                                 [--tflite FILE ...] [--against FOLDER] [--json FILE]
 
 Each network is built untuned for the CPU, and called once under qemu-aarch64, whose plugin counts how
 often each block of instructions runs; so are ONNX Runtime and ncnn from their wheels for ARM, and
@@ -38,6 +38,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import _nets
 import numpy as np
 import onnx
@@ -45,7 +47,6 @@ import onnxruntime
 from _runtimes import ROOT
 from history import record
 from onnx import helper
-from precision import quantize
 
 from tvmflow.frontends.base import InputRequest
 from tvmflow.frontends.frontend import MODEL
@@ -124,7 +125,7 @@ def _quantized(made: onnx.ModelProto) -> onnx.ModelProto:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(folded)
         onnxruntime.InferenceSession(str(plain), options)
-        quantize(folded, narrow)
+        _nets.quantize(folded, narrow)
         return onnx.load(narrow)
 
 

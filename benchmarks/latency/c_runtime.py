@@ -1,6 +1,6 @@
 """The runtime of C libraries against the thread pool of TVM's runtime: what a kernel costs, idle time, crowded machines.
 
-    python benchmarks/c_runtime.py [--rounds N]
+    python benchmarks/latency/c_runtime.py [--rounds N]
 
 One program (`c_runtime/main.c`) calls kernels of a library without a model: an empty one, an empty
 parallel loop, and ten parallel loops of 40 µs each. With the same loops, it calls
@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tvmflow.targets import c_runtime
 

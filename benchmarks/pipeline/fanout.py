@@ -1,6 +1,6 @@
 """Fan-out: one recipe with eight targets, against eight builds that share nothing.
 
-    python benchmarks/fanout.py [--rounds N] [--json FILE]
+    python benchmarks/pipeline/fanout.py [--rounds N] [--json FILE]
 
 The model is ResNet-50 v2 with seeded weights, untuned, built and exported for eight targets.
 The peer is the same command with one target at a time, each with an empty store. Both begin with

@@ -1,6 +1,6 @@
 """Vector widths: small convolutional nets of 8 to 64 channels, with the width that is chosen against fixed ones.
 
-    python benchmarks/vectors.py [--rounds N]
+    python benchmarks/kernels/vectors.py [--rounds N]
 
 Untuned kernels for this machine, on one thread, called in turns in one process. `chosen` is what
 tvmflow builds; 512 and 256 are `kernels.vector_bits`; `x86-64-v3` is that target. It prints the
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 os.environ |= {"TVM_NUM_THREADS": "1", "TVM_BIND_THREADS": "0"}
 

@@ -1,6 +1,6 @@
 """Latency and size with narrow numbers and of quantized models, against float32 and ONNX Runtime.
 
-    python benchmarks/precision.py [--model NAME ...] [--rounds N] [--json FILE]
+    python benchmarks/quantization/precision.py [--model NAME ...] [--rounds N] [--json FILE]
 
 Each network is built untuned in float32, with `kernels.precision: mixed`, with `bfloat16` where this CPU
 has an instruction for it, and quantized to int8 in the QDQ format by `onnxruntime.quantization`,
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import _nets
 import onnx
 from _nets import NETS, wide
 from _runtimes import build, compare, draw_inputs
@@ -27,7 +29,6 @@ from _runtimes import build, compare, draw_inputs
 from tvmflow.targets.features import no_bfloat16_reason
 from tvmflow.targets.host import read_host
 
-_CALIBRATION: Final = 2
 # A library -> the model of ONNX Runtime that it is compared with.
 _PEERS: Final = {"float32": "ort", "mixed": "ort", "bfloat16": "ort", "qdq": "ort-qdq"}
 
@@ -38,44 +39,10 @@ MODELS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
 }
 
 
-def quantize(source: Path, output: Path) -> None:
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_static,
-    )
-
-    # It logs a warning for every bias.
-    logging.getLogger().setLevel(logging.ERROR)
-    (value,) = onnx.load(source).graph.input
-    name, shape = value.name, [axis.dim_value for axis in value.type.tensor_type.shape.dim]
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            random = np.random.default_rng(0)
-            samples = [
-                random.standard_normal(shape).astype(np.float32) for _ in range(_CALIBRATION)
-            ]
-            self._feeds = iter([{name: sample} for sample in samples])
-
-        def get_next(self) -> dict[str, Any] | None:
-            return next(self._feeds, None)
-
-    quantize_static(
-        source,
-        output,
-        Reader(),
-        quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-    )
-
-
 def measure(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     plain, quantized = folder / f"{name}.onnx", folder / f"{name}-qdq.onnx"
     onnx.save(MODELS[name](), plain)
-    quantize(plain, quantized)
+    _nets.quantize(plain, quantized)
     log = folder / "log"
     narrow = {}
     if not no_bfloat16_reason(read_host().arch, read_host().flags):

@@ -1,6 +1,6 @@
 """Small networks trained on the spot, with data that ship in packages: accuracy that quantization can lose.
 
-    python benchmarks/_trained.py [NAME ...]
+    python benchmarks/quantization/_trained.py [NAME ...]
 
 Images are scikit-learn's digits (1,797 of 8×8), enlarged to 32×32: half of them train, the others
 test, so one image is 0.11 percent points. Texts are pieces of Python's standard library, as tokens

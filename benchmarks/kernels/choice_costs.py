@@ -1,6 +1,6 @@
 """The constants by which rules choose how operators are computed, fitted to the times of choices.
 
-    python benchmarks/choice_costs.py LEDGER [--target-key PREFIX]
+    python benchmarks/kernels/choice_costs.py LEDGER [--target-key PREFIX]
 
 The ledger has the times of convolutions computed directly and by Winograd's method, each in a whole library. Of
 each operator the logarithms of estimated and measured times are compared, without their means: an estimate has
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tvmflow.compiler.choices import DIRECT, WINOGRAD, choice_key, describe_choice, tile_size
 from tvmflow.compiler.contraction.machine import CpuModel

@@ -1,7 +1,7 @@
 """Libraries for an NVIDIA GPU beside PyTorch on the same GPU: latency, errors and kernels.
 
-    python benchmarks/gpu_latency.py [--net NAME ...] [--precision model|mixed] [--tune-minutes N] [--inductor]
-                                     [--folder FOLDER] [--kernels N]
+    python benchmarks/gpu/gpu_latency.py [--net NAME ...] [--precision model|mixed] [--tune-minutes N] [--inductor]
+                                         [--folder FOLDER] [--kernels N]
 
 Runs where a GPU, `tvmflow[cuda]` and PyTorch are. Each network is built by `tvmflow run` for the GPU that is there,
 verified against ONNX Runtime on the CPU, and called with its tensors on the GPU, in turns with PyTorch, which runs the
@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import _nets  # noqa: E402

@@ -1,6 +1,6 @@
 """One library for many sizes beside libraries of one size each, ONNX Runtime and OpenVINO.
 
-    python benchmarks/sizes.py [--net NAME ...] [--threads N] [--rounds N] [--fixed N] [--json FILE]
+    python benchmarks/latency/sizes.py [--net NAME ...] [--threads N] [--rounds N] [--fixed N] [--json FILE]
 
 Each network is built once with its dimensions open, untuned, and called at twelve sizes in turns with
 the peers, whose models leave the same sizes open; at `--fixed` of the sizes, evenly spread (all: 12),
@@ -17,10 +17,13 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import _nets
 import numpy as np

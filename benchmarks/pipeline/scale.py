@@ -1,6 +1,6 @@
 """The cost of planning and confirming thousands of stages that are up to date, compared with DVC and Snakemake.
 
-    python benchmarks/scale.py [--stages N ...] [--rounds N] [--peers dvc snakemake] [--limit SECONDS] [--json FILE]
+    python benchmarks/pipeline/scale.py [--stages N ...] [--rounds N] [--peers dvc snakemake] [--limit SECONDS] [--json FILE]
 
 A recipe with variants and targets is planned from YAML, on a store that a fake executor has filled:
 its stages write a few bytes each. Measured are whole processes, wall and processor seconds and peak memory:
@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.fake_executor import FakeExecutor
 from tests.support.project import Project
@@ -36,7 +36,7 @@ from tvmflow.engine import session
 from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.store.local import LocalStore
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SETTLE_S = 2.5
 PEERS = {"dvc": "dvc==3.67.1", "snakemake": "snakemake==9.27.1"}
 DEPTH = ("import", "lower", "build", "export", "verify")

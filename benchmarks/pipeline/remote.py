@@ -1,6 +1,6 @@
 """Speed-up by a remote cache: `tvmflow run recipes/digits.yaml` with an empty store, with and without one.
 
-    python benchmarks/remote.py [--rounds N] [--pipeline NAME]
+    python benchmarks/pipeline/remote.py [--rounds N] [--pipeline NAME]
 
 Processes run in turns, each with a new store. The remote cache is a server on this machine that
 has all results. The medians are printed, and their ratio.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from _runs import ROOT, timed_run
 

@@ -1,6 +1,6 @@
 """The cost of opening one workload of a large ledger, compared with TVM's own database of as many records.
 
-    python benchmarks/ledger.py [--records N] [--peer-records N] [--workloads N]
+    python benchmarks/pipeline/ledger.py [--records N] [--peer-records N] [--workloads N]
 
 Both hold the same traces of real schedules, spread over as many workloads. The ledger has a file for
 each workload; TVM's `JSONDatabase` has two files that are read completely, and applies each trace
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.trials import DEVICE, TARGET
 from tvmflow.core.canonical_json import canonical

@@ -1,6 +1,6 @@
 """The cost of commands that have nothing to do, compared with an empty Python (`python -I -c pass`).
 
-    python benchmarks/noop.py [--rounds N]
+    python benchmarks/pipeline/noop.py [--rounds N]
 
 Measured are whole processes, one after the other in each round: `tvmflow run` and `tvmflow plan` of
 an up-to-date recipe with eight targets, `--version`, `--help` and `help`, and the empty Python. Printed are
@@ -20,9 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from history import record
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from history import record
 
 from tests.support.project import Project
 

@@ -1,6 +1,6 @@
 """More cores: latency by threads, samples a second, and what 16 and 64 cores would give.
 
-    python benchmarks/scaling.py [--net NAME ...] [--cores N ...] [--barrier US] [--rounds N] [--json FILE]
+    python benchmarks/latency/scaling.py [--net NAME ...] [--cores N ...] [--barrier US] [--rounds N] [--json FILE]
 
 Each network is built untuned for this machine, and then
 
@@ -29,6 +29,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import _nets
 import numpy as np

@@ -1,6 +1,6 @@
 """ONNX coverage: how many of the onnx package's own tests import, compile and give the expected numbers.
 
-    python benchmarks/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--peer] [--jobs N] [--json FILE] [--list OUTCOME ...]
+    python benchmarks/coverage/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--peer] [--jobs N] [--json FILE] [--list OUTCOME ...]
 
 With --peer, TVM's own importer imports the models, for comparison.
 
@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 OUTCOMES = ("pass", "unsupported", "import", "strings", "wrong", "compile", "crash")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def timed_run(folder: Path, *words: str) -> tuple[float, dict[str, str]]:

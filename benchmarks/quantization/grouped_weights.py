@@ -1,6 +1,6 @@
 """Matrix products with weights of 4 bits that come from memory, against the memory's bandwidth and ONNX Runtime.
 
-    python benchmarks/grouped_weights.py [--shape DEPTH COLUMNS ...] [--rows N ...] [--rounds N] [--threads N]
+    python benchmarks/quantization/grouped_weights.py [--shape DEPTH COLUMNS ...] [--rows N ...] [--rounds N] [--threads N]
 
 Each product is called with several weights in turn, more than caches hold. Per case: the library untuned, a loop that
 only reads the same weights, on as many threads, and ONNX Runtime's `MatMulNBits`, called in turns in one process; the
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
 _parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

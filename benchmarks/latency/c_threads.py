@@ -1,6 +1,6 @@
 """C libraries with one thread and two, one model and two side by side, against ONNX Runtime.
 
-    python benchmarks/c_threads.py LIBRARY=MODEL.onnx ...
+    python benchmarks/latency/c_threads.py LIBRARY=MODEL.onnx ...
 
 Each library is a `lib<name>.so` of the output `c-library`. Every figure is from a process of its own, in
 turns; latencies are medians in µs:
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tvmflow.runtime.arrays import allocate_aligned
 from tvmflow.runtime.c_loader import NativeProgram

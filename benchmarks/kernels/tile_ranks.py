@@ -1,7 +1,7 @@
 """The rank of the tile that the rule takes for a kernel among the tiles that fit, all of them timed.
 
-    python benchmarks/tile_ranks.py [--number N] [--seed N] [--first TILES] [--seconds S] [--mcpu LEVEL]
-                                    [--kind conv|product|depthwise|int8] [--all]
+    python benchmarks/kernels/tile_ranks.py [--number N] [--seed N] [--first TILES] [--seconds S] [--mcpu LEVEL]
+                                            [--kind conv|product|depthwise|int8] [--all]
 
 Random matrix products and convolutions of the sizes that networks have are lowered and scheduled with each of the
 first tiles of the rule, and timed interleaved with one thread. Printed are the time of the rule's tile, that of the
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 os.environ |= {"TVM_NUM_THREADS": "1", "TVM_BIND_THREADS": "0"}
 

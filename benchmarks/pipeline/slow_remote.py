@@ -1,6 +1,6 @@
 """Cost of a slow remote cache: `tvmflow run` with one that takes seconds for each request, and without one.
 
-    python benchmarks/slow_remote.py [--seconds S] [--rounds N] [--pipeline NAME]
+    python benchmarks/pipeline/slow_remote.py [--seconds S] [--rounds N] [--pipeline NAME]
 
 The recipe is `recipes/digits.yaml`. In each round it runs without a remote cache; with one that has
 nothing, read only and also written; with one that has everything; and after an edit, in a store
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from _runs import ROOT, timed_run
 

@@ -1,7 +1,7 @@
 """Digests of the kernels of the benchmark networks, for each target: what a change of the compiler changes.
 
-    python benchmarks/kernel_digests.py record FILE [--network NAME ...] [--target NAME ...]
-    python benchmarks/kernel_digests.py compare BEFORE AFTER
+    python benchmarks/kernels/kernel_digests.py record FILE [--network NAME ...] [--target NAME ...]
+    python benchmarks/kernels/kernel_digests.py compare BEFORE AFTER
 
 `record` lowers and schedules each network, untuned, and writes a digest of each kernel as it is lowered and one as
 it is scheduled. `compare` lists the kernels that differ; it ends with 1 if there are any. Record before and after a
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import _nets  # noqa: E402

@@ -1,6 +1,6 @@
 """Overhead of a cluster: one recipe for eight targets on two workers, against `--jobs 2` on one machine.
 
-    python benchmarks/cluster.py [--rounds N] [--json FILE]
+    python benchmarks/pipeline/cluster.py [--rounds N] [--json FILE]
 
 The model is that of recipes/digits.yaml, built and exported without tuning. Its stages take a
 second or two, so that the overhead for each stage is visible. Scheduler, workers and remote cache
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from _runs import ROOT, timed_run
 

@@ -1,6 +1,6 @@
 """Kernels for GPUs by tvmflow's rules against TVM's DLight, without a GPU.
 
-    python benchmarks/gpu.py [--net NAME] [--arch sm_80] [--kernels]
+    python benchmarks/gpu/gpu.py [--net NAME] [--arch sm_80] [--kernels]
 
 Counted for each network and each set of rules:
 
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import _nets  # noqa: E402
