@@ -21,8 +21,9 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-to-test
 	$(PYTEST) -n 2 --dist worksteal --durations 20
 
+# also those of test-gpu, which are skipped without a driver of OpenCL
 test-slow: $(VENV)/.ready-to-test
-	$(PYTEST) -m 'slow and not nightly' -n 2 --dist worksteal
+	$(PYTEST) -m '(slow or gpu) and not nightly' -n 2 --dist worksteal -rs
 
 # what overlaps with the tests of test-slow and test-faults: all cases of one test, every network of a zoo, every
 # sanitizer, more stories of kills, the pages of the first hour
