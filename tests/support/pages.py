@@ -30,10 +30,10 @@ PAGES: Final = tuple(
     sorted(
         path.relative_to(ROOT)
         for path in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"))
-        if path.name not in ("CHANGELOG.md", "first-hour.md", "first-hour-models.md")
+        if path.name not in ("first-hour.md", "first-hour-models.md")
     )
 )
-"""All pages with blocks of commands; the page of the first hour is the output of its script."""
+"""All pages; the page of the first hour is the output of its script."""
 
 _BLOCK: Final = re.compile(
     r"^<!-- setup: (?P<setup>[^\n]*) -->$|(?:^ *<!-- (?P<name>file|exit code|not run): (?P<value>[^\n]*?) -->\n)?"
