@@ -10,7 +10,7 @@ from typing import Any
 from bev_reference import pool
 from tvm.script import tirx as T
 
-from tvmflow.operators import Node, operator
+from tvmflow.custom_operators import Node, operator
 
 
 @operator("BevPool", domain="com.example.bev", reference=pool)

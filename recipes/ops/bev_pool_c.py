@@ -6,7 +6,7 @@ from typing import Any
 
 from bev_reference import pool
 
-from tvmflow.operators import Node, Tensor, operator
+from tvmflow.custom_operators import Node, Tensor, operator
 
 
 @operator("BevPool", domain="com.example.bev", reference=pool)

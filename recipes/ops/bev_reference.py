@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.operators import Node
+from tvmflow.custom_operators import Node
 
 Array = np.ndarray[Any, Any]
 

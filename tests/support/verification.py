@@ -42,7 +42,7 @@ class Verified:
         folder: The folder, empty.
         model: The recipe's `model`, with files by role.
         files: These files.
-        operators: Files of own operators by name.
+        operators: Files of custom operators by name.
         target: TVM's target; that of this machine's level by default.
         fields: More fields of the recipe.
     """

@@ -12,10 +12,10 @@ from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.custom_operators.definition import ADVICE, Node, Operator, OperatorError, Tensor
+from tvmflow.custom_operators.loading import Operators
 from tvmflow.graph.ir import dtype_of
 from tvmflow.graph.marks import mark_new, take_marks
-from tvmflow.operators.definition import ADVICE, Node, Operator, OperatorError, Tensor
-from tvmflow.operators.loading import Operators
 
 
 class NodeNames:
@@ -53,7 +53,7 @@ def explain_failure(error: Exception, operands: str) -> str:
     return reason
 
 
-# ---------------------------------------------------------------- operators of a recipe
+# ---------------------------------------------------------------- custom operators
 
 
 def call_operator(

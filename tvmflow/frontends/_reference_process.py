@@ -32,7 +32,7 @@ from tvmflow.core.generated_text import yaml_key
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
 from tvmflow.core.types import TensorSpec, shape_text
-from tvmflow.operators.definition import ADVICE, Operator
+from tvmflow.custom_operators.definition import ADVICE, Operator
 
 _log = logging.getLogger(__name__)
 

@@ -63,7 +63,7 @@ class SourceFields(ClosedModel):
     All default to None: a recipe may use another frontend.
 
     Attributes:
-        takes_operators: Whether a recipe can bring operators of its own for such a model.
+        takes_operators: Whether a recipe can add custom operators for such a model.
     """
 
     takes_operators: ClassVar[bool] = False

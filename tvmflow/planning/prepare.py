@@ -28,10 +28,10 @@ from tvmflow.core.named_files import missing_file_text
 from tvmflow.core.schema import ClosedModel, first_field_error
 from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json, Plan, TensorSpec
+from tvmflow.custom_operators.loading import list_operator_files
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputProblem, InputRequest, ModelInput, ModelOutput
 from tvmflow.frontends.inputs import find_input_problems, find_output_problems, resolve_inputs
-from tvmflow.operators.loading import list_operator_files
 from tvmflow.planning.checks import check_quantized_names, enforce_lock
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.plan import find_stages, list_known_tools, make_plan

@@ -330,7 +330,7 @@ class PlannedRecipe(_Fields):
         loaded: The recipe with its positions.
         variant: The name of the variant; empty for the recipe itself.
         pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
-        operator_files: The files of its own operators.
+        operator_files: The files of its custom operators.
         images: The files of each `verify.data` that names images, by their paths in its folder.
     """
 

@@ -329,7 +329,7 @@ class Recipe(ClosedModel):
         frontend = FRONTENDS[model.kind] if model is not None else None
         if value and frontend is not None and not frontend.SOURCE.takes_operators:
             raise field_error(
-                f"a model of {frontend.NAME} cannot have operators of its own; export it to ONNX"
+                f"a model of {frontend.NAME} cannot have custom operators; export it to ONNX"
             )
         return value
 

@@ -22,7 +22,7 @@ node = helper.make_node
 
 SWISH: Final = """\
 import numpy as np
-from tvmflow.operators import operator
+from tvmflow.custom_operators import operator
 
 def reference(node, x):
     return x / (1 + np.exp(-node.attributes["beta"] * x))
@@ -159,7 +159,7 @@ KINDS: Final[dict[str, tuple[Callable[[Path], onnx.ModelProto], dict[str, Any]]]
     "topk": (lambda folder: _topk(), {}),
     "int8": (lambda folder: quantized(_network(), folder), {}),
     "int8 argmax": (lambda folder: quantized(_network(ARGMAX, BEST), folder), {}),
-    "int8 own operator": (_quantize_around_own, {"operators": ["own_swish.py"]}),
+    "int8 custom operator": (_quantize_around_own, {"operators": ["own_swish.py"]}),
     "quantize": (lambda folder: _network(), {"quantize": {"data": "data.npz"}}),
     "quantize argmax": (lambda folder: _network(ARGMAX, BEST), {"quantize": {"data": "data.npz"}}),
     "float16": (lambda folder: _network(), {"kernels": {"precision": "mixed"}}),

@@ -217,16 +217,16 @@ class MxnetFrontend(Frontend):
         ]
 
     def _load(self, call: ImportCall) -> LoadedModel:
+        from tvmflow.custom_operators.loading import load_operators
         from tvmflow.frontends.mxnet._checkpoint import read_params
         from tvmflow.frontends.mxnet._graph import build
-        from tvmflow.operators.loading import load_operators
 
         operators = load_operators(call.files)
         symbol = read_symbol(call.files[SYMBOL])
         return build(symbol, read_params(call.files[PARAMS]), call, operators)
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        from tvmflow.operators.loading import operator_paths, prepare_calls
+        from tvmflow.custom_operators.loading import operator_paths, prepare_calls
 
         prepare_calls(call.scratch)
         return {

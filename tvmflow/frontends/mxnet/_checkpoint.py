@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import excerpt, last_line, quoted
-from tvmflow.operators.definition import Node as OwnNode
-from tvmflow.operators.definition import Operator, Tensor
+from tvmflow.custom_operators.definition import Node as CustomNode
+from tvmflow.custom_operators.definition import Operator, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tvmflow.operators.loading import Operators
+    from tvmflow.custom_operators.loading import Operators
 
     Array = np.ndarray[Any, Any]
 
@@ -158,7 +158,7 @@ def _check_order(nodes: Sequence[Node], heads: Sequence[tuple[int, int]], path: 
         raise ImportFailed(f"{path.name} is damaged: an output is not a node of the graph")
 
 
-# ---------------------------------------------------------------- operators of a recipe
+# ---------------------------------------------------------------- custom operators
 # They implement nodes of the type `Custom`.
 
 
@@ -189,8 +189,8 @@ def count_outputs(symbol: Symbol, index: int) -> int:
 
 def describe_node(
     node: Node, operator: Operator, outputs: int, inputs: Sequence[Tensor | None] = ()
-) -> OwnNode:
-    return OwnNode(
+) -> CustomNode:
+    return CustomNode(
         operator=operator.name,
         domain=DOMAIN,
         version=1,

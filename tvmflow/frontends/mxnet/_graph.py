@@ -14,6 +14,7 @@ from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Size, TensorSpec
 from tvmflow.core.version import page_url
+from tvmflow.custom_operators.loading import Operators
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends._emission import NodeNames, call_operator, explain_failure
 from tvmflow.frontends._reference_process import Array
@@ -31,7 +32,6 @@ from tvmflow.frontends.mxnet._checkpoint import (
 )
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
 from tvmflow.graph.dynamic_shapes import is_dynamic, same_sizes, sizes_of
-from tvmflow.operators.loading import Operators
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arithmetic.CONVERTERS,
@@ -55,7 +55,7 @@ _BATCH_NORMS: Final = frozenset(
 
 _MAX_LISTED: Final = 20
 _OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in the recipe ({page_url("custom-operators")}), with
-       from tvmflow.operators import operator
+       from tvmflow.custom_operators import operator
        @operator(OP_TYPE, domain="mxnet")
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 # The names that MXNet gives the outputs of operators with several; others have `output0`, `output1`, …

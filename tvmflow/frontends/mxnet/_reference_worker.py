@@ -15,6 +15,7 @@ import numpy as np
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import quoted
+from tvmflow.custom_operators.definition import Operator, Tensor
 from tvmflow.frontends._reference_process import (
     Array,
     LoadedReference,
@@ -30,10 +31,9 @@ from tvmflow.frontends.mxnet._checkpoint import (
     find_operator,
     read_symbol,
 )
-from tvmflow.operators.definition import Operator, Tensor
 
 if TYPE_CHECKING:
-    from tvmflow.operators.loading import Operators
+    from tvmflow.custom_operators.loading import Operators
 
 
 def import_mxnet() -> Any:
@@ -88,7 +88,7 @@ class _Model(LoadedReference):
 
     def _register_operators(self, mx: Any, first: Message) -> None:
         """Let MXNet compute the recipe's operators by their references."""
-        from tvmflow.operators.loading import load_operators
+        from tvmflow.custom_operators.loading import load_operators
 
         files = {role: Path(path) for role, path in first["operators"].items()}
         if names := _register(mx, Path(first["symbol"]), load_operators(files)):
@@ -116,7 +116,7 @@ class _Model(LoadedReference):
         return outputs
 
 
-# ---------------------------------------------------------------- operators of a recipe
+# ---------------------------------------------------------------- custom operators
 # Their numpy functions as custom operators of MXNet.
 
 

@@ -26,6 +26,7 @@ from onnx import (
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, quoted, size_text
+from tvmflow.custom_operators.definition import standard_domain
 from tvmflow.frontends.onnx._header import MAX_NODES
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
@@ -50,7 +51,6 @@ from tvmflow.frontends.onnx.graph import (
     versions_of,
     with_inner_nodes,
 )
-from tvmflow.operators.definition import standard_domain
 
 # ---------------------------------------------------------------- functions
 # Their calls become nodes: default attributes, opsets of their own, scopes of names.

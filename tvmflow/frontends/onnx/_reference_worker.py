@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
+from tvmflow.custom_operators.loading import load_operators
 from tvmflow.frontends._reference_process import (
     Array,
     LoadedReference,
@@ -17,11 +18,10 @@ from tvmflow.frontends._reference_process import (
     ObservedNode,
     serve,
 )
-from tvmflow.operators.loading import load_operators
 
 if TYPE_CHECKING:
+    from tvmflow.frontends.onnx._custom_operators import CustomReferences, SplitModel
     from tvmflow.frontends.onnx._exercises import ObservedModel
-    from tvmflow.frontends.onnx._own_operators import OwnReferences, SplitModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
 """The option of ONNX Runtime with which products of bytes are exact on x86 CPUs without VNNI, where 16 bits overflow."""
@@ -138,7 +138,7 @@ def _open(
 class _SplitSession(LoadedReference):
     """ONNX Runtime on what is between the operators of the recipe, whose numpy functions are called."""
 
-    def __init__(self, split: SplitModel, references: OwnReferences, threads: int) -> None:
+    def __init__(self, split: SplitModel, references: CustomReferences, threads: int) -> None:
         import onnxruntime
 
         self.name = f"ONNX Runtime {onnxruntime.__version__}"
@@ -147,11 +147,11 @@ class _SplitSession(LoadedReference):
         self._sessions: dict[tuple[Any, ...], Any] = {}
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        from tvmflow.frontends.onnx._own_operators import OwnPiece
+        from tvmflow.frontends.onnx._custom_operators import CustomPiece
 
         values: dict[str, Array | None] = {**self._split.constants, **arrays, "": None}
         for place, piece in enumerate(self._split.pieces):
-            if isinstance(piece, OwnPiece):
+            if isinstance(piece, CustomPiece):
                 inputs = [values[name] for name in piece.node.input]
                 results: Sequence[Array] = self._references.call(piece.use, piece.node, inputs)
                 names: Sequence[str] = piece.node.output
@@ -170,7 +170,7 @@ class _SplitSession(LoadedReference):
 class _Evaluator(LoadedReference):
     """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses."""
 
-    def __init__(self, model: str, refusal: Exception, references: OwnReferences) -> None:
+    def __init__(self, model: str, refusal: Exception, references: CustomReferences) -> None:
         import onnx
         import onnxruntime
         from onnx.reference import ReferenceEvaluator
@@ -185,7 +185,7 @@ class _Evaluator(LoadedReference):
         return list(self._evaluator.run(None, dict(arrays)))
 
 
-def _own_note(references: OwnReferences) -> str:
+def _own_note(references: CustomReferences) -> str:
     names = ", ".join(str(use.operator) for use in references.used)
     return f"The reference of {names} is the numpy function of the recipe"
 
@@ -290,14 +290,14 @@ def _load(first: Message) -> LoadedReference:
         raise
     except Exception as refusal:
         operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
-        from tvmflow.frontends.onnx._own_operators import (
-            OwnReferences,
+        from tvmflow.frontends.onnx._custom_operators import (
+            CustomReferences,
             list_used_operators,
             split_model,
         )
 
         used = list_used_operators(first["model"], operators)
-        references = OwnReferences(used, operators, Path(first["calls"]))
+        references = CustomReferences(used, operators, Path(first["calls"]))
         try:
             if used and (split := split_model(first["model"], operators)):
                 return _SplitSession(split, references, first["threads"])

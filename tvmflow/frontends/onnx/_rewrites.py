@@ -17,7 +17,7 @@ from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._inlining import MAX_UNROLLED_NODES
 from tvmflow.frontends.onnx.graph import (
-    OWN_DOMAIN,
+    CUSTOM_DOMAIN,
     KnownValues,
     Replacement,
     attributes_of,
@@ -792,7 +792,7 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
-    if node.domain in (OWN_DOMAIN, GROUPED_DOMAIN):
+    if node.domain in (CUSTOM_DOMAIN, GROUPED_DOMAIN):
         return ""
     if is_standard(node) and node.op_type in _UNROLLED:
         return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"

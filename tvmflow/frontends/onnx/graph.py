@@ -28,12 +28,12 @@ from onnx.defs import onnx_opset_version
 
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import quoted
+from tvmflow.custom_operators.definition import standard_domain
 from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.onnx._header import Field, fields
-from tvmflow.operators.definition import standard_domain
 
-OWN_DOMAIN: Final = "tvmflow.operators"
-"""The domain of the nodes that a recipe's own operators implement (see `_own_operators`)."""
+CUSTOM_DOMAIN: Final = "tvmflow.operators"
+"""The domain of the nodes that custom operators implement (see `_custom_operators`)."""
 
 _MAX_KNOWN_ELEMENTS: Final = 64
 _PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"

@@ -28,12 +28,12 @@ from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert
 from tvmflow.frontends.onnx._converters import CONVERTERS
+from tvmflow.frontends.onnx._custom_operators import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx._inlining import list_inputs_of
-from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx.graph import (
+    CUSTOM_DOMAIN,
     FROM_START,
-    OWN_DOMAIN,
     all_graphs,
     array_of,
     attributes_of,
@@ -59,7 +59,7 @@ _FIX: Final = "replace the operator in the model, or end the model before it"
 _SHAPE_OPERANDS: Final = {"ConstantOfShape": 0, "Expand": 1}
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
-       from tvmflow.operators import operator
+       from tvmflow.custom_operators import operator
        @operator({name}, domain={domain})
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 _QUANTIZED_FIX: Final = (
@@ -70,7 +70,7 @@ _QUANTIZED_FIX: Final = (
 def import_prepared(
     model: ModelProto,
     inner_outputs: int = 0,
-    own: OwnNodes = NO_OPERATORS,
+    custom: CustomNodes = NO_OPERATORS,
     labels: Mapping[str, str] = MappingProxyType({}),
     dimensions: Sequence[Dimension] = (),
     *,
@@ -86,7 +86,7 @@ def import_prepared(
     """
     _refuse_unsupported(model, is_dynamic=bool(dimensions))
     largest = {entry.name: entry.max for entry in dimensions}
-    importer = _Importer(model, own, labels, dimensions)
+    importer = _Importer(model, custom, labels, dimensions)
     try:
         mod = count_outputs(importer.import_model())
         bounded = read_counts(mod["main"])
@@ -95,7 +95,7 @@ def import_prepared(
     except MixedRows as error:
         # TVM's runtime knows the sizes of tensors
         _log.debug("the sizes of tensors are not counted: %s", error.message)
-        importer = _Importer(model, own, labels, dimensions, counts_rows=False)
+        importer = _Importer(model, custom, labels, dimensions, counts_rows=False)
         mod = importer.import_model()
         main = mod.get_global_var("main")
         mod[main] = mod[main].with_attr(SIZES_NEEDED, error.message)
@@ -167,7 +167,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def __init__(
         self,
         model: ModelProto,
-        own: OwnNodes,
+        custom: CustomNodes,
         labels: Mapping[str, str],
         dimensions: Sequence[Dimension],
         *,
@@ -175,7 +175,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     ) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._model = model
-        self._own = own
+        self._custom = custom
         self._labels = labels
         self._counts_rows = counts_rows
         self.nodes = NodeNames(self.bb)
@@ -248,8 +248,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                     pass
                 elif is_if(node):
                     self._construct_if(node)
-                elif node.domain == OWN_DOMAIN:
-                    self._construct_own(node)
+                elif node.domain == CUSTOM_DOMAIN:
+                    self._construct_custom(node)
                 elif node.op_type in _SHAPE_OPERANDS and self._is_computed(node):
                     self._refuse_computed_shape(node)
                 else:
@@ -315,9 +315,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if label is not None:
             self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
 
-    def _construct_own(self, node: NodeProto) -> None:
+    def _construct_custom(self, node: NodeProto) -> None:
         inputs = [self._nodes[name] if name else None for name in node.input]
-        results = self._own.convert(node, inputs, self.bb)
+        results = self._custom.convert(node, inputs, self.bb)
         self._nodes.update(zip(node.output, results, strict=True))
 
     def _construct_if(self, node: NodeProto) -> None:

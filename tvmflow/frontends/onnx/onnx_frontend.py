@@ -117,29 +117,29 @@ class OnnxFrontend(OneFileFrontend):
         return tuple(file for file in listed if file.role not in known)
 
     def _load(self, call: ImportCall) -> LoadedModel:
-        from tvmflow.frontends.onnx._own_operators import OwnNodes
+        from tvmflow.custom_operators.loading import load_operators
+        from tvmflow.frontends.onnx._custom_operators import CustomNodes
         from tvmflow.frontends.onnx.graph import node_labels
         from tvmflow.frontends.onnx.importer import import_prepared
         from tvmflow.frontends.onnx.model_files import add_outputs, read_model
         from tvmflow.frontends.onnx.prepare import prepare
-        from tvmflow.operators.loading import load_operators
 
-        own = OwnNodes(load_operators(call.files))
+        custom = CustomNodes(load_operators(call.files))
         with self.explained():
             model = read_model(call.files)
         inner_outputs = add_outputs(model, call.tensors)
-        own.mark(model)
+        custom.mark(model)
         labels = node_labels(model)
-        prepared = prepare(model, call.inputs, call.bound, own)
+        prepared = prepare(model, call.inputs, call.bound, custom)
         return import_prepared(
-            prepared, inner_outputs, own, labels, call.dimensions, counts_rows=call.counts_rows
+            prepared, inner_outputs, custom, labels, call.dimensions, counts_rows=call.counts_rows
         )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
+        from tvmflow.custom_operators.loading import operator_paths, prepare_calls
         from tvmflow.frontends.onnx._inlining import mixes_opsets
         from tvmflow.frontends.onnx.graph import read_without_large_tensors
         from tvmflow.frontends.onnx.model_files import link_files, save_for_reference
-        from tvmflow.operators.loading import operator_paths, prepare_calls
 
         path = link_files(call.files, call.scratch)
         inlines = False

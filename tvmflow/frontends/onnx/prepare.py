@@ -32,6 +32,7 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
+from tvmflow.frontends.onnx._custom_operators import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 from tvmflow.frontends.onnx._header import model_input
@@ -42,7 +43,6 @@ from tvmflow.frontends.onnx._inlining import (
     simplify_branches,
     unroll_loops,
 )
-from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import (
     FUSED_OPERATORS,
     MISCOMPUTED,
@@ -552,7 +552,7 @@ def prepare(
     model: ModelProto,
     inputs: tuple[TensorSpec, ...],
     bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
-    own: OwnNodes = NO_OPERATORS,
+    custom: CustomNodes = NO_OPERATORS,
 ) -> ModelProto:
     """Return the model in the form that TVM's importer needs.
 
@@ -560,7 +560,7 @@ def prepare(
         model: A model with all of its data; it is changed.
         inputs: The inputs with their shapes; those with static shapes in the model may be missing.
         bound: The constants that take the place of inputs.
-        own: The nodes of the recipe's own operators.
+        custom: The nodes of custom operators.
 
     Raises:
         ImportFailed: when inputs do not fit, or the opset is too old.
@@ -571,19 +571,19 @@ def prepare(
     _bind_inputs(model, bound)
     for conversion in _CONVERSIONS:
         model = conversion(model)
-    model = _simplify(model, own)
+    model = _simplify(model, custom)
     refuse_large_tensors(model)
     return model
 
 
-def _simplify(model: ModelProto, own: OwnNodes) -> ModelProto:
+def _simplify(model: ModelProto, custom: CustomNodes) -> ModelProto:
     fused = sum(node.op_type in FUSED_OPERATORS for node in model.graph.node)
     for round_number in range(_MAX_ROUNDS + fused):
         before = model.SerializeToString(deterministic=True)
-        model = own.infer_shapes(model)
+        model = custom.infer_shapes(model)
         for simplification in _SIMPLIFICATIONS:
             model = simplification(model)
-        model = simplify_branches(model, functools.partial(_simplify, own=own))
+        model = simplify_branches(model, functools.partial(_simplify, custom=custom))
         if model.SerializeToString(deterministic=True) == before:
             _log.debug("nothing left to simplify after %d rounds", round_number)
             break

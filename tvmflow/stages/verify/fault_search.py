@@ -235,7 +235,7 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
     return [fault._asdict() for fault in faults]
 
 
-def list_own_operators(mod: tvm.IRModule) -> list[str]:
+def list_tvmflow_operators(mod: tvm.IRModule) -> list[str]:
     """Return the operators of a model that passes of tvmflow alone make kernels of, without their prefix."""
     names = ir.list_operators(mod)
     return sorted(name.removeprefix(_OWN) for name in names if name.startswith(_OWN))
@@ -453,7 +453,9 @@ class _Search:
 
     def _find_import_fault(self) -> Fault | None:
         """Return a fault if the imported model, by TVM's rules alone, disagrees, or if these lack an operator."""
-        if own := list_own_operators(lowering.load_ir(self._context.inputs["import/model.json"])):
+        if own := list_tvmflow_operators(
+            lowering.load_ir(self._context.inputs["import/model.json"])
+        ):
             return Fault(
                 f"the import cannot be compared by itself, because TVM's own rules have no kernels for "
                 f"{names_text(own)}",

@@ -25,9 +25,9 @@ from tvmflow.core.dimensions import (
 )
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array, Dimension, Feed, Json, Size, TensorSpec
+from tvmflow.custom_operators.loading import calls_folder
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of
-from tvmflow.operators.loading import calls_folder
 from tvmflow.runtime import samples
 from tvmflow.runtime.bundles import MANIFEST, SIGNATURE, read_bundle
 from tvmflow.runtime.image_files import is_pillow_installed, read_files, read_pixels

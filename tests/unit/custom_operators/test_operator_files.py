@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core.errors import RecipeError
-from tvmflow.operators.loading import list_operator_files
+from tvmflow.custom_operators.loading import list_operator_files
 
 
 def where(index: int) -> str:

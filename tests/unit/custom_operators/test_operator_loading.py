@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core.errors import StageError
-from tvmflow.operators import Node, loading
-from tvmflow.operators.definition import OperatorError
-from tvmflow.operators.loading import Operators, load_operators
+from tvmflow.custom_operators import Node, loading
+from tvmflow.custom_operators.definition import OperatorError
+from tvmflow.custom_operators.loading import Operators, load_operators
 
 REGISTERS = """\
-from tvmflow.operators import operator
+from tvmflow.custom_operators import operator
 @operator("Pool", domain="org.example")
 def pool(node, x):
     return x
@@ -72,11 +72,11 @@ def test_a_module_beside_it_is_imported_if_it_is_listed(tmp_path: Path) -> None:
         ("\nx = 1 / 0\n", r"own_pool.py:2: .* ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit()\n", r"own_pool.py:2: .* SystemExit"),
         (
-            "from tvmflow.operators import operator\noperator(3, domain='x')\n",
+            "from tvmflow.custom_operators import operator\noperator(3, domain='x')\n",
             r"own_pool.py:2: .* is a string, not 3",
         ),
         (
-            "from tvmflow.operators import operator\n\noperator('X')\n",
+            "from tvmflow.custom_operators import operator\n\noperator('X')\n",
             r"own_pool.py:3: .* TypeError",
         ),
     ],

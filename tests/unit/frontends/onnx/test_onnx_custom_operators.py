@@ -13,13 +13,13 @@ from onnx import helper
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import draw, model, save, specs, value
 from tvmflow.core.errors import StageError
+from tvmflow.custom_operators.loading import forget_operators
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.operators.loading import forget_operators
 
 frontend = FRONTENDS["onnx"]
 
-HEAD = "from tvmflow.operators import Tensor, operator\n@operator('Swish', domain='org.example')\n"
+HEAD = "from tvmflow.custom_operators import Tensor, operator\n@operator('Swish', domain='org.example')\n"
 RELAX = """\
 def swish(node, x):
     from tvm import relax
@@ -136,7 +136,7 @@ def test_a_kernel_for_other_shapes_is_refused(tmp_path: Path) -> None:
 def test_an_operator_of_the_standard_can_be_implemented(tmp_path: Path) -> None:
     """Its implementation takes the place of TVM's."""
     made = model([helper.make_node("Neg", ["x"], ["y"])], [value("x", (4,))], [value("y", None)])
-    text = "from tvmflow.operators import operator\n@operator('Neg', domain='')\ndef neg(node, x):\n    return x - x\n"
+    text = "from tvmflow.custom_operators import operator\n@operator('Neg', domain='')\ndef neg(node, x):\n    return x - x\n"
     feed = {"x": draw(4)}
     [result] = compute(load(tmp_path, text, made), feed)
     np.testing.assert_array_equal(result, np.zeros(4, np.float32))

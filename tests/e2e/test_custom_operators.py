@@ -1,4 +1,4 @@
-"""Operators of one's own: files that a recipe names, from the import to a C++ program."""
+"""Custom operators: files that a recipe names, from the import to a C++ program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPERATORS = """\
 import numpy as np
 from tvm import relax
 from tables import SCALE
-from tvmflow.operators import Tensor, operator
+from tvmflow.custom_operators import Tensor, operator
 
 def pool_with_numpy(node, x, cells):
     y = np.zeros(node.attributes["size"], x.dtype)
@@ -95,7 +95,7 @@ def library(project: Project) -> CLibrary:
 CUSTOM = """\
 import numpy as np
 from tvm import relax, te, tirx
-from tvmflow.operators import Tensor, operator
+from tvmflow.custom_operators import Tensor, operator
 
 def scaled_with_numpy(node, x, slope):
     factor = np.float32(node.attributes["factor"])
@@ -238,7 +238,7 @@ def test_an_operator_of_constants_alone(project: Project, dtype: type[np.generic
         f"void twice(const {element} *x, {element} *y) {{ for (int i = 0; i < 4; i++) y[i] = 2 * x[i]; }}"
     )
     (project.folder / "ops/own_ops.py").write_text(
-        "from tvmflow.operators import operator\n"
+        "from tvmflow.custom_operators import operator\n"
         "@operator('Twice', domain='org.example', reference=lambda node, x: 2 * x)\n"
         "def twice(node, x):\n"
         "    return node.c('pool.c', 'twice', x, outputs=node.inputs)\n"

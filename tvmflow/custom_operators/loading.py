@@ -27,7 +27,7 @@ from tvmflow.core.errors import RecipeError, StageError, TvmflowError
 from tvmflow.core.formatting import excerpt, size_text
 from tvmflow.core.named_files import is_file
 from tvmflow.core.types import InputFile
-from tvmflow.operators.definition import (
+from tvmflow.custom_operators.definition import (
     ADVICE,
     REGISTERED,
     Operator,
@@ -177,7 +177,7 @@ def load_operators(files: Mapping[str, Path]) -> Operators:
     if silent or not named:
         raise StageError(
             f"{[*silent, *listed.values()][0]} registers no operator",
-            fix=f"decorate a function in it with `@operator(NAME, domain=DOMAIN)` of tvmflow.operators; {ADVICE}",
+            fix=f"decorate a function in it with `@operator(NAME, domain=DOMAIN)` of tvmflow.custom_operators; {ADVICE}",
         )
     _log.debug("%d operators from %d files", len(REGISTERED), len(modules))
     sources = {name: _read_text(path) for name, path in listed.items() if name not in named}

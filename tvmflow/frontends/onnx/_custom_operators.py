@@ -18,11 +18,13 @@ from tvm import relax
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import quoted
+from tvmflow.custom_operators.definition import ADVICE, Node, Operator, Tensor, standard_domain
+from tvmflow.custom_operators.loading import Operators
 from tvmflow.frontends._emission import call_operator, operator_error, tensor_of
 from tvmflow.frontends._reference_process import check_reference
 from tvmflow.frontends.onnx._inlining import inline_functions
 from tvmflow.frontends.onnx.graph import (
-    OWN_DOMAIN,
+    CUSTOM_DOMAIN,
     all_nodes,
     attributes_of,
     dtype_of,
@@ -35,8 +37,6 @@ from tvmflow.frontends.onnx.graph import (
     value_info,
     versions_of,
 )
-from tvmflow.operators.definition import ADVICE, Node, Operator, Tensor, standard_domain
-from tvmflow.operators.loading import Operators
 
 
 class UsedOperator(NamedTuple):
@@ -54,7 +54,7 @@ def find_operator(
     return UsedOperator(operator, version) if operator else None
 
 
-class OwnNodes:
+class CustomNodes:
     """The nodes of a model that a recipe's operators implement."""
 
     def __init__(self, operators: Operators) -> None:
@@ -72,9 +72,9 @@ class OwnNodes:
         for node in all_nodes(model):
             self._mark_node(node, versions)
         for function in model.functions:
-            function.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
+            function.opset_import.append(helper.make_opsetid(CUSTOM_DOMAIN, 1))
         if self._uses:
-            model.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
+            model.opset_import.append(helper.make_opsetid(CUSTOM_DOMAIN, 1))
         for value in (*model.graph.value_info, *model.graph.output):
             if element := value.type.tensor_type.elem_type:
                 self._dtypes[value.name] = dtype_of(element)
@@ -83,7 +83,7 @@ class OwnNodes:
         if use := find_operator(node, self._operators, versions):
             name = f"{use.operator.domain or 'ai.onnx'}.{node.op_type}"
             self._uses[name] = use
-            node.domain, node.op_type = OWN_DOMAIN, name
+            node.domain, node.op_type = CUSTOM_DOMAIN, name
 
     def infer_shapes(self, model: ModelProto) -> ModelProto:
         """Add the shapes of results, as soon as those of the inputs are known."""
@@ -95,7 +95,7 @@ class OwnNodes:
         for node in model.graph.node:
             lacks_shapes = any(name and name not in shapes for name in node.output)
             is_known = all(not name or (name in shapes and name in dtypes) for name in node.input)
-            if node.domain != OWN_DOMAIN or not lacks_shapes or not is_known:
+            if node.domain != CUSTOM_DOMAIN or not lacks_shapes or not is_known:
                 continue
             inputs = [
                 relax.const(numpy_helper.to_array(constants[name]))
@@ -133,7 +133,7 @@ class OwnNodes:
         return results
 
 
-NO_OPERATORS: Final = OwnNodes(Operators())
+NO_OPERATORS: Final = CustomNodes(Operators())
 """Those of a recipe that brings none."""
 
 
@@ -193,7 +193,7 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
     return list(used)
 
 
-class OwnReferences:
+class CustomReferences:
     """The numpy functions of operators, with a record of the first call of each node."""
 
     def __init__(self, used: Sequence[UsedOperator], operators: Operators, calls: Path) -> None:
@@ -266,10 +266,10 @@ def _record(
 
 
 # ---------------------------------------------------------------- models in pieces
-# The nodes that a recipe's own operators implement, and what is between them.
+# The nodes that custom operators implement, and what is between them.
 
 
-class OwnPiece(NamedTuple):
+class CustomPiece(NamedTuple):
     node: NodeProto
     use: UsedOperator
 
@@ -295,15 +295,15 @@ class StandardPiece(NamedTuple):
 
 
 class SplitModel(NamedTuple):
-    """A model in pieces, in the order of their computation, with the weights that own operators read."""
+    """A model in pieces, in the order of their computation, with the weights that custom operators read."""
 
-    pieces: Sequence[OwnPiece | StandardPiece]
+    pieces: Sequence[CustomPiece | StandardPiece]
     constants: Mapping[str, Array]
     outputs: Sequence[str]
 
 
 def split_model(path: str, operators: Operators) -> SplitModel | None:
-    """Return a model in pieces; None for one with own operators in a branch or a loop."""
+    """Return a model in pieces; None for one with custom operators in a branch or a loop."""
     model = inline_functions(onnx.load(path))
     versions = versions_of(model.opset_import)
     left = [(node, find_operator(node, operators, versions)) for node in model.graph.node]
@@ -314,7 +314,7 @@ def split_model(path: str, operators: Operators) -> SplitModel | None:
     known = {value.name for value in model.graph.input} | {
         n for node, _ in left for n in node.output
     }
-    pieces: list[OwnPiece | StandardPiece] = []
+    pieces: list[CustomPiece | StandardPiece] = []
     while left:
         nodes: list[NodeProto] = []
         later: list[tuple[NodeProto, UsedOperator | None]] = []
@@ -332,22 +332,24 @@ def split_model(path: str, operators: Operators) -> SplitModel | None:
             inputs = sorted(name for name in (read & known) - made - weights.keys() if name)
             pieces.append(StandardPiece(model, nodes, inputs, sorted(made & needed)))
         if later:
-            # All that is left waits for an own operator, and the first of these for none.
+            # All that is left waits for a custom operator, and the first of these for none.
             node, use = later[0]
             assert use is not None
-            pieces.append(OwnPiece(node, use))
+            pieces.append(CustomPiece(node, use))
         left = later[1:]
-    read_by_own = {n for piece in pieces if isinstance(piece, OwnPiece) for n in piece.node.input}
+    read_by_custom = {
+        n for piece in pieces if isinstance(piece, CustomPiece) for n in piece.node.input
+    }
     constants = {
         name: numpy_helper.to_array(tensor)
         for name, tensor in weights.items()
-        if name in read_by_own or name in outputs
+        if name in read_by_custom or name in outputs
     }
     return SplitModel(pieces, constants, outputs)
 
 
 def _has_inner(node: NodeProto, operators: Operators, versions: Mapping[str, int]) -> bool:
-    """Return whether a branch or a loop has a node of an own operator."""
+    """Return whether a branch or a loop has a node of a custom operator."""
     return any(
         find_operator(inner, operators, versions) or _has_inner(inner, operators, versions)
         for graph in subgraphs(node)

@@ -1,0 +1,10 @@
+"""Custom operators: files that a recipe lists under `operators`, for what tvmflow lacks.
+
+A file imports `operator` (and `Tensor`) from here. Only workers run such files (`load_operators`); planning lists
+them with the modules that they import (`list_operator_files`). Imports tuning and the layers below it, and no
+framework at its top level.
+"""
+
+from tvmflow.custom_operators.definition import Node as Node
+from tvmflow.custom_operators.definition import Tensor as Tensor
+from tvmflow.custom_operators.definition import operator as operator
