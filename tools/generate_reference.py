@@ -11,11 +11,13 @@ from tools.message_index import messages_page
 from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
-from tvmflow.planning.recipes import PipelineFile, pipeline_schema
+from tvmflow.planning.recipes import pipeline_schema
 from tvmflow.recipe import json_schema
 from tvmflow.recipe.targets import OUTPUT_NAMES
 from tvmflow.recipe.yaml_files import inline_yaml
+from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.presets import NAMES, PRESETS
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 _PAGES: Final = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLE: Final = """\
@@ -78,7 +80,7 @@ stage_memory: 8GiB                   # memory limit of a stage
 _INTRODUCTION: Final = """\
 # Recipe reference: fields, defaults and limits
 
-A recipe is a YAML file that describes a build: the model, its inputs, the targets, tuning, outputs and checks. This page lists every field of recipes and pipelines. Paths are relative to the folder of the recipe.
+A recipe is a YAML file that describes a build: model, inputs, targets, tuning, outputs and checks. This page lists every field of recipes and pipelines. Paths are relative to the recipe's folder.
 
 Three fields are enough:
 
@@ -116,10 +118,7 @@ Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`
 
 ## Limits for untrusted models
 
-- A model has at most 100,000 nodes, 100,000 weights, and 10,000 inputs and outputs. A tensor has at most 2^31 elements, also a constant that a node creates.
-- External data of an ONNX model must be in the folder of the model, after symbolic links are resolved.
-- Messages escape control characters in names and shorten long names. `--json` has the full names.
-- If ONNX Runtime rejects a model, ONNX's reference evaluator becomes the reference if it can run the model. The report names the evaluator and shows the rejection.
+A model has at most 100,000 nodes, 100,000 weights, and 10,000 inputs and outputs. A tensor has at most 2^31 elements, also a constant that a node creates. Messages escape control characters in names and shorten long names; `--json` has the full names. See [SECURITY.md](../SECURITY.md).
 
 ## All fields
 
@@ -170,7 +169,7 @@ def recipe_reference() -> str:
             parts += [_presets(), "\n"]
         owner = schema["$defs"][_TARGET] if name == _PART else None
         parts += [_table(part, sections, owner)]
-    pipelines = PipelineFile.model_json_schema()
+    pipelines = pipeline_schema()
     all_sections = {**_sections(pipelines), **sections}
     parts += ["\n", _PIPELINES, _table(pipelines, all_sections)]
     for name, section in all_sections.items():
@@ -238,6 +237,16 @@ def main() -> None:
         (_PAGES / name).write_text(text, encoding="utf-8")
 
 
+_GPUS: Final = {"cuda": "CUDA", "opencl": "OpenCL"}
+_SYSTEMS: Final = {
+    "android": "Android",
+    "ios": "iOS",
+    "linux": "Linux",
+    "macos": "macOS",
+    "none": "bare metal",
+    "wasi": "WebAssembly",
+    "windows": "Windows",
+}
 _LISTED_ELSEWHERE: Final = (
     (NAMES, "preset"),
     (OUTPUT_NAMES, "[output](exports.md)"),
@@ -283,27 +292,39 @@ def _references(value: Json) -> Iterator[str]:
 
 
 def _presets() -> str:
-    rows = [f"| `{name}` | {preset.description} |" for name, preset in PRESETS.items()]
-    return "\n".join(["| preset | machine |", "|---|---|", *rows, ""])
+    """Return a table of the presets, with a row for each platform."""
+    platforms: dict[str, list[str]] = {}
+    for name, preset in PRESETS.items():
+        presets = platforms.setdefault(_platform(preset.tvm or {}), [])
+        presets.append(f"`{name}`: {preset.description}")
+    rows = [f"| {platform} | {'<br>'.join(texts)} |" for platform, texts in platforms.items()]
+    return "\n".join(["| platform | presets |", "|---|---|", *rows, ""])
+
+
+def _platform(tvm: TvmTarget) -> str:
+    """Return the platform of a preset: its kind of GPU or its system; of Linux with the architecture."""
+    platform = parse_triple(cpu_triple(tvm))
+    name = _GPUS.get(tvm.get("kind", ""), _SYSTEMS.get(platform.system, "any"))
+    return f"{name} {platform.arch}" if platform.system == "linux" else name
 
 
 def _table(
     part: Mapping[str, Json], sections: Mapping[str, str], owner: Mapping[str, Json] | None = None
 ) -> str:
     """Return the fields of a section as a table, without those that the section shares with its owner."""
-    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    rows = ["| field | type (default) | meaning |", "|---|---|---|"]
     for name, field in part["properties"].items():
         if owner is not None and name in owner["properties"]:
             continue
-        default = "**required**" if name in part.get("required", ()) else _default(field)
-        rows.append(f"| `{name}` | {_type(field, sections)} | {default} | {field['description']} |")
+        default = ", **required**" if name in part.get("required", ()) else _default(field)
+        rows.append(f"| `{name}` | {_type(field, sections)}{default} | {field['description']} |")
     return "\n".join(rows) + "\n"
 
 
 def _default(field: Mapping[str, Json]) -> str:
     if field["default"] in (None, "", []) or isinstance(field["default"], dict):
         return ""
-    return f"`{inline_yaml(field['default'])}`"
+    return f" (`{inline_yaml(field['default'])}`)"
 
 
 def _type(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:

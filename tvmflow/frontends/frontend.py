@@ -339,7 +339,7 @@ class OneFile(SeveralFiles):
 
     sha256: _Digest | None = Field(
         default=None,
-        description="SHA-256 digest of the model file, 64 hexadecimal digits. Required for addresses other than `hf://` and "
+        description="SHA-256 digest of the model file, 64 hexadecimal digits. Required for URLs other than `hf://` and "
         "`oci://`, which pin a commit or digest.",
     )
 

@@ -98,12 +98,12 @@ class PipelineFile(ClosedModel):
     release: Release | None = Field(
         default=None,
         examples=[{"version": "1.2.0"}],
-        description="Make a release of all deliveries. See [releases.md](releases.md).",
+        description="Make a [release](releases.md) of all deliveries.",
     )
     retune: Retune | None = Field(
         default=None,
         examples=[{"minutes": 60}],
-        description="Distribute a tuning budget over the recipes. See [releases.md](releases.md).",
+        description="Distribute a [tuning budget](releases.md) over the recipes.",
     )
 
     @model_validator(mode="after")

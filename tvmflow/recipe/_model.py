@@ -347,7 +347,7 @@ class InputSpec(ClosedModel):
     image: ImageSpec | None = Field(
         default=None,
         examples=[{"resize": 256, "crop": 224}],
-        description="Image preprocessing. See [images.md](images.md).",
+        description="[Image preprocessing](images.md).",
     )
 
     def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:

@@ -225,33 +225,31 @@ class Recipe(ClosedModel):
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="Shapes, dtypes and preprocessing of inputs, by name, where the model leaves them open or you change them. See "
-        "[inputs.md](inputs.md).",
+        description="[Inputs](inputs.md): shapes, dtypes and preprocessing, where the model leaves them open or you change them.",
     )
     dimensions: dict[DimensionName, DimensionSpec] = Field(
         default={},
         examples=[{"seq": {"min": 1, "max": 512}}],
-        description="Dynamic dimensions by name, with the range of sizes that each call may choose. Shapes of inputs refer to the "
-        "names. See [inputs.md](inputs.md).",
+        description="Dynamic dimensions, whose sizes each call chooses ([inputs.md](inputs.md)). Shapes of inputs refer to their "
+        "names.",
     )
     operators: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
     ] = Field(
         default=(),
         examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
-        description="Custom operators: Python files, and C files that they use. See [custom-operators.md](custom-operators.md).",
+        description="[Custom operators](custom-operators.md): Python files, and C files that they use.",
     )
     labels: str | None = Field(
         default=None,
         min_length=1,
         examples=["labels.txt"],
-        description="Class names for the scores of the first output: a file with one name per line. See [images.md](images.md).",
+        description="[Class names](images.md) of the first output: a file with one name per line.",
     )
     variants: dict[_VariantName, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
-        description="Variants of the model by name. Each is built for every target as `<name>-<variant>`, instead of the recipe "
-        "itself.",
+        description="Variants of the model. Each is built for every target as `<name>-<variant>`, instead of the recipe itself.",
     )
     targets: Annotated[
         tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
@@ -264,34 +262,34 @@ class Recipe(ClosedModel):
     kernels: Kernels = Field(
         default=Kernels(),
         examples=[{"layout": "plain"}],
-        description="How operators are lowered to kernels.",
+        description="Lowering of operators to kernels.",
     )
     quantize: Quantize | None = Field(
         default=None,
         examples=[{"data": "calibration.npz", "max_accuracy_drop": 0.5}],
-        description="Converts a float model to int8 or int4. See [howto/quantize.md](howto/quantize.md).",
+        description="[Quantization](howto/quantize.md) of a float model to int8 or int4.",
     )
     tune: Tune = Field(
         default=Tune(),
         examples=[{"trials": 1000}],
-        description="Budget of the search for fast kernels, and how candidates are measured.",
+        description="Search for fast kernels: budget and measurement.",
     )
     outputs: Annotated[tuple[Output, ...], BeforeValidator(to_tuple)] = Field(
         default=("bundle",),
         min_length=1,
         examples=[["shared-library", "bundle"]],
-        description="Files to deliver. See [exports.md](exports.md).",
+        description="[Files to deliver](exports.md).",
     )
     runtime: Runtime = Field(
         default="auto",
-        description="`c`: the library calls its kernels itself. `vm`: TVM's virtual machine runs it. `auto`: `c` where target and "
-        "model allow it. See [exports.md](exports.md).",
+        description="`c`: the library calls its kernels itself. `vm`: TVM's virtual machine runs it. `auto`: `c` where "
+        "[possible](exports.md).",
     )
     checks: bool = Field(
         default=True,
         examples=[False],
-        description="Check indices and integer divisors at run time: a CPU library then returns an error for an index out of range "
-        "or a division by 0. `off`: the inputs are known to be valid. See [SECURITY.md](../SECURITY.md).",
+        description="[Run-time checks](../SECURITY.md) of CPU libraries: an index out of range or an integer division by 0 returns "
+        "an error. `off`: the inputs are known to be valid.",
     )
     verify: Verify = Field(
         default=Verify(),
@@ -307,8 +305,8 @@ class Recipe(ClosedModel):
         default=None,
         min_length=1,
         examples=["4GiB"],
-        description="Memory limit of each stage; a stage above it is stopped. Default: 80 % of this machine's memory for all "
-        "stages together. `--stage-memory` takes precedence. See [cli.md](cli.md).",
+        description="[Memory limit](cli.md#memory) of each stage; `--stage-memory` takes precedence. Default: 80 % of this "
+        "machine's memory for all stages together.",
     )
 
     @field_validator("inputs")

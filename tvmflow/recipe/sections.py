@@ -286,15 +286,16 @@ class Verify(ClosedModel):
 
     against: Literal["reference", "none"] = Field(
         default="reference",
-        description="`reference`: the model's framework. `none`: nothing; the bundle is then marked as not verified.",
+        description="`reference`: the model's framework, or ONNX's reference evaluator if ONNX Runtime rejects the model. `none`: "
+        "nothing; the bundle is marked as not verified.",
     )
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="Test data: an npz file with one array per input, with samples along the first axis; or images, as a folder or "
-        "a table `file,label` ([images.md](images.md)). If a model's first axis is not the batch, the samples need an "
-        "additional axis before it; batches of [different sizes](howto/dynamic-shapes.md) are named `0/INPUT`, `1/INPUT`, … "
-        "Default: random inputs.",
+        description="Test data: an npz file with one array per input and samples along the first axis; or images, as a folder or a "
+        "table `file,label` ([images.md](images.md)). Inputs without a batch axis need an additional first axis for "
+        "samples. Batches of [different sizes](howto/dynamic-shapes.md) are named `0/INPUT`, `1/INPUT`, … Default: "
+        "random inputs.",
     )
     label: str = Field(
         default="label", description="Name of the labels array in `data`, for accuracy."
@@ -410,7 +411,10 @@ Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 
 class Quantize(ClosedModel):
-    """Post-training quantization of a float model, and limits of its error."""
+    """Post-training quantization of a float model, and limits of its error.
+
+    To satisfy the limits, the layers with the largest error stay float.
+    """
 
     data: str | None = Field(
         default=None,
@@ -448,16 +452,14 @@ class Quantize(ClosedModel):
         ge=0,
         le=100,
         examples=[0.5],
-        description="Maximum loss of top-1 accuracy on `verify.data`, in percentage points. The layers with the largest error stay "
-        "float until the limit holds.",
+        description="Maximum loss of top-1 accuracy on `verify.data`, in percentage points.",
     )
     max_error: float | None = Field(
         default=None,
         gt=0,
         le=1,
         examples=[0.02],
-        description="Maximum root mean square error of an output, relative to the output. The layers with the largest error stay "
-        "float until the limit holds.",
+        description="Maximum root mean square error of an output, relative to the output.",
     )
     skip: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)] = (
         Field(

@@ -174,12 +174,12 @@ class BuildTarget(ClosedModel):
     remote: Remote | None = Field(
         default=None,
         examples=[{"key": "pi4"}],
-        description="Remote devices to tune on, instead of this machine.",
+        description="Devices to tune on, instead of this machine.",
     )
     toolchain: Toolchain | None = Field(
         default=None,
         examples=[{"linker": "aarch64-linux-gnu-g++"}],
-        description="Linker to use instead of the one installed with tvmflow.",
+        description="Another linker.",
     )
     runtime: Runtime | None = Field(
         default=None,
@@ -308,7 +308,7 @@ class TargetSpec(BuildTarget):
     levels: Annotated[tuple[_LevelName, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
         examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]],
-        description="ISA levels of a multi-ISA library, which selects one by the CPU at run time. See [targets.md](targets.md).",
+        description="ISA levels of a [multi-ISA library](targets.md), which selects one by the CPU at run time.",
     )
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
@@ -329,7 +329,7 @@ class TargetSpec(BuildTarget):
                 {"name": "decode", "preset": "host"},
             ]
         ],
-        description="Parts of a partitioned model in order, each with a target of its own. See [parts.md](parts.md).",
+        description="Parts of a [partitioned model](parts.md) in order, each with a target of its own.",
     )
 
     @field_validator("levels")

@@ -130,7 +130,7 @@ PRESETS: Final[dict[str, Preset]] = {
     ),
     "snapdragon": Preset(
         _android("aarch64-linux-android", "cortex-a76"),
-        "Android on Snapdragon 855 (2019) and later, and on other phones with a Cortex-A76 or later",
+        "Android on Snapdragon 855 (2019), Cortex-A76 and later",
     ),
     "armv7-neon": Preset(
         _cpu("armv7-linux-gnueabihf", "cortex-a7", mfloat_abi="hard", num_cores=4),
@@ -152,25 +152,23 @@ PRESETS: Final[dict[str, Preset]] = {
         _board("thumbv8.1m.main", "cortex-m55"), "microcontrollers with a Cortex-M55"
     ),
     "ios": Preset(_cpu("arm64-apple-ios13.0", "apple-a12"), "iPhones since 2018, iOS 13"),
-    "cuda-sm50": Preset(_cuda("sm_50", _SERVER), "NVIDIA GTX 750, M10, on x86-64"),
-    "cuda-sm52": Preset(_cuda("sm_52", _SERVER), "NVIDIA GTX 900, M40, on x86-64"),
-    "cuda-sm60": Preset(_cuda("sm_60", _SERVER), "NVIDIA P100, on x86-64"),
-    "cuda-sm61": Preset(_cuda("sm_61", _SERVER), "NVIDIA GTX 10, P4, P40, on x86-64"),
-    "cuda-sm70": Preset(_cuda("sm_70", _SERVER), "NVIDIA V100, on x86-64"),
-    "cuda-sm75": Preset(_cuda("sm_75", _SERVER), "NVIDIA T4, RTX 20, on x86-64"),
-    "cuda-sm80": Preset(_cuda("sm_80", _SERVER), "NVIDIA A100, A30, on x86-64"),
-    "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30, on x86-64"),
-    "cuda-sm89": Preset(_cuda("sm_89", _SERVER), "NVIDIA L4, L40, RTX 40, on x86-64"),
-    "cuda-sm90": Preset(_cuda("sm_90", _SERVER), "NVIDIA H100, H200, on x86-64"),
+    "cuda-sm50": Preset(_cuda("sm_50", _SERVER), "NVIDIA GTX 750, M10"),
+    "cuda-sm52": Preset(_cuda("sm_52", _SERVER), "NVIDIA GTX 900, M40"),
+    "cuda-sm60": Preset(_cuda("sm_60", _SERVER), "NVIDIA P100"),
+    "cuda-sm61": Preset(_cuda("sm_61", _SERVER), "NVIDIA GTX 10, P4, P40"),
+    "cuda-sm70": Preset(_cuda("sm_70", _SERVER), "NVIDIA V100"),
+    "cuda-sm75": Preset(_cuda("sm_75", _SERVER), "NVIDIA T4, RTX 20"),
+    "cuda-sm80": Preset(_cuda("sm_80", _SERVER), "NVIDIA A100, A30"),
+    "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30"),
+    "cuda-sm89": Preset(_cuda("sm_89", _SERVER), "NVIDIA L4, L40, RTX 40"),
+    "cuda-sm90": Preset(_cuda("sm_90", _SERVER), "NVIDIA H100, H200"),
     "jetson-orin": Preset(_cuda("sm_87", _ORIN), "NVIDIA Jetson Orin: sm_87 with Cortex-A78AE"),
     "jetson-xavier": Preset(_cuda("sm_72", _XAVIER), "NVIDIA Jetson Xavier: sm_72 with Carmel"),
     "jetson-tx2": Preset(_cuda("sm_62", _TX2), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"),
     "jetson-nano": Preset(_cuda("sm_53", _NANO), "NVIDIA Jetson Nano: sm_53 with Cortex-A57"),
-    "opencl": Preset(_opencl(_SERVER), "any GPU with a driver for OpenCL 1.2, on x86-64"),
-    "intel-gpu": Preset(
-        _opencl(_SERVER, 256, 65536), "Intel's GPUs since 2015 (Gen 9, Xe, Arc), on x86-64"
-    ),
-    "amd-gpu": Preset(_opencl(_SERVER, 256, 65536), "AMD's GPUs since 2012 (GCN, RDNA), on x86-64"),
+    "opencl": Preset(_opencl(_SERVER), "any GPU with a driver for OpenCL 1.2"),
+    "intel-gpu": Preset(_opencl(_SERVER, 256, 65536), "Intel's GPUs since 2015 (Gen 9, Xe, Arc)"),
+    "amd-gpu": Preset(_opencl(_SERVER, 256, 65536), "AMD's GPUs since 2012 (GCN, RDNA)"),
     "mali": Preset(
         _opencl(_arm("generic"), 256, 32768), "ARM's GPUs Mali-G (Bifrost and later), on Linux"
     ),

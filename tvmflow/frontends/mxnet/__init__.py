@@ -56,7 +56,7 @@ class MxnetCheckpoint(ClosedModel):
 
     prefix: NamedFile = Field(
         examples=["models/digits"],
-        description="Path or [address](sources.md) of the checkpoint without `-symbol.json` and `-0000.params`.",
+        description="Path or [URL](sources.md) of the checkpoint without `-symbol.json` and `-0000.params`.",
     )
     epoch: int = Field(
         ge=0, le=_MAX_EPOCH, examples=[10], description="The number in `prefix-NNNN.params`."

@@ -50,7 +50,7 @@ class OnnxSource(OneFile):
 
     onnx: NamedFile | None = Field(
         default=None,
-        description="An ONNX file: a path or an [address](sources.md).",
+        description="An ONNX file: a path or a [URL](sources.md).",
     )
 
 

@@ -53,7 +53,7 @@ class PytorchSource(OneFile):
     pytorch: NamedFile | None = Field(
         default=None,
         examples=["models/resnet18.pt2"],
-        description="An archive of `torch.export.save` (`.pt2`): a path or an [address](sources.md). See [pytorch.md](pytorch.md).",
+        description="[An archive](pytorch.md) of `torch.export.save` (`.pt2`): a path or a [URL](sources.md).",
     )
 
 

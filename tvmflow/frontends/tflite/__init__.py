@@ -49,7 +49,7 @@ class TfliteSource(OneFile):
     tflite: NamedFile | None = Field(
         default=None,
         examples=["models/detector.tflite"],
-        description="A TFLite (LiteRT) file: a path or an [address](sources.md). See [tflite.md](tflite.md).",
+        description="A [TFLite](tflite.md) (LiteRT) file: a path or a [URL](sources.md).",
     )
 
 
