@@ -138,8 +138,8 @@ class LoweringContext:
         """Return whether a CPU multiplies and adds integers of 8 bits in one instruction."""
         return self.dot_dtype is not None
 
-    def looks_up_bytes(self) -> bool:
-        """Return whether a function of a byte is read from a table: on 64-bit ARM, byte by byte."""
+    def uses_lookup_tables(self) -> bool:
+        """Return whether unary int8 functions use lookup tables: on 64-bit Arm, which reads them by bytes."""
         return self.has_dot_products() and self.cpu is not None and self.cpu.factor_lanes > 0
 
     def has_blocked_layout(self) -> bool:

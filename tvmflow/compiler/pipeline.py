@@ -161,7 +161,7 @@ GRAPH_PHASES: Final[Phases] = {
         _rewriting("split_reductions", reductions.ReductionSplitter, _FOR_CPUS),
         _rewriting("scans", reductions.ScanRewriter, _FOR_CPUS),
         _rewriting(
-            *("place_reductions", reductions.PlaceRewriter, _FOR_CPUS),
+            *("argreduce", reductions.ArgReduceRewriter, _FOR_CPUS),
             operators=ir.operators("argmax argmin"),
         ),
         _rewriting("scatters", reductions.ScatterRewriter, _FOR_CPUS),
@@ -172,7 +172,9 @@ GRAPH_PHASES: Final[Phases] = {
         _rewriting("tap_weights", TapWeightMover, LoweringContext.has_tap_weights),
     ),
     "precision": (
-        _rewriting("byte_tables", dequantize.ByteFunctionRewriter, LoweringContext.looks_up_bytes),
+        _rewriting(
+            "lookup_tables", dequantize.LookupTableRewriter, LoweringContext.uses_lookup_tables
+        ),
         _rewriting(
             *("fuse_requantize", RequantizeFuser, _FOR_CPUS),
             operators=ir.operators("quantize dequantize astype"),

@@ -225,7 +225,7 @@ def _kind_of(dequantize: Any) -> tuple[str, tuple[float, int] | None]:
 
 # ---------------------------------------------------------------- lookup tables
 
-# Operators that take many instructions; a table saves nothing for the others alone.
+# A table saves time only if one of these operators, which take many instructions, is part of the function.
 _FUNCTIONS: Final = ir.operators(
     "erf exp log power sigmoid sqrt rsqrt tanh sin cos nn.gelu nn.gelu_tanh nn.silu"
 )
@@ -236,10 +236,10 @@ _ELEMENTWISE: Final = _FUNCTIONS | ir.operators(
 _BYTES: Final = 256
 
 
-class ByteFunctionRewriter(MainRewriter):
-    """Replaces functions of one tensor of bytes, which are rounded to bytes again, by lookups.
+class LookupTableRewriter(MainRewriter):
+    """Evaluates unary int8 functions through 256-entry lookup tables.
 
-    The GELU of a quantized model, with a rounding after each of its operators, is one: of 256 numbers.
+    The GELU of a quantized model, whose operators each round to int8, becomes one table.
     """
 
     OPERATORS = (_QUANTIZE,)
@@ -254,7 +254,7 @@ class ByteFunctionRewriter(MainRewriter):
         return self._look_up(call, source, calls) if has_function else None
 
     def _find_source(self, call: Any) -> tuple[Any, list[Any]] | None:
-        """Return the bytes on which a quantize depends, and the calls between, in order; None for others."""
+        """Return the int8 tensor that a quantize depends on, and the calls between, in order; else None."""
         if call not in self._sources:
             self._sources[call] = self._search(call)
         return self._sources[call]
@@ -286,7 +286,7 @@ class ByteFunctionRewriter(MainRewriter):
         return (sources.pop(), [*calls, call]) if len(sources) == 1 else None
 
     def _is_number(self, argument: Any) -> bool:
-        """Return whether an argument is one number that the library has, or none that tensors depend on."""
+        """Return whether an argument is a scalar constant."""
         if isinstance(argument, (tirx.IntImm, tirx.FloatImm)):
             return True
         shape = ir.shape_of(argument)
@@ -294,7 +294,7 @@ class ByteFunctionRewriter(MainRewriter):
         return is_one and self.flow.is_weight(argument)
 
     def _look_up(self, call: Any, source: Any, calls: Sequence[Any]) -> Any:
-        """Emit the table of a function, and what it has for each byte."""
+        """Emit the lookup table of a function, and the lookup."""
         rank, dtype = len(sizes_of(source) or ()), np.dtype(ir.dtype_of(source))
         limits = np.iinfo(dtype)
         every = np.arange(limits.min, limits.max + 1).astype(dtype)
@@ -317,7 +317,7 @@ class ByteFunctionRewriter(MainRewriter):
 
 
 def _read(x: Any, table: Any) -> Any:
-    """Return the numbers of a table (256) for bytes, the least byte first."""
+    """Return the entries of a table (256) at int8 or uint8 indices; entry 0 is that of the smallest value."""
     least = int(np.iinfo(str(x.dtype)).min)
     return te.compute(
         x.shape, lambda *index: table(x(*index).astype("int32") - least), name="look_up"

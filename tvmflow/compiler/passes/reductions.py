@@ -86,12 +86,11 @@ def _choose_row(numbers: int) -> int | None:
 
 
 # ---------------------------------------------------------------- argmax and argmin
-# TVM's reductions of pairs of number and place compare one number at a time. Here each lane keeps the first of the
-# largest numbers that it has seen, and its place. The last vector of a row overlaps the one before it: a number that
-# two lanes have seen has one place in both.
+# TVM reduces (index, value) pairs one value at a time. Here each lane keeps the first maximum that it has seen, and
+# its index. The last vector of a row overlaps the one before it: a value that two lanes see has one index in both.
 
-# Whether it is the largest number whose place an operator returns.
-_PLACES: Final = {"relax.argmax": True, "relax.argmin": False}
+# The operator -> whether it returns the index of the maximum.
+_ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
 COMPARED_DTYPES: Final = {
     "float32": "float32",
     **dict.fromkeys(("int32", "int8", "uint8"), "int32"),
@@ -107,34 +106,34 @@ _MAX_WIDTH: Final = 4
 _MIN_STEPS: Final = 4
 
 
-class PlaceRewriter(TargetRewriter):
+class ArgReduceRewriter(TargetRewriter):
     """Vectorizes `argmax` and `argmin` along the last axis, or along all axes, of fixed length.
 
-    Maxima of their results and 0, which no place is below, are dropped.
+    `maximum(indices, 0)` is dropped: no index is negative.
     """
 
-    OPERATORS = (*_PLACES, "relax.maximum")
+    OPERATORS = (*_ARGREDUCTIONS, "relax.maximum")
 
     def __init__(self, mod: tvm.IRModule, context: Any) -> None:
         super().__init__(mod, context)
-        self._places = self.new_memo()
+        self._indices = self.new_memo()
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         name, result = ir.operator_name(call), sizes_of(call)
-        if name not in _PLACES:
-            places = self.resolve(rewritten.args[0]) if ir.is_zero(call.args[1]) else None
+        if name not in _ARGREDUCTIONS:
+            indices = self.resolve(rewritten.args[0]) if ir.is_zero(call.args[1]) else None
             is_alone = result == sizes_of(call.args[0])
-            return places if is_alone and places in self._places else None
-        reduction = self._find(call, is_largest=_PLACES[name])
+            return indices if is_alone and indices in self._indices else None
+        reduction = self._find(call, is_largest=_ARGREDUCTIONS[name])
         if reduction is None or result is None:
             return None
-        kernel = make_place_kernel(reduction, result, self._cpu.cores, self._cpu.lanes)
+        kernel = make_argreduce_kernel(reduction, result, self._cpu.cores, self._cpu.lanes)
         args = [rewritten.args[0]]
-        places = self.call_function(kernel, name[6:], args, result, ir.dtype_of(call))
-        self._places[places] = True
-        return places
+        indices = self.call_function(kernel, name[6:], args, result, ir.dtype_of(call))
+        self._indices[indices] = True
+        return indices
 
-    def _find(self, call: Any, *, is_largest: bool) -> PlaceReduction | None:
+    def _find(self, call: Any, *, is_largest: bool) -> ArgReduction | None:
         data, axis = call.args[0], call.attrs.axis
         shape, typical = sizes_of(data), self.numbers.shape(data)
         if not shape or not typical or 0 in typical or self.flow.is_weight(data):
@@ -149,7 +148,7 @@ class PlaceRewriter(TargetRewriter):
         length = math.prod(typical[first:])
         if any(map(is_dynamic, shape[first:])) or not has_vectors(length, self._cpu.lanes):
             return None
-        return PlaceReduction(
+        return ArgReduction(
             shape=shape,
             rows=math.prod(shape[:first]),
             length=length,
@@ -165,19 +164,19 @@ def has_vectors(length: int, lanes: int) -> bool:
     return max(_MIN_LENGTH, lanes) <= length < 1 << 31
 
 
-class PlaceReduction(NamedTuple):
-    """The places of the largest or smallest numbers of rows, and these themselves.
+class ArgReduction(NamedTuple):
+    """An argmax or argmin of rows, with the indices, the values, or both as results.
 
     Attributes:
-        shape: The shape of the data, which may be open but for the rows' length.
-        rows: The number of rows, which may be open.
-        length: The numbers of a row.
-        typical: About how many numbers there are.
+        shape: The shape of the data; all but the length of rows may be dynamic.
+        rows: The number of rows, which may be dynamic.
+        length: The elements of a row.
+        typical: The approximate number of elements.
         dtype: Their dtype.
-        result_dtype: The dtype of the places; None if these are no result.
-        is_largest: Whether the largest numbers are looked for.
-        has_values: Whether the numbers are a result, before their places.
-        orders_nan: Whether NaN is greater than every number; else it is passed over.
+        result_dtype: The dtype of the indices; None if they are no result.
+        is_largest: True for argmax, False for argmin.
+        has_values: Whether the values are a result, before the indices.
+        orders_nan: Whether NaN is greater than every other value; else it is skipped.
     """
 
     shape: tuple[IrSize, ...]
@@ -192,30 +191,30 @@ class PlaceReduction(NamedTuple):
 
     @property
     def compared_dtype(self) -> str:
-        """The dtype of what is compared."""
+        """The dtype of the keys that are compared."""
         return "int32" if self.orders_nan else COMPARED_DTYPES[self.dtype]
 
     def key(self, number: Any) -> Any:
-        """Return what is compared in place of a number of the data."""
+        """Return the key by which a value is compared."""
         if not self.orders_nan or self.dtype != "float32":
             return tirx.Cast(self.compared_dtype, number)
-        # no names for them: a loop that becomes a vector may have no bindings where sizes are open
+        # unbound expressions: with dynamic shapes, a vectorized loop may have no bindings
         bits = tirx.reinterpret("int32", number)
         magnitude = bits & _MAGNITUDE
         signed = tirx.Select(bits < 0, 0 - magnitude, magnitude)
         return tirx.Select(magnitude > _INFINITY, tirx.const(_MAGNITUDE, "int32"), signed)
 
     def is_beyond(self, a: Any, b: Any) -> Any:
-        """Return whether the first of two keys is found rather than the second."""
+        """Return whether the first of two keys wins over the second."""
         return a > b if self.is_largest else a < b
 
 
-def make_place_kernel(
-    reduction: PlaceReduction, result: tuple[IrSize, ...], cores: int, lanes: int
+def make_argreduce_kernel(
+    reduction: ArgReduction, result: tuple[IrSize, ...], cores: int, lanes: int
 ) -> tvm.tirx.PrimFunc:
-    """Return the kernel; its parameters are the data, and the numbers and places of shape `result`.
+    """Return the kernel; its parameters are the data, then the values and indices, of shape `result`.
 
-    Of equal numbers the first one is found. The place in a row of nothing but NaN is 0. Vectors have `lanes` of 32 bits.
+    The first of equal values wins. The index in a row of only NaN is 0. Vectors have `lanes` of 32 bits.
     """
     parameters = {"data": (reduction.shape, reduction.dtype)}
     if reduction.has_values:
@@ -225,35 +224,35 @@ def make_place_kernel(
     with define_flat_kernel("place_reduction", parameters) as (builder, buffers):
         data, *results = map(T.buffer_proxy, buffers)
         with parallel_loop(reduction.rows, cores, reduction.typical) as row:
-            place = T.Bind(_emit_row(reduction, data, row, lanes))
+            index = T.Bind(_emit_row(reduction, data, row, lanes))
             if reduction.has_values:
-                results[0][row] = data[row * reduction.length + place]
+                results[0][row] = data[row * reduction.length + index]
             if reduction.result_dtype:
-                results[-1][row] = tirx.Cast(reduction.result_dtype, place)
+                results[-1][row] = tirx.Cast(reduction.result_dtype, index)
     return builder.get()
 
 
-def _emit_row(reduction: PlaceReduction, data: Any, row: Any, lanes: int) -> Any:
-    """Emit the search of a row; return the place of the number that is found."""
+def _emit_row(reduction: ArgReduction, data: Any, row: Any, lanes: int) -> Any:
+    """Emit the search of a row; return the index of its maximum or minimum."""
     length, dtype = reduction.length, reduction.compared_dtype
     width = lanes
     while width < _MAX_WIDTH * lanes and length >= 2 * _MIN_STEPS * width:
         width *= 2
-    best, places = (allocate_registers(width, dtype=kind) for kind in (dtype, "int32"))
+    best, indices = (allocate_registers(width, dtype=kind) for kind in (dtype, "int32"))
     limit = tirx.min_value(dtype) if reduction.is_largest else tirx.max_value(dtype)
     if dtype == "float32":
         limit = tirx.const(-math.inf if reduction.is_largest else math.inf, dtype)
     with T.vectorized(width) as lane:
         best[lane] = limit
     with T.vectorized(width) as lane:
-        places[lane] = lane
+        indices[lane] = lane
 
     def compare(start: Any) -> None:
         with T.vectorized(width) as lane:
-            number, before = reduction.key(data[row * length + start + lane]), best[lane]
-            is_beyond = reduction.is_beyond(number, before)
-            places[lane] = tirx.Select(is_beyond, start + lane, places[lane])
-            best[lane] = tirx.Select(is_beyond, number, before)
+            value, before = reduction.key(data[row * length + start + lane]), best[lane]
+            is_beyond = reduction.is_beyond(value, before)
+            indices[lane] = tirx.Select(is_beyond, start + lane, indices[lane])
+            best[lane] = tirx.Select(is_beyond, value, before)
 
     with T.serial(length // width) as step:
         compare(step * width)
@@ -263,12 +262,12 @@ def _emit_row(reduction: PlaceReduction, data: Any, row: Any, lanes: int) -> Any
         width //= 2
         with T.vectorized(width) as lane:
             a, b = best[lane], best[lane + width]
-            x, y = places[lane], places[lane + width]
+            x, y = indices[lane], indices[lane + width]
             is_beyond = reduction.is_beyond(b, a)
             is_second = tirx.Or(is_beyond, tirx.And(tirx.EQ(a, b), y < x))
-            places[lane] = tirx.Select(is_second, y, x)
+            indices[lane] = tirx.Select(is_second, y, x)
             best[lane] = tirx.Select(is_beyond, b, a)
-    return places[0]
+    return indices[0]
 
 
 # ---------------------------------------------------------------- scans
@@ -311,13 +310,13 @@ class ScanRewriter(TargetRewriter):
                 totals[column] = tirx.const(initial, dtype)
             with T.serial(length) as k:
                 for column in iterate_vectors(count, lanes):
-                    place, before = start + k * inner + column, totals[column]
-                    total = function(before, source[place])
+                    offset, before = start + k * inner + column, totals[column]
+                    total = function(before, source[offset])
                     if attrs.exclusive:
-                        out[place] = before
+                        out[offset] = before
                     totals[column] = total
                     if not attrs.exclusive:
-                        out[place] = totals[column]
+                        out[offset] = totals[column]
 
         width = _SCAN_VECTORS * lanes
         whole = inner // width
@@ -397,7 +396,7 @@ class ScatterRewriter(TargetRewriter):
         # as many columns of all updates at a time as a core has: several of one row need no atomic operations
         loop = T.parallel if parts > 1 else T.serial
         with define_flat_kernel("scatter", parameters) as (builder, buffers), loop(parts) as part:
-            source, places, new, out = map(T.buffer_proxy, buffers)
+            source, positions, new, out = map(T.buffer_proxy, buffers)
             start, count = part * (width // parts), width // parts
             # all columns of all rows follow each other
             row_count, row = (1, rows * width) if count == width else (rows, count)
@@ -407,8 +406,8 @@ class ScatterRewriter(TargetRewriter):
             with T.serial(math.prod(index_shape[:-1])) as i:
                 target: Any = tirx.const(0, "int64")
                 for axis in range(depth):
-                    target = target * shape[axis] + places[i * depth + axis].astype("int64")
+                    target = target * shape[axis] + positions[i * depth + axis].astype("int64")
                 for column in iterate_vectors(count, lanes):
-                    place = target * width + start + column
-                    out[place] = combine(out[place], new[i * width + start + column])
+                    offset = target * width + start + column
+                    out[offset] = combine(out[offset], new[i * width + start + column])
         return self.call_function(builder.get(), "scatter", rewritten.args, shape, dtype)

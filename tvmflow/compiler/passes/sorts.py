@@ -14,9 +14,9 @@ from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.contraction.packed import allocate_registers, positive, reduce_lanes
 from tvmflow.compiler.passes.reductions import (
     COMPARED_DTYPES,
-    PlaceReduction,
+    ArgReduction,
     has_vectors,
-    make_place_kernel,
+    make_argreduce_kernel,
 )
 from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
@@ -167,7 +167,7 @@ def _make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
         and sort.dtype in COMPARED_DTYPES
         and has_vectors(sort.length, lanes)
     ):
-        reduction = PlaceReduction(
+        reduction = ArgReduction(
             shape=sort.shape,
             rows=math.prod(sort.shape[:-1]),
             length=sort.length,
@@ -178,7 +178,7 @@ def _make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
             has_values=sort.has_values,
             orders_nan=True,
         )
-        return make_place_kernel(reduction, sort.result_shape, cores, lanes)
+        return make_argreduce_kernel(reduction, sort.result_shape, cores, lanes)
     parameters = {"data": (sort.shape, sort.dtype)}
     parameters |= {f"out{i}": (sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)}
     with define_flat_kernel("sort", parameters) as (builder, buffers):
