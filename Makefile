@@ -87,7 +87,7 @@ recording: $(VENV)/.ready
 	@$(INSTALL) -e '.[mxnet,docs]'
 	$(BIN)/python tools/record_demo.py
 
-# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields; docs/messages.md, from the source
+# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields
 docs-reference: $(VENV)/.ready
 	$(BIN)/python tools/generate_reference.py
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tools.message_index import messages_page
 from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
@@ -233,7 +232,7 @@ def generated_files() -> dict[str, str]:
 
 def main() -> None:
     """Write all files."""
-    for name, text in {**generated_files(), "messages.md": messages_page()}.items():
+    for name, text in generated_files().items():
         (_PAGES / name).write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The messages of tvmflow with the cure of each, as a page: read from where the source raises them."""
+"""Error messages with their fixes as a page of the site, read from where the source raises them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PACKAGE: Final = Path(__file__).resolve().parent.parent / "tvmflow"
 _INTRODUCTION: Final = """\
 # Messages
 
-What tvmflow says when something is wrong, and what to do then, in the order of the alphabet; `…` stands for names and numbers. Search the page for a few words of your message. [Troubleshooting](troubleshooting.md) begins with the exit code.
+All error messages of tvmflow with their fixes, by exit code and in alphabetical order. `…` stands for names and numbers: search the page for a few words of your message. [Troubleshooting](troubleshooting.md) begins with the exit code.
 
-This page is written from the source by `make docs-reference`. A message about a recipe begins with its file, line, column and field. Some messages consist of what a model, a framework or the system says, and are not here.
+A message about a recipe begins with file, line, column and field. Messages that a model, a framework or the operating system words are not listed.
 """
 _UNKNOWN: Final = "…"
 _FIELD_ERROR: Final = "field_error"
@@ -34,12 +34,12 @@ class Message(NamedTuple):
     """What is said, and what helps; the exit code of a run that ends with it."""
 
     text: str
-    cure: str
+    fix: str
     exit_code: int
 
 
 def list_messages() -> list[Message]:
-    """Return every message of the package that has a cure."""
+    """Return every message of the package that has a fix."""
     sources = [path.read_text(encoding="utf-8") for path in sorted(_PACKAGE.rglob("*.py"))]
     trees = [ast.parse(source) for source in sources if _RELEVANT.search(source)]
     codes = _read_exit_codes(trees)
@@ -96,8 +96,8 @@ class _Reader(ast.NodeVisitor):
         if not node.args:
             return
         if name == _FIELD_ERROR:
-            text, _, cure = self._text(node.args[0]).partition("; ")
-            self._keep(text, cure, errors.EXIT_USAGE)
+            text, _, fix = self._text(node.args[0]).partition("; ")
+            self._keep(text, fix, errors.EXIT_USAGE)
         elif fixes and name in self._codes:
             self._keep(self._text(node.args[0]), self._text(fixes[0]), self._codes[name])
 
@@ -133,10 +133,10 @@ class _Reader(ast.NodeVisitor):
             return next((s[node.id] for s in reversed(self._scopes) if node.id in s), _UNKNOWN)
         return _UNKNOWN
 
-    def _keep(self, text: str, cure: str, exit_code: int) -> None:
-        text, cure = (re.sub(r"…(?: ?…)+", _UNKNOWN, " ".join(t.split())) for t in (text, cure))
-        if cure and sum(map(str.isalpha, text)) >= _MIN_LETTERS:
-            known = cure if any(map(str.isalpha, cure)) else _SAID
+    def _keep(self, text: str, fix: str, exit_code: int) -> None:
+        text, fix = (re.sub(r"…(?: ?…)+", _UNKNOWN, " ".join(t.split())) for t in (text, fix))
+        if fix and sum(map(str.isalpha, text)) >= _MIN_LETTERS:
+            known = fix if any(map(str.isalpha, fix)) else _SAID
             self._messages.append(Message(text, known, exit_code))
 
 
@@ -145,7 +145,7 @@ def messages_page() -> str:
     parts, messages = [_INTRODUCTION], list_messages()
     for code in sorted({message.exit_code for message in messages}):
         rows = [
-            f"| {_escape(message.text)} | {_escape(message.cure)} |"
+            f"| {_escape(message.text)} | {_escape(message.fix)} |"
             for message in messages
             if message.exit_code == code
         ]

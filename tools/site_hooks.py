@@ -1,4 +1,4 @@
-"""What MkDocs adds to the pages of docs/: pages from elsewhere, the command reference, and links that fit."""
+"""What MkDocs adds to the pages of docs/: pages from elsewhere, generated pages, and links that fit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import history  # noqa: E402 - needs the path of the checkout
 
 from tools.command_reference import commands_page  # noqa: E402
+from tools.message_index import messages_page  # noqa: E402
 
 _REPOSITORY: Final = "https://github.com/tvmflow/tvmflow/blob/main/"
 _RAW: Final = "https://raw.githubusercontent.com/tvmflow/tvmflow/main/"
@@ -46,6 +47,7 @@ def on_files(files: Files, config: Any) -> Files:
         redirect = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
         files.append(File.generated(config, name, content=redirect))
     files.append(File.generated(config, "commands.md", content=commands_page()))
+    files.append(File.generated(config, "messages.md", content=messages_page()))
     files.append(
         File.generated(config, "history.html", content=history.render(history.read_runs()))
     )

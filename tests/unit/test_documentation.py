@@ -32,6 +32,8 @@ KINDS = {
     "text", "toml", "yaml",
 }  # fmt: skip
 URL = "https://github.com/tvmflow/tvmflow/blob/main/"
+GENERATED = {ROOT / "docs/commands.md", ROOT / "docs/messages.md"}
+"""Pages that tools/site_hooks.py makes for the site."""
 
 
 def of_kind(*kinds: str) -> list[Block]:
@@ -111,6 +113,8 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 def test_links_resolve(page: Path) -> None:
     """Files and sections exist."""
     for path, anchor in links(page):
+        if path in GENERATED:
+            continue
         assert path.exists(), f"{page}: {path}"
         assert not anchor or anchor in anchors(path), f"{page}: {path.name}#{anchor}"
 
@@ -186,12 +190,11 @@ def test_what_pages_would_load_from_elsewhere(html: str, addresses: list[str]) -
     assert external_requests(html) == addresses
 
 
-def test_the_index_of_messages_is_current() -> None:
-    """It has what the source raises, with the remedy of each."""
-    written = (ROOT / "docs/messages.md").read_text(encoding="utf-8")
-    assert written == messages_page(), "run `make docs-reference`"
-    row = "| this is not a tvmflow store | choose one with --store DIR |"
-    assert written.count("\n| ") > 300 and row.replace("this", "…") in written
+def test_the_page_of_messages_can_be_made() -> None:
+    """It has what the source raises, with the fix of each."""
+    page = messages_page()
+    assert page.count("\n| ") > 300
+    assert "| … is not a tvmflow store | choose one with --store DIR |" in page
 
 
 def test_the_recording_shows_its_last_screen_where_it_does_not_move() -> None:
