@@ -151,7 +151,7 @@ class LoweringContext:
         is_packed = self.has_cpu_model() and self.options.weights == "packed"
         return is_packed and not self.is_plain("matmul")
 
-    def has_tap_weights(self) -> bool:
+    def has_channels_last_weights(self) -> bool:
         """Return whether convolutions on a GPU have weights whose channels are neighbors."""
         return not self.is_cpu() and self.options.weights == "packed"
 

@@ -27,7 +27,11 @@ from tvmflow.compiler.passes.constant_evaluation import (
     split_inference,
 )
 from tvmflow.compiler.passes.float16 import Float16Narrower, widen_float16
-from tvmflow.compiler.passes.fold_convolutions import ConvolutionMerger, TapWeightMover, fold_norms
+from tvmflow.compiler.passes.fold_convolutions import (
+    ChannelsLastWeightMover,
+    ConvolutionMerger,
+    fold_norms,
+)
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.fusion import (
     give_empty_buffers_room,
@@ -169,7 +173,11 @@ GRAPH_PHASES: Final[Phases] = {
             "pack_batched_matmuls", matmuls.BatchedMatmulPacker, LoweringContext.packs_matmuls
         ),
         _rewriting("pack_matmuls", matmuls.MatmulPacker, LoweringContext.packs_matmuls),
-        _rewriting("tap_weights", TapWeightMover, LoweringContext.has_tap_weights),
+        _rewriting(
+            "channels_last_weights",
+            ChannelsLastWeightMover,
+            LoweringContext.has_channels_last_weights,
+        ),
     ),
     "precision": (
         _rewriting(

@@ -170,10 +170,10 @@ class SizeRanges:
         Of an odd number, one more is after the data, or before them if `is_lower`.
         """
         totals = []
-        for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        for size, extent, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
             windows = self.divide_up(size, stride)
             total = self.simplify_multiple(
-                (windows - 1) * stride + (taps - 1) * dilation + 1 - size
+                (windows - 1) * stride + (extent - 1) * dilation + 1 - size
             )
             if not isinstance(total, int):
                 raise DynamicShapeProblem(

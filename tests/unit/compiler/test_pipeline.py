@@ -60,7 +60,7 @@ def test_every_pass_but_those_of_gpus_runs_for_a_cpu(tmp_path: Path) -> None:
         "narrow_constants",
         "narrow_data",
         "narrow_integers",
-        "tap_weights",
+        "channels_last_weights",
     )
     for_cpus = [name for name in ALL if name not in others]
     assert dumped_passes(tmp_path / "vnni", {**CPU, "mcpu": "cascadelake"}, FAST) == for_cpus
@@ -91,7 +91,7 @@ def test_passes_for_cpus_do_not_run_for_a_gpu(tmp_path: Path, precision: Any) ->
     passes = dumped_passes(tmp_path, GPU, replace(FAST, precision=precision))
     assert not ONLY_CPU & set(passes)
     assert ("mixed_precision" in passes) == (precision == "mixed")
-    assert "tap_weights" in passes
+    assert "channels_last_weights" in passes
 
 
 def test_the_number_of_cores_does_not_change_kernels() -> None:

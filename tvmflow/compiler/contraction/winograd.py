@@ -59,7 +59,7 @@ class Geometry(NamedTuple):
         tile: The size of a tile of the result (see `choices.tile_size`).
         shape: Images, depth, height and width of the result.
         padding: Front, top, left.
-        taps: The depth of the kernel.
+        kernel_depth: The depth of the kernel.
         stride: The stride down the depth.
         dilation: The dilation down the depth.
         tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
@@ -71,7 +71,7 @@ class Geometry(NamedTuple):
     tile: int
     shape: tuple[IrSize, IrSize, IrSize, IrSize]
     padding: tuple[int, int, int]
-    taps: int = 1
+    kernel_depth: int = 1
     stride: int = 1
     dilation: int = 1
     tile_columns: int = 1
@@ -94,7 +94,7 @@ class Geometry(NamedTuple):
     @property
     def slices(self) -> IrSize:
         """The depth of the data that the result reads, with padding."""
-        return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+        return (self.shape[1] - 1) * self.stride + (self.kernel_depth - 1) * self.dilation + 1
 
 
 def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ class Convolution(NamedTuple):
         # a direct convolution does not multiply the empty lanes of a single block
         is_one_block = not tile and self.terms == 1 and self.inner < lanes
         channels = self.inner if is_one_block else inner_blocks * lanes
-        vectors = geometry.taps * channels * out_blocks
+        vectors = geometry.kernel_depth * channels * out_blocks
         weights = count_products(tile) * vectors * lanes * self.weight_bytes / 4
         if not tile:
             products = KERNEL**2 * vectors * n * depth * height * width

@@ -321,9 +321,9 @@ class ConvolutionMerger(TargetRewriter):
 
 
 # ---------------------------------------------------------------- weights for GPUs
-# A GPU computes a convolution as a matrix product over taps and channels (`schedules/gpu/products.py`). With the
-# channels of one tap after the other, threads find the place of a pixel and its padding once for many channels, and
-# load weights in vectors.
+# A GPU computes a convolution as a matrix product over kernel positions and channels (`schedules/gpu/products.py`).
+# With the channels of one position after the other, threads find the place of a pixel and its padding once for many
+# channels, and load weights in vectors.
 
 # The depth of a tile: fewer channels do not fill one.
 _MIN_CHANNELS: Final = 16
@@ -331,8 +331,8 @@ _MIN_CHANNELS: Final = 16
 _KEPT: Final = "strides padding dilation groups data_layout out_layout out_dtype".split()
 
 
-class TapWeightMover(MainRewriter):
-    """Moves the input channels of convolutions' weights, if they are many, behind several taps."""
+class ChannelsLastWeightMover(MainRewriter):
+    """Moves the input channels of convolutions' weights, if they are many, behind the kernel axes."""
 
     OPERATORS = tuple(ir.CONVOLUTIONS)
 

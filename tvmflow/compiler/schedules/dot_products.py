@@ -26,12 +26,12 @@ from tvmflow.compiler.schedules.blocks import Block, find_loads
 from tvmflow.compiler.tir_kernels.definitions import add_narrow_products, call_llvm
 from tvmflow.compiler.tir_kernels.dot_products import (
     BFLOAT16,
+    DEPTHWISE,
     INTEGERS,
     MATRICES,
     PAIRS,
     PRODUCTS,
     ROWS,
-    TAPS,
     Products,
 )
 from tvmflow.graph import ir
@@ -99,8 +99,8 @@ def _load_pairs_intrinsic() -> str:
 
 
 @functools.cache
-def _load_taps_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies four channels of four pixels with four taps."""
+def _load_depthwise_intrinsic() -> str:
+    """Return the name of the intrinsic of four channels, four pixels and four kernel positions."""
     order = [4 * term + lane for lane in range(4) for term in range(4)]
 
     def compute(data: Any, weights: Any, sums: Any) -> None:
@@ -115,7 +115,7 @@ def _load_taps_intrinsic() -> str:
         _Operand((4, 4), "int8", lambda lane, term: (lane, term)),
         _Operand((4,), "int32", lambda lane, term: (lane,)),
     )
-    return _register(f"tvmflow.dot_taps_4x{TAPS.terms}", operands, (4, 4), compute)
+    return _register(f"tvmflow.dot_taps_4x{DEPTHWISE.terms}", operands, (4, 4), compute)
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def _load_bfloat16_intrinsic(lanes: int) -> str:
 
 _LOADERS: Final = {
     PAIRS: _load_pairs_intrinsic,
-    TAPS: _load_taps_intrinsic,
+    DEPTHWISE: _load_depthwise_intrinsic,
     MATRICES: _load_matrices_intrinsic,
     ROWS: _load_rows_intrinsic,
 }
@@ -247,7 +247,7 @@ def _expand(store: Any) -> Any:
         point = store.indices[0]
         place, value = [point, lane], data[point, term]
     else:
-        # data of taps have channels of their own
+        # data of depthwise convolutions have channels of their own
         value = data[term] if len(data.shape) == 1 else data[term, lane]
     product = value.astype("int32") * weight.astype("int32")
     body: Any = tirx.BufferStore(sums, sums[tuple(place)] + product, place)
@@ -334,8 +334,8 @@ def _register_words(
 ) -> str:
     """Register an intrinsic that adds products of the same data to each of some sums, and return its name.
 
-    `add` returns the vector of sums after the instruction, given those before it, the data as one word in each lane, and
-    the vector of weights. The dtypes are those of data, weights and sums.
+    `add` returns the vector of sums after the instruction, given those before it, the data as one word in each lane,
+    and the vector of weights. The dtypes are those of data, weights and sums.
     """
     terms, (dtype, weight, total) = products.terms, dtypes
     word = f"int{terms * tvm.DataType(dtype).bits}"

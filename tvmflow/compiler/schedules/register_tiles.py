@@ -56,12 +56,12 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, MATRICES, PAIRS, TAPS
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, DEPTHWISE, INTEGERS, MATRICES, PAIRS
 from tvmflow.compiler.vector_code import MAX_STRIDE
 
 _MAX_UNROLLED: Final = 160
-# Taps whose factors are lanes, if registers hold what is loaded early.
-_MAX_TAPS: Final = 192
+# Kernel positions that are unrolled if their multiplicands are lanes, and if registers hold what is loaded early.
+_MAX_UNROLLED_POSITIONS: Final = 192
 # Rows of few channels are unrolled whole.
 _LONG_REDUCTION: Final = 7
 _MAX_ROW: Final = 400
@@ -209,8 +209,8 @@ def _is_result(final: Block, main: Block) -> bool:
 class _ResultLoops(NamedTuple):
     """The loops over a result that is divided into tiles.
 
-    Those around tiles are known by their axes, others are over the rows of a window, the vectors and rows of a tile, the
-    parts in which a vector is stored, and its lanes.
+    Those around tiles are known by their axes, others are over the rows of a window, the vectors and rows of a tile,
+    the parts in which a vector is stored, and its lanes.
     """
 
     outer: dict[int, Any]
@@ -265,7 +265,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
         products = dot_products.find_products(main)
-        is_of_bytes = products in (INTEGERS, PAIRS, TAPS, MATRICES)
+        is_of_bytes = products in (INTEGERS, PAIRS, DEPTHWISE, MATRICES)
         is_long = products is None and has_long_rows(pad, cpu)
         fills = pads_rows or is_long or (is_of_bytes and cpu.factor_lanes > 0)
         schedule_window(schedule, pad, window, cpu, fills=fills)
@@ -426,8 +426,8 @@ def _schedule_reduction(
     """Order, unroll and vectorize the loops of the reduction within one tile.
 
     Returns:
-        The loop over the lanes of a vector, or that over the points of a matrix. That of a dot product is as yet neither vectorized nor an
-        instruction, because TVM moves no block after one with an instruction.
+        The loop over the lanes of a vector, or that over the points of a matrix. That of a dot product is as yet
+        neither vectorized nor an instruction, because TVM moves no block after one with an instruction.
     """
     last, reduction_rank = len(block.spatial_extents) - 1, len(block.reduction_extents)
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
@@ -463,8 +463,8 @@ def _schedule_reduction(
     elif cpu.factor_lanes and _measure_kernel(block, axes.data)[0]:
         longest = _LONG_REDUCTION
     elif takes_lanes and not is_dot:
-        holds_taps = candidates.holds_unrolled_kernel(tile.shape, cpu)
-        limit = _MAX_TAPS if holds_taps else factors * sums
+        holds_positions = candidates.holds_unrolled_kernel(tile.shape, cpu)
+        limit = _MAX_UNROLLED_POSITIONS if holds_positions else factors * sums
     _unroll_short(schedule, reduction_loops, extents, sums, longest, limit)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
@@ -518,18 +518,21 @@ def _measure_kernel(block: Block, data: int | None) -> tuple[int, int]:
     loads, extents = list_loads(block), block.reduction_extents
     if data is None or len(loads) != _PARTS or block.dynamic_axes:
         return 0, 1
-    point, tap = block.spatial_axes[data], block.axes[len(block.spatial_extents) + len(extents) - 1]
+    point, position = (
+        block.spatial_axes[data],
+        block.axes[len(block.spatial_extents) + len(extents) - 1],
+    )
     steps = [
-        (element_stride(load, block, point), element_stride(load, block, tap))
+        (element_stride(load, block, point), element_stride(load, block, position))
         for load in loads
         if depends_on(load, point)
     ]
     if len(steps) != 1 or not all(depends_on(load, block.spatial_axes[-1]) for load in loads):
         return 0, 1
-    ((of_point, of_tap),) = steps
-    if not of_point or not of_tap or of_point % of_tap:
+    ((of_point, of_position),) = steps
+    if not of_point or not of_position or of_point % of_position:
         return 0, 1
-    return extents[-1], of_point // of_tap
+    return extents[-1], of_point // of_position
 
 
 def _unroll_short(

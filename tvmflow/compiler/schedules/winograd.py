@@ -81,7 +81,7 @@ class _Blocks(NamedTuple):
     def tiled_product(self) -> TiledProduct:
         """The products, as splits divide them."""
         height, width, out_blocks, images, depth, _, lanes = self.product.spatial_extents
-        taps, chunks, _ = self.product.reduction_extents
+        kernel_depth, chunks, _ = self.product.reduction_extents
         blocks, slices = self.data.spatial_extents[2], self.data.spatial_extents[4]
         groups = blocks // chunks
         inner = math.prod(self.product.reduction_extents)
@@ -90,7 +90,7 @@ class _Blocks(NamedTuple):
             depth=depth,
             tiles=(self.image.spatial_extents[3], self.image.spatial_extents[4]),
             elements=height * width,
-            channels=slices * groups * inner // taps,
+            channels=slices * groups * inner // kernel_depth,
             out_blocks=out_blocks,
             groups=groups,
             lanes=lanes,
@@ -201,11 +201,13 @@ def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_l
 
     Data of all lanes of a block are read together where instructions take one lane (`takes_lanes`).
     """
-    *_, i, j, out, image, depth, tile, lane, tap, chunk, channel = schedule.get_loops(block.handle)
+    *_, i, j, out, image, depth, tile, lane, depth_step, chunk, channel = schedule.get_loops(
+        block.handle
+    )
     vectors, vector = schedule.split(out, [None, split.tile.vectors])
     points, point = schedule.split(tile, [None, split.tile.rows])
     outer = (i, j, vectors, image, depth, points)
-    schedule.reorder(*outer, tap, chunk, channel, vector, point, lane)
+    schedule.reorder(*outer, depth_step, chunk, channel, vector, point, lane)
     store = schedule.cache_write(block.handle, 0, "local")
     schedule.reverse_compute_at(store, points)
     # it has no loops of one iteration
@@ -217,7 +219,7 @@ def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_l
         schedule.unroll(channel)
     for loop in (lane, store_lane):
         schedule.vectorize(loop)
-    schedule.decompose_reduction(block.handle, tap)
+    schedule.decompose_reduction(block.handle, depth_step)
 
 
 def _keep_in_registers(schedule: Schedule, block: Block, tile: Any) -> None:

@@ -93,8 +93,8 @@ _MAX_APART_SHARE: Final = 0.8
 def shorten(groups: Groups, *, joins: bool) -> Groups:
     """Return groups that multiply fewer empty lanes, or channels of other groups, where there are such.
 
-    If a kernel `joins` them, each group may have blocks of the result of its own: `outputs` is a multiple of the block
-    then, and `join_groups` makes the result.
+    If a kernel `joins` them, each group may have blocks of the result of its own: `outputs` is a multiple of the
+    block then, and `join_groups` makes the result.
     """
     if groups.lanes < groups.block:
         return groups
@@ -192,15 +192,15 @@ def conv(
 ) -> Any:
     """Return a convolution (n, o/b, …, b of o) of data (n, i/b, …, b), or plain (n, i, …).
 
-    Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. Of the
-    last lanes of a single block, which are empty, they may have none. Of groups with runs, they are (o/b, runs, …,
-    i of a run, b of o). Columns of the result are computed up to a multiple of `tile_columns`, the last one again.
+    Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. Of
+    the last lanes of a single block, which are empty, they may have none. Of groups with runs, they are (o/b, runs,
+    …, i of a run, b of o). Columns of the result are computed up to a multiple of `tile_columns`, the last one again.
     """
     rank = len(strides)
     x = pad(x, padding)
     blocks, read, *kernel = (int(extent) for extent in w.shape[: rank + 2])
     channel = te.reduce_axis((0, read), "ic")
-    taps = tap_axes(kernel)
+    kernel_axes = make_kernel_axes(kernel)
     lane = [te.reduce_axis((0, int(n)), "ib") for n in w.shape[rank + 2 : -1]]
     lanes = int(w.shape[-1])
     shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, lanes)
@@ -216,9 +216,9 @@ def conv(
         if groups.run:
             number = groups.first(o) + channel * groups.run + lane[0]
             source, inside = number // groups.lanes, [number % groups.lanes]
-        value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), *inside)
-        weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
-        return te.sum(value * weight, axis=[channel, *taps, *lane])
+        value = x(n, source, *read_window(pixel, kernel_axes, strides, dilation, padding), *inside)
+        weight = w(o, channel, *kernel_axes, *lane, inner).astype(x.dtype)
+        return te.sum(value * weight, axis=[channel, *kernel_axes, *lane])
 
     if not is_padded:
         return te.compute(shape, element, name=f"conv{rank}d")
@@ -232,14 +232,14 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Siz
     x = pad(x, padding)
     blocks, *kernel, block = (int(extent) for extent in w.shape)
     multiplier = blocks // int(x.shape[1])
-    taps = tap_axes(kernel)
+    kernel_axes = make_kernel_axes(kernel)
 
     def element(n: Any, c: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = c if multiplier == 1 else c // multiplier
-        weight = w(c, *taps, inner).astype(x.dtype)
-        value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), inner)
-        return te.sum(value * weight, axis=taps)
+        weight = w(c, *kernel_axes, inner).astype(x.dtype)
+        value = x(n, source, *read_window(pixel, kernel_axes, strides, dilation, padding), inner)
+        return te.sum(value * weight, axis=kernel_axes)
 
     shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     return te.compute(shape, element, name=f"depthwise_conv{len(strides)}d")
@@ -370,19 +370,19 @@ def pad_to_tiles(extent: IrSize, tile: int) -> IrSize:
     return simplify(divide_up(extent, tile) * tile)
 
 
-def tap_axes(kernel: Sizes) -> list[Any]:
-    """Return the reduction axes over the taps of a kernel."""
+def make_kernel_axes(kernel: Sizes) -> list[Any]:
+    """Return the reduction axes over the positions of a kernel."""
     names = ("kd", "kh", "kw")[-len(kernel) :]
     return [te.reduce_axis((0, size), name) for size, name in zip(kernel, names, strict=True)]
 
 
 def read_window(
-    pixel: Any, taps: Any, strides: Sizes, dilation: Sizes, padding: Sizes
+    pixel: Any, kernel_axes: Any, strides: Sizes, dilation: Sizes, padding: Sizes
 ) -> list[Any]:
-    """Return the pixel of the padded data that a tap reads for a pixel of the result."""
+    """Return the pixel of the padded data that a kernel position reads for a pixel of the result."""
     before = padding[: len(strides)]
-    axes = zip(pixel, taps, strides, dilation, before, strict=True)
-    return [y * step + tap * gap + max(-width, 0) for y, tap, step, gap, width in axes]
+    axes = zip(pixel, kernel_axes, strides, dilation, before, strict=True)
+    return [y * step + offset * gap + max(-width, 0) for y, offset, step, gap, width in axes]
 
 
 def convolution_shape(

@@ -2,8 +2,8 @@
 
 Such are `vpdpbusd` and `vdpbf16ps`.
 
-These multiply some neighboring numbers of data, 32 bits of them, with as many of the weights and add them to one sum of
-32 bits. So weights end in an axis of these terms, after that of the vector's results. Data have the
+These multiply some neighboring numbers of data, 32 bits of them, with as many of the weights and add them to one sum
+of 32 bits. So weights end in an axis of these terms, after that of the vector's results. Data have the
 dtype that the instruction takes.
 """
 
@@ -47,12 +47,12 @@ MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_sum, has_matrices=
 """Products of matrices of bytes: those of two pixels with eight terms each of two results at once."""
 ROWS: Final = Products("integer_rows", 8, INTEGERS.to_sum, has_matrices=True)
 """The same of two rows, whose terms lie together."""
-TAPS: Final = Products("integer_taps", 4, INTEGERS.to_sum)
-"""Products of bytes of neighboring pixels with the taps of each channel, whose sums are exact."""
+DEPTHWISE: Final = Products("integer_taps", 4, INTEGERS.to_sum)
+"""Products of bytes of neighboring pixels by the kernel positions of a channel, whose sums are exact."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
 PRODUCTS: Final = {
-    products.name: products for products in (INTEGERS, PAIRS, TAPS, MATRICES, ROWS, BFLOAT16)
+    products.name: products for products in (INTEGERS, PAIRS, DEPTHWISE, MATRICES, ROWS, BFLOAT16)
 }
 """All products, by the name of the blocks that sum them."""
 
@@ -69,22 +69,22 @@ def conv(
 ) -> Any:
     """Return the sums (n, o/b, …, b) of a convolution, t of whose products an instruction adds up.
 
-    Data are (n, i/c, …, c), c being a multiple of t, weights (o/b, blocks of data of its groups, …, c/t, b of o, t of c).
-    The data around the image are `zero`, a number or an expression.
+    Data are (n, i/c, …, c), c being a multiple of t, weights (o/b, blocks of data of its groups, …, c/t, b of o, t of
+    c). The data around the image are `zero`, a number or an expression.
     """
     x = blocked.pad(x, padding, zero)
     blocks, width, *kernel, parts, block, _ = (int(extent) for extent in w.shape)
-    channel, taps = te.reduce_axis((0, width), "ic"), blocked.tap_axes(kernel)
+    channel, kernel_axes = te.reduce_axis((0, width), "ic"), blocked.make_kernel_axes(kernel)
     part, term = te.reduce_axis((0, parts), "ip"), te.reduce_axis((0, products.terms), "it")
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = groups.first(o) + channel
         pixel[-1] = _limit(pixel[-1], shape[-2])
-        window = blocked.read_window(pixel, taps, strides, dilation, padding)
+        window = blocked.read_window(pixel, kernel_axes, strides, dilation, padding)
         value = products.to_sum(x(n, source, *window, part * products.terms + term))
-        weight = products.to_sum(w(o, channel, *taps, part, inner, term))
-        return te.sum(value * weight, axis=[channel, *taps, part, term])
+        weight = products.to_sum(w(o, channel, *kernel_axes, part, inner, term))
+        return te.sum(value * weight, axis=[channel, *kernel_axes, part, term])
 
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     *outer, points, _ = shape
@@ -103,19 +103,19 @@ def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> A
     """
     x = blocked.pad(x, padding, zero)
     blocks, pairs, *kernel, block, halves, terms = (int(extent) for extent in w.shape)
-    channel, taps, ones = (
+    channel, kernel_axes, ones = (
         te.reduce_axis((0, pairs), "ic"),
-        blocked.tap_axes(kernel),
+        blocked.make_kernel_axes(kernel),
         [1] * len(kernel),
     )
     half, term = te.reduce_axis((0, halves), "ih"), te.reduce_axis((0, terms), "it")
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
-        window = blocked.read_window(pixel, taps, ones, ones, padding)
+        window = blocked.read_window(pixel, kernel_axes, ones, ones, padding)
         value = MATRICES.to_sum(x(n, channel * halves + half, *window, term))
-        weight = MATRICES.to_sum(w(o, channel, *taps, inner, half, term))
-        return te.sum(value * weight, axis=[channel, *taps, half, term])
+        weight = MATRICES.to_sum(w(o, channel, *kernel_axes, inner, half, term))
+        return te.sum(value * weight, axis=[channel, *kernel_axes, half, term])
 
     shape = blocked.convolution_shape(x, kernel, ones, padding, ones, blocks, block)
     sums = te.compute(shape, element, name=MATRICES.name)
@@ -125,26 +125,28 @@ def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> A
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0) -> Any:
     """Return the sums (n, m·c/b, …, b) of a depthwise convolution of data (n, c/b, …, b).
 
-    Weights are (m·c/b, …, words of t taps along the last axis, b, t), for m results of each channel block. The padding
-    after the last axis is for all taps of the weights.
+    Weights are (m·c/b, …, words of t positions along the last axis, b, t), for m results of each channel block. The
+    padding after the last axis is for all kernel positions.
     """
     x = blocked.pad(x, padding, zero)
     blocks, *rows, words, block, terms = (int(extent) for extent in w.shape)
     multiplier, dilation = blocks // int(x.shape[1]), [1] * len(strides)
-    taps = blocked.tap_axes([*rows, words])
+    kernel_axes = blocked.make_kernel_axes([*rows, words])
     term = te.reduce_axis((0, terms), "it")
 
     def element(n: Any, c: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = c if multiplier == 1 else c // multiplier
-        places = [*taps[:-1], taps[-1] * terms + term]
+        places = [*kernel_axes[:-1], kernel_axes[-1] * terms + term]
         window = blocked.read_window(pixel, places, strides, dilation, padding)
-        value = TAPS.to_sum(x(n, source, *window, inner))
-        return te.sum(value * TAPS.to_sum(w(c, *taps, inner, term)), axis=[*taps, term])
+        value = DEPTHWISE.to_sum(x(n, source, *window, inner))
+        return te.sum(
+            value * DEPTHWISE.to_sum(w(c, *kernel_axes, inner, term)), axis=[*kernel_axes, term]
+        )
 
     kernel = [*rows, words * terms]
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
-    return te.compute(shape, element, name=TAPS.name)
+    return te.compute(shape, element, name=DEPTHWISE.name)
 
 
 def dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> Any:

@@ -4,8 +4,8 @@ The result is split into tiles. Data and weights of a tile are transformed, mult
 elementwise (a matrix product over channels for each element of the tile), and the product is
 transformed back. Algorithm and matrices: Lavin and Gray, arXiv:1509.09308.
 
-With stride 2, the first and the last tap of an axis read data at even places, and the middle one
-at odd places. The former are a convolution of two taps with stride 1, F(2, 2) or F(4, 2), the
+With stride 2, the first and last kernel position of an axis read data at even places, and the middle one
+at odd places. The former are a convolution of kernel size 2 with stride 1, F(2, 2) or F(4, 2), the
 latter are multiplied as they are, all with the same transformed weights.
 """
 
@@ -76,7 +76,8 @@ def _make_strided_transforms(
 ) -> Transforms:
     """Return the transforms of a convolution with stride 2.
 
-    The data are those at even places, with two taps and stride 1, the weights those of the first and the last tap.
+    The data are those at even places, with kernel size 2 and stride 1, the weights those of the first and the last
+    position.
     """
     tile, even = image.shape
     edge = even + tile
@@ -209,20 +210,22 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
 def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
     """Return the product (s, t, o, n, d, tiles, b) of transformed data and weights."""
-    *last, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
-    tap, block = te.reduce_axis((0, taps), "kd"), te.reduce_axis((0, blocks), "ic")
+    *last, out, kernel_depth, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
+    depth_step, block = te.reduce_axis((0, kernel_depth), "kd"), te.reduce_axis((0, blocks), "ic")
     channel = te.reduce_axis((0, lanes), "ib")
     groups = int(x.shape[2]) // blocks
 
     def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
-        source = d * geometry.stride + tap * geometry.dilation
+        source = d * geometry.stride + depth_step * geometry.dilation
         place = [
             at if edge == size else tirx.min(at, size - 1)
             for at, edge, size in zip((i, j), geometry.edges, last, strict=True)
         ]
-        weight = w(*place, o, tap, block, channel, inner).astype(x.dtype)
+        weight = w(*place, o, depth_step, block, channel, inner).astype(x.dtype)
         own = o // (out // groups) * blocks + block if groups > 1 else block
-        return te.sum(x[i, j, own, image, source, p, channel] * weight, axis=[tap, block, channel])
+        return te.sum(
+            x[i, j, own, image, source, p, channel] * weight, axis=[depth_step, block, channel]
+        )
 
     shape = (*geometry.edges, out, *geometry.shape[:2], math.prod(geometry.tiles), out_lanes)
     return te.compute(shape, element, name=PRODUCT)

@@ -72,24 +72,27 @@ def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], window
     """
     batch, depth, _ = columns.shape
     channels = int(depth) // math.prod(windows.sizes)
-    taps = [te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)]
+    kernel_axes = [
+        te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)
+    ]
     zero = tirx.const(0, columns.dtype)
 
     def pixel(n: Any, channel: Any, *places: Any) -> Any:
         row, column, conditions = channel, 0, []
-        for axis, (place, tap) in enumerate(zip(places, taps, strict=True)):
+        for axis, (place, offset) in enumerate(zip(places, kernel_axes, strict=True)):
             stride = windows.strides[axis]
             # where the block that has this element here begins
-            start = place + windows.padding[axis] - tap * windows.dilations[axis]
+            start = place + windows.padding[axis] - offset * windows.dilations[axis]
             conditions += [
                 start >= 0,
                 tirx.truncmod(start, stride) == 0,
                 tirx.truncdiv(start, stride) < counts[axis],
             ]
-            row = row * windows.sizes[axis] + tap
+            row = row * windows.sizes[axis] + offset
             column = column * counts[axis] + tirx.truncdiv(start, stride)
         return te.sum(
-            tirx.if_then_else(tirx.all(*conditions), columns[n, row, column], zero), axis=taps
+            tirx.if_then_else(tirx.all(*conditions), columns[n, row, column], zero),
+            axis=kernel_axes,
         )
 
     return te.compute((batch, channels, *image), pixel, name="add_blocks")
@@ -119,19 +122,21 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
             index = index * sizes[axis] + spatial[axis]
         return index.astype("int64")
 
-    def reads(window: Sequence[Any], tap: Sequence[Any]) -> list[Any]:
+    def reads(window: Sequence[Any], offset: Sequence[Any]) -> list[Any]:
         return [
             window[axis] * windows.strides[axis]
-            + tap[axis] * windows.dilations[axis]
+            + offset[axis] * windows.dilations[axis]
             - windows.padding[axis]
             for axis in order
         ]
 
-    taps = [te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)]
+    kernel_axes = [
+        te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)
+    ]
     last = tirx.const(math.prod(windows.sizes) - 1, "int32")
 
     def find(image: Any, channel: Any, *window: Any) -> Any:
-        spatial = reads(window, taps)
+        spatial = reads(window, kernel_axes)
         is_within = tirx.all(
             *(tirx.all(at >= 0, at < n) for at, n in zip(spatial, sizes, strict=True))
         )
@@ -142,20 +147,22 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
         )
         number: Any = tirx.const(0, "int32")
         for axis in order:
-            number = number * windows.sizes[axis] + tirx.Cast("int32", taps[axis])
+            number = number * windows.sizes[axis] + tirx.Cast("int32", kernel_axes[axis])
         # of float32, as GPUs lack a maximum of integers that several threads find
         before_last = tirx.Cast("float32", last - number)
-        return te.max(tirx.Select(is_greatest, before_last, tirx.const(0, "float32")), axis=taps)
+        return te.max(
+            tirx.Select(is_greatest, before_last, tirx.const(0, "float32")), axis=kernel_axes
+        )
 
     first = te.compute(maxima.shape, find, name="find_first")
 
     def locate(image: Any, channel: Any, *window: Any) -> Any:
         number = last - first(image, channel, *window).astype("int32")
-        tap: list[Any] = []
+        offset: list[Any] = []
         for size in reversed(windows.sizes):
-            tap.insert(0, number % size)
+            offset.insert(0, number % size)
             number = number // size
-        return place(image, channel, reads(window, tap))
+        return place(image, channel, reads(window, offset))
 
     return te.compute(maxima.shape, locate, name="find_maxima")
 

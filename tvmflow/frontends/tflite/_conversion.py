@@ -193,8 +193,8 @@ def _transposed_convolution(operation: Operation) -> None:
     # How far the windows reach beyond the result: that is cut off, one pixel more at the end.
     simplify = operation.graph.ranges.simplify_multiple
     beyond = [
-        simplify((source - 1) * stride + taps - size)
-        for source, stride, taps, size in zip(data.shape[2:], strides, kernel, sizes, strict=True)
+        simplify((source - 1) * stride + extent - size)
+        for source, stride, extent, size in zip(data.shape[2:], strides, kernel, sizes, strict=True)
     ]
     if any(map(is_dynamic, beyond)):
         text = f"its result of {shape_text(sizes)} is not larger by the same at all sizes"

@@ -85,10 +85,10 @@ def find_correction(
     weights, real = (np.moveaxis(array, layer.axis, 0) for array in (weights, real))
     channels = _list_inputs(weights, int(call.attrs.groups))
     parts = _find_covered_parts(call, weights.shape[2:], is_transposed=layer.is_transposed)
-    taps = [1] * parts.ndim
-    error = real * means.rounded[channels].reshape(*channels.shape, *taps)
-    error -= weights * means.exact[channels].reshape(*channels.shape, *taps)
-    return _round(-sum_rows_in_order(error * parts)).reshape(1, -1, *taps)
+    ones = [1] * parts.ndim
+    error = real * means.rounded[channels].reshape(*channels.shape, *ones)
+    error -= weights * means.exact[channels].reshape(*channels.shape, *ones)
+    return _round(-sum_rows_in_order(error * parts)).reshape(1, -1, *ones)
 
 
 def _list_inputs(weights: Array, groups: int) -> Array:

@@ -29,7 +29,7 @@ from tvmflow.compiler.passes.quantization import (
 from tvmflow.compiler.tir_kernels import blocked, dot_products
 from tvmflow.compiler.tir_kernels import winograd as winograd_kernels
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
-from tvmflow.compiler.tir_kernels.dot_products import MATRICES, PAIRS, TAPS
+from tvmflow.compiler.tir_kernels.dot_products import DEPTHWISE, MATRICES, PAIRS
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes
 from tvmflow.graph.marks import read_marks
@@ -173,8 +173,8 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
         spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
     inner = [width, lanes] if lanes > 1 else [width]
     split = rewriter.reshape(spread, [blocks, block, *inner, *size])
-    first_tap = 2 + len(inner)
-    order = [0, 2, *range(first_tap, first_tap + len(size)), *range(3, first_tap), 1]
+    first_axis = 2 + len(inner)
+    order = [0, 2, *range(first_axis, first_axis + len(size)), *range(3, first_axis), 1]
     return rewriter.emit(relax.op.permute_dims(split, order))
 
 
@@ -243,14 +243,14 @@ def _find_winograd(
         tiles = tuple(tile for tile in tiles if tile != winograd.RECTANGLE)
     depth, height, width = [1, *shape[2:]][-3:]
     front, top, left = [0, *window.padding[: len(sizes)]][-3:]
-    taps, stride, dilation = (
+    kernel_depth, stride, dilation = (
         [1, *values][-3] for values in (edges, window.strides, window.dilation)
     )
     geometry = Geometry(
         tile=tiles[0],
         shape=(shape[0], depth, height, width),
         padding=(front, top, left),
-        taps=taps,
+        kernel_depth=kernel_depth,
         stride=stride,
         dilation=dilation,
         step=step,
@@ -264,7 +264,7 @@ def _find_winograd(
         ranked = convolution.rank_tiles(measured, costs)
         text = _describe(call, kernel, window)
         block = rewriter.block
-        elements = taps * -(-out // block) * -(-inner // block) * block**2
+        elements = kernel_depth * -(-out // block) * -(-inner // block) * block**2
         choices = [
             ({WINOGRAD: each}, winograd.count_products(each) * elements * 4) for each in ranked
         ]
@@ -311,7 +311,7 @@ def _emit_winograd(
     )
     left = rewriter.emit(relax.op.matmul(relax.const(rows), kernel))
     both = rewriter.emit(relax.op.matmul(left, relax.const(columns.T.copy())))
-    split = [o // block, block, i // block, block, geometry.taps, len(rows), len(columns)]
+    split = [o // block, block, i // block, block, geometry.kernel_depth, len(rows), len(columns)]
     weights = rewriter.rearrange(both, split, [5, 6, 0, 4, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
     return rewriter.kernel(
@@ -330,7 +330,7 @@ def _emit_winograd(
 #
 # Neighboring pixels become channels: one pixel in place of s·t has their channels after each
 # other. Its kernel is larger, with zeros for the data that a pixel does not read, and moves s and
-# t times as far. Three channels of 7×7 taps are computed with 64 multiplications of vectors for
+# t times as far. Three channels with 7×7 kernels are computed with 64 multiplications of vectors for
 # four pixels, in place of 196.
 
 
@@ -348,13 +348,13 @@ def choose_phases(
     `kernel` is the shape (o, i, …) of the weights, and `share` the part of the multiplications of a direct
     convolution that another method needs.
     """
-    outputs, inputs, *taps = kernel
+    outputs, inputs, *size = kernel
     if 2 * outputs > block or max(window.dilation) > 1:
         return None
 
     def cost(phases: Sequence[int]) -> int:
         blocks = -(-math.prod(phases) * outputs // block)
-        axes = zip(image.result, taps, phases, window.strides, strict=True)
+        axes = zip(image.result, size, phases, window.strides, strict=True)
         sizes = (-(-size // s) * (count + (s - 1) * step) for size, count, s, step in axes)
         return int(blocks * inputs * math.prod(sizes))
 
@@ -362,7 +362,7 @@ def choose_phases(
     candidates = [c for c in itertools.product(*sizes) if math.prod(c) * outputs <= block]
     best = min(candidates, key=cost)
     moved = _MOVE_COST * outputs * math.prod(image.result)
-    limit = min(_MAX_SHARE, share) * cost([1] * len(taps))
+    limit = min(_MAX_SHARE, share) * cost([1] * len(size))
     return best if cost(best) + moved < limit else None
 
 
@@ -381,14 +381,14 @@ def pad_kernel(
     moved = rewriter.emit(relax.op.concat(parts, 0))
     strides = [s * step for s, step in zip(phases, window.strides, strict=True)]
     before, after = window.padding[:rank], []
-    for axis, (step, taps) in enumerate(zip(strides, ir.known_shape(moved)[2:], strict=True)):
+    for axis, (step, extent) in enumerate(zip(strides, ir.known_shape(moved)[2:], strict=True)):
         size, result = image.data[axis], image.result[axis]
         if is_dynamic(result):
             # enough for all sizes
-            after.append(window.padding[rank + axis] + taps - ir.known_shape(kernel)[2 + axis])
+            after.append(window.padding[rank + axis] + extent - ir.known_shape(kernel)[2 + axis])
         else:
             rows = -(-result // phases[axis])
-            after.append((rows - 1) * step + taps - size - before[axis])
+            after.append((rows - 1) * step + extent - size - before[axis])
     return moved, Window(strides, [*before, *after], [1] * rank)
 
 
@@ -496,11 +496,11 @@ def _multiplies_matrices(
     )
 
 
-def _multiplies_taps(rewriter: LayoutRewriter, window: Window) -> bool:
-    """Return whether an instruction multiplies bytes of neighboring pixels with the taps of each channel."""
+def _multiplies_depthwise(rewriter: LayoutRewriter, window: Window) -> bool:
+    """Return whether an instruction multiplies bytes of neighboring pixels by its kernel positions."""
     cpu = rewriter.cpu
     return (
-        cpu.factor_lanes == rewriter.block == TAPS.terms
+        cpu.factor_lanes == rewriter.block == DEPTHWISE.terms
         and cpu.has_quads
         and max(window.dilation) == 1
         and min(window.padding) >= 0
@@ -515,21 +515,21 @@ def _emit_quantized_depthwise(
     window: Window,
     name: str,
 ) -> Any:
-    """Emit a depthwise convolution of integers, by dot products of taps or in float32.
+    """Emit a depthwise convolution of integers, by dot products along kernel rows or in float32.
 
     Return it without the scale of the weights.
     """
     name = f"quantized_depthwise_{name}"
-    if not _multiplies_taps(rewriter, window):
+    if not _multiplies_depthwise(rewriter, window):
         convolve = functools.partial(blocked.quantized_depthwise_conv, **window._asdict())
         sums = _emit_sums(rewriter, convolve, name, data, packed)
         return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
-    missing = -ir.known_shape(kernel)[-1] % TAPS.terms
+    missing = -ir.known_shape(kernel)[-1] % DEPTHWISE.terms
     multiples = [1] * (len(ir.known_shape(kernel)) - 1)
-    wide = rewriter.pad_to_multiples(kernel, [*multiples, TAPS.terms])
+    wide = rewriter.pad_to_multiples(kernel, [*multiples, DEPTHWISE.terms])
     padding = [*window.padding[:-1], window.padding[-1] + missing]
-    weights = rewriter.split_terms(pack_depthwise_kernel(rewriter, wide), TAPS.terms)
+    weights = rewriter.split_terms(pack_depthwise_kernel(rewriter, wide), DEPTHWISE.terms)
     strides = window.strides
     multiply = functools.partial(dot_products.depthwise_conv, strides=strides, padding=padding)
     sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))

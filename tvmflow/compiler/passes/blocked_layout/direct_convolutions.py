@@ -75,8 +75,8 @@ def emit(
     """Emit a convolution of data as `block_data` returns them.
 
     The packed weights are (o/b, blocks of data, …, lanes of i, b of o), without the axis of lanes if there is one.
-    Their dtype counts where they are not rounded to bfloat16. With an image, each tap may be a convolution of its
-    own.
+    Their dtype counts where they are not rounded to bfloat16. With an image, each kernel position may be a
+    convolution of its own.
     """
     convolve: Callable[..., Any] = blocked.conv
     if _uses_bfloat16(rewriter, weight_dtype):
@@ -142,7 +142,7 @@ def emit_plain_product(
     None for one that is faster with blocked data.
     """
     context, cpu = rewriter.context, rewriter.cpu
-    outputs, inputs, *taps = ir.known_shape(kernel)
+    outputs, inputs, *positions = ir.known_shape(kernel)
     sizes, result = known_sizes(data), known_sizes(call)
     is_whole = outputs % context.lanes == 0 and inputs % context.lanes == 0
     if (
@@ -154,7 +154,7 @@ def emit_plain_product(
         # code for other levels would share weights that depend on the lanes
         or context.options.shares_weights
         or any(map(is_dynamic, (*sizes, *result)))
-        or {*taps, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
+        or {*positions, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
         or any(window.padding)
         or math.prod(sizes[2:]) < context.lanes
         or (
@@ -237,15 +237,15 @@ def _find_limits(call: relax.Call) -> tuple[float, float] | None:
     return {"relax.nn.relu": (0.0, math.inf), "relax.nn.relu6": (0.0, 6.0)}.get(call.op.name)
 
 
-# ---------------------------------------------------------------- taps
-# Some taps of a kernel read nothing but padding, for parts of the result or for all of it. A kernel with
-# dilation 24 over an image of 20×20 reads the image with its middle tap alone: the others are cut off.
-# With dilation 12, a third of all products are of data; then each tap is a convolution of its own over the
+# ---------------------------------------------------------------- kernel positions
+# Some kernel positions read nothing but padding, for parts of the result or for all of it. A kernel with
+# dilation 24 over an image of 20×20 reads the image only at its middle position: the others are cut off.
+# With dilation 12, a third of all products are of data; then each position is a convolution of its own over the
 # part of the image that it reads, and the parts are added.
 
-# Each tap by itself reads and writes its part of the result once more.
+# Each position by itself reads and writes its part of the result once more.
 _MAX_SHARE: Final = 0.6
-_MAX_TAPS: Final = 16
+_MAX_POSITIONS: Final = 16
 
 
 class Window(NamedTuple):
@@ -278,7 +278,7 @@ class Image(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The indices of a result, along one axis, for which a tap reads data: from `start` to before `end`."""
+    """Results along one axis for which a kernel position reads data: from `start` to before `end`."""
 
     start: int
     end: int
@@ -287,16 +287,16 @@ class _Part(NamedTuple):
 def crop_kernel(
     rewriter: LayoutRewriter, image: Image, kernel: Any, window: Window
 ) -> tuple[Any, Window]:
-    """Return weights (o, i, …) and window without the first and last taps that read nothing but padding.
+    """Return weights (o, i, …) and window without outer positions that read only padding.
 
-    All taps stay where extents are open.
+    Dynamic extents keep all positions.
     """
     if not image.is_fixed:
         return kernel, window
     padding, rank = list(window.padding), len(window.strides)
     size = ir.known_shape(kernel)[2:]
     for axis, parts in enumerate(_list_parts(image, size, window)):
-        used = [tap for tap, part in enumerate(parts) if part.start < part.end]
+        used = [position for position, part in enumerate(parts) if part.start < part.end]
         if not used or len(used) == len(parts):
             continue
         kernel = rewriter.take(kernel, range(used[0], used[-1] + 1), 2 + axis)
@@ -306,11 +306,13 @@ def crop_kernel(
 
 
 def are_profitable(image: Image, kernel: Sequence[int], window: Window) -> bool:
-    """Return whether one convolution for each tap is faster, as most products are of padding."""
+    """Return whether one convolution for each kernel position is faster, as most products are of padding."""
     parts = _list_parts(image, kernel, window)
     read = math.prod(sum(max(0, end - start) for start, end in axis) for axis in parts)
-    taps = math.prod(kernel)
-    return taps <= _MAX_TAPS and 0 < read < _MAX_SHARE * taps * math.prod(image.result)
+    positions = math.prod(kernel)
+    return positions <= _MAX_POSITIONS and 0 < read < _MAX_SHARE * positions * math.prod(
+        image.result
+    )
 
 
 def emit_convolutions(
@@ -322,23 +324,23 @@ def emit_convolutions(
     groups: Groups,
     convolve: Callable[..., Any],
 ) -> Any:
-    """Emit a convolution of blocked or plain data as the sum of those by each tap of packed weights."""
+    """Emit a convolution of blocked or plain data as the sum over kernel positions of packed weights."""
     rank = len(window.strides)
     kernel = ir.known_shape(weights)[2 : 2 + rank]
     name = f"conv{rank}d_tap_NCHWc"
     corners, results = [], []
     axes = [list(enumerate(parts)) for parts in _list_parts(image, kernel, window)]
-    for tap in itertools.product(*axes):
-        if any(part.start >= part.end for _, part in tap):
+    for position in itertools.product(*axes):
+        if any(part.start >= part.end for _, part in position):
             continue
         own = weights
-        for axis, (index, _) in enumerate(tap):
+        for axis, (index, _) in enumerate(position):
             own = rewriter.take(own, [index], 2 + axis)
-        indices, parts = [index for index, _ in tap], [part for _, part in tap]
+        indices, parts = [index for index, _ in position], [part for _, part in position]
         moved = _move_window(image, indices, parts, window)._asdict()
         part = functools.partial(convolve, **moved, groups=groups)
         results.append(rewriter.kernel(part, name, x, own, pattern=OPAQUE))
-        corners.append([part.start for _, part in tap])
+        corners.append([part.start for _, part in position])
     return rewriter.kernel(
         lambda *parts: blocked.add_parts(image.result, corners, *parts),
         "add_taps",
@@ -348,14 +350,14 @@ def emit_convolutions(
 
 
 def _list_parts(image: Image, kernel: Sequence[int], window: Window) -> list[list[_Part]]:
-    """Return, for each axis, the part of the result for which each tap reads data."""
+    """Return, for each axis, the part of the result for which each kernel position reads data."""
     axes = zip(
         *(image.data, image.result, kernel),
         *(window.strides, window.dilation, window.padding[: len(kernel)]),
         strict=True,
     )
     return [
-        [_find_part(data, result, step, tap * gap - pad) for tap in range(size)]
+        [_find_part(data, result, step, position * gap - pad) for position in range(size)]
         for data, result, size, step, gap, pad in axes
     ]
 
@@ -367,13 +369,13 @@ def _find_part(data: int, result: int, step: int, offset: int) -> _Part:
 
 
 def _move_window(
-    image: Image, tap: Sequence[int], parts: Sequence[_Part], window: Window
+    image: Image, position: Sequence[int], parts: Sequence[_Part], window: Window
 ) -> Window:
-    """Return the window of a kernel of one tap over the data that it reads: padding is negative."""
+    """Return the window of a 1×1 kernel over the data that it reads: padding is negative."""
     before, after = [], []
-    for axis, (index, part) in enumerate(zip(tap, parts, strict=True)):
+    for axis, (index, part) in enumerate(zip(position, parts, strict=True)):
         step, offset = window.strides[axis], index * window.dilation[axis] - window.padding[axis]
         first = part.start * step + offset
         before.append(-first)
         after.append(first + (part.end - 1 - part.start) * step + 1 - image.data[axis])
-    return Window(window.strides, before + after, [1] * len(tap))
+    return Window(window.strides, before + after, [1] * len(position))

@@ -4,7 +4,7 @@ A transposed convolution with strides (s, t) is computed as a convolution that g
 pixels between two pixels of its data as channels of one pixel, which are then interleaved:
 rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other rows
 of the weights. These s·t phases are blocks of channels of their own; few channels of all phases
-share blocks. Where some phases have fewer taps or rows than others, each may be a convolution of
+share blocks. Where some phases have fewer kernel positions or rows than others, each may be a convolution of
 its own.
 """
 
@@ -73,13 +73,13 @@ class _Phase(NamedTuple):
 
     Attributes:
         rows: Their number.
-        taps: The taps of the transposed convolution that they use, the last one first.
+        positions: The kernel positions that they use, the last one first.
         before: The padding before the data.
         after: The padding after them.
     """
 
     rows: IrSize
-    taps: list[int]
+    positions: list[int]
     before: int
     after: IrSize
 
@@ -163,11 +163,11 @@ class _Convolution:
         """Return the phases along each axis, if a convolution for each of them is faster than one for all."""
         phases = self._find_phases(self._size, known_sizes(self._data)[2:])
         products = self._count(
-            sum(phase.rows * len(phase.taps) for phase in axis)
+            sum(phase.rows * len(phase.positions) for phase in axis)
             for axis in self._find_phases(self._typical, self._typical_data)
         )
         parts = [phase for axis in phases for phase in axis]
-        is_possible = all(phase.taps and not is_dynamic(phase.after) for phase in parts)
+        is_possible = all(phase.positions and not is_dynamic(phase.after) for phase in parts)
         cost = _MIN_GAIN * products * self._blocks + self._phases * _KERNEL_COST
         is_faster = cost < min(self._phases * self._blocks, self._count_shared()) * self._work()
         return phases if is_possible and is_faster and self._phases <= _MAX_PHASES else None
@@ -203,7 +203,7 @@ class _Convolution:
         kernel = ir.known_shape(self._kernel)[2:]
         numbers = _analyze(self._typical_data, kernel, self._typical, self._window)
         sizes = zip(numbers.rows, numbers.kernel, strict=True)
-        return self._count(rows * taps for rows, taps in sizes)
+        return self._count(rows * positions for rows, positions in sizes)
 
     def _count(self, pixels: Iterable[int]) -> int:
         return int(math.prod(pixels) * self._channels[0] // self._groups)
@@ -212,15 +212,15 @@ class _Convolution:
         """Emit a convolution for each phase, and the image of all pixels."""
         rank = len(self._size)
         order = [0, 2, 1, *range(3, 3 + rank)]
-        i, o, *taps = ir.known_shape(self._kernel)
-        split = [self._groups, i // self._groups, o, *taps]
+        i, o, *positions = ir.known_shape(self._kernel)
+        split = [self._groups, i // self._groups, o, *positions]
         kernel = self._rewriter.rearrange(self._kernel, split, order)
-        kernel = self._rewriter.reshape(kernel, [self._groups * o, i // self._groups, *taps])
+        kernel = self._rewriter.reshape(kernel, [self._groups * o, i // self._groups, *positions])
         parts = []
         for phase in itertools.product(*phases):
             own = kernel
             for axis, part in enumerate(phase):
-                own = self._rewriter.take(own, part.taps, 2 + axis)
+                own = self._rewriter.take(own, part.positions, 2 + axis)
             padding = [part.before for part in phase] + [part.after for part in phase]
             parts.append(self.emit(own, Window([1] * rank, padding, [1] * rank)))
         arguments = (self._window.strides, self._size, *parts)
@@ -233,9 +233,9 @@ class _Convolution:
         rank, outputs = len(self._size), self._channels[1]
         flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, 1)
         shape = ir.known_shape(flipped)
-        taps, phases = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
-        moved = self._rewriter.emit(relax.op.permute_dims(flipped, [*phases, 0, 1, *taps]))
-        size = [self._phases * outputs, shape[1], *(shape[tap] for tap in taps)]
+        positions, phases = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
+        moved = self._rewriter.emit(relax.op.permute_dims(flipped, [*phases, 0, 1, *positions]))
+        size = [self._phases * outputs, shape[1], *(shape[position] for position in positions)]
         pixels = self.emit(self._rewriter.reshape(moved, size), self._geometry.window)
         arguments = (pixels, outputs, self._window.strides, self._geometry.offsets, self._size)
         return self._rewriter.kernel(
@@ -243,7 +243,7 @@ class _Convolution:
         )
 
     def emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
-        """Emit a convolution with weights (o, i of a group, …); any phases are in pairs with taps."""
+        """Emit a convolution with weights (o, i of a group, …); any phases are in pairs with kernel positions."""
         rewriter, rank = self._rewriter, len(self._size)
         inputs, outputs = (
             count // self._groups for count in (self._channels[0], ir.known_shape(kernel)[0])
@@ -262,12 +262,12 @@ class _Convolution:
 
 
 def _find_phase(
-    phase: int, result: IrSize, data: IrSize, taps: int, step: int, padding: int
+    phase: int, result: IrSize, data: IrSize, positions: int, step: int, padding: int
 ) -> _Phase:
     """Return the rows `phase`, `phase + step`, … of a result; all sizes are those along one axis."""
     rows = simplify(divide_up(result - phase, step))
     skipped, first = divmod(phase + padding, step)
-    used = list(range(first, taps, step))[::-1]
+    used = list(range(first, positions, step))[::-1]
     before = len(used) - 1 - skipped
     return _Phase(rows, used, before, simplify(rows + skipped - data))
 
@@ -300,25 +300,28 @@ def _analyze(
 def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int) -> Any:
     """Emit flipped weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t).
 
-    These are the taps and phases of each axis. A transposed convolution scatters what a convolution gathers.
+    These are the kernel positions and phases of each axis. A transposed convolution scatters what a convolution
+    gathers.
     """
     i, o = ir.known_shape(kernel)[:2]
     split = list(zip(geometry.kernel, geometry.strides, strict=True))
-    padded = rewriter.pad_to_multiples(kernel, [1, 1, *(taps * step for taps, step in split)])
+    padded = rewriter.pad_to_multiples(
+        kernel, [1, 1, *(positions * step for positions, step in split)]
+    )
     axes = [extent for pair in split for extent in pair]
-    taps = list(range(3, 3 + len(axes)))
+    positions = list(range(3, 3 + len(axes)))
     swapped = rewriter.rearrange(
-        padded, [groups, i // groups, o, *axes], [0, 2, 1, *taps], taps[::2]
+        padded, [groups, i // groups, o, *axes], [0, 2, 1, *positions], positions[::2]
     )
     return rewriter.reshape(swapped, [groups * o, i // groups, *axes])
 
 
 def _move_phases(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, outer: int) -> Any:
-    """Emit weights (o/b, …, h, s, w, t, …), `outer` axes before the taps, as (o/b·s·t, …, h, w, …)."""
+    """Emit weights (o/b, …, h, s, w, t, …), `outer` axes before the positions, as (o/b·s·t, …, h, w, …)."""
     shape = ir.known_shape(kernel)
     rank = len(geometry.strides)
-    taps, phases = (list(range(outer + part, outer + 2 * rank, 2)) for part in (0, 1))
-    order = [0, *phases, *range(1, outer), *taps, *range(outer + 2 * rank, len(shape))]
+    positions, phases = (list(range(outer + part, outer + 2 * rank, 2)) for part in (0, 1))
+    order = [0, *phases, *range(1, outer), *positions, *range(outer + 2 * rank, len(shape))]
     moved = rewriter.emit(relax.op.permute_dims(kernel, order))
     first, *rest = (shape[axis] for axis in order)
     return rewriter.reshape(moved, [first * math.prod(rest[:rank]), *rest[rank:]])

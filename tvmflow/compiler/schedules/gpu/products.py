@@ -2,7 +2,7 @@
 
 A product is result[batch, row, column] = sum over depth of left[batch, row, depth] times
 right[batch, column, depth]. A convolution is one, too: its pixels are the columns, the channels of
-its result the rows, and the channels and taps that it reads the depth. No matrix of the pixels that
+its result the rows, and the channels and kernel positions that it reads the depth. No matrix of the pixels that
 it reads is stored: threads copy the tile of it that they need next into shared memory.
 """
 

@@ -202,7 +202,7 @@ def _load_once(
 # numbers.
 
 # Larger windows are reductions: they do not fit into registers.
-_MAX_TAPS: Final = 128
+_MAX_WINDOW: Final = 128
 _MAX_NUMBERS: Final = 80
 _ROWS: Final = (4, 2, 1)
 
@@ -214,7 +214,7 @@ class _Window(NamedTuple):
         main: The block.
         data: The position of the load of data among its loads.
         axis: The position of the axis along which a thread computes several results.
-        taps: The lengths of the axes that are reduced.
+        window_shape: The lengths of the axes that are reduced.
         step: How far windows are from each other along the axis.
         reach: The numbers that a window covers along the axis.
         results: The number of results.
@@ -223,7 +223,7 @@ class _Window(NamedTuple):
     main: Any
     data: int
     axis: int
-    taps: tuple[int, ...]
+    window_shape: tuple[int, ...]
     step: int
     reach: int
     results: int
@@ -246,8 +246,8 @@ def _find_window(schedule: Schedule) -> _Window | None:
     axes = list(stmt.iter_vars)
     spatial = [axis for axis in axes if axis.iter_type != REDUCTION]
     reduced = [axis for axis in axes if axis.iter_type == REDUCTION]
-    taps = tuple(int(axis.dom.extent) for axis in reduced)
-    if axes != spatial + reduced or not 1 < math.prod(taps) <= _MAX_TAPS:
+    window_shape = tuple(int(axis.dom.extent) for axis in reduced)
+    if axes != spatial + reduced or not 1 < math.prod(window_shape) <= _MAX_WINDOW:
         return None
     loads = list_loads(stmt)
     columns = [axis for axis in spatial if int(axis.dom.extent) > 1]
@@ -266,7 +266,7 @@ def _find_window(schedule: Schedule) -> _Window | None:
     return _Window(
         main=reductions[0],
         data=data[0],
-        taps=taps,
+        window_shape=window_shape,
         results=math.prod(int(axis.dom.extent) for axis in spatial),
         **_find_axis(loads[data[0]], spatial, reduced),
     )
@@ -278,11 +278,11 @@ def _find_axis(load: Any, spatial: list[Any], reduced: list[Any]) -> dict[str, i
     for position in reversed(lengths[:-1]):
         axis = spatial[position]
         for index in load.indices:
-            taps = [other for other in reduced if uses(index, other.var)]
-            if uses(index, axis.var) and taps:
-                step, gap = (element_stride(load, one.var) or 1 for one in (axis, taps[0]))
+            window_shape = [other for other in reduced if uses(index, other.var)]
+            if uses(index, axis.var) and window_shape:
+                step, gap = (element_stride(load, one.var) or 1 for one in (axis, window_shape[0]))
                 row = math.gcd(step, gap)
-                reach = (int(taps[0].dom.extent) - 1) * (gap // row) + 1
+                reach = (int(window_shape[0].dom.extent) - 1) * (gap // row) + 1
                 return {"axis": position, "step": step // row, "reach": reach}
     return {"axis": lengths[-1], "step": 1, "reach": 1}
 
@@ -291,7 +291,7 @@ def _choose_rows(window: _Window, device: Device) -> int:
     """Return how many results a thread computes: more where they share data, and enough threads remain."""
     if window.step >= window.reach:
         return 1
-    others = math.prod(window.taps) // min(window.taps)
+    others = math.prod(window.window_shape) // min(window.window_shape)
     for rows in _ROWS:
         numbers = ((rows - 1) * window.step + window.reach) * others
         threads = window.results // rows
@@ -304,7 +304,7 @@ def _apply_rows(schedule: Schedule, window: _Window, rows: int) -> Schedule:
     main = window.main
     fuse_epilogue(schedule, main)
     loops = list(schedule.get_loops(main))
-    count = len(loops) - len(window.taps)
+    count = len(loops) - len(window.window_shape)
     spatial, reduced = loops[:count], loops[count:]
     spatial[window.axis], row = schedule.split(spatial[window.axis], [None, rows])
     schedule.reorder(*spatial, row, *reduced)
