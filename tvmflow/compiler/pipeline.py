@@ -53,7 +53,7 @@ from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.graph import ir
-from tvmflow.graph.ir_operators import GroupedWeights
+from tvmflow.graph.ir_operators import BlockQuantizedWeights
 from tvmflow.graph.marks import NodeTracker
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,9 @@ GRAPH_PHASES: Final[Phases] = {
         _rewriting("recurrent", RecurrentRewriter),
         _rewriting("suppression", SuppressionRewriter),
         _rewriting(
-            "grouped_weights", matmuls.GroupedWeightRewriter, operators=[GroupedWeights.NAME]
+            "block_quantized",
+            matmuls.BlockQuantizedRewriter,
+            operators=[BlockQuantizedWeights.NAME],
         ),
         LoweringPass("operand_checks", check_operands),
     ),

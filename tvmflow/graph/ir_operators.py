@@ -227,10 +227,10 @@ class BoxNms(ModelOperator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedWeights(ModelOperator):
+class BlockQuantizedWeights(ModelOperator):
     """Weights (rows, depth) as float32, of integers of 4 or 8 bits: scale · (integer − zero point).
 
-    Groups of integers of a row share a scale. Its operands are `GroupedOperands`.
+    Groups of integers of a row share a scale. Its operands are `BlockQuantizedOperands`.
 
     Attributes:
         bits: The bits of an integer, 4 or 8.
@@ -257,8 +257,8 @@ class GroupedWeights(ModelOperator):
         return relax.TensorType([ir.known_shape(operands[0])[0], self.depth], "float32")
 
 
-class GroupedOperands(NamedTuple):
-    """The operands of grouped weights.
+class BlockQuantizedOperands(NamedTuple):
+    """The operands of block-quantized weights.
 
     Attributes:
         packed: The integers, not negative, as uint8 (rows, groups, bytes of a group); of 4 bits, the first
@@ -295,7 +295,7 @@ def _register(operator: type[ModelOperator]) -> None:
 
 
 _OPERATORS: Final = (
-    *(Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms, GroupedWeights, RoundedData),
+    *(Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms, BlockQuantizedWeights, RoundedData),
 )
 for _operator in _OPERATORS:
     _register(_operator)

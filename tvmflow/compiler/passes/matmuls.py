@@ -1,4 +1,4 @@
-"""Matrix products on CPUs: with packed weights, with grouped weights, of computed matrices."""
+"""Matrix products on CPUs: packed weights, block-quantized weights, computed matrices."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from tvmflow.compiler.passes.quantization import (
 from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.passes.strided_views import find_view
 from tvmflow.compiler.tir_kernels import bfloat16, blocked, dot_products
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
-from tvmflow.compiler.tir_kernels.dot_products import ROWS as MATRIX_ROWS
-from tvmflow.compiler.tir_kernels.grouped_products import (
+from tvmflow.compiler.tir_kernels.block_quantized import (
     WORD_BITS,
-    GroupedProduct,
+    BlockQuantizedMatmul,
     Machine,
     make_kernel,
     make_row_kernel,
 )
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
+from tvmflow.compiler.tir_kernels.dot_products import ROWS as MATRIX_ROWS
 from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
@@ -66,7 +66,7 @@ from tvmflow.graph.dynamic_shapes import (
     known_sizes,
     sizes_of,
 )
-from tvmflow.graph.ir_operators import GroupedOperands, GroupedWeights
+from tvmflow.graph.ir_operators import BlockQuantizedOperands, BlockQuantizedWeights
 from tvmflow.graph.marks import read_marks
 
 # ---------------------------------------------------------------- packed weights
@@ -228,17 +228,17 @@ class MatmulPacker(TargetRewriter):
         return self.cast(packed, dtype)
 
 
-# ---------------------------------------------------------------- weights in groups
+# ---------------------------------------------------------------- block-quantized weights
 # Weights of 4 or 8 bits in groups. Where the target has no kernel for what reads them, they become float32 when the
 # library is built.
 
 _BYTE: Final = 8
 
 
-class GroupedWeightRewriter(TargetRewriter):
-    """Lets products and lookups read grouped weights as they are, and converts them for everything else."""
+class BlockQuantizedRewriter(TargetRewriter):
+    """Lets matmuls and gathers read block-quantized weights directly, and dequantizes them elsewhere."""
 
-    OPERATORS = (GroupedWeights.NAME, "relax.matmul", "relax.take")
+    OPERATORS = (BlockQuantizedWeights.NAME, "relax.matmul", "relax.take")
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod, context)
@@ -247,31 +247,31 @@ class GroupedWeightRewriter(TargetRewriter):
     def _replace(self, call: Any) -> Any:
         name = ir.operator_name(call)
         if name == "relax.matmul" and (source := self._find_source(call.args[1])) is not None:
-            operator = GroupedWeights.read(source.call)
+            operator = BlockQuantizedWeights.read(source.call)
             if source.is_transposed and self._has_kernel(operator) and _is_float(call.args[0]):
                 return self._multiply(call, source.call, operator)
         if name == "relax.take" and (source := self._find_source(call.args[0])) is not None:
-            operator = GroupedWeights.read(source.call)
+            operator = BlockQuantizedWeights.read(source.call)
             is_of_rows = call.attrs.axis is not None and int(call.attrs.axis) == 0
             if not source.is_transposed and is_of_rows and self._has_kernel(operator):
                 return self._look_up(call, source.call, operator)
         return None
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        is_source = ir.operator_name(call) == GroupedWeights.NAME
-        return self._convert(rewritten, GroupedWeights.read(call)) if is_source else None
+        is_source = ir.operator_name(call) == BlockQuantizedWeights.NAME
+        return self._convert(rewritten, BlockQuantizedWeights.read(call)) if is_source else None
 
-    def _has_kernel(self, operator: GroupedWeights) -> bool:
+    def _has_kernel(self, operator: BlockQuantizedWeights) -> bool:
         """Return whether a kernel can read weights in words."""
         return self._context.packs_matmuls() and operator.group % (WORD_BITS // operator.bits) == 0
 
     def _find_source(self, expr: Any) -> WeightSource | None:
-        """Return the grouped weights of which an expression is another form; None for others."""
+        """Return the block-quantized weights that an expression reshapes or transposes, or None."""
         is_transposed = False
         while True:
             value: Any = self.flow.values.get(self.flow.resolve(expr))
             name = ir.operator_name(value)
-            if name == GroupedWeights.NAME:
+            if name == BlockQuantizedWeights.NAME:
                 return WeightSource(value, is_transposed)
             if name == "relax.permute_dims" and len(ir.shape_of(value) or ()) == 2:
                 axes = value.attrs.axes
@@ -281,14 +281,14 @@ class GroupedWeightRewriter(TargetRewriter):
                 return None
             expr = value.args[0]
 
-    def _multiply(self, call: Any, weights: Any, operator: GroupedWeights) -> Any:
+    def _multiply(self, call: Any, weights: Any, operator: BlockQuantizedWeights) -> Any:
         data = self.cast(self.visit_expr(call.args[0]), "float32")
         *outer, depth = known_sizes(data)
         rows: IrSize = count_elements(outer)
-        operands = GroupedOperands(*weights.args)
+        operands = BlockQuantizedOperands(*weights.args)
         columns = ir.known_shape(operands.packed)[0]
         has_zeros = not isinstance(operands.zeros, relax.Tuple)
-        product = GroupedProduct(
+        product = BlockQuantizedMatmul(
             rows=rows,
             depth=depth,
             columns=columns,
@@ -307,7 +307,7 @@ class GroupedWeightRewriter(TargetRewriter):
         result = result if is_matrix else self.reshape(result, [*outer, columns])
         return self.cast(result, ir.dtype_of(call))
 
-    def _tile(self, weights: Any, product: GroupedProduct) -> list[Any]:
+    def _tile(self, weights: Any, product: BlockQuantizedMatmul) -> list[Any]:
         """Emit words, scales and zero points in tiles of columns, once for all products."""
         # calls with the same operands share them
         key = tuple(weights.args)
@@ -322,13 +322,13 @@ class GroupedWeightRewriter(TargetRewriter):
             ]
         return list(self._tiled[key])
 
-    def _tile_columns(self, tensor: Any, product: GroupedProduct) -> Any:
+    def _tile_columns(self, tensor: Any, product: BlockQuantizedMatmul) -> Any:
         """Emit a tensor (columns, numbers) as (tiles, numbers, columns of a tile)."""
         padded = self.pad_to_multiples(tensor, [product.width])
         numbers = ir.known_shape(tensor)[1]
         return self.rearrange(padded, [product.tiles, product.width, numbers], [0, 2, 1])
 
-    def _look_up(self, call: Any, weights: Any, operator: GroupedWeights) -> Any:
+    def _look_up(self, call: Any, weights: Any, operator: BlockQuantizedWeights) -> Any:
         """Emit the kernel that converts the rows that are looked up."""
         indices = self.visit_expr(call.args[1])
         sizes = known_sizes(indices)
@@ -342,7 +342,7 @@ class GroupedWeightRewriter(TargetRewriter):
         return self.cast(self.reshape(result, [*sizes, operator.depth]), ir.dtype_of(call))
 
     def _visit_operands(self, weights: Any) -> list[Any]:
-        """Return the operands of grouped weights, parameters of groups as (rows, groups)."""
+        """Return the operands of block-quantized weights, with parameters as (rows, groups)."""
         packed, *parameters = (
             self.visit_expr(operand)
             for operand in weights.args
@@ -354,8 +354,8 @@ class GroupedWeightRewriter(TargetRewriter):
             *(t if ir.shape_of(t) == shape else self.reshape(t, shape) for t in parameters),
         ]
 
-    def _convert(self, call: Any, operator: GroupedWeights) -> Any:
-        op, operands = relax.op, GroupedOperands(*call.args)
+    def _convert(self, call: Any, operator: BlockQuantizedWeights) -> Any:
+        op, operands = relax.op, BlockQuantizedOperands(*call.args)
         rows, groups, _ = ir.known_shape(operands.packed)
         integers = self.cast(operands.packed, "uint32")
         if operator.bits < _BYTE:

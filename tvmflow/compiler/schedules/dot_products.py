@@ -230,7 +230,7 @@ def _expand(store: Any) -> Any:
         return store
     operands = {str(load.source.name): load.source for load in find_loads(store.value)}
     if "A" not in operands:
-        raise ValueError("weights in groups are multiplied by instructions of the target's CPU")
+        raise ValueError("block-quantized weights need the instructions of the target CPU")
     data, weights = operands["A"], operands["B"]
     sums, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
     lanes, *terms = weights.shape

@@ -26,6 +26,7 @@ from tvmflow.frontends.onnx._arithmetic import (
     list_sizes,
     read_interpolation,
 )
+from tvmflow.frontends.onnx._block_quantized import OPERATOR as BLOCK_QUANTIZED_WEIGHTS
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
     MAX_WINDOW,
@@ -41,14 +42,13 @@ from tvmflow.frontends.onnx._expressions import (
     limit_places,
     reverse_sequences,
 )
-from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
 from tvmflow.frontends.onnx.graph import FROM_START
 from tvmflow.graph.ir import dtype_of
 from tvmflow.graph.ir_operators import (
     SELECTED_COLUMNS,
-    GroupedOperands,
-    GroupedWeights,
+    BlockQuantizedOperands,
+    BlockQuantizedWeights,
     NonMaxSuppression,
 )
 
@@ -733,11 +733,11 @@ def _known_or(expr: Any, name: str, default: Any) -> Any:
     return default if expr is None else known_array(expr, name).astype(default.dtype)
 
 
-def _grouped_weights(node: NodeToConvert) -> Any:
+def _block_quantized(node: NodeToConvert) -> Any:
     """Return weights of 4 or 8 bits, groups of which share a scale."""
     attributes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
-    operator = GroupedWeights(**attributes, rounds_data=bool(node.attributes["rounds_data"]))
-    return operator.call(*GroupedOperands(*node.inputs))
+    operator = BlockQuantizedWeights(**attributes, rounds_data=bool(node.attributes["rounds_data"]))
+    return operator.call(*BlockQuantizedOperands(*node.inputs))
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
@@ -754,7 +754,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ScatterElements": functools.partial(_index, operator=relax.op.scatter_elements),
     "ScatterND": _scatter,
     "Det": _det,
-    GROUPED_WEIGHTS: _grouped_weights,
+    BLOCK_QUANTIZED_WEIGHTS: _block_quantized,
     "GridSample": _grid_sample,
     "MaxPool": _max_pool,
     "MaxUnpool": _max_unpool,

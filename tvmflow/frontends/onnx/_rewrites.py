@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._dynamic_shapes import SizeRanges
-from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
+from tvmflow.frontends.onnx._block_quantized import DOMAIN as BLOCK_QUANTIZED_DOMAIN
 from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._inlining import MAX_UNROLLED_NODES
 from tvmflow.frontends.onnx.graph import (
@@ -792,7 +792,7 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
-    if node.domain in (CUSTOM_DOMAIN, GROUPED_DOMAIN):
+    if node.domain in (CUSTOM_DOMAIN, BLOCK_QUANTIZED_DOMAIN):
         return ""
     if is_standard(node) and node.op_type in _UNROLLED:
         return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"

@@ -32,9 +32,9 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
+from tvmflow.frontends.onnx._block_quantized import DOMAIN as BLOCK_QUANTIZED_DOMAIN
+from tvmflow.frontends.onnx._block_quantized import convert_block_quantized
 from tvmflow.frontends.onnx._custom_operators import NO_OPERATORS, CustomNodes
-from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
-from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 from tvmflow.frontends.onnx._header import model_input
 from tvmflow.frontends.onnx._inlining import (
     inline_functions,
@@ -335,7 +335,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
 def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
     is_constant = all(name in constants for name in node.input if name)
-    is_work = has_body or node.op_type in _NOT_FOLDED or node.domain == GROUPED_DOMAIN
+    is_work = has_body or node.op_type in _NOT_FOLDED or node.domain == BLOCK_QUANTIZED_DOMAIN
     return is_constant and not is_work and not _are_weights(node, constants)
 
 
@@ -525,7 +525,7 @@ def drop_dead_nodes(model: ModelProto) -> ModelProto:
 
 _CONVERSIONS: Final[tuple[_Pass, ...]] = (
     inline_functions,
-    convert_grouped_weights,
+    convert_block_quantized,
     convert_opset,
     name_branch_values,
     convert_constants_to_initializers,

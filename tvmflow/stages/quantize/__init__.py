@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tvmflow.stages.quantize.emulation import Emulation
     from tvmflow.stages.quantize.insertion import DataScale, LayerWeights, Quantization, Table
     from tvmflow.stages.quantize.points import FloatModel, Integers, Layer
-    from tvmflow.stages.quantize.weights import GroupedIntegers, Groups
+    from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups
 
     Feed = Mapping[str, Array]
 
@@ -494,7 +494,7 @@ def _quantize(
     grouped = _round_groups(
         candidates, products, Groups(size=settings.quantize.group_size), batches
     )
-    weights: dict[Any, LayerWeights | GroupedIntegers] = {**grouped}
+    weights: dict[Any, LayerWeights | BlockQuantizedIntegers] = {**grouped}
     # without data of integers, nothing is added as int16
     has_pairs = settings.quantize.activations != "none"
     integers = Integers(settings.integers, weight_bits=settings.weight_bits if has_pairs else 8)
@@ -584,7 +584,7 @@ _COMPARED_BATCHES: Final = 64
 
 def _find_corrections(
     candidates: _Candidates,
-    weights: Mapping[Any, LayerWeights | GroupedIntegers],
+    weights: Mapping[Any, LayerWeights | BlockQuantizedIntegers],
     data: Mapping[Any, DataScale],
     integers: Integers,
     batches: Sequence[Feed],
@@ -625,7 +625,7 @@ def _multiplies_dynamically(layer: Layer) -> bool:
 
 def _round_groups(
     candidates: _Candidates, layers: Sequence[Layer], groups: Groups, batches: Sequence[Feed]
-) -> dict[Any, GroupedIntegers]:
+) -> dict[Any, BlockQuantizedIntegers]:
     """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
     from tvmflow.stages.quantize.calibration import collect_products
     from tvmflow.stages.quantize.weights import round_groups

@@ -27,7 +27,7 @@ from tvmflow.stages.quantize.insertion import (
 )
 from tvmflow.stages.quantize.points import EXACT, ROUNDED, Array, FloatModel, Integers, Layer
 from tvmflow.stages.quantize.smoothing import broadcast, channel_axis, input_axis
-from tvmflow.stages.quantize.weights import GroupedIntegers
+from tvmflow.stages.quantize.weights import BlockQuantizedIntegers
 
 _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
 """The parameters of `_Rounding` with which data stay as they are."""
@@ -146,7 +146,7 @@ class Emulation:
             if rounded is None:
                 continue
             operands, factor = self._operands[ours.var], np.ones(())
-            if isinstance(rounded, GroupedIntegers):
+            if isinstance(rounded, BlockQuantizedIntegers):
                 weights = rounded.to_float().T
             else:
                 weights = rounded.to_real(ours.axis)

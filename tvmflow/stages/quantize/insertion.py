@@ -26,7 +26,7 @@ from tvmflow.stages.quantize.points import (
     list_sums,
     take_nodes,
 )
-from tvmflow.stages.quantize.weights import GroupedIntegers, Groups, round_groups
+from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups, round_groups
 
 SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""
@@ -72,19 +72,19 @@ class Quantization:
         weights: The weights of the layers that have integers, by the variable of the layer.
         data: The scales of the tensors that are integers; those of layers that are not among them stay float.
         dynamic: Whether each call computes the scale of a layer's data instead.
-        errors: The error of weights in groups, by the variable of the layer.
+        errors: The error of block-quantized weights, by the variable of the layer.
         corrections: What is added to the results of layers, by the variable of each.
         tables: The integers of tables that lookups read, by the names of their weights.
         states: The recurrent layers whose state is rounded, by their variables.
     """
 
     integers: Integers
-    weights: Mapping[Any, LayerWeights | GroupedIntegers]
+    weights: Mapping[Any, LayerWeights | BlockQuantizedIntegers]
     data: Mapping[Any, DataScale]
     dynamic: bool = False
     errors: Mapping[Any, float] = field(default_factory=dict)
     corrections: Mapping[Any, Array] = field(default_factory=dict)
-    tables: Mapping[str, GroupedIntegers] = field(default_factory=dict)
+    tables: Mapping[str, BlockQuantizedIntegers] = field(default_factory=dict)
     states: Collection[Any] = ()
 
     def has_integer_data(self, layer: Layer) -> bool:
@@ -92,7 +92,7 @@ class Quantization:
         weights = self.weights.get(layer.var)
         if layer.is_recurrent:
             return weights is not None and layer.var in self.states
-        if weights is None or isinstance(weights, GroupedIntegers):
+        if weights is None or isinstance(weights, BlockQuantizedIntegers):
             return weights is not None and self.dynamic
         return self.dynamic or layer.source in self.data
 
@@ -310,7 +310,7 @@ class _Inserter(LayerRewriter):
         if layer.is_recurrent:
             return self._rewrite_recurrent(rewritten, layer)
         data, factor = rewritten.args[0], None
-        is_grouped = isinstance(self._quantization.weights[layer.var], GroupedIntegers)
+        is_grouped = isinstance(self._quantization.weights[layer.var], BlockQuantizedIntegers)
         if self._quantization.dynamic and not is_grouped:
             data, factor = self._convert_dynamically(layer.data)
         elif layer.source in self._quantization.data:
@@ -353,7 +353,7 @@ class _Inserter(LayerRewriter):
     def _convert_weights(self, layer: Layer) -> Any:
         """Emit what the integers of a layer's weights stand for."""
         weights, params = self._quantization.weights[layer.var], self._params[layer.var]
-        if isinstance(weights, GroupedIntegers):
+        if isinstance(weights, BlockQuantizedIntegers):
             operator = replace(weights.operator, rounds_data=self._quantization.dynamic)
             return self.emit(relax.op.permute_dims(self.emit(operator.call(*params))))
         scales = relax.const(weights.scales, "float32")
@@ -452,7 +452,7 @@ def list_tables(model: FloatModel) -> tuple[Table, ...]:
     )
 
 
-def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, GroupedIntegers]:
+def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, BlockQuantizedIntegers]:
     """Return the integers of tables, by the names of their weights: 8 bits with a scale for each row."""
     rounded = {}
     for table in tables:
@@ -462,7 +462,7 @@ def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, Grou
     return rounded
 
 
-def insert_tables(model: FloatModel, tables: Mapping[str, GroupedIntegers]) -> FloatModel:
+def insert_tables(model: FloatModel, tables: Mapping[str, BlockQuantizedIntegers]) -> FloatModel:
     """Return a model whose lookups read integers, by the names of the weights that these replace."""
     if not tables:
         return model
@@ -481,7 +481,7 @@ class _TableRewriter(MainRewriter):
     def __init__(
         self,
         mod: tvm.IRModule,
-        tables: Mapping[str, GroupedIntegers],
+        tables: Mapping[str, BlockQuantizedIntegers],
         params: Mapping[str, Sequence[Any]],
     ) -> None:
         super().__init__(mod)

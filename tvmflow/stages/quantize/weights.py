@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.graph.ir_operators import GroupedWeights
+from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,7 @@ class Groups(NamedTuple):
 _DEFAULT: Final = Groups()
 
 
-class GroupedIntegers(NamedTuple):
+class BlockQuantizedIntegers(NamedTuple):
     """Weights (rows, depth) as integers.
 
     Attributes:
@@ -70,11 +70,13 @@ class GroupedIntegers(NamedTuple):
         return self.groups.bits
 
     @property
-    def operator(self) -> GroupedWeights:
+    def operator(self) -> BlockQuantizedWeights:
         """The operator that converts them."""
         bits, size = self.groups.bits, self.groups.size
         zero = self.groups.middle
-        return GroupedWeights(bits=bits, group=size, depth=self.depth, zero=zero, rounds_data=False)
+        return BlockQuantizedWeights(
+            bits=bits, group=size, depth=self.depth, zero=zero, rounds_data=False
+        )
 
     def pack(self) -> dict[str, Array]:
         """Return the operands of the operator by name, in their order."""
@@ -95,7 +97,7 @@ class GroupedIntegers(NamedTuple):
         return real[:, : self.depth]
 
 
-def error_of(weights: Array, rounded: GroupedIntegers) -> float:
+def error_of(weights: Array, rounded: BlockQuantizedIntegers) -> float:
     """Return the root of the mean squared error of rounded weights, relative to that of 0."""
     exact = weights.astype(np.float64)
     power = float(np.square(exact).sum())
@@ -140,7 +142,7 @@ def _list_blocks(depth: int, size: int) -> list[tuple[int, int]]:
 
 def round_groups(
     weights: Array, groups: Groups = _DEFAULT, products: InputProducts | None = None
-) -> GroupedIntegers:
+) -> BlockQuantizedIntegers:
     """Return weights (rows, depth) rounded in groups: to nearest, or by the products of calibration data.
 
     The scale of each group is the one of several with the least squared error. With the products of inputs, the
@@ -176,7 +178,7 @@ def round_groups(
                 integers[:, column] = integer
                 error = exact - (integer - groups.middle) * scale
                 _make_up(padded[:, start : start + width], error, inverse, column - start)
-    return GroupedIntegers(
+    return BlockQuantizedIntegers(
         integers=integers, scales=scales.astype(np.float32), groups=groups, depth=depth
     )
 

@@ -21,7 +21,7 @@ from tests.unit.stages.quantize.test_quantize import (
     settings_of,
 )
 from tvmflow.graph import ir
-from tvmflow.graph.ir_operators import GroupedWeights
+from tvmflow.graph.ir_operators import BlockQuantizedWeights
 from tvmflow.stages.quantize.calibration import Signature
 from tvmflow.stages.quantize.control import TOO_HARMFUL
 from tvmflow.stages.quantize.insertion import insert_tables, list_tables, round_tables
@@ -149,7 +149,7 @@ def test_a_table_is_converted_once_where_rows_are_read_as_floats(tmp_path: Path)
     plain = read_model(tmp_path)
     quantized = insert_tables(plain, round_tables(plain, list_tables(plain)))
     names = [ir.operator_name(binding.value) for binding in ir.list_bindings(quantized.main.body)]
-    assert names.count(GroupedWeights.NAME) == 1
+    assert names.count(BlockQuantizedWeights.NAME) == 1
 
 
 def test_a_gpu_keeps_tables_as_they_are(files: dict[str, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Weights in groups lose little, less with calibration data, and are the same bits on any machine."""
+"""Block-quantized weights lose little, less with calibration data, and are the same bits on any machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvmflow.core.types import Dimension
 from tvmflow.stages.quantize.insertion import Quantization, insert, read_weights
 from tvmflow.stages.quantize.points import FloatModel, Integers, list_layers
 from tvmflow.stages.quantize.weights import (
-    GroupedIntegers,
+    BlockQuantizedIntegers,
     Groups,
     InputProducts,
     error_of,
@@ -94,8 +94,8 @@ def test_data_that_are_not_finite_are_left_out() -> None:
 # ---------------------------------------------------------------- kernels
 
 
-def make_product(rounded: GroupedIntegers, *, rounds_data: bool = False) -> DynamicNetwork:
-    """Return a product of an open number of rows with weights in groups."""
+def make_product(rounded: BlockQuantizedIntegers, *, rounds_data: bool = False) -> DynamicNetwork:
+    """Return a product of a dynamic number of rows with block-quantized weights."""
     operator = replace(rounded.operator, rounds_data=rounds_data)
 
     def body(emit: Any, x: Any, **operands: Any) -> Any:

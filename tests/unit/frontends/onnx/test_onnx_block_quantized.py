@@ -19,7 +19,7 @@ from tests.support.onnx_models import Array, draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
+from tvmflow.frontends.onnx._block_quantized import convert_block_quantized
 
 TARGETS: dict[str, Callable[[], dict[str, Any]]] = {
     **{flag: lambda flag=flag: dot_target(flag) for flag in DOT_TARGETS},  # type: ignore[misc]
@@ -311,7 +311,7 @@ def test_nodes_that_share_a_weight_share_what_it_becomes() -> None:
         made.graph.node.add().CopyFrom(made.graph.node[0])
         made.graph.node[-1].output[0] = f"w{number}"
         made.graph.node.append(node("MatMul", ["x", f"w{number}"], [f"y{number}"]))
-    converted = convert_grouped_weights(made).graph
+    converted = convert_block_quantized(made).graph
     sizes = {tensor.name: [*tensor.dims] for tensor in converted.initializer}
     assert sizes == {
         "real/packed-56x3x8": [3],

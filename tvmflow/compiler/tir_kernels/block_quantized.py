@@ -36,7 +36,7 @@ from tvmflow.compiler.tir_kernels.definitions import (
     round_to_integer,
 )
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
-from tvmflow.graph.ir_operators import GroupedWeights
+from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""
@@ -70,7 +70,7 @@ _DIGITS: Final = 3
 _ABSOLUTE: Final = 0x7FFFFFFF
 
 
-class GroupedProduct(NamedTuple):
+class BlockQuantizedMatmul(NamedTuple):
     """A product of a matrix (rows, depth) and weights (depth, columns).
 
     Attributes:
@@ -154,7 +154,9 @@ class Machine(NamedTuple):
         )
 
 
-def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool) -> tirx.PrimFunc:
+def make_kernel(
+    product: BlockQuantizedMatmul, machine: Machine, *, rounds_data: bool
+) -> tirx.PrimFunc:
     """Return the kernel; its data are rounded to int8 where that is asked for.
 
     Its parameters are data, words, scales, zero points if each group has one, and the result.
@@ -184,7 +186,7 @@ def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool)
 
 
 def _emit_digits_or_floats(
-    product: GroupedProduct, machine: Machine, buffers: Sequence[Any], out: Any
+    product: BlockQuantizedMatmul, machine: Machine, buffers: Sequence[Any], out: Any
 ) -> None:
     """Emit sums of three digits for a single row, of float32 for several, which share conversions."""
     single = product._replace(rows=1)
@@ -230,7 +232,7 @@ class _Sums:
     _finish: Callable[[_Vector, int, Any], Any]
 
     def __init__(
-        self, product: GroupedProduct, machine: Machine, digits: int, buffers: Any, out: Any
+        self, product: BlockQuantizedMatmul, machine: Machine, digits: int, buffers: Any, out: Any
     ) -> None:
         self._product, self._machine, self._digits = product, machine, digits
         self._data, self._words, self._scales, *zeros = map(T.buffer_proxy, buffers)
@@ -574,7 +576,7 @@ class _PairSums(_IntegerSums):
 
 
 def make_row_kernel(
-    operator: GroupedWeights, rows: int, count: IrSize, dtypes: Sequence[str]
+    operator: BlockQuantizedWeights, rows: int, count: IrSize, dtypes: Sequence[str]
 ) -> tirx.PrimFunc:
     """Return the kernel that converts some rows (`count`) of weights.
 

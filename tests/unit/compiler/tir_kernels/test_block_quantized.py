@@ -1,4 +1,4 @@
-"""Kernels of products with grouped weights have the instructions that bandwidth of memory needs."""
+"""Kernels of products with block-quantized weights have the instructions that bandwidth of memory needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tvm
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import cpu_model_for, list_features
 from tvmflow.compiler.options import SCHEDULES_VERSION
-from tvmflow.compiler.tir_kernels.grouped_products import GroupedProduct, Machine, make_kernel
+from tvmflow.compiler.tir_kernels.block_quantized import BlockQuantizedMatmul, Machine, make_kernel
 
 X86 = "x86_64-linux-gnu"
 ARM = "aarch64-linux-gnu"
@@ -21,7 +21,7 @@ def assemble(triple: str, mcpu: str, rows: int) -> str:
     cpu = cpu_model_for(attributes, SCHEDULES_VERSION)
     assert cpu is not None
     machine = Machine.of(cpu, list_features(target))
-    product = GroupedProduct(rows=rows, depth=128, columns=72, bits=4, group=32, zero=8)
+    product = BlockQuantizedMatmul(rows=rows, depth=128, columns=72, bits=4, group=32, zero=8)
     kernel = make_kernel(product, machine, rounds_data=False)
     mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     assembly: str = build_kernels(mod, target).inspect_source("asm")

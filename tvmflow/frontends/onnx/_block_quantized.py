@@ -62,7 +62,7 @@ _FIX: Final = (
 )
 
 
-def convert_grouped_weights(model: ModelProto) -> ModelProto:
+def convert_block_quantized(model: ModelProto) -> ModelProto:
     """Replace the nodes that read weights of 4 bits, or of blocks, as far as these are constant.
 
     Raises:

@@ -1,6 +1,6 @@
 """Matrix products with weights of 4 bits that come from memory, against the memory's bandwidth and ONNX Runtime.
 
-    python benchmarks/quantization/grouped_weights.py [--shape DEPTH COLUMNS ...] [--rows N ...] [--rounds N] [--threads N]
+    python benchmarks/quantization/block_quantized.py [--shape DEPTH COLUMNS ...] [--rows N ...] [--rounds N] [--threads N]
 
 Each product is called with several weights in turn, more than caches hold. Per case: the library untuned, a loop that
 only reads the same weights, on as many threads, and ONNX Runtime's `MatMulNBits`, called in turns in one process; the
