@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support import exports
+from tests.support import caches, exports
 from tests.support.mxnet_runs import generate
 from tests.support.project import Project
 
@@ -147,3 +147,33 @@ def test_each_level_of_one_library_is_verified_at_open_sizes(open_project: Proje
     project.environment["TINY_LEVEL"] = "x86-64-v2"
     ran = project.tvmflow("run-model", str(folder / "tiny.tvmflow"), "--size", "rows=37", "--json")
     assert ran.events[-1]["outputs"] == {"scores": [37, 128]}
+
+
+@pytest.mark.slow
+def test_a_cache_may_be_empty_and_the_size_of_a_mask_may_be_a_sum(project: Project) -> None:
+    """A decoder's step with a KV cache, from an empty one on: each call returns the cache for the next."""
+    weights = caches.write_cached_attention(project.folder / "cached.onnx")
+    (project.folder / "tiny.yaml").write_text(caches.RECIPE)
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    folder = project.folder / "dist/cached/host"
+    verdict = json.loads((folder / "verify.json").read_text())
+    assert {"past": 0, "seq": 1} in [entry["sizes"] for entry in verdict["sizes"]]
+    rng = np.random.default_rng(1)
+    module = tvmflow.load(folder / "cached.tvmflow")
+    empty = np.zeros((1, caches.HEADS, 0, caches.DEPTH), np.float32)
+    past = (empty, empty)
+    for seq in (5, 1, 1, 12, 3):
+        x = rng.standard_normal((1, seq, caches.WIDTH)).astype(np.float32)
+        mask = np.ones((1, past[0].shape[2] + seq), np.float32)
+        mask[0, 0] = 0
+        found = module.run({"x": x, "mask": mask, "past_key": past[0], "past_value": past[1]})
+        expected = caches.attend(weights, x, mask, past)
+        names = ("y", "present_key", "present_value")
+        for name, array in zip(names, expected, strict=True):
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+        past = (found["present_key"], found["present_value"])
+    with pytest.raises(
+        tvmflow.TvmflowError, match=r"size 1 of input 'mask' is 3, and past \+ seq is 23"
+    ):
+        module.run({"x": x[:, :1], "mask": mask[:, :3], "past_key": past[0], "past_value": past[1]})

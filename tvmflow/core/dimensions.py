@@ -16,10 +16,12 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
+
+T = TypeVar("T")
 
 # An expression of a model has some tens of characters; one of a stranger's bundle may have any number.
 _MAX_TEXT: Final = 2_000
@@ -78,6 +80,16 @@ def evaluate_shape(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int
     return tuple(evaluate(size, sizes) for size in shape)
 
 
+def largest_shape(shape: Sequence[Size], dimensions: Iterable[Dimension]) -> tuple[int, ...]:
+    """Return a shape with a number for each size that it is never above.
+
+    >>> largest_shape((2, "seq + past"), [Dimension("seq", 1, 64), Dimension("past", 0, 512)])
+    (2, 576)
+    """
+    bounds = {dimension.name: (dimension.min, dimension.max) for dimension in dimensions}
+    return tuple(find_bounds(size, bounds)[1] for size in shape)
+
+
 def list_names(size: Size) -> list[str]:
     """Return the names of the dimensions that a size depends on, in their order.
 
@@ -91,9 +103,67 @@ def list_names(size: Size) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def is_name(size: Size) -> TypeGuard[str]:
+    """Return whether a size is that of one dimension: a name alone, of which shapes tell the size.
+
+    >>> is_name("seq"), is_name("past + seq"), is_name(7)
+    (True, False, False)
+    """
+    return isinstance(size, str) and isinstance(_parse(size), ast.Name)
+
+
+def find_axes(sizes: Sequence[Size], names: Sequence[str]) -> list[int]:
+    """Return for each axis the place of its dimension among `names`.
+
+    -1 stands for a fixed size, and -2 for an expression of dimensions that stand elsewhere.
+
+    >>> find_axes(["batch", 3, "past + seq"], ["batch", "past", "seq"])
+    [0, -1, -2]
+    """
+    return [
+        -1 if isinstance(size, int) else names.index(size) if is_name(size) else -2
+        for size in sizes
+    ]
+
+
+def fold(
+    size: str, name: Callable[[str], T], number: Callable[[int], T], join: Callable[[str, T, T], T]
+) -> T:
+    """Return an expression as another kind of value, from the leaves up.
+
+    Args:
+        size: The expression.
+        name: Returns the value for a dimension.
+        number: Returns the value for a whole number.
+        join: Returns the value for an operator (+ - * // % min max) and its two operands.
+    """
+
+    def convert(node: Any) -> T:
+        if isinstance(node, ast.Constant):
+            return number(_number(node))
+        if isinstance(node, ast.Name):
+            return name(node.id)
+        word, left, right = _parts(node)
+        return join(word, convert(left), convert(right))
+
+    return convert(_parse(size))
+
+
 def write_code(size: Size, language: Language) -> str:
     """Return a size as an expression of another language, in parentheses where it is not one word."""
-    return str(size) if isinstance(size, int) else _write(_parse(size), language)
+    if isinstance(size, int):
+        return str(size)
+    codes = {
+        "//": language.divide,
+        "%": language.remainder,
+        "min": language.least,
+        "max": language.largest,
+    }
+
+    def join(word: str, left: str, right: str) -> str:
+        return codes.get(word, f"({{a}} {word} {{b}})").format(a=left, b=right)
+
+    return fold(size, language.name, str, join)
 
 
 def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -126,11 +196,12 @@ def derive_sizes(
 ) -> dict[str, int]:
     """Return the size of each dimension from the shapes that a caller gives of all inputs.
 
-    Sizes in `inputs` are numbers or names of dimensions.
+    Sizes in `inputs` are numbers, names of dimensions, or expressions of names that stand alone elsewhere.
 
     Raises:
         WrongSize: when a size is out of its range, differs between inputs, or is not the model's.
     """
+    expressions: list[tuple[str, int, str]] = []
     ranges = {dimension.name: dimension for dimension in dimensions}
     found: dict[str, tuple[int, str]] = {}
     for name, sizes in inputs.items():
@@ -146,6 +217,9 @@ def derive_sizes(
                 if actual != size:
                     raise WrongSize(f"{place} is {actual}, and the model's is {size}")
                 continue
+            if not is_name(size):
+                expressions.append((size, int(actual), place))
+                continue
             before, where = found.setdefault(size, (int(actual), place))
             if actual != before:
                 raise WrongSize(
@@ -153,7 +227,12 @@ def derive_sizes(
                 )
             if problem := ranges[size].find_problem(int(actual)):
                 raise WrongSize(f"{problem} ({place})")
-    return {name: size for name, (size, _) in found.items()}
+    derived = {name: size for name, (size, _) in found.items()}
+    for size, actual, place in expressions:
+        if (expected := evaluate(size, derived)) != actual:
+            used = sizes_text({name: derived[name] for name in list_names(size)})
+            raise WrongSize(f"{place} is {actual}, and {size} is {expected} ({used})")
+    return derived
 
 
 def choose_representative(dimension: Dimension) -> int:
@@ -166,7 +245,7 @@ def choose_representative(dimension: Dimension) -> int:
     """
     if dimension.tune_at:
         return max(dimension.tune_at)
-    middle = math.isqrt(dimension.min * dimension.max) + 1
+    middle = math.isqrt(dimension.least_nonempty * dimension.max) + 1
     rounded = middle // dimension.multiple_of * dimension.multiple_of
     return min(max(rounded, dimension.min), dimension.max)
 
@@ -319,22 +398,6 @@ def _constant(value: int) -> ast.expr:
     if value >= 0:
         return ast.Constant(value)
     return ast.BinOp(ast.Constant(0), ast.Sub(), ast.Constant(-value))
-
-
-def _write(node: Any, language: Language) -> str:
-    if isinstance(node, ast.Constant):
-        return str(_number(node))
-    if isinstance(node, ast.Name):
-        return language.name(node.id)
-    word, left, right = _parts(node)
-    codes = {
-        "//": language.divide,
-        "%": language.remainder,
-        "min": language.least,
-        "max": language.largest,
-    }
-    code = codes.get(word, f"({{a}} {word} {{b}})")
-    return code.format(a=_write(left, language), b=_write(right, language))
 
 
 def _number(node: Any) -> int:

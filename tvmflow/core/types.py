@@ -66,6 +66,11 @@ class Dimension(NamedTuple):
         multiples = f", multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
         return f"{self.min} to {self.max}{multiples}"
 
+    @property
+    def least_nonempty(self) -> int:
+        """The smallest size above 0."""
+        return self.min or self.multiple_of
+
     def find_problem(self, size: int) -> str:
         """Return why it cannot have a size, or an empty string."""
         if self.min <= size <= self.max and size % self.multiple_of == 0:

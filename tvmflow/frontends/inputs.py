@@ -7,9 +7,10 @@ import json
 import keyword
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tvmflow.core.dimensions import WrongSize, find_bounds, list_names, substitute
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import comment, find_name_problem, yaml_key
@@ -282,13 +283,10 @@ def _is_shared(dim: str) -> bool:
 def _limits_problem(limits: Limits, size: Size, ranges: Mapping[str, Dimension]) -> str:
     """Return how a size, or the range of a dimension, exceeds the limits of the model."""
     smallest, largest = limits
-    if isinstance(size, str):
-        if size not in ranges:
-            # planning has compared the range
-            return ""
-        low, high = ranges[size].min, ranges[size].max
-    else:
-        low = high = size
+    if not ranges.keys() >= set(list_names(size)):
+        # planning has compared the range
+        return ""
+    low, high = find_bounds(size, {name: (entry.min, entry.max) for name, entry in ranges.items()})
     if smallest is not None and low < smallest:
         reason = f"the model was exported for a size of at least {smallest}"
     elif largest is not None and high > largest:
@@ -361,7 +359,7 @@ def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputReq
     if len({value.dims is None for value, _ in free}) > 1:
         # nobody knows which sizes are the same
         return []
-    names = _DimensionNames()
+    names = _DimensionNames(size for value, _ in free for size in value.dims or ())
     lines = []
     for value, request in pairs:
         shape = None
@@ -382,13 +380,19 @@ def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputReq
 class _DimensionNames:
     """The names of dimensions for the free sizes of a model, with the range of each as YAML."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Iterable[int | str]) -> None:
         self.ranges: dict[str, str] = {}
         self._by_size: dict[str, str] = {}
+        self._alone = {size for size in sizes if isinstance(size, str) and size.isidentifier()}
 
     def add(self, value: ModelInput, axis: int, size: int | str) -> str:
-        """Return the name for a size of an input, an identifier like the model's name of it."""
+        """Return the name for a size of an input, an identifier like the model's name of it.
+
+        For an expression of dimensions that stand alone elsewhere it is that expression.
+        """
         own = size if isinstance(size, str) and size else ""
+        if own not in self._alone and (parts := self._list_parts(own)):
+            return str(substitute(own, {part: self.add(value, -1, part) for part in parts}))
         batch = "batch" if axis == 0 else f"{value.name}_{axis}"
         key = own or batch
         if key not in self._by_size:
@@ -397,6 +401,14 @@ class _DimensionNames:
             low = f"min: {smallest}, " if smallest and smallest > 1 else ""
             self.ranges[self._by_size[key]] = f"{low}max: {largest or SIZE}"
         return self._by_size[key]
+
+    def _list_parts(self, text: str) -> list[str]:
+        """Return the dimensions in an expression of those that stand alone; none for any other text."""
+        try:
+            parts = list_names(text)
+        except WrongSize:
+            return []
+        return parts if self._alone.issuperset(parts) else []
 
     def _choose(self, text: str) -> str:
         """Return an identifier that no other size has, also in another case."""

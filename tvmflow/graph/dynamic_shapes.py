@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,7 +21,13 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvmflow.core.dimensions import choose_representative, evaluate, is_prime, list_sizes_to_tune_at
+from tvmflow.core.dimensions import (
+    choose_representative,
+    evaluate,
+    fold,
+    is_prime,
+    list_sizes_to_tune_at,
+)
 from tvmflow.core.types import Dimension, Size
 
 DIMENSIONS: Final = "tvmflow.dimensions"
@@ -46,6 +54,16 @@ _OPERATORS: Final[Mapping[type, str]] = {
     tirx.FloorMod: "({} % {})",
     tirx.Min: "min({}, {})",
     tirx.Max: "max({}, {})",
+}
+
+_COMPUTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": tirx.floordiv,
+    "%": tirx.floormod,
+    "min": tirx.min,
+    "max": tirx.max,
 }
 
 
@@ -115,6 +133,14 @@ def size_text(size: IrSize) -> Size:
         return size if isinstance(size, int) else _text(size)
     # without parentheses that say nothing
     return ast.unparse(ast.parse(_text(size), mode="eval"))
+
+
+def read_size(size: Size, symbols: Mapping[str, Any]) -> IrSize:
+    """Return a size as `size_text` writes it, over the variables of the dimensions in it."""
+    if isinstance(size, int):
+        return size
+    number = functools.partial(tirx.IntImm, "int64")
+    return fold(size, symbols.__getitem__, number, lambda word, *pair: _COMPUTED[word](*pair))
 
 
 def _text(size: Any) -> str:

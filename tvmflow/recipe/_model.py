@@ -17,14 +17,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from tvmflow.core.dimensions import evaluate_shape
+from tvmflow.core.dimensions import WrongSize, largest_shape, list_names
 from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
 from tvmflow.frontends.inputs import (
-    DIMENSION_PATTERN,
     MAX_DIMENSION_NAME,
     SIZE,
     is_dimension_name,
@@ -112,9 +111,9 @@ class DimensionSpec(ClosedModel):
 
     min: int = Field(
         default=1,
-        ge=1,
+        ge=0,
         examples=[1],
-        description="Smallest size. Default: `multiple_of`.",
+        description="Smallest size; 0 for tensors that may be empty. Default: `multiple_of`.",
     )
     max: int = Field(ge=1, le=_MAX_SIZE, examples=[512], description="Largest size.")
     multiple_of: int = Field(
@@ -181,8 +180,8 @@ class DimensionSpec(ClosedModel):
 
 
 def _read_size(value: Any) -> Any:
-    """Return a size of an input: a number, or the name of a dimension."""
-    if isinstance(value, str) and is_dimension_name(value):
+    """Return a size of an input: a number, the name of a dimension, or an expression of some."""
+    if isinstance(value, str) and _is_size(value):
         return value
     if type(value) is not int:
         raise PydanticKnownError("int_type")
@@ -191,10 +190,19 @@ def _read_size(value: Any) -> Any:
     return value
 
 
+def _is_size(text: str) -> bool:
+    try:
+        names = list_names(text)
+    except WrongSize:
+        return False
+    return bool(names) and all(map(is_dimension_name, names))
+
+
 _SIZE_SCHEMA: Final = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": f"^{DIMENSION_PATTERN}$"},
+        # a name, or an expression of names and whole numbers
+        {"type": "string", "pattern": r"^[A-Za-z_(0-9][A-Za-z0-9_ +*/%(),-]*$"},
     ]
 }
 # A union of types would report each mistake once for each of them.
@@ -325,8 +333,8 @@ class InputSpec(ClosedModel):
     shape: Annotated[tuple[_InputSize, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         examples=[[1, 3, 224, 224]],
-        description="Shape with the batch: numbers, or names of `dimensions`. Default: the model's shape; required where the "
-        "model has dynamic dimensions or no shapes.",
+        description="Shape with the batch: numbers, names of `dimensions`, or expressions of names (+ - * // % min max). "
+        "Default: the model's shape; required where the model has dynamic dimensions or no shapes.",
     )
     dtype: _Dtype | None = Field(
         default=None,
@@ -353,11 +361,10 @@ class InputSpec(ClosedModel):
     def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:
         """Return what the recipe says of the input of this name, with the dimensions of the recipe."""
         image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
-        used = tuple(dimensions[size].named(size) for size in self.dimension_names)
-        largest = {dimension.name: dimension.max for dimension in used}
+        used = tuple(dimensions[name].named(name) for name in self.dimension_names)
         return InputRequest(
             name=name,
-            shape=None if self.shape is None else evaluate_shape(self.shape, largest),
+            shape=None if self.shape is None else largest_shape(self.shape, used),
             dtype=self.dtype,
             value=self.value,
             range=self.range,
@@ -369,7 +376,7 @@ class InputSpec(ClosedModel):
     @property
     def dimension_names(self) -> list[str]:
         """The names of dimensions in its shape, each once."""
-        return list(dict.fromkeys(size for size in self.shape or () if isinstance(size, str)))
+        return list(dict.fromkeys(name for size in self.shape or () for name in list_names(size)))
 
     @field_validator("shape")
     @classmethod

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from tvmflow.core.bill_of_materials import license_expression
+from tvmflow.core.dimensions import WrongSize, find_bounds, is_name, list_names
 from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import (
     NAME_PATTERN,
@@ -140,13 +141,17 @@ def _check_dynamic_shape(
 ) -> None:
     """Check the names in a shape, its elements at the largest sizes, and images of such a shape."""
     for axis, size in enumerate(spec.shape or ()):
-        if isinstance(size, str) and size not in dimensions:
-            hint = did_you_mean(size, dimensions)
+        for name in list_names(size):
+            if name in dimensions:
+                continue
+            hint = did_you_mean(name, dimensions)
             advice = (
-                f"write a number, or define it under `dimensions`, such as `{size}: {{max: 512}}`"
+                f"write a number, or define it under `dimensions`, such as `{name}: {{max: 512}}`"
             )
-            text = f"there is no dimension '{size}'{hint} ({advice})"
+            text = f"there is no dimension '{name}'{hint} ({advice})"
             raise field_error(text, *loc, "shape", axis)
+        if isinstance(size, str) and (problem := _find_range_problem(size, dimensions)):
+            raise field_error(problem, *loc, "shape", axis)
     request = spec.request(loc[-1], dimensions)
     if not request.sizes:
         return
@@ -155,6 +160,16 @@ def _check_dynamic_shape(
         raise field_error(f"has more than 2^31 elements with {names}", *loc, "shape")
     if spec.image is not None:
         _check_dynamic_image(spec, request, *loc)
+
+
+def _find_range_problem(size: str, dimensions: Mapping[str, DimensionSpec]) -> str:
+    """Return why an expression has no value, or a negative one, at some sizes; empty if it always has one."""
+    bounds = {name: (spec.min, spec.max) for name, spec in dimensions.items()}
+    try:
+        least, _ = find_bounds(size, bounds)
+    except WrongSize as error:
+        return str(error)
+    return f"'{size}' may be {least}, which is below 0" if least < 0 else ""
 
 
 def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> None:
@@ -408,11 +423,21 @@ class Recipe(ClosedModel):
         """Check the dimensions and the shapes with names, and return the names that shapes have."""
         _check_dimension_names(self.dimensions, *owner, "dimensions")
         used = set[str]()
+        alone = {
+            size for spec in self.inputs.values() for size in spec.shape or () if is_name(size)
+        }
         for name, spec in self.inputs.items():
             own = overrides.get(name)
             is_own = own is not None and "shape" in own.model_fields_set
-            _check_dynamic_shape(spec, self.dimensions, *(owner if is_own else ()), "inputs", name)
+            loc = (*(owner if is_own else ()), "inputs", name)
+            _check_dynamic_shape(spec, self.dimensions, *loc)
             used.update(spec.dimension_names)
+            if unknown := [entry for entry in spec.dimension_names if entry not in alone]:
+                text = (
+                    f"no input tells the size of '{unknown[0]}': write that name alone for a size, "
+                    "in this input or in another"
+                )
+                raise field_error(text, *loc, "shape")
         return used
 
     @model_validator(mode="after")

@@ -11,9 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.core.dimensions import WrongSize, derive_sizes, find_bounds, ranges_text, specs_at
+from tvmflow.core.dimensions import (
+    WrongSize,
+    derive_sizes,
+    find_bounds,
+    is_name,
+    ranges_text,
+    specs_at,
+)
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
+from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Array, Dimension, Json, Size, TensorSpec
 
 if TYPE_CHECKING:
@@ -325,33 +333,32 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
     for entry in Dimension.list_of(signature):
         numbers = (entry.min, entry.max, entry.multiple_of, *entry.tune_at)
         is_range = (
-            all(type(number) is int and 1 <= number <= _MAX_SIZE for number in numbers)
+            all(type(number) is int and 0 <= number <= _MAX_SIZE for number in numbers)
+            and min(entry.max, entry.multiple_of) >= 1
             and entry.min <= entry.max
         )
-        is_name = isinstance(entry.name, str) and entry.name.isidentifier()
-        if not is_range or not is_name or entry.name in bounds:
+        has_name = isinstance(entry.name, str) and entry.name.isidentifier()
+        if not is_range or not has_name or entry.name in bounds:
             raise ValueError(f"{quote(list(entry))} is no dimension")
         bounds[entry.name] = (entry.min, entry.max)
-    total = 0
-    for direction in ("inputs", "outputs"):
-        for spec in map(TensorSpec.from_json, signature[direction]):
-            if spec.sizes:
-                total += _find_most_bytes(spec, direction, bounds)
-    return total
+    inputs = [*map(TensorSpec.from_json, signature["inputs"])]
+    if any(
+        spec.sizes and find_bounds(size, bounds)[0] < 0 for spec in inputs for size in spec.sizes
+    ):
+        raise ValueError("an input has a size below 0")
+    told = {size for spec in inputs for size in spec.sizes if is_name(size)}
+    if unknown := bounds.keys() - told:
+        raise ValueError(f"no input tells the sizes of {names_text(sorted(unknown))}")
+    tensors = [*inputs, *map(TensorSpec.from_json, signature["outputs"])]
+    return sum(_find_most_bytes(spec, bounds) for spec in tensors if spec.sizes)
 
 
-def _find_most_bytes(
-    spec: TensorSpec, direction: str, bounds: Mapping[str, tuple[int, int]]
-) -> int:
+def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) -> int:
     """Return the bytes of a tensor of open sizes, at most."""
     if len(spec.sizes) != len(spec.shape) or not all(
         type(size) in (int, str) for size in spec.sizes
     ):
         raise ValueError(f"{quote(list(spec.sizes))} are no sizes")
-    if direction == "inputs" and not all(
-        size >= 0 if isinstance(size, int) else size in bounds for size in spec.sizes
-    ):
-        raise ValueError(f"{quote(list(spec.sizes))} are no sizes of an input")
     largest = [find_bounds(size, bounds)[1] for size in spec.sizes]
     return spec._replace(shape=tuple(max(size, 0) for size in largest)).bytes
 

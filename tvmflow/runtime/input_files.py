@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
+from tvmflow.core.dimensions import is_name
 from tvmflow.core.errors import BundleError, StageError, UsageError
 from tvmflow.core.formatting import count_text, names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
@@ -198,7 +199,7 @@ def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int
     """Return the shape of so many numbers for an input; UsageError when more than one size is open."""
     fixed = math.prod(size for size in spec.sizes if isinstance(size, int))
     names = [size for size in spec.sizes if isinstance(size, str)]
-    if len(names) > 1:
+    if len(names) > 1 or not all(map(is_name, names)):
         raise UsageError(
             f"{file.shown} is numbers as text, which do not tell the sizes of {names_text(names)}",
             fix="write an array with numpy.save(path, array)",

@@ -385,7 +385,7 @@ def _find_batch_size(
         return 0
     [[size]] = firsts
     largest = {dimension.name: dimension.max for dimension in dimensions}
-    return largest[size] if isinstance(size, str) else size
+    return size if isinstance(size, int) else largest.get(size, 0)
 
 
 def _divide_dynamic(

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tvmflow.core import fork_server_process
 from tvmflow.core.codec import without_empty
-from tvmflow.core.dimensions import WrongSize, evaluate_shape
+from tvmflow.core.dimensions import WrongSize, evaluate_shape, largest_shape, list_names
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import find_name_problem
@@ -271,11 +271,11 @@ def _resolve_inputs(
 
 
 def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension]) -> InputRequest:
-    used = tuple(entry for entry in dimensions if entry.name in (spec.shape or ()))
-    largest = {entry.name: entry.max for entry in used}
+    names = {entry for size in spec.shape or () for entry in list_names(size)}
+    used = tuple(entry for entry in dimensions if entry.name in names)
     return InputRequest(
         name=name,
-        shape=None if spec.shape is None else evaluate_shape(spec.shape, largest),
+        shape=None if spec.shape is None else largest_shape(spec.shape, used),
         dtype=None if spec.dtype == DEFAULT_DTYPE else spec.dtype,
         value=spec.value,
         sizes=spec.shape or () if used else (),

@@ -118,13 +118,20 @@ def test_values_are_bounded_and_division_by_zero_is_an_error() -> None:
         ({"x": (2, 12, 4), "y": (2, 12)}, "the dimension seq is 12, and its sizes are 8 to 512, multiples of 8"),
         ({"x": (2, 16, 5), "y": (2, 16)}, "size 2 of input 'x' is 5, and the model's is 4"),
         ({"x": (2, 16), "y": (2, 16)}, "input 'x' has 2 dimensions, and the model's has 3"),
+        ({"x": (2, 16, 4), "y": (2, 16), "mask": (2, 33)}, r"size 1 of input 'mask' is 33, and 2 \* seq is 32 \(seq=16\)"),
     ],
 )  # fmt: skip
 def test_sizes_come_from_the_inputs(
     shapes: dict[str, tuple[int, ...]], problem: str | None
 ) -> None:
     """What does not fit names the dimension, or the input."""
-    inputs: dict[str, tuple[Size, ...]] = {"x": ("batch", "seq", 4), "y": ("batch", "seq")}
+    inputs: dict[str, tuple[Size, ...]] = {
+        # the sizes of a mask follow from those of inputs after it
+        "mask": ("batch", "2 * seq"),
+        "x": ("batch", "seq", 4),
+        "y": ("batch", "seq"),
+    }
+    shapes = {"mask": (shapes["y"][0], 2 * shapes["y"][1]), **shapes}
     if problem is None:
         assert derive_sizes([BATCH, SEQ], inputs, shapes) == {"batch": 2, "seq": 16}
         return

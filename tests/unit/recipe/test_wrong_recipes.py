@@ -403,7 +403,13 @@ WRONG = [
     wrong(
         "dimension with an expression",
         ("[1, 3, 8, 8]", "[1, 3, 2*n, 8]"),
-        "6:24: inputs.data.shape.2: must be an integer, such as 224, not the string '2*n'",
+        "6:24: inputs.data.shape.2: there is no dimension 'n' (write a number, or define it under `dimensions`, such as "
+        "`n: {max: 512}`)",
+    ),
+    wrong(
+        "dimension with code",
+        ("[1, 3, 8, 8]", "[1, 3, n.real, 8]"),
+        "6:24: inputs.data.shape.2: must be an integer, such as 224, not the string 'n.real'",
     ),
     wrong(
         "dimension empty",
@@ -1046,6 +1052,19 @@ def wrong_dimension(name: str, dimensions: str, shape: str, *problems: str) -> A
 
 
 WRONG_DIMENSIONS = [
+    wrong_dimension(
+        "dimension that no input tells",
+        "{seq: {max: 8}, past: {min: 0, max: 8}}",
+        "[seq, seq + past]",
+        "6:17: inputs.data.shape: no input tells the size of 'past': write that name alone for a size, in this input or "
+        "in another",
+    ),
+    wrong_dimension(
+        "expression below 0",
+        "{seq: {max: 8}}",
+        "[seq, seq - 2]",
+        "6:23: inputs.data.shape.1: 'seq - 2' may be -1, which is below 0",
+    ),
     wrong_dimension(
         "dimension that is misspelt",
         "{seq: {max: 8}}",

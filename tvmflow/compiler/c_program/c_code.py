@@ -25,6 +25,7 @@ from tvmflow.compiler.c_program.program import (
 from tvmflow.core.dimensions import (
     Language,
     WrongSize,
+    find_axes,
     find_bounds,
     list_names,
     substitute,
@@ -535,10 +536,10 @@ def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) ->
 
 
 def write_axes(shapes: Sequence[Sequence[Size]], dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the C code that says which dimension, if any, each axis of each input has."""
-    places = {entry.name: index for index, entry in enumerate(dimensions)}
+    """Return the C code that tells the dimension of each axis of each input (see `find_axes`)."""
+    known = [entry.name for entry in dimensions]
     lines = [
-        f"static const int tf_axes{index}[] = {{{', '.join(str(places.get(str(size), -1)) for size in shape) or '-1'}}};"
+        f"static const int tf_axes{index}[] = {{{', '.join(map(str, find_axes(shape, known))) or '-1'}}};"
         for index, shape in enumerate(shapes)
     ]
     names = ", ".join([*(f"tf_axes{index}" for index in range(len(shapes))), "NULL"])

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core.dimensions import choose_representative
+from tvmflow.core.dimensions import choose_representative, find_axes
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
 from tvmflow.core.types import Json, TensorSpec
@@ -237,14 +237,14 @@ def _write_table(tensors: _Tensors) -> dict[str, str]:
 
 
 def _write_dimensions(model: DescribedModel) -> dict[str, str]:
-    places = {entry.name: place for place, entry in enumerate(model.dimensions)}
+    known = [entry.name for entry in model.dimensions]
     rows = [
         f"\n    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
         for entry in model.dimensions
     ]
     lines, names = [], []
     for index, spec in enumerate(map(TensorSpec.from_json, model.signature["inputs"])):
-        axes = [places.get(str(size), -1) for size in spec.sizes or spec.shape]
+        axes = find_axes(spec.sizes or spec.shape, known)
         name = f"input_axes{index}" if axes else "nullptr"
         names.append(name)
         if axes:

@@ -31,7 +31,7 @@ from tvmflow.frontends.mxnet._checkpoint import (
     label,
 )
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
-from tvmflow.graph.dynamic_shapes import is_dynamic, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import is_dynamic, read_size, same_sizes, sizes_of
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arithmetic.CONVERTERS,
@@ -314,7 +314,7 @@ def _check_names(
 
 
 def _variable(name: str, sizes: Sequence[Size], dtype: str, symbols: Mapping[str, Any]) -> Expr:
-    shape = [symbols[size] if isinstance(size, str) else int(size) for size in sizes]
+    shape = [read_size(size, symbols) for size in sizes]
     return relax.Var(name, relax.TensorType(shape, dtype))
 
 

@@ -15,7 +15,7 @@ import onnx
 import tvm
 import tvm_ffi
 from onnx import ModelProto, NodeProto
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.core.errors import ImportFailed, StageError
@@ -48,7 +48,7 @@ from tvmflow.frontends.onnx.graph import (
 )
 from tvmflow.frontends.onnx.sizes import Sizes
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.graph.dynamic_shapes import plain
+from tvmflow.graph.dynamic_shapes import plain, read_size
 
 _log = logging.getLogger(__name__)
 
@@ -186,6 +186,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             node.input[0] for node in branch_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
+        self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
         self._sizes: Sizes | None = None
         if dimensions:
             self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions)
@@ -213,6 +214,21 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._params[name] = (var, as_tensor(array))
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
+
+    def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
+        """Make parameters of inputs.
+
+        TVM reads expressions of dimensions from left to right, whatever the operators.
+        """
+        for value in graph.input:
+            name = value.name
+            if name not in self._nodes:
+                self._num_input += 1
+                self._input_names.append(name)
+                dims = value.type.tensor_type.shape.dim
+                shape = [read_size(dim.dim_param or dim.dim_value, self._symbols) for dim in dims]
+                self._nodes[name] = self._new_var(name, shape, self._dtype[name])
+            self._inputs[name] = self._nodes[name]
 
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int

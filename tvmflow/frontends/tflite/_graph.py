@@ -12,7 +12,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
-from tvmflow.core.dimensions import evaluate_shape
+from tvmflow.core.dimensions import evaluate_shape, is_name
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
@@ -39,7 +39,7 @@ from tvmflow.frontends.tflite._model import (
     Quantization,
     Tensor,
 )
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, size_text
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, read_size, size_text
 
 Array = np.ndarray[Any, Any]
 
@@ -107,10 +107,10 @@ class Graph:
         sizes = spec.sizes or spec.shape
         self._inputs.append(_value_info(spec.name, spec.dtype, sizes))
         for axis, size in enumerate(sizes):
-            if isinstance(size, str):
+            if is_name(size):
                 largest = Value(spec.name, spec.shape, spec.dtype)
                 self._places.setdefault(size, (largest, axis))
-        shape = tuple(self._symbols[size] if isinstance(size, str) else size for size in sizes)
+        shape = tuple(read_size(size, self._symbols) for size in sizes)
         return Value(spec.name, shape, spec.dtype)
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:

@@ -702,17 +702,20 @@ def _shrink(dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], i
     """Return the largest sizes, with the one furthest from its minimum halved until all is affordable."""
     sizes = {dimension.name: dimension.max for dimension in dimensions}
     while count_elements(sizes) > _MAX_ELEMENTS:
-        furthest = max(dimensions, key=lambda d: sizes[d.name] / d.min)
-        if sizes[furthest.name] == furthest.min:
+        furthest = max(dimensions, key=lambda d: sizes[d.name] / d.least_nonempty)
+        if sizes[furthest.name] <= furthest.least_nonempty:
             break
         half = sizes[furthest.name] // 2 // furthest.multiple_of * furthest.multiple_of
-        sizes[furthest.name] = max(half, furthest.min)
+        sizes[furthest.name] = max(half, furthest.least_nonempty)
     return sizes
 
 
 def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
     """Give combinations of different sizes that no tile divides: near the middle, and near the end."""
-    for find_start in (lambda d: math.isqrt(d.min * d.max), lambda d: d.max - d.multiple_of):
+    for find_start in (
+        lambda d: math.isqrt(d.least_nonempty * d.max),
+        lambda d: d.max - d.multiple_of,
+    ):
         used: set[int] = set()
         sizes = {}
         for dimension in dimensions:
@@ -733,7 +736,7 @@ def _find_prime(dimension: Dimension, start: int, used: set[int]) -> int:
 
 def _draw(dimension: Dimension, rng: random.Random) -> int:
     """Return a random size; small ones are as likely as large ones."""
-    low, high = math.log(dimension.min), math.log(dimension.max + 1)
+    low, high = math.log(dimension.least_nonempty), math.log(dimension.max + 1)
     size = int(math.exp(rng.uniform(low, high))) // dimension.multiple_of * dimension.multiple_of
     return min(max(size, dimension.min), dimension.max)
 

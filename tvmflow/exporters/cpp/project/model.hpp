@@ -583,7 +583,15 @@ class Model {
     for (const auto& [name, shape] : shapes) {
       derive_sizes(detail::find(inputs(), name, "input"), shape, sizes, found);
     }
+    const detail::Sizes before = state().sizes;
     state().resize(sizes);
+    for (const auto& [name, shape] : shapes) {
+      const Tensor& tensor = state().now.all[detail::find(inputs(), name, "input")];
+      if (std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) continue;
+      const std::string text = "input '" + std::string(tensor.name) + "' is " + tensor.type() + " with these dimensions";
+      state().resize(before);
+      throw Error(Status::wrong_size, text);
+    }
   }
 
   // An input or output, by name or place, as it is in the next call: with its shape and its bytes, and with size(), the
@@ -822,6 +830,7 @@ class Model {
       const std::string size = std::to_string(shape[axis]);
       const std::string where = "size " + std::to_string(axis) + " of " + name;
       const int dimension = detail::input_axes[input][axis];
+      if (dimension == -2) continue;  // it follows from other axes: compared when all are known
       if (dimension < 0) {
         if (shape[axis] == tensor.shape[axis]) continue;
         throw Error(Status::wrong_size, where + " is " + size + ", and the model's is " + std::to_string(tensor.shape[axis]));

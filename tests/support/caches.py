@@ -1,0 +1,109 @@
+"""A step of a decoder with a KV cache: attention of new tokens over those before, as exporters write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+HEADS: Final = 2
+DEPTH: Final = 16
+WIDTH: Final = HEADS * DEPTH
+
+Array = np.ndarray[Any, Any]
+
+RECIPE: Final = """\
+recipe: 1
+name: cached
+model: {onnx: cached.onnx}
+dimensions:
+  seq: {max: 12}
+  past: {min: 0, max: 40}
+inputs:
+  x: {shape: [1, seq, 32]}
+  mask: {shape: [1, past + seq], range: [0, 1]}
+  past_key: {shape: [1, 2, past, 16]}
+  past_value: {shape: [1, 2, past, 16]}
+targets: [host]
+tune: {trials: 0}
+verify: {repeat: 2}
+outputs: [c-library, bundle]
+"""
+
+
+def write_cached_attention(path: Path) -> dict[str, Array]:
+    """Write the model: `x` (1, seq, 32), `mask` (1, past + seq) and the cache to `y` and the larger cache.
+
+    A mask of 0 hides a token. Returns the weights.
+    """
+    rng = np.random.default_rng(0)
+    weights = {
+        name: (rng.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32)
+        for name in ("query", "key", "value")
+    }
+    constants = {
+        "split": np.array([1, -1, HEADS, DEPTH]),
+        "joined": np.array([1, -1, WIDTH]),
+        "scale": np.array(DEPTH**-0.5, np.float32),
+        "one": np.array(1, np.float32),
+        "hidden": np.array(-10000, np.float32),
+        "axes": np.array([1, 2]),
+    }
+    nodes = []
+    for name in weights:
+        nodes += [
+            helper.make_node("MatMul", ["x", name], [f"{name}_rows"]),
+            helper.make_node("Reshape", [f"{name}_rows", "split"], [f"{name}_split"]),
+            helper.make_node("Transpose", [f"{name}_split"], [f"new_{name}"], perm=[0, 2, 1, 3]),
+        ]
+    nodes += [
+        helper.make_node("Concat", ["past_key", "new_key"], ["present_key"], axis=2),
+        helper.make_node("Concat", ["past_value", "new_value"], ["present_value"], axis=2),
+        helper.make_node("Transpose", ["present_key"], ["columns"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["new_query", "columns"], ["products"]),
+        helper.make_node("Mul", ["products", "scale"], ["scaled"]),
+        helper.make_node("Sub", ["one", "mask"], ["outside"]),
+        helper.make_node("Mul", ["outside", "hidden"], ["bias_rows"]),
+        helper.make_node("Unsqueeze", ["bias_rows", "axes"], ["bias"]),
+        helper.make_node("Add", ["scaled", "bias"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "present_value"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["mixed_rows"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["mixed_rows", "joined"], ["y"]),
+    ]
+    sides = {
+        "x": [1, "seq", WIDTH],
+        "mask": [1, "past + seq"],
+        "past_key": [1, HEADS, "past", DEPTH],
+        "past_value": [1, HEADS, "past", DEPTH],
+        "y": [1, "seq", WIDTH],
+        "present_key": [1, HEADS, "past + seq", DEPTH],
+        "present_value": [1, HEADS, "past + seq", DEPTH],
+    }
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sides.items()]
+    tensors = [numpy_helper.from_array(a, n) for n, a in {**weights, **constants}.items()]
+    graph = helper.make_graph(nodes, "cached", infos[:4], infos[4:], tensors)
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path
+    )
+    return weights
+
+
+def attend(
+    weights: dict[str, Array], x: Array, mask: Array, past: tuple[Array, Array]
+) -> list[Array]:
+    """Return `y` and the larger cache, computed by NumPy."""
+    heads = {
+        name: (x @ weight).reshape(1, -1, HEADS, DEPTH).transpose(0, 2, 1, 3)
+        for name, weight in weights.items()
+    }
+    keys = np.concatenate([past[0], heads["key"]], axis=2)
+    values = np.concatenate([past[1], heads["value"]], axis=2)
+    scores = heads["query"] @ keys.transpose(0, 1, 3, 2) * DEPTH**-0.5
+    scores = scores - (1 - mask[:, None, None, :]) * 10000
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = exponentials / exponentials.sum(-1, keepdims=True) @ values
+    return [mixed.transpose(0, 2, 1, 3).reshape(1, -1, WIDTH), keys, values]
