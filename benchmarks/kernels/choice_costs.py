@@ -147,7 +147,7 @@ def _classify(folder: TargetFolder) -> DeviceClass | None:
     name = device.get("class") or device.get("kind", "")
     if cpu is None:
         return None
-    return DeviceClass(name, cpu.lanes, cpu.has_few_registers, cpu.factor_lanes > 0)
+    return DeviceClass(name, cpu.lanes, cpu.has_few_registers, cpu.multiplicand_lanes > 0)
 
 
 def measured_operator(

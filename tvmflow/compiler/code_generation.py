@@ -34,10 +34,10 @@ from tvmflow.compiler.vector_code import (
     join_narrow_stores,
     keep_product_loops,
     know_loops,
-    order_matrix_sums,
+    order_matrix_accumulators,
+    select_multiplicand_lanes,
     shuffle_strided_loads,
-    start_sums_at_offsets,
-    take_factors_from_lanes,
+    start_accumulators_at_offsets,
 )
 from tvmflow.graph.counts import cut_outputs
 from tvmflow.graph.ir import (
@@ -201,7 +201,7 @@ def _expand(cast: tirx.Cast) -> Any:
         # rounding twice could give another number
         return cast
     if source == _NARROW:
-        wide = widen(cast.value)
+        wide = promote(cast.value)
         return wide if target == _WIDE else tirx.Cast(target, wide)
     if target == _NARROW:
         return narrow(cast.value if source == _WIDE else tirx.Cast(_WIDE, cast.value))
@@ -214,7 +214,7 @@ def _let(dtype: str, value: Any, body: Callable[[Any], Any]) -> Any:
     return tirx.Let(var, value, body(var))
 
 
-def widen(value: Any) -> Any:
+def promote(value: Any) -> Any:
     """Return the float32 number that equals a float16 number."""
 
     def magnitude(bits: Any) -> Any:
@@ -439,9 +439,9 @@ CPU_PASSES: Final = (
     s_tir.transform.RenormalizeSplitPattern,
     tirx.transform.StmtSimplify,
     shuffle_strided_loads,
-    take_factors_from_lanes,
-    start_sums_at_offsets,
-    order_matrix_sums,
+    select_multiplicand_lanes,
+    start_accumulators_at_offsets,
+    order_matrix_accumulators,
     keep_product_loops,
     join_narrow_stores,
     tirx.transform.RemoveNoOp,

@@ -73,10 +73,10 @@ class LoweringContext:
         """
         if self.cpu is None:
             return ()
-        is_exact = self.has_full_precision() or self.cpu.factor_lanes
+        is_exact = self.has_full_precision() or self.cpu.multiplicand_lanes
         by_rule = (max if is_exact else min)(winograd.SQUARES)
         largest = by_rule if self.options.winograd == "auto" else self.options.winograd
-        tiles = winograd.list_tiles(self.cpu.factor_lanes > 0)
+        tiles = winograd.list_tiles(self.cpu.multiplicand_lanes > 0)
         return tuple(tile for tile in tiles if max(tile_size(tile)) <= largest)
 
     @property
@@ -140,7 +140,7 @@ class LoweringContext:
 
     def uses_lookup_tables(self) -> bool:
         """Return whether unary int8 functions use lookup tables: on 64-bit Arm, which reads them by bytes."""
-        return self.has_dot_products() and self.cpu is not None and self.cpu.factor_lanes > 0
+        return self.has_dot_products() and self.cpu is not None and self.cpu.multiplicand_lanes > 0
 
     def has_blocked_layout(self) -> bool:
         """Return whether convolutions on a CPU use blocked layouts."""

@@ -19,6 +19,7 @@ from tvm import relax
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes import dequantize, matmuls, reductions
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
+from tvmflow.compiler.passes.cast_integers import cast_constants, cast_integers
 from tvmflow.compiler.passes.constant_evaluation import (
     evaluate_constants,
     fold_constants,
@@ -26,7 +27,7 @@ from tvmflow.compiler.passes.constant_evaluation import (
     lift_weights,
     split_inference,
 )
-from tvmflow.compiler.passes.float16 import Float16Narrower, widen_float16
+from tvmflow.compiler.passes.float16 import Float16Caster, promote_float16
 from tvmflow.compiler.passes.fold_convolutions import (
     ChannelsLastWeightMover,
     ConvolutionMerger,
@@ -40,7 +41,6 @@ from tvmflow.compiler.passes.fusion import (
 )
 from tvmflow.compiler.passes.group_norm import GroupNormRewriter
 from tvmflow.compiler.passes.legalize import make_operator_kernels
-from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, group_dynamic_reshapes, order_sizes
 from tvmflow.compiler.passes.pixels import merge_fixed_pixels
@@ -110,13 +110,13 @@ def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
     cpu = context.cpu
     return vectorize_math(
         mod,
-        has_few_units=cpu is not None and cpu.factor_lanes > 0,
+        has_few_units=cpu is not None and cpu.multiplicand_lanes > 0,
         divides_slowly=cpu is not None and cpu.divides_slowly,
     )
 
 
-def _widen_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    return widen_float16(mod, adds_products=context.computes_float16())
+def _promote_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    return promote_float16(mod, adds_products=context.computes_float16())
 
 
 _FOR_CPUS: Final = LoweringContext.has_cpu_model
@@ -156,7 +156,7 @@ GRAPH_PHASES: Final[Phases] = {
             *("fuse_attention", fuse_attention, LoweringContext.fuses_attention),
             operators=ir.operators("matmul"),
         ),
-        _rewriting("narrow_data", Float16Narrower, LoweringContext.computes_float16),
+        _rewriting("cast_data", Float16Caster, LoweringContext.computes_float16),
         _rewriting(
             *("group_norm", GroupNormRewriter, LoweringContext.has_blocked_layout),
             operators=ir.operators("variance nn.group_norm"),
@@ -207,7 +207,7 @@ KERNEL_PHASES: Final[Phases] = {
     "constants": (
         _pass("split_inference", split_inference),
         _pass("evaluate_constants", evaluate_constants),
-        _pass("narrow_integers", narrow_integers, LoweringContext.has_small_integers),
+        _pass("cast_integers", cast_integers, LoweringContext.has_small_integers),
     ),
     "legalize": (
         _rewriting("sorts", SortRewriter, LoweringContext.sorts_on_cpu),
@@ -220,7 +220,7 @@ KERNEL_PHASES: Final[Phases] = {
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", fold_constants),
-        _pass("narrow_constants", narrow_constants, LoweringContext.has_small_integers),
+        _pass("cast_constants", cast_constants, LoweringContext.has_small_integers),
         _pass("limit_fusion", limit_fusion, _FOR_CPUS),
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
@@ -232,7 +232,7 @@ KERNEL_PHASES: Final[Phases] = {
     ),
     "kernels": (
         LoweringPass("safe_divisions", keep_divisions_from_trapping),
-        LoweringPass("widen_float16", _widen_float16, LoweringContext.is_cpu),
+        LoweringPass("promote_float16", _promote_float16, LoweringContext.is_cpu),
         LoweringPass("vectorize_math", _vectorize_math, LoweringContext.has_vector_math),
     ),
 }

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import codegen
 
-from tvmflow.compiler.contraction.machine import MATRIX_INSTRUCTION, find_factor_lanes
+from tvmflow.compiler.contraction.machine import MATRIX_INSTRUCTION, find_multiplicand_lanes
 from tvmflow.graph.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -33,10 +33,10 @@ def know_loops(function: tirx.PrimFunc) -> Any:
     return analyzer
 
 
-def _takes_factors_from_lanes(function: tirx.PrimFunc) -> bool:
+def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
     """Return whether a kernel is for a CPU whose instructions take factors from lanes, such as 64-bit ARM."""
     target = function.attrs.get("target")
-    return target is not None and bool(find_factor_lanes(target.attrs))
+    return target is not None and bool(find_multiplicand_lanes(target.attrs))
 
 
 # ---------------------------------------------------------------- strided loads
@@ -130,15 +130,15 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
 
 
 # The factors that take the place of one float32.
-_FACTORS_OF_FLOAT32: Final = {"float32": 1, "float16": 2}
+_LANES_PER_FLOAT32: Final = {"float32": 1, "float16": 2}
 
 
 @kernel_pass
-def take_factors_from_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Load factors of whole vectors together, for CPUs that take one from a lane."""
-    if not _takes_factors_from_lanes(function):
+    if not _has_by_element_fma(function):
         return function
-    lanes = find_factor_lanes(function.attrs["target"].attrs)
+    lanes = find_multiplicand_lanes(function.attrs["target"].attrs)
     analyzer = know_loops(function)
 
     def take(factor: tirx.Broadcast) -> Any:
@@ -155,7 +155,7 @@ def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
     """
     load = factor.value
     dtype = str(load.source.dtype) if isinstance(load, tvm.ir.TensorLoad) else ""
-    lanes *= _FACTORS_OF_FLOAT32.get(dtype, 0)
+    lanes *= _LANES_PER_FLOAT32.get(dtype, 0)
     count = _as_number(factor.lanes)
     # several vectors that a loop computes side by side have one factor
     if not lanes or not count or count % lanes:
@@ -327,8 +327,8 @@ class _Place(NamedTuple):
         return cls.of(load.source, load.indices) if is_load else None
 
 
-@node_pass(tirx.SeqStmt, _takes_factors_from_lanes)
-def start_sums_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
+@node_pass(tirx.SeqStmt, _has_by_element_fma)
+def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
     """Let sums begin at what is subtracted from them, for 64-bit ARM."""
     statements = list(sequence)
     zeros = [(place, at) for at, s in enumerate(statements) if (place := _find_zero(s)) is not None]
@@ -420,7 +420,7 @@ _MIN_WINDOW_BODY: Final = 24
 _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 
 
-@node_pass(tirx.For, _takes_factors_from_lanes)
+@node_pass(tirx.For, _has_by_element_fma)
 def keep_product_loops(loop: tirx.For) -> tirx.For:
     """Keep LLVM from unrolling short loops with long bodies, for 64-bit ARM.
 
@@ -442,27 +442,27 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
 
 def _adds_product(store: tirx.BufferStore) -> bool:
     """Return whether a statement adds a product of vectors to a sum."""
-    sums = store.value
+    accumulators = store.value
     return (
-        isinstance(sums, tirx.Add)
-        and isinstance(sums.a, tvm.ir.TensorLoad)
-        and sums.a.source.same_as(store.buffer)
-        and isinstance(sums.b, tirx.Mul)
+        isinstance(accumulators, tirx.Add)
+        and isinstance(accumulators.a, tvm.ir.TensorLoad)
+        and accumulators.a.source.same_as(store.buffer)
+        and isinstance(accumulators.b, tirx.Mul)
     )
 
 
 @kernel_pass
-def order_matrix_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Select the sums of each pixel or row from those of two, for 64-bit ARM."""
     stores = find_nodes(function.body, tirx.BufferStore)
-    sums = _measure_distances(store for store in stores if _multiplies_matrices(store))
-    if not sums:
+    accumulators = _measure_distances(store for store in stores if _multiplies_matrices(store))
+    if not accumulators:
         return function
 
     begun = {
-        (store.buffer, _find_pair(store, sums)[0]): store.value
+        (store.buffer, _find_pair(store, accumulators)[0]): store.value
         for store in stores
-        if store.buffer in sums and not _multiplies_matrices(store)
+        if store.buffer in accumulators and not _multiplies_matrices(store)
         if not isinstance(store.value, tirx.Broadcast)
     }
 
@@ -470,10 +470,10 @@ def order_matrix_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if _multiplies_matrices(store):
             return store
         value = tvm_ffi.structural_map(
-            store.value, (tvm.ir.TensorLoad, lambda load: _select_sums(load, sums))
+            store.value, (tvm.ir.TensorLoad, lambda load: _select_accumulators(load, accumulators))
         )
-        if store.buffer in sums:
-            first, own = _find_pair(store, sums)
+        if store.buffer in accumulators:
+            first, own = _find_pair(store, accumulators)
             # both pixels begin alike, also where nothing reads the second one
             value = begun.get((store.buffer, first), value)
             if not isinstance(value, tirx.Broadcast):
@@ -483,7 +483,7 @@ def order_matrix_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return rewrite_nodes(function, tirx.BufferStore, order)
 
 
-_VECTOR_SUMS: Final = 4
+_VECTOR_ACCUMULATORS: Final = 4
 _PIXEL_LANES: Final = ([0, 1, 4, 5], [2, 3, 6, 7])
 """The lanes of two vectors that belong to each of two pixels."""
 
@@ -496,7 +496,7 @@ def _multiplies_matrices(store: tirx.BufferStore) -> bool:
     return int(store.value.args[0]) == own
 
 
-def _find_sums(buffer: Any, indices: Sequence[Any]) -> int:
+def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
     """Return the place of the first sum at some indices of a buffer of sums, or of vectors of these."""
     (index,) = indices
     first = index.base if isinstance(index, tirx.Ramp) else index
@@ -508,36 +508,39 @@ def _measure_distances(products: Iterable[tirx.BufferStore]) -> dict[Any, int]:
     """Return the buffers of sums, with the vectors from a pixel's or row's sums to the next one's."""
     places: dict[Any, list[int]] = {}
     for store in products:
-        place = _find_sums(store.buffer, store.indices) // _VECTOR_SUMS
+        place = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS
         places.setdefault(store.buffer, []).append(place)
     # an instruction for the first two results is followed by one for the others
     return {buffer: second - first for buffer, (first, second, *_) in places.items()}
 
 
-def _find_pair(access: Any, sums: Mapping[Any, int]) -> tuple[int, int]:
+def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
     """Return the first vector of the sums of two pixels or rows, and which of the two is loaded or stored."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
-    place, distance = _find_sums(buffer, access.indices) // _VECTOR_SUMS, sums[buffer]
+    place, distance = (
+        _find_accumulators(buffer, access.indices) // _VECTOR_ACCUMULATORS,
+        accumulators[buffer],
+    )
     own = place // distance % 2
     return place - own * distance, own
 
 
-def _select_sums(load: Any, sums: Mapping[Any, int]) -> Any:
+def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
     """Return the sums of a pixel or row that a load reads: a vector, half of one, or one sum."""
-    if load.source not in sums:
+    if load.source not in accumulators:
         return load
-    distance, lanes = sums[load.source], int(load.source.dtype.lanes)
-    first, own = _find_pair(load, sums)
-    lane = _find_sums(load.source, load.indices) % _VECTOR_SUMS
-    if int(load.ty.dtype.lanes) < _VECTOR_SUMS:
+    distance, lanes = accumulators[load.source], int(load.source.dtype.lanes)
+    first, own = _find_pair(load, accumulators)
+    lane = _find_accumulators(load.source, load.indices) % _VECTOR_ACCUMULATORS
+    if int(load.ty.dtype.lanes) < _VECTOR_ACCUMULATORS:
         # two neighbors are in one vector
         vector = first + lane // 2 * distance
-        start = tirx.const(vector * _VECTOR_SUMS + own * 2 + lane % 2, "int32")
+        start = tirx.const(vector * _VECTOR_ACCUMULATORS + own * 2 + lane % 2, "int32")
         ramp = isinstance(load.indices[0], tirx.Ramp)
         return tirx.BufferLoad(load.source, [tirx.Ramp(start, 1, 2) if ramp else start])
-    places = [(first + n * distance) * _VECTOR_SUMS // lanes for n in range(2)]
+    places = [(first + n * distance) * _VECTOR_ACCUMULATORS // lanes for n in range(2)]
     pair = [
-        tirx.BufferLoad(load.source, [n if lanes > 1 else tirx.Ramp(n, 1, _VECTOR_SUMS)])
+        tirx.BufferLoad(load.source, [n if lanes > 1 else tirx.Ramp(n, 1, _VECTOR_ACCUMULATORS)])
         for n in places
     ]
     return tirx.Shuffle(pair, _PIXEL_LANES[own])
@@ -553,7 +556,7 @@ def _select_sums(load: Any, sums: Mapping[Any, int]) -> Any:
 _STORED_WORDS: Final = (4, 2)
 
 
-@node_pass(tirx.SeqStmt, _takes_factors_from_lanes)
+@node_pass(tirx.SeqStmt, _has_by_element_fma)
 def join_narrow_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
     """Store neighboring words of bytes together, for 64-bit ARM."""
     statements: list[Any] = []

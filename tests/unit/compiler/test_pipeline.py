@@ -57,9 +57,9 @@ def test_every_pass_but_those_of_gpus_runs_for_a_cpu(tmp_path: Path) -> None:
     """One needs a CPU that adds float16; those that look for operators run where the model has them."""
     others = (
         "mixed_precision",
-        "narrow_constants",
-        "narrow_data",
-        "narrow_integers",
+        "cast_constants",
+        "cast_data",
+        "cast_integers",
         "channels_last_weights",
     )
     for_cpus = [name for name in ALL if name not in others]

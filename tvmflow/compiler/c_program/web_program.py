@@ -38,7 +38,7 @@ from tvmflow.compiler.c_program.program import (
     list_called_kernels,
     read_program,
 )
-from tvmflow.compiler.passes.narrow_integers import narrow
+from tvmflow.compiler.passes.cast_integers import narrow
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, replace_variables

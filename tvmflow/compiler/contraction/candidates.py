@@ -65,7 +65,7 @@ class Arithmetic(Enum):
 
 def multiply_add(cpu: CpuModel) -> Arithmetic:
     """Return how a CPU multiplies packed float32 weights."""
-    return Arithmetic.BY_ELEMENT if cpu.factor_lanes else Arithmetic.SCALAR
+    return Arithmetic.BY_ELEMENT if cpu.multiplicand_lanes else Arithmetic.SCALAR
 
 
 class Contraction(NamedTuple):
@@ -153,7 +153,7 @@ def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel
         speed = 1 / _estimate_time_by_element(tile, cpu)
     else:
         speed = _estimate_loop(tile, cpu)
-    if 0 < problem.kernel_width <= BY_ELEMENT.max_kernel_width and cpu.factor_lanes:
+    if 0 < problem.kernel_width <= BY_ELEMENT.max_kernel_width and cpu.multiplicand_lanes:
         # LLVM loads the data of a row of the kernel early, but for a few
         data = (tile.rows - 1) * problem.row_stride + problem.kernel_width
         spilled = max(0, tile.rows + data - BY_ELEMENT.late_loads - cpu.registers)
@@ -249,9 +249,9 @@ def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
 
 def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
     rows, vectors = tile
-    loads = vectors + -(-rows // cpu.factor_lanes)
+    loads = vectors + -(-rows // cpu.multiplicand_lanes)
     # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
-    moves = rows if rows < cpu.factor_lanes or not cpu.has_quads else 0
+    moves = rows if rows < cpu.multiplicand_lanes or not cpu.has_quads else 0
     others = moves + loads + BY_ELEMENT.loop_instructions
     if cpu.has_quads:
         # two products a cycle, of four instructions
@@ -294,7 +294,7 @@ def holds_unrolled_kernel(tile: RegisterTile, cpu: CpuModel) -> bool:
 
 def holds_operands(tile: RegisterTile, cpu: CpuModel) -> bool:
     """Return whether there are registers for the accumulators of a tile, its weights and its data."""
-    data = tile.rows if cpu.factor_lanes else 1
+    data = tile.rows if cpu.multiplicand_lanes else 1
     return tile.accumulators + tile.vectors + data <= cpu.registers
 
 
@@ -305,7 +305,7 @@ def _fits(arithmetic: Arithmetic, tile: RegisterTile, cpu: CpuModel) -> bool:
         words = (
             tile.rows
             if cpu.has_quads
-            else min(tile.rows, cpu.factor_lanes) + BY_ELEMENT.pair_registers
+            else min(tile.rows, cpu.multiplicand_lanes) + BY_ELEMENT.pair_registers
         )
         return tile.accumulators + tile.vectors + words < cpu.registers
     return tile.accumulators <= cpu.registers - OPERAND_REGISTERS
@@ -626,7 +626,7 @@ def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> i
     return max((n for n in sizes if n * accumulators <= registers // 2), default=min(sizes))
 
 
-def divide_sums(terms: int, accumulators: int, wanted: int) -> int:
+def divide_accumulators(terms: int, accumulators: int, wanted: int) -> int:
     """Return in how many parts sums have as many accumulators as are wanted; a divisor of the terms."""
     return largest_divisor(terms, max(1, wanted // accumulators))
 

@@ -72,12 +72,12 @@ class PairInstructions(NamedTuple):
     Attributes:
         feature: LLVM's name of the feature that adds them.
         multiply: The one that adds two products of uint8 and int8 each, as int16, which saturates.
-        widen: The one that adds two products of int16 each, as int32.
+        promote: The one that adds two products of int16 each, as int32.
     """
 
     feature: str
     multiply: str
-    widen: str
+    promote: str
 
 
 PAIR_INSTRUCTIONS: Final[Mapping[int, PairInstructions]] = {
@@ -240,7 +240,7 @@ def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
     return frozenset(wide | narrow)
 
 
-def find_factor_lanes(target: Mapping[str, Json]) -> int:
+def find_multiplicand_lanes(target: Mapping[str, Json]) -> int:
     """Return the lanes of a vector of which instructions take any one as a factor; 0 without such."""
     return _NEON_LANES if _arch(target) in _ARM64 else 0
 
@@ -266,7 +266,7 @@ class CpuModel(NamedTuple):
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         has_float16: Whether instructions multiply and add vectors of float16.
-        factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
+        multiplicand_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
         issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
         divides_slowly: Whether a division of vectors takes as long as dozens of additions.
     """
@@ -284,7 +284,7 @@ class CpuModel(NamedTuple):
     bfloat16_arch: str | None = None
     has_fma: bool = False
     has_float16: bool = False
-    factor_lanes: int = 0
+    multiplicand_lanes: int = 0
     issue_time: float = 0.67
     divides_slowly: bool = False
 
@@ -320,11 +320,11 @@ class CpuModel(NamedTuple):
 
         With small caches of few ways, rows of a tile that lie in several places evict each other.
         """
-        return self.lanes * (_PACKED_VECTORS if self.factor_lanes else 1)
+        return self.lanes * (_PACKED_VECTORS if self.multiplicand_lanes else 1)
 
     def divides_packs(self, vectors: int) -> bool:
         """Return whether a tile of so many vectors reads packed columns that lie together."""
-        return not self.factor_lanes or _PACKED_VECTORS % vectors == 0
+        return not self.multiplicand_lanes or _PACKED_VECTORS % vectors == 0
 
     @property
     def unspilled_registers(self) -> int:
@@ -334,7 +334,7 @@ class CpuModel(NamedTuple):
     @property
     def broadcasts_first(self) -> bool:
         """True if a number is moved to all lanes of a register before it is multiplied."""
-        return not self.has_broadcast_loads and not self.factor_lanes
+        return not self.has_broadcast_loads and not self.multiplicand_lanes
 
     def for_narrow_weights(self) -> CpuModel:
         """Return the CPU for a model whose int8 weights are from -64 to 64.
@@ -347,7 +347,7 @@ class CpuModel(NamedTuple):
         """Return the CPU with vectors of float16, twice as many numbers as of float32 in registers and caches."""
         return self._replace(
             lanes=2 * self.lanes,
-            factor_lanes=2 * self.factor_lanes,
+            multiplicand_lanes=2 * self.multiplicand_lanes,
             l2_bytes=2 * self.l2_bytes,
             registers=self.registers - _REGISTERS_WITHOUT_LANES,
         )
@@ -432,7 +432,7 @@ _FAMILIES: Final = (
     _Family(
         "aarch64|arm64",
         "",
-        CpuModel(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True, factor_lanes=_NEON_LANES),
+        CpuModel(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True, multiplicand_lanes=_NEON_LANES),
         {
             "cortex-a53": _ONE_MULTIPLICATION,
             "cortex-a55": _ONE_MULTIPLICATION,

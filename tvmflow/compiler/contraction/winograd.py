@@ -105,7 +105,7 @@ def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
 def list_strides(cpu: CpuModel) -> Sequence[int]:
     """Return the strides in height and width of convolutions that may be Winograd's on a CPU."""
     # with 16 registers, most of the larger tile of data would be spilled
-    return (1, 2) if cpu.factor_lanes else (1,)
+    return (1, 2) if cpu.multiplicand_lanes else (1,)
 
 
 def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:

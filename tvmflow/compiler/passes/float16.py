@@ -30,11 +30,11 @@ _FOLLOWERS: Final = ir.operators(
 )
 
 
-class Float16Narrower(MainRewriter):
+class Float16Caster(MainRewriter):
     """Lets convolutions and matrix products read and write float16, on CPUs that multiply and add it.
 
     Data become float16 before the first of them, and stay so through the operators behind it that keep the size of
-    numbers; all others compute float32. Which kernels then add in float16, `widen_float16` decides.
+    numbers; all others compute float32. Which kernels then add in float16, `promote_float16` decides.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
@@ -50,7 +50,7 @@ class Float16Narrower(MainRewriter):
             return rewritten
         operands = [self._narrow_operand(arg) for arg in rewritten.args]
         result = self.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
-        return self._widen(result)
+        return self._promote(result)
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one field of a tuple."""
@@ -58,9 +58,9 @@ class Float16Narrower(MainRewriter):
         source = self.resolve(rewritten.tuple_value)
         if source not in self._narrow:
             return rewritten
-        return self._widen(self.emit(relax.TupleGetItem(self._narrow[source], item.index)))
+        return self._promote(self.emit(relax.TupleGetItem(self._narrow[source], item.index)))
 
-    def _widen(self, result: Any) -> Any:
+    def _promote(self, result: Any) -> Any:
         """Emit the float32 form of a result: dead code unless something reads it."""
         if isinstance(result.ty, relax.TupleType):
             parts = [relax.TupleGetItem(result, n) for n in range(len(result.ty.fields))]
@@ -124,7 +124,7 @@ _NARROW_CALLS: Final = {*_SELECTIONS, "tirx.fabs"}
 _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_pure_intrin"}
 
 
-def widen_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
+def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
     """Let kernels that compute with float16, more than moving or converting it, do so with float32.
 
     Args:
@@ -133,16 +133,16 @@ def widen_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRMo
             functions, such as exponentials, are computed in float32.
     """
 
-    def widen(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    def promote(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
         if not computes_float16(kernel.body):
             return kernel
         reductions = [b for b in ir.find_nodes(kernel.body, SBlock) if b.init is not None]
         if not adds_products or not all(map(_is_narrow_sum, reductions)):
-            return kernel.with_body(_widen(kernel))
-        rules = ((tvm.ir.Call, _widen_function), (tirx.Div, _invert_constant))
+            return kernel.with_body(_promote(kernel))
+        rules = ((tvm.ir.Call, _promote_function), (tirx.Div, _invert_constant))
         return kernel.with_body(tvm_ffi.structural_map(kernel.body, rules))
 
-    return ir.rewrite_kernels(mod, widen)
+    return ir.rewrite_kernels(mod, promote)
 
 
 def _is_narrow_sum(block: SBlock) -> bool:
@@ -163,7 +163,7 @@ def _is_narrow_sum(block: SBlock) -> bool:
     return first.isdisjoint(second)
 
 
-def _widen_function(call: Any) -> Any:
+def _promote_function(call: Any) -> Any:
     if not _is_narrow(call) or ir.operator_name(call) in _NARROW_CALLS | _FIXED_CALLS:
         return call
     arguments = [tirx.Cast(_WIDE, arg) if _is_narrow(arg) else arg for arg in call.args]
@@ -197,7 +197,7 @@ def computes_float16(body: Any) -> bool:
     return is_computed and not is_fixed and not has_names
 
 
-def _widen(function: tirx.PrimFunc) -> Any:
+def _promote(function: tirx.PrimFunc) -> Any:
     """Return the body of a kernel that computes with float32."""
     body = function.body
     inner = [buffer for block in ir.find_nodes(body, SBlock) for buffer in block.alloc_buffers]
@@ -248,26 +248,26 @@ def _make_rounding(result: Any, wide: Any) -> Any:
     return nest
 
 
-def _widen_load(load: Any) -> Any:
+def _promote_load(load: Any) -> Any:
     if _holds_narrow(load.source):
         return tirx.Cast(_WIDE, load)
     return tirx.BufferLoad(load.source, list(load.indices)) if _is_narrow(load) else load
 
 
-def _widen_cast(cast: tirx.Cast) -> Any:
+def _promote_cast(cast: tirx.Cast) -> Any:
     # a conversion to float16 rounds, and may overflow, wherever its result is stored
     if _is_narrow(cast):
         return tirx.Cast(_WIDE, cast)
     return cast.value if cast.value.ty.dtype == cast.ty.dtype else cast
 
 
-def _widen_call(call: Any) -> Any:
+def _promote_call(call: Any) -> Any:
     if not _is_narrow(call):
         return call
     return tvm.ir.Call(call.op, call.args, call.attrs, call.ty_args, ret_ty=_WIDE)
 
 
-def _widen_store(store: tirx.BufferStore) -> Any:
+def _promote_store(store: tirx.BufferStore) -> Any:
     dtype = str(store.buffer.ty.dtype.dtype)
     if dtype != _NARROW or _is_narrow(store.value):
         return store
@@ -278,7 +278,7 @@ def _widen_store(store: tirx.BufferStore) -> Any:
     return ir.with_fields(store, value=rounded)
 
 
-def _widen_limits(block: SBlock) -> SBlock:
+def _promote_limits(block: SBlock) -> SBlock:
     """Return a block whose extreme begins with the limit of float32, by which TVM knows it."""
     init = block.init
     if not (isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm)):
@@ -291,12 +291,12 @@ def _widen_limits(block: SBlock) -> SBlock:
 
 
 _RULES: Final = (
-    (tvm.ir.TensorLoad, _widen_load),
+    (tvm.ir.TensorLoad, _promote_load),
     (tirx.FloatImm, lambda node: tirx.FloatImm(_WIDE, node.value) if _is_narrow(node) else node),
-    (tirx.Cast, _widen_cast),
+    (tirx.Cast, _promote_cast),
     (_OPERATIONS, lambda operation: type(operation)(operation.a, operation.b)),
     (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
-    (tvm.ir.Call, _widen_call),
-    (tirx.BufferStore, _widen_store),
-    (SBlock, _widen_limits),
+    (tvm.ir.Call, _promote_call),
+    (tirx.BufferStore, _promote_store),
+    (SBlock, _promote_limits),
 )

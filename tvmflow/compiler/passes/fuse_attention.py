@@ -369,7 +369,7 @@ class _Emitter:
     def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
         a, rows = self._attention, self._rows
         keys, values = packed
-        factors = max(1, self._cpu.factor_lanes)
+        factors = max(1, self._cpu.multiplicand_lanes)
         first = block * rows
         queries = allocate(rows * a.depth)
         scores = allocate(rows * self._score_stride)

@@ -39,7 +39,7 @@ from tvmflow.compiler.passes.quantization import (
     find_integer_weights,
     find_quantized_data,
     integer_weight_dtype,
-    scale_sums,
+    scale_accumulators,
     split_zero_point,
     to_dot_data,
 )
@@ -129,7 +129,7 @@ class MatmulPacker(TargetRewriter):
         sums = self.kernel(multiply, "quantized_dense_pack", integers, packed)
         if zeros is not None:
             sums = self._subtract_zeros(sums, data, zeros, depth)
-        return scale_sums(self, sums, weights, [-1], data)
+        return scale_accumulators(self, sums, weights, [-1], data)
 
     def _count_matrix_rows(self, data: Any, columns: int) -> int:
         """Return how many rows instructions multiply as matrices; 0 if they multiply each by itself.
@@ -468,7 +468,7 @@ class BatchedMatmulPacker(TargetRewriter):
                 depth=depth,
                 columns=columns,
                 points=points,
-                factors=max(1, cpu.factor_lanes),
+                factors=max(1, cpu.multiplicand_lanes),
             ).emit(source, packed[0], slot * depth * columns.padded, result)
             with T.serial(together) as row, T.If(first + row < rows), T.Then():
                 for column in iterate_vectors(width, cpu.lanes):

@@ -157,8 +157,8 @@ def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
     return rewriter.cast(moved, dtype)
 
 
-def scale_sums(
-    rewriter: MainRewriter, sums: Any, weights: Any, shape: list[int], data: QuantizedData
+def scale_accumulators(
+    rewriter: MainRewriter, accumulators: Any, weights: Any, shape: list[int], data: QuantizedData
 ) -> Any:
     """Emit the float32 of sums of products of data and integer weights.
 
@@ -170,8 +170,8 @@ def scale_sums(
         totals = rewriter.emit(relax.op.sum(rewriter.cast(weights, "int32"), axes))
         totals = rewriter.reshape(totals, shape)
         offset = relax.op.multiply(totals, data.emit_zero_point(rewriter))
-        sums = rewriter.emit(relax.op.subtract(sums, rewriter.emit(offset)))
-    real = rewriter.cast(sums, "float32")
+        accumulators = rewriter.emit(relax.op.subtract(accumulators, rewriter.emit(offset)))
+    real = rewriter.cast(accumulators, "float32")
     if data.scale == 1:
         return real
     return rewriter.emit(relax.op.multiply(real, relax.const(data.scale, "float32")))
@@ -251,7 +251,7 @@ class RequantizeFuser(TargetRewriter):
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod, context)
         self._keeps_bytes = context.has_dot_products()
-        self._division = Division(self._cpu.has_fma, by_reciprocal=self._cpu.factor_lanes > 0)
+        self._division = Division(self._cpu.has_fma, by_reciprocal=self._cpu.multiplicand_lanes > 0)
         self._positions = {value: n for n, value in enumerate(self.flow.values.values())}
 
     def _replace(self, call: Any) -> Any:
@@ -273,7 +273,9 @@ class RequantizeFuser(TargetRewriter):
         readers = self.flow.list_readers(call)
         is_rounded = bool(readers) and self._is_rounded(readers[0])
         function = fake_quantize if is_rounded else quantize
-        scaled = self._scale_sums(data, parameters[0]) if self._division.by_reciprocal else None
+        scaled = (
+            self._scale_accumulators(data, parameters[0]) if self._division.by_reciprocal else None
+        )
         return self.kernel(
             functools.partial(function, division=self._division),
             "rounded" if is_rounded else "quantize",
@@ -283,7 +285,7 @@ class RequantizeFuser(TargetRewriter):
             pattern=None,
         )
 
-    def _scale_sums(self, data: Any, scale: float) -> list[Any] | None:
+    def _scale_accumulators(self, data: Any, scale: float) -> list[Any] | None:
         """Emit the factors and offsets of sums that become multiples of a scale when they are rounded.
 
         Return the sums, their factors, and what is added then; None for data that are no scaled sums.
@@ -309,11 +311,11 @@ class RequantizeFuser(TargetRewriter):
         if not factors or not is_alike:
             return None
 
-        sums = self._add_integers(data, offsets[0], factors) if offsets else None
-        if sums is not None:
+        accumulators = self._add_integers(data, offsets[0], factors) if offsets else None
+        if accumulators is not None:
             offsets = []
         else:
-            sums = self.visit_expr(data)
+            accumulators = self.visit_expr(data)
 
         def scaled(weights: Sequence[Any]) -> Any:
             # rounded once, because all numbers of a channel are multiplied by it
@@ -322,7 +324,7 @@ class RequantizeFuser(TargetRewriter):
                 product = self.emit(relax.op.multiply(self.cast(weight, "float64"), product))
             return self.cast(product, _FLOAT)
 
-        return [sums, scaled(factors), *map(scaled, ([w] for w in offsets))]
+        return [accumulators, scaled(factors), *map(scaled, ([w] for w in offsets))]
 
     def _add_integers(self, data: Any, bias: Any, factors: Sequence[Any]) -> Any:
         """Emit sums of products of integers with a bias added to them; None for other data, or another bias.
@@ -350,13 +352,13 @@ class RequantizeFuser(TargetRewriter):
         moved = self.visit_expr(integers)
         for move in reversed(moves):
             moved = self.emit(relax.Call(move.op, [moved, *move.args[1:]], move.attrs))
-        sums, offset = cast.args[0], relax.const(0, "int32")
-        difference = ir.as_call(self._used_once(sums), "relax.subtract")
+        accumulators, offset = cast.args[0], relax.const(0, "int32")
+        difference = ir.as_call(self._used_once(accumulators), "relax.subtract")
         if difference is not None and self.flow.is_weight(difference.args[1]):
-            sums, offset = difference.args[0], self.visit_expr(difference.args[1])
+            accumulators, offset = difference.args[0], self.visit_expr(difference.args[1])
         offset = self.emit(relax.op.subtract(offset, moved))
-        sums = self.emit(relax.op.subtract(self.visit_expr(sums), offset))
-        return self.emit(relax.op.astype(sums, _FLOAT))
+        accumulators = self.emit(relax.op.subtract(self.visit_expr(accumulators), offset))
+        return self.emit(relax.op.astype(accumulators, _FLOAT))
 
     def _find_moved(self, weights: Any) -> tuple[list[Any], Any]:
         """Return the operators that have moved weights, the last one first, and what they have moved."""
@@ -514,10 +516,10 @@ def _round_to_bits(
 
     Bits of positive numbers have the order of the numbers; those of negative numbers are less.
     """
-    sums, *others = data
+    accumulators, *others = data
     one = [tirx.const(float(np.float32(1) / np.float32(scale)), _FLOAT)]
     factor, *offsets = [read_broadcast(other, index) for other in others] or one
-    quotient = sum(offsets, sums(*index) * factor) + tirx.const(ROUNDING + at, _FLOAT)
+    quotient = sum(offsets, accumulators(*index) * factor) + tirx.const(ROUNDING + at, _FLOAT)
     limits = np.iinfo(dtype)
     lowest = ROUNDING_BITS - zero_point + at
     lower, upper = (tirx.const(lowest + int(limit), "int32") for limit in (limits.min, limits.max))

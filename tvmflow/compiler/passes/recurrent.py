@@ -57,7 +57,7 @@ class RecurrentRewriter(TargetRewriter):
             hidden=hidden,
             units=units,
             lanes=lanes,
-            factors=1 if is_gpu or cpu is None else max(1, cpu.factor_lanes),
+            factors=1 if is_gpu or cpu is None else max(1, cpu.multiplicand_lanes),
             typical=(self.numbers.size(steps), self.numbers.size(batch)),
             dots=None if integers is None else self._find_dots(operands, lanes),
         )
@@ -97,7 +97,7 @@ class RecurrentRewriter(TargetRewriter):
         cpu = self._context.cpu
         if cpu is None or operator.kind != "LSTM":
             return _UNIT_MULTIPLE
-        if not cpu.factor_lanes or is_dynamic(batch):
+        if not cpu.multiplicand_lanes or is_dynamic(batch):
             return cpu.lanes
         vectors = _VECTORS_OF_ROWS.get(count_rows(plain(batch)), 1)
         return cpu.lanes * vectors

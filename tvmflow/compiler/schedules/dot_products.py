@@ -75,9 +75,9 @@ def _load_intrinsic(dtype: str, lanes: int) -> str:
 def _load_narrow_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for weights from -64 to 64 and a number of sums."""
 
-    def add(sums: Any, words: Any, weights: Any) -> Any:
+    def add(accumulators: Any, words: Any, weights: Any) -> Any:
         return add_narrow_products(
-            sums, tirx.reinterpret(f"uint8x{4 * lanes}", words), weights, lanes
+            accumulators, tirx.reinterpret(f"uint8x{4 * lanes}", words), weights, lanes
         )
 
     name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
@@ -88,10 +88,10 @@ def _load_narrow_intrinsic(lanes: int) -> str:
 def _load_pairs_intrinsic() -> str:
     """Return the name of the intrinsic that adds two products of bytes to each of four sums."""
 
-    def add(sums: Any, words: Any, weights: Any) -> Any:
+    def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret("int8x8", words)
         products = call_llvm("llvm.aarch64.neon.smull.v8i16", "int16x8", weights, data)
-        return sums + call_llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
+        return accumulators + call_llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
 
     return _register_words(
         f"tvmflow.dot_int8_4x{PAIRS.terms}", PAIRS, ("int8", "int8", "int32"), 4, add
@@ -103,12 +103,12 @@ def _load_depthwise_intrinsic() -> str:
     """Return the name of the intrinsic of four channels, four pixels and four kernel positions."""
     order = [4 * term + lane for lane in range(4) for term in range(4)]
 
-    def compute(data: Any, weights: Any, sums: Any) -> None:
+    def compute(data: Any, weights: Any, accumulators: Any) -> None:
         numbers = weights.vload([0, 0], dtype="int8x16")
         factors = tirx.Shuffle([data.vload([0, 0], dtype="int8x16")], order)
-        before = sums.vload([0], dtype="int32x4")
+        before = accumulators.vload([0], dtype="int32x4")
         value = call_llvm(DOT_INSTRUCTIONS["int8", 4], "int32x4", before, numbers, factors)
-        T.buffer_store(sums, value, [T.ramp(T.int32(0), 1, 4)])
+        T.buffer_store(accumulators, value, [T.ramp(T.int32(0), 1, 4)])
 
     operands = (
         _Operand((4, 4), "int8", lambda lane, term: (term, lane)),
@@ -123,7 +123,7 @@ def _load_matrices_intrinsic() -> str:
     """Return the name of the intrinsic that multiplies eight bytes of two pixels and of four results.
 
     It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
-    `order_matrix_sums` lets others read them so.
+    `order_matrix_accumulators` lets others read them so.
     """
 
     def join(first: Any, second: Any) -> Any:
@@ -157,8 +157,8 @@ def _load_rows_intrinsic() -> str:
 def _load_bfloat16_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for a number of float32 sums of products of bfloat16."""
 
-    def add(sums: Any, words: Any, weights: Any) -> Any:
-        operands = (sums, words, tirx.reinterpret(f"int32x{lanes}", weights))
+    def add(accumulators: Any, words: Any, weights: Any) -> Any:
+        operands = (accumulators, words, tirx.reinterpret(f"int32x{lanes}", weights))
         return T.call_pure_extern(f"float32x{lanes}", _bfloat16_function(lanes), *operands)
 
     name, dtypes = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}", ("uint16", "uint16", "float32")
@@ -197,15 +197,19 @@ def use_instruction(
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
     """Return a function in LLVM's language that adds products: TVM has no type for its operands."""
-    sums, words, numbers = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
+    accumulators, words, numbers = (
+        f"<{lanes} x float>",
+        f"<{lanes} x i32>",
+        f"<{2 * lanes} x bfloat>",
+    )
     return f"""
-declare {sums} @{instruction}({sums}, {numbers}, {numbers})
+declare {accumulators} @{instruction}({accumulators}, {numbers}, {numbers})
 
-define {sums} @{_bfloat16_function(lanes)}({sums} %sums, {words} %data, {words} %weights) alwaysinline {{
+define {accumulators} @{_bfloat16_function(lanes)}({accumulators} %sums, {words} %data, {words} %weights) alwaysinline {{
   %x = bitcast {words} %data to {numbers}
   %w = bitcast {words} %weights to {numbers}
-  %result = call {sums} @{instruction}({sums} %sums, {numbers} %x, {numbers} %w)
-  ret {sums} %result
+  %result = call {accumulators} @{instruction}({accumulators} %sums, {numbers} %x, {numbers} %w)
+  ret {accumulators} %result
 }}
 """
 
@@ -232,7 +236,7 @@ def _expand(store: Any) -> Any:
     if "A" not in operands:
         raise ValueError("block-quantized weights need the instructions of the target CPU")
     data, weights = operands["A"], operands["B"]
-    sums, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
+    accumulators, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
     lanes, *terms = weights.shape
     loops = [(lane, lanes), (term, terms[-1])]
     place, weight = [lane], weights[lane, term]
@@ -242,7 +246,7 @@ def _expand(store: Any) -> Any:
         loops.append((half, terms[0]))
         place, weight = [point, lane], weights[lane, half, term]
         value = data[half, 0, point, term]
-    elif len(sums.shape) > 1:
+    elif len(accumulators.shape) > 1:
         # rows of a matrix
         point = store.indices[0]
         place, value = [point, lane], data[point, term]
@@ -250,7 +254,7 @@ def _expand(store: Any) -> Any:
         # data of depthwise convolutions have channels of their own
         value = data[term] if len(data.shape) == 1 else data[term, lane]
     product = value.astype("int32") * weight.astype("int32")
-    body: Any = tirx.BufferStore(sums, sums[tuple(place)] + product, place)
+    body: Any = tirx.BufferStore(accumulators, accumulators[tuple(place)] + product, place)
     for var, extent in reversed(loops):
         body = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, body)
     return body
@@ -290,32 +294,32 @@ def _register(
     operands: tuple[_Operand, _Operand, _Operand],
     extents: tuple[int, ...],
     compute: Callable[[Any, Any, Any], None],
-    widen: Callable[[Any], Any] = INTEGERS.to_sum,
+    promote: Callable[[Any], Any] = INTEGERS.to_accumulator,
     scope: str = "local",
 ) -> str:
     """Register an intrinsic of TVM that adds products of data and weights to sums, and return its name.
 
     It takes the place of loops of these extents, on the last of which sums do not depend. `compute` writes the sums,
-    given the buffers of data, weights and sums, and `widen` returns a number as one of them.
+    given the buffers of data, weights and sums, and `promote` returns a number as one of them.
     """
-    data, weights, sums = operands
-    kinds = "".join("RS"[axis < len(sums.shape)] for axis in range(len(extents)))
+    data, weights, accumulators = operands
+    kinds = "".join("RS"[axis < len(accumulators.shape)] for axis in range(len(extents)))
 
     def describe(a: Any, b: Any, c: Any) -> None:
         with T.grid(*extents) as loops, T.sblock("update"):
             axes = T.axis.remap(kinds, list(loops))
-            product = widen(a[data.place(*axes)]) * widen(b[weights.place(*axes)])
-            T.buffer_store(c, c[sums.place(*axes)] + product, sums.place(*axes))
+            product = promote(a[data.place(*axes)]) * promote(b[weights.place(*axes)])
+            T.buffer_store(c, c[accumulators.place(*axes)] + product, accumulators.place(*axes))
 
     def define(body: Callable[[Any, Any, Any], None]) -> Any:
         @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
         def function(a: T.handle, b: T.handle, c: T.handle) -> None:
             A = T.match_buffer(a, data.shape, **data.layout())
             B = T.match_buffer(b, weights.shape, **weights.layout())
-            C = T.match_buffer(c, sums.shape, scope=scope, **sums.layout())
+            C = T.match_buffer(c, accumulators.shape, scope=scope, **accumulators.layout())
             with T.sblock("root"):
-                T.reads(C[sums.region], A[data.region], B[weights.region])
-                T.writes(C[sums.region])
+                T.reads(C[accumulators.region], A[data.region], B[weights.region])
+                T.writes(C[accumulators.region])
                 body(A, B, C)
 
         return function
@@ -340,31 +344,31 @@ def _register_words(
     terms, (dtype, weight, total) = products.terms, dtypes
     word = f"int{terms * tvm.DataType(dtype).bits}"
 
-    def compute(data: Any, weights: Any, sums: Any) -> None:
+    def compute(data: Any, weights: Any, accumulators: Any) -> None:
         numbers = data.vload([0], dtype=f"{dtype}x{terms}")
         value = add(
-            sums.vload([0], dtype=f"{total}x{lanes}"),
+            accumulators.vload([0], dtype=f"{total}x{lanes}"),
             T.broadcast(tirx.reinterpret(word, numbers), lanes),
             weights.vload([0, 0], dtype=f"{weight}x{terms * lanes}"),
         )
-        T.buffer_store(sums, value, [T.ramp(T.int32(0), 1, lanes)])
+        T.buffer_store(accumulators, value, [T.ramp(T.int32(0), 1, lanes)])
 
     operands = (
         _Operand((terms,), dtype, lambda lane, term: (term,)),
         _Operand((lanes, terms), weight, lambda lane, term: (lane, term)),
         _Operand((lanes,), total, lambda lane, term: (lane,)),
     )
-    return _register(name, operands, (lanes, terms), compute, products.to_sum, scope)
+    return _register(name, operands, (lanes, terms), compute, products.to_accumulator, scope)
 
 
 def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
     """Register an intrinsic that adds four products of bytes to each sum, by one instruction."""
 
-    def add(sums: Any, words: Any, weights: Any) -> Any:
+    def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)
         # the one that may be a lane of a vector comes last
         factors = (weights, data) if dtype == "int8" else (data, weights)
-        return call_llvm(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", sums, *factors)
+        return call_llvm(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", accumulators, *factors)
 
     return _register_words(name, INTEGERS, (dtype, "int8", "int32"), lanes, add, scope)
 
@@ -380,7 +384,7 @@ def _register_matrices(
     `join` returns both rows as the instruction takes them, given eight bytes from each place of the first axis.
     """
 
-    def compute(data: Any, weights: Any, sums: Any) -> None:
+    def compute(data: Any, weights: Any, accumulators: Any) -> None:
         def load(buffer: Any, first: int, dtype: str) -> Any:
             return buffer.vload([first] + [0] * (len(buffer.shape) - 1), dtype=dtype)
 
@@ -388,10 +392,10 @@ def _register_matrices(
             value = call_llvm(
                 MATRIX_INSTRUCTION,
                 "int32x4",
-                load(sums, half, "int32x4"),
+                load(accumulators, half, "int32x4"),
                 join(load(data, 0, "int8x8"), load(data, 1, "int8x8")),
                 load(weights, 2 * half, "int8x16"),
             )
-            T.buffer_store(sums, value, [half, T.ramp(T.int32(0), 1, 4)])
+            T.buffer_store(accumulators, value, [half, T.ramp(T.int32(0), 1, 4)])
 
     return _register(name, operands, extents, compute)

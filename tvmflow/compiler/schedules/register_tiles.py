@@ -198,11 +198,11 @@ def _is_result(final: Block, main: Block) -> bool:
     """Return whether a block computes the result from the sums; these may be padded."""
     if final.spatial_extents == main.spatial_extents:
         return True
-    sums = [load for load in list_loads(final) if load.source.same_as(main.output)]
-    return len(sums) > 0 and all(
+    accumulators = [load for load in list_loads(final) if load.source.same_as(main.output)]
+    return len(accumulators) > 0 and all(
         len(load.indices) == len(final.spatial_axes)
         and all(map(lambda index, axis: index.same_as(axis), load.indices, final.spatial_axes))
-        for load in sums
+        for load in accumulators
     )
 
 
@@ -261,18 +261,18 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     schedule.vectorize(loops.vector)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
-    sums = _schedule_sums(schedule, main, axes, tile, cpu)
+    accumulators = _schedule_accumulators(schedule, main, axes, tile, cpu)
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
         products = dot_products.find_products(main)
         is_of_bytes = products in (INTEGERS, PAIRS, DEPTHWISE, MATRICES)
         is_long = products is None and has_long_rows(pad, cpu)
-        fills = pads_rows or is_long or (is_of_bytes and cpu.factor_lanes > 0)
+        fills = pads_rows or is_long or (is_of_bytes and cpu.multiplicand_lanes > 0)
         schedule_window(schedule, pad, window, cpu, fills=fills)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
     if dot_products.find_products(main) is not None:
-        dot_products.use_instruction(schedule, main, parallel, sums, axes.lanes, cpu)
+        dot_products.use_instruction(schedule, main, parallel, accumulators, axes.lanes, cpu)
 
 
 def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
@@ -281,7 +281,7 @@ def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
     Of shorter rows LLVM unrolls all vectors, and knows of each whether it is padding.
     """
     is_long = pad.spatial_extents[-_PARTS] > _SHORT_ROW
-    return is_long and cpu.factor_lanes > 0 and not pad.dynamic_axes and is_padded_at_all(pad)
+    return is_long and cpu.multiplicand_lanes > 0 and not pad.dynamic_axes and is_padded_at_all(pad)
 
 
 def schedule_window(
@@ -380,7 +380,7 @@ def _count_parts(block: Block) -> int:
     return first // max(sizes, default=1)
 
 
-def _schedule_sums(
+def _schedule_accumulators(
     schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile, cpu: CpuModel
 ) -> Any:
     """Schedule the sums of one tile, those of float16 in parts; return the loop over lanes."""
@@ -453,19 +453,19 @@ def _schedule_reduction(
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
-    sums = tile.shape.accumulators
+    accumulators = tile.shape.accumulators
     longest, limit = (
-        max(SHORT_REDUCTION, cpu.factor_lanes, factors if takes_lanes else 0),
+        max(SHORT_REDUCTION, cpu.multiplicand_lanes, factors if takes_lanes else 0),
         _MAX_UNROLLED,
     )
     if _reads_rows(block, extents, cpu):
         longest, limit = _LONG_REDUCTION, _MAX_ROW
-    elif cpu.factor_lanes and _measure_kernel(block, axes.data)[0]:
+    elif cpu.multiplicand_lanes and _measure_kernel(block, axes.data)[0]:
         longest = _LONG_REDUCTION
     elif takes_lanes and not is_dot:
         holds_positions = candidates.holds_unrolled_kernel(tile.shape, cpu)
-        limit = _MAX_UNROLLED_POSITIONS if holds_positions else factors * sums
-    _unroll_short(schedule, reduction_loops, extents, sums, longest, limit)
+        limit = _MAX_UNROLLED_POSITIONS if holds_positions else factors * accumulators
+    _unroll_short(schedule, reduction_loops, extents, accumulators, longest, limit)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
         *_, outer, lanes = schedule.get_loops(initial)
@@ -479,8 +479,8 @@ def _count_factors(block: Block, cpu: CpuModel) -> int:
     """Return how many factors a vector holds of which instructions take any; 0 without such."""
     products = dot_products.find_products(block)
     if products is None:
-        return cpu.factor_lanes
-    return 0 if products is BFLOAT16 else 4 * cpu.factor_lanes // products.terms
+        return cpu.multiplicand_lanes
+    return 0 if products is BFLOAT16 else 4 * cpu.multiplicand_lanes // products.terms
 
 
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
@@ -496,7 +496,7 @@ def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bo
 
 def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
     """Return whether multiplicands of the last two axes lie together, as of few channels (64-bit ARM)."""
-    if not cpu.factor_lanes or len(extents) < _PARTS or extents[-1] >= cpu.factor_lanes:
+    if not cpu.multiplicand_lanes or len(extents) < _PARTS or extents[-1] >= cpu.multiplicand_lanes:
         return False
     first = len(block.spatial_extents) + len(extents) - _PARTS
     pixel, channel = block.axes[first : first + _PARTS]
@@ -505,7 +505,7 @@ def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
     return bool(scalars) and all(
         element_stride(load, block, channel) == 1
         # a block of channels that are not all there
-        and element_stride(load, block, pixel) in (extents[-1], cpu.factor_lanes)
+        and element_stride(load, block, pixel) in (extents[-1], cpu.multiplicand_lanes)
         for load in scalars
     )
 
@@ -722,9 +722,9 @@ def _find_arithmetic(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Arithm
     if _multiplies_matrices(block):
         return Arithmetic.BYTE_MATRICES
     products = dot_products.find_products(block)
-    if cpu.factor_lanes > 0 and products in (INTEGERS, PAIRS):
+    if cpu.multiplicand_lanes > 0 and products in (INTEGERS, PAIRS):
         return Arithmetic.DOT_BY_ELEMENT
-    if _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
+    if _reads_whole_vectors(block, block.reduction_extents, cpu.multiplicand_lanes):
         return Arithmetic.BY_ELEMENT
     if products is not None:
         return Arithmetic.DOT

@@ -42,18 +42,18 @@ _MAX_UNDIVIDED: Final = 4096
 # The loops over rows, vectors and lanes.
 _JOINED_LOOPS: Final = 3
 # Partial sums that are added one by one.
-_LEAST_SUMS: Final = 2
+_MIN_ACCUMULATORS: Final = 2
 
 
 class _Step(NamedTuple):
     """A block of a row, and the blocks of its partial sums, which run before it."""
 
     block: Block
-    partial_sums: Sequence[Any]
+    partial_accumulators: Sequence[Any]
 
     @property
     def handles(self) -> list[Any]:
-        return [*self.partial_sums, self.block.handle]
+        return [*self.partial_accumulators, self.block.handle]
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
@@ -122,7 +122,7 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
         block, reduction = before.block, step.block
         if (
             block.is_reduction
-            or not step.partial_sums
+            or not step.partial_accumulators
             or len(block.axes) - 1 in block.dynamic_axes
             or row_axes != len(reduction.spatial_extents)
             or len(reduction.reduction_extents) != 1
@@ -130,7 +130,9 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
         ):
             continue
         own = [load for load in list_loads(reduction) if load.source.same_as(block.output)]
-        loops = [schedule.get_loops(handle) for handle in (block.handle, step.partial_sums[0])]
+        loops = [
+            schedule.get_loops(handle) for handle in (block.handle, step.partial_accumulators[0])
+        ]
         if (
             not own
             or any(len(nest) != _JOINED_LOOPS for nest in loops)
@@ -178,12 +180,12 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[
         return []
     loop = fuse(schedule, list(schedule.get_loops(block.handle))[-joined:])
     _, lanes = schedule.split(loop, [None, cpu.lanes])
-    partial_sums = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
-    *_, vectors, lanes = schedule.get_loops(partial_sums)
+    partial_accumulators = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
+    *_, vectors, lanes = schedule.get_loops(partial_accumulators)
     schedule.vectorize(lanes)
     if not is_dynamic and extent % cpu.lanes:
         peel_last_iteration(schedule, vectors)
-    return [partial_sums, *_halve_sums(schedule, block, cpu.lanes)]
+    return [partial_accumulators, *_halve_accumulators(schedule, block, cpu.lanes)]
 
 
 def _count_joined_axes(block: Block, lanes: int) -> int:
@@ -198,13 +200,13 @@ def _count_joined_axes(block: Block, lanes: int) -> int:
     return count
 
 
-def _halve_sums(schedule: Schedule, block: Block, lanes: int) -> list[Any]:
+def _halve_accumulators(schedule: Schedule, block: Block, lanes: int) -> list[Any]:
     """Add halves of the partial sums of a vector to each other, until there are two sums.
 
     One sum after the other would take the latency of as many additions, longer than a short row.
     """
     handles = []
-    while lanes > _LEAST_SUMS:
+    while lanes > _MIN_ACCUMULATORS:
         lanes //= 2
         halves, inner = schedule.split(schedule.get_loops(block.handle)[-1], [None, lanes])
         handle = schedule.rfactor(inner, factor_axis=len(block.spatial_extents))
@@ -305,12 +307,12 @@ def _apply_to_columns(
     """Compute all blocks of some columns after each other, such parts in parallel."""
     reduced, split, extent = columns
     rank = next(len(block.spatial_extents) for block in blocks if block.is_reduction)
-    parts, sums = [], []
+    parts, accumulators = [], []
     for block in blocks:
         own = list(schedule.get_loops(block.handle))
         if block.is_reduction:
             middle = [own.pop()]
-            sums.append((block.handle, middle[0]))
+            accumulators.append((block.handle, middle[0]))
         else:
             middle = [own.pop(reduced)] if len(own) > rank else []
         part, inside = schedule.split(own[split], [None, extent])
@@ -321,6 +323,6 @@ def _apply_to_columns(
     loop = schedule.merge(*parts) if len(parts) > 1 else parts[0]
     is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
     fuse_and_parallelize(schedule, [loop], is_worthwhile, cpu)
-    for handle, along in sums:
+    for handle, along in accumulators:
         schedule.decompose_reduction(handle, along)
     return schedule

@@ -174,7 +174,7 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: Split, cpu: CpuModel) -> 
         for block_of_tile in (blocks.image, blocks.image_columns):
             _keep_in_registers(schedule, block_of_tile, tile_column)
     schedule.compute_at(blocks.product.handle, group, preserve_unit_loops=True)
-    _schedule_product(schedule, blocks.product, split, takes_lanes=cpu.factor_lanes > 0)
+    _schedule_product(schedule, blocks.product, split, takes_lanes=cpu.multiplicand_lanes > 0)
     schedule.compute_at(blocks.data.handle, around, preserve_unit_loops=True)
     channel = _schedule_data(schedule, blocks, cpu.cores > 1 and not split.in_strips)
     if has_long_rows(blocks.pad, cpu):

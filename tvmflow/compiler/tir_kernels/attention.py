@@ -234,7 +234,7 @@ class _Emitter:
         depth: int,
         left: tuple[Any, int],
         right: tuple[Any, int],
-        sums: Any,
+        accumulators: Any,
         columns: int,
     ) -> None:
         """Emit the addition of a product of matrices, each with the distance of its rows."""
@@ -248,7 +248,7 @@ class _Emitter:
             _read(self._right, right_memory, place * right_stride + self._across * columns, columns)
             with T.unroll(tile.rows) as row, T.unroll(columns) as column:
                 result = row * columns + column
-                sums[result] = sums[result] + self._left[row] * self._right[column]
+                accumulators[result] = accumulators[result] + self._left[row] * self._right[column]
 
     def _score(self, first: Any) -> None:
         """Emit the scores of a tile of keys, and the largest of each query in this thread."""

@@ -1,13 +1,12 @@
-"""Products of data with weights of 4 or 8 bits, groups of which share a scale and a zero point.
+"""Matrix products with weights of 4 or 8 bits, block-quantized with a scale and zero point a group.
 
-A tile has some columns. Its weights are one piece of memory, which is read from its beginning to its
-end: words of 32 bits, one for each column, with neighboring terms of a sum. They become numbers in
-registers. Zero points are subtracted from the sums of a group, so that weights stay as they are. On x86-64, what is
-read later is prefetched.
+A tile has some columns. Its weights are contiguous and read in order: 32-bit words, one for each column, with
+neighboring terms of the reduction. Weights are dequantized in registers. Zero points are subtracted from the
+accumulators of a group instead of each weight. On x86-64, later words are prefetched.
 
-The data are arranged first. For sums of float32, each number is divided by the power of two by which its weight is
-too large: a weight is masked within its word, and not moved. For sums of integers, the numbers of a row that meet
-one group of weights are rounded to int8 with a scale of their own.
+The data are arranged first. For float32 accumulators, weights are masked within their words and not shifted, so each
+value of the data is divided by the power of two by which its weight is too large. For int32 accumulators, the values
+of a row that meet one group of weights are rounded to int8 with a scale of their own, or to several int8 limbs.
 """
 
 from __future__ import annotations
@@ -41,31 +40,31 @@ from tvmflow.graph.ir_operators import BlockQuantizedWeights
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""
 TILE_COLUMNS: Final = 64
-"""The most columns of a tile: so many words are next to each other."""
+"""The most columns of a tile, and contiguous words."""
 
 _FLOAT: Final = "float32"
-# Where words are masked, numbers of the lower and the upper half of a word are computed alike.
+# Masked weights of the lower and the upper half of a word are computed alike.
 _HALF_BITS: Final = 16
-# The most rows that are multiplied with a weight while it is in a register.
-_MAX_POINTS: Final = 4
-# The terms of a dot product of bytes.
+# The most rows of a register tile: each weight in a register is multiplied with as many.
+_MAX_TILE_ROWS: Final = 4
+# The terms of an int8 dot product.
 _TERMS: Final = 4
-# The words of 4-bit weights whose products an int16 holds, two of each half: 2 · 2 · 15 · 128 · 4 is below 2¹⁵.
+# The words of 4-bit weights whose products fit an int16, two of each half: 2 · 2 · 15 · 128 · 4 is below 2¹⁵.
 _PAIR_WORDS: Final = 4
-# Words are prefetched so far ahead (8 KiB): instructions wait for memory otherwise, because no more than a few hundred
-# are in flight, and the CPU's own prefetching ends with each page.
+# The prefetch distance in words (8 KiB). Hardware prefetching ends with each page, and out-of-order execution, with a
+# few hundred instructions in flight, does not reach far enough.
 _WORDS_AHEAD: Final = 2048
-# Rows of data that are apart by a power of two would share sets of the cache: a line is between them.
+# A line of padding: rows of data whose distance is a power of two would share cache sets.
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
 _LOW_HALVES: Final = 0x0F0F0F0F
-# The highest bits of four bytes, as a signed number.
+# The highest bits of four bytes, as a signed integer.
 _SIGNS: Final = 0x80808080 - (1 << WORD_BITS)
-# The largest number that data are rounded to; of several digits, the largest first one.
+# The largest value that data are rounded to, and the largest first one of several limbs.
 _LARGEST: Final = 127
-_LARGEST_DIGIT: Final = 63
-# The digits of data whose sums are as exact as those of float32.
-_DIGITS: Final = 3
+_LARGEST_LIMB: Final = 63
+# As many int8 limbs are as exact as float32 data.
+_LIMBS: Final = 3
 # The bits of a float32 but its sign.
 _ABSOLUTE: Final = 0x7FFFFFFF
 
@@ -74,11 +73,11 @@ class BlockQuantizedMatmul(NamedTuple):
     """A product of a matrix (rows, depth) and weights (depth, columns).
 
     Attributes:
-        rows: The number of rows, which may be open.
-        depth: The length of a sum.
+        rows: The number of rows, which may be dynamic.
+        depth: The length of the reduction.
         columns: The number of columns.
         bits: The bits of a weight, 4 or 8.
-        group: The terms of a sum whose weights share a scale.
+        group: The group size: the terms whose weights share a scale.
         zero: The zero point of all weights; None where each group has its own.
         scales_dtype: The dtype of scales: float32, float16, or bfloat16 as uint16.
         zeros_dtype: The dtype of zero points of groups.
@@ -110,7 +109,7 @@ class BlockQuantizedMatmul(NamedTuple):
 
     @property
     def padded_depth(self) -> int:
-        """The length of a sum in whole groups."""
+        """The length of the reduction in whole groups."""
         return self.groups * self.group
 
     @property
@@ -120,7 +119,7 @@ class BlockQuantizedMatmul(NamedTuple):
 
     @property
     def words_ahead(self) -> int:
-        """The words of a column between those that are read and those that are prefetched."""
+        """The prefetch distance in words of a column."""
         return _WORDS_AHEAD // self.width
 
     @property
@@ -132,7 +131,7 @@ class BlockQuantizedMatmul(NamedTuple):
 class Machine(NamedTuple):
     """The CPU of a kernel.
 
-    Instructions multiply bytes of a dtype with int8 weights, or add the products of two bytes each as int16.
+    Its instructions multiply int8 or uint8 data with int8 weights; `has_pairs` ones add two products as int16.
     """
 
     lanes: int
@@ -143,7 +142,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def of(cls, cpu: CpuModel, features: Collection[str]) -> Machine:
-        """Return what kernels know of a CPU, by LLVM's names of its features."""
+        """Return the machine of a CPU with some features, by LLVM's names."""
         pairs = PAIR_INSTRUCTIONS.get(cpu.lanes)
         return cls(
             lanes=cpu.lanes,
@@ -157,7 +156,7 @@ class Machine(NamedTuple):
 def make_kernel(
     product: BlockQuantizedMatmul, machine: Machine, *, rounds_data: bool
 ) -> tirx.PrimFunc:
-    """Return the kernel; its data are rounded to int8 where that is asked for.
+    """Return the kernel, which rounds data to int8 with `rounds_data`.
 
     Its parameters are data, words, scales, zero points if each group has one, and the result.
     """
@@ -172,43 +171,43 @@ def make_kernel(
         if product.zero is None:
             buffers.append(T.arg("zeros", declare_buffer(tiled, product.zeros_dtype)))
         out = T.arg("out", declare_buffer((product.rows, product.columns), _FLOAT))
-        digits = 1 if rounds_data else _DIGITS
+        limbs = 1 if rounds_data else _LIMBS
         if machine.dot_dtype is not None:
-            _IntegerSums(product, machine, digits, buffers, out).emit()
+            _IntegerEmitter(product, machine, limbs, buffers, out).emit()
         elif not machine.has_pairs or product.bits == _BYTE:
-            # int16 holds no sums with weights of 8 bits
-            _FloatSums(product, machine, 1, buffers, out).emit()
+            # products with 8-bit weights overflow int16
+            _FloatEmitter(product, machine, 1, buffers, out).emit()
         elif rounds_data:
-            _PairSums(product, machine, 1, buffers, out).emit()
+            _PairEmitter(product, machine, 1, buffers, out).emit()
         else:
-            _emit_digits_or_floats(product, machine, buffers, out)
+            _emit_limbs_or_floats(product, machine, buffers, out)
     return builder.get()
 
 
-def _emit_digits_or_floats(
+def _emit_limbs_or_floats(
     product: BlockQuantizedMatmul, machine: Machine, buffers: Sequence[Any], out: Any
 ) -> None:
-    """Emit sums of three digits for a single row, of float32 for several, which share conversions."""
+    """Emit three int8 limbs for a single row, and float32 for several rows, which share conversions."""
     single = product._replace(rows=1)
     if not is_dynamic(product.rows):
         is_single = product.rows == 1
-        kind, digits = (_PairSums, _DIGITS) if is_single else (_FloatSums, 1)
-        kind(product, machine, digits, buffers, out).emit()
+        kind, limbs = (_PairEmitter, _LIMBS) if is_single else (_FloatEmitter, 1)
+        kind(product, machine, limbs, buffers, out).emit()
         return
     with T.If(product.rows == 1):
         with T.Then():
-            _PairSums(single, machine, _DIGITS, buffers, out).emit()
+            _PairEmitter(single, machine, _LIMBS, buffers, out).emit()
         with T.Else():
-            _FloatSums(product, machine, 1, buffers, out).emit()
+            _FloatEmitter(product, machine, 1, buffers, out).emit()
 
 
 class _Vector(NamedTuple):
-    """A vector of columns of a tile, for some rows and one group of terms.
+    """A vector of columns of a tile, for the rows of the tile and one group of terms.
 
-    The column and the row are the first ones; of the sums of the group, its own are at `vector`.
+    `column` and `first` are the first column and row; `vector` is the index in the accumulators of the group.
     """
 
-    sums: Any
+    accumulators: Any
     vector: int
     tile: Any
     column: Any
@@ -216,15 +215,15 @@ class _Vector(NamedTuple):
     group: Any
 
 
-class _Sums:
-    """Emits a kernel. Subclasses know how data are arranged, and how the sums of a group are computed.
+class _Emitter:
+    """Emits a kernel. Subclasses arrange the data and accumulate the products of a group.
 
-    They have `_allocate_data`, `_arrange_group` for a group of a row, and `_start`, `_add` and `_finish` for the sums of
-    a vector.
+    They have `_allocate_data`, `_arrange_group` for a group of a row, and `_start`, `_add` and `_finish` for the
+    accumulators of a vector.
     """
 
     _dtype: str
-    """The dtype of the sums of a group."""
+    """The dtype of the accumulators of a group."""
     _allocate_data: Callable[[], None]
     _arrange_group: Callable[[Any, Any], None]
     _start: Callable[[_Vector], None]
@@ -232,9 +231,9 @@ class _Sums:
     _finish: Callable[[_Vector, int, Any], Any]
 
     def __init__(
-        self, product: BlockQuantizedMatmul, machine: Machine, digits: int, buffers: Any, out: Any
+        self, product: BlockQuantizedMatmul, machine: Machine, limbs: int, buffers: Any, out: Any
     ) -> None:
-        self._product, self._machine, self._digits = product, machine, digits
+        self._product, self._machine, self._limbs = product, machine, limbs
         self._data, self._words, self._scales, *zeros = map(T.buffer_proxy, buffers)
         self._zeros = zeros[0] if zeros else None
         self._out = T.buffer_proxy(out)
@@ -243,15 +242,15 @@ class _Sums:
         rows = self._product.rows
         self._allocate_data()
         self._arrange()
-        most = fill_registers((1, 2, _MAX_POINTS), self._digits, self._machine.registers)
+        most = fill_registers((1, 2, _MAX_TILE_ROWS), self._limbs, self._machine.registers)
         with T.parallel(self._product.tiles) as tile:
-            for first, points in _iterate_rows(rows, most):
-                self._emit_tile(tile, first, points)
+            for first, tile_rows in _iterate_rows(rows, most):
+                self._emit_tile(tile, first, tile_rows)
 
     def _arrange(self) -> None:
-        """Emit the arrangement of the data, several rows of them on all cores."""
+        """Emit the arrangement of the data, on all cores if there are several rows."""
         rows = self._product.rows
-        has_many: Any = rows > _MAX_POINTS
+        has_many: Any = rows > _MAX_TILE_ROWS
         if is_dynamic(rows):
             for condition, loop in ((has_many, T.parallel), (tirx.Not(has_many), T.serial)):
                 with T.If(condition), T.Then():
@@ -263,22 +262,24 @@ class _Sums:
         with loop(self._product.rows) as row, T.serial(self._product.groups) as group:
             self._arrange_group(row, group)
 
-    def _emit_tile(self, tile: Any, first: Any, points: int) -> None:
+    def _emit_tile(self, tile: Any, first: Any, tile_rows: int) -> None:
         product, lanes = self._product, self._machine.lanes
-        self._points = points
+        self._tile_rows = tile_rows
         widest = product.width // lanes
         divisors = (n for n in range(1, widest + 1) if widest % n == 0)
-        vectors = fill_registers(divisors, points * self._digits, self._machine.registers)
-        totals = allocate_registers(points, product.width, dtype=_FLOAT)
-        for point in range(points):
+        vectors = fill_registers(divisors, tile_rows * self._limbs, self._machine.registers)
+        totals = allocate_registers(tile_rows, product.width, dtype=_FLOAT)
+        for tile_row in range(tile_rows):
             for column in self._columns():
-                totals[point, column] = T.float32(0)
+                totals[tile_row, column] = T.float32(0)
         parts = product.width // lanes // vectors
         with T.serial(product.groups) as group, T.serial(parts) as part:
-            sums = allocate_registers(points * self._digits, vectors, lanes, dtype=self._dtype)
-            own = [
+            accumulators = allocate_registers(
+                tile_rows * self._limbs, vectors, lanes, dtype=self._dtype
+            )
+            group_vectors = [
                 _Vector(
-                    sums=sums,
+                    accumulators=accumulators,
                     vector=vector,
                     tile=tile,
                     column=(part * vectors + vector) * lanes,
@@ -287,37 +288,37 @@ class _Sums:
                 )
                 for vector in range(vectors)
             ]
-            for at in own:
+            for at in group_vectors:
                 self._start(at)
             if product.scales_dtype == _FLOAT:
                 ahead = -(-product.words_ahead // product.words)
-                self._prefetch(self._scales, own, group, ahead)
-            self._add_words(own)
-            for at in own:
-                for point in range(points):
+                self._prefetch(self._scales, group_vectors, group, ahead)
+            self._add_words(group_vectors)
+            for at in group_vectors:
+                for tile_row in range(tile_rows):
                     with T.vectorized(lanes) as lane:
                         column = at.column + lane
                         scale = _to_float(self._scales[tile, group, column])
-                        value = self._finish(at, point, lane)
-                        totals[point, column] = totals[point, column] + scale * value
+                        value = self._finish(at, tile_row, lane)
+                        totals[tile_row, column] = totals[tile_row, column] + scale * value
         columns = tile * product.width
-        for point in range(points):
+        for tile_row in range(tile_rows):
             for column in self._columns(product.columns % product.width != 0):
                 with ExitStack() as guard:
                     if product.columns % product.width:
                         guard.enter_context(T.If(columns + column < product.columns))
                         guard.enter_context(T.Then())
-                    self._out[first + point, columns + column] = totals[point, column]
+                    self._out[first + tile_row, columns + column] = totals[tile_row, column]
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
-        """Emit the sums of a group."""
+        """Emit the products of a group."""
         with T.serial(self._product.words) as index:
             self._prefetch_words(vectors, index)
             for at in vectors:
                 self._add(at, index)
 
     def _prefetch(self, tensor: Any, vectors: Sequence[_Vector], row: Any, ahead: int) -> None:
-        """Emit the prefetching of a later row of a tensor, which may be beyond its end: nothing is read there."""
+        """Emit the prefetch of a later row of a tensor; beyond the end of memory, it does nothing."""
         if self._machine.prefetches:
             # words have the size of a float32
             for at in vectors[:: max(1, LINE_FLOATS // self._machine.lanes)]:
@@ -343,7 +344,7 @@ class _Sums:
         return self._words[at.tile, at.group * self._product.words + index, lanes]
 
     def _read(self, row: Any, term: Any) -> Any:
-        """Return a number of the data, 0 beyond the end of a sum."""
+        """Return a value of the data, 0 beyond the depth."""
         if self._product.padded_depth == self._product.depth:
             return self._data[row, term]
         inside = term < self._product.depth
@@ -352,7 +353,7 @@ class _Sums:
         )
 
 
-class _FloatSums(_Sums):
+class _FloatEmitter(_Emitter):
     _dtype = _FLOAT
 
     def _allocate_data(self) -> None:
@@ -368,11 +369,11 @@ class _FloatSums(_Sums):
             total[lane] = T.float32(0)
         with T.serial(product.words) as index:
             for term in range(product.terms):
-                place = group * product.group + index * product.terms + term
-                value = self._read(row, place)
+                position = group * product.group + index * product.terms + term
+                value = self._read(row, position)
                 total[term] = total[term] + value
                 power = 2.0 ** -(term * product.bits % _HALF_BITS)
-                self._arranged[row, place] = value * T.float32(power)
+                self._arranged[row, position] = value * T.float32(power)
         size = product.terms
         while size > 1:
             size //= 2
@@ -381,12 +382,12 @@ class _FloatSums(_Sums):
         self._totals[row, group] = total[0]
 
     def _start(self, at: _Vector) -> None:
-        for point in range(self._points):
+        for tile_row in range(self._tile_rows):
             with T.vectorized(self._machine.lanes) as lane:
-                at.sums[point, at.vector, lane] = T.float32(0)
+                at.accumulators[tile_row, at.vector, lane] = T.float32(0)
 
     def _add(self, at: _Vector, index: Any) -> None:
-        product, sums = self._product, at.sums
+        product, accumulators = self._product, at.accumulators
         for term in range(product.terms):
             shift = term * product.bits
             mask = ((1 << product.bits) - 1) << (shift % _HALF_BITS)
@@ -395,37 +396,37 @@ class _FloatSums(_Sums):
                 if shift >= _HALF_BITS:
                     word = word >> T.int32(_HALF_BITS)
                 weight = tirx.Cast(_FLOAT, tirx.bitwise_and(word, T.int32(mask)))
-                place = at.group * product.group + index * product.terms + term
-                for point in range(self._points):
-                    number = self._arranged[at.first + point, place]
-                    own = sums[point, at.vector, lane]
-                    sums[point, at.vector, lane] = own + number * weight
+                position = at.group * product.group + index * product.terms + term
+                for tile_row in range(self._tile_rows):
+                    value = self._arranged[at.first + tile_row, position]
+                    before = accumulators[tile_row, at.vector, lane]
+                    accumulators[tile_row, at.vector, lane] = before + value * weight
 
-    def _finish(self, at: _Vector, point: int, lane: Any) -> Any:
-        total = self._totals[at.first + point, at.group]
+    def _finish(self, at: _Vector, tile_row: int, lane: Any) -> Any:
+        total = self._totals[at.first + tile_row, at.group]
         zero: Any = T.float32(self._product.zero or 0)
         if self._zeros is not None:
             zero = _to_float(self._zeros[at.tile, at.group, at.column + lane])
-        return at.sums[point, at.vector, lane] - zero * total
+        return at.accumulators[tile_row, at.vector, lane] - zero * total
 
 
-class _IntegerSums(_Sums):
-    """Sums of int32, of data that are rounded to integers whose digits are bytes."""
+class _IntegerEmitter(_Emitter):
+    """int32 accumulation of data that are rounded to one or several int8 limbs."""
 
     _dtype = "int32"
 
     def _allocate_data(self) -> None:
-        product, digits = self._product, self._digits
+        product, limbs = self._product, self._limbs
         quads = product.padded_depth // _TERMS + _LINE_QUADS
-        self._arranged = _allocate_rows(product.rows, (quads, digits, _TERMS), "int8")
-        self._totals = _allocate_rows(product.rows, (product.groups, digits), "int32")
+        self._arranged = _allocate_rows(product.rows, (quads, limbs, _TERMS), "int8")
+        self._totals = _allocate_rows(product.rows, (product.groups, limbs), "int32")
         self._data_scales = _allocate_rows(product.rows, (product.groups,), _FLOAT)
 
     def _arrange_group(self, row: Any, group: Any) -> None:
-        """Emit the rounding of a group of the data, its scale, and the sums of its digits."""
-        product, digits = self._product, self._digits
-        limit = _LARGEST if digits == 1 else _LARGEST_DIGIT << _BYTE * (digits - 1)
-        # as integers, the bits of a NaN or an infinity are larger than those of all numbers
+        """Emit the rounding of a group of the data, its scale, and the totals of its limbs."""
+        product, limbs = self._product, self._limbs
+        limit = _LARGEST if limbs == 1 else _LARGEST_LIMB << _BYTE * (limbs - 1)
+        # as integers, the bits of NaN and infinity are larger than those of finite values
         largest = allocate_registers(product.terms, dtype="int32")
         with T.vectorized(product.terms) as lane:
             largest[lane] = T.int32(0)
@@ -443,47 +444,47 @@ class _IntegerSums(_Sums):
         is_zero = extreme[0] <= T.float32(limit * 2.0**-126)
         factor[0] = tirx.Select(is_zero, T.float32(0), T.float32(limit) / extreme[0])
         self._data_scales[row, group] = extreme[0] * T.float32(1 / limit)
-        totals = allocate_registers(digits, dtype="int32")
-        for digit in range(digits):
-            totals[digit] = T.int32(0)
-        number = allocate_registers(1, dtype="int32")
+        totals = allocate_registers(limbs, dtype="int32")
+        for limb in range(limbs):
+            totals[limb] = T.int32(0)
+        rounded = allocate_registers(1, dtype="int32")
         with T.serial(product.words) as index:
-            for place in range(product.terms):
+            for position in range(product.terms):
                 start = group * product.group + index * product.terms
-                value = self._read(row, start + self._term_at(place)) * factor[0]
-                number[0] = round_to_integer(value)
-                for digit in reversed(range(digits)):
-                    low = tirx.Cast("int8", number[0]) if digit else number[0]
-                    totals[digit] = totals[digit] + tirx.Cast("int32", low)
-                    quad = tirx.floordiv(start, _TERMS) + place // _TERMS
-                    self._arranged[row, quad, digit, place % _TERMS] = tirx.Cast("int8", low)
-                    if digit:
-                        number[0] = (number[0] - tirx.Cast("int32", low)) >> T.int32(_BYTE)
-        for digit in range(digits):
-            self._totals[row, group, digit] = totals[digit]
+                value = self._read(row, start + self._term_at(position)) * factor[0]
+                rounded[0] = round_to_integer(value)
+                for limb in reversed(range(limbs)):
+                    low = tirx.Cast("int8", rounded[0]) if limb else rounded[0]
+                    totals[limb] = totals[limb] + tirx.Cast("int32", low)
+                    quad = tirx.floordiv(start, _TERMS) + position // _TERMS
+                    self._arranged[row, quad, limb, position % _TERMS] = tirx.Cast("int8", low)
+                    if limb:
+                        rounded[0] = (rounded[0] - tirx.Cast("int32", low)) >> T.int32(_BYTE)
+        for limb in range(limbs):
+            self._totals[row, group, limb] = totals[limb]
 
-    def _term_at(self, place: int) -> int:
-        """Return the term of a word whose number is at a place: those of one mask are neighbors."""
+    def _term_at(self, position: int) -> int:
+        """Return the term of a word at a position of the arranged data: terms of one mask are neighbors."""
         halves = self._product.terms // _TERMS
-        return place % _TERMS * halves + place // _TERMS
+        return position % _TERMS * halves + position // _TERMS
 
     def _start(self, at: _Vector) -> None:
-        for point, digit in self._iterate_sums():
+        for tile_row, limb in self._iterate_accumulators():
             with T.vectorized(self._machine.lanes) as lane:
                 start = T.int32(0)
                 if self._zeros is None or self._product.zeros_dtype != _FLOAT:
-                    total = self._totals[at.first + point, at.group, digit]
+                    total = self._totals[at.first + tile_row, at.group, limb]
                     start = T.int32(0) - self._integer_zero(at, lane) * total
-                at.sums[point * self._digits + digit, at.vector, lane] = start
+                at.accumulators[tile_row * self._limbs + limb, at.vector, lane] = start
 
     @property
     def _shift(self) -> int:
-        """The number subtracted from weights, where an instruction takes all bytes as signed."""
+        """The offset of weights where an instruction takes both operands as signed."""
         is_signed = self._machine.dot_dtype == "int8" and self._product.bits == _BYTE
         return 1 << (_BYTE - 1) if is_signed else 0
 
-    def _iterate_sums(self) -> Iterator[tuple[int, int]]:
-        return itertools.product(range(self._points), range(self._digits))
+    def _iterate_accumulators(self) -> Iterator[tuple[int, int]]:
+        return itertools.product(range(self._tile_rows), range(self._limbs))
 
     def _integer_zero(self, at: _Vector, lane: Any) -> Any:
         if self._zeros is None:
@@ -503,85 +504,95 @@ class _IntegerSums(_Sums):
                 word = tirx.bitwise_xor(word, tirx.Broadcast(T.int32(_SIGNS), lanes))
             begin = at.group * product.group + index * product.terms
             quad, terms = tirx.floordiv(begin, _TERMS) + half, tirx.Ramp(T.int32(0), 1, _TERMS)
-            for point, digit in self._iterate_sums():
-                numbers = self._arranged[at.first + point, quad, digit, terms]
-                numbers = tirx.Broadcast(tirx.reinterpret("int32", numbers), lanes)
-                row = point * self._digits + digit
-                self._add_products(at.sums, row, at.vector, word, numbers)
+            for tile_row, limb in self._iterate_accumulators():
+                values = self._arranged[at.first + tile_row, quad, limb, terms]
+                values = tirx.Broadcast(tirx.reinterpret("int32", values), lanes)
+                row = tile_row * self._limbs + limb
+                self._add_products(at.accumulators, row, at.vector, word, values)
 
-    def _add_products(self, sums: Any, row: int, vector: int, weights: Any, data: Any) -> None:
-        """Emit the sums of the products of four bytes each."""
+    def _add_products(
+        self, accumulators: Any, row: int, vector: int, weights: Any, data: Any
+    ) -> None:
+        """Emit dot products of four bytes each, added to the accumulators of a row."""
         lanes, dtype = self._machine.lanes, self._machine.dot_dtype
         assert dtype is not None, "there is an instruction for dot products"
         all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
-        sums[row, vector, all_lanes] = call_llvm(
+        accumulators[row, vector, all_lanes] = call_llvm(
             DOT_INSTRUCTIONS[dtype, lanes],
             f"int32x{lanes}",
-            sums[row, vector, all_lanes],
+            accumulators[row, vector, all_lanes],
             tirx.reinterpret(f"{dtype}x{lanes * _TERMS}", weights),
             tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
         )
 
-    def _finish(self, at: _Vector, point: int, lane: Any) -> Any:
-        row, group = at.first + point, at.group
+    def _finish(self, at: _Vector, tile_row: int, lane: Any) -> Any:
+        row, group = at.first + tile_row, at.group
         real: Any = None
         total: Any = None
-        for digit in range(self._digits):
-            own = tirx.Cast(_FLOAT, at.sums[point * self._digits + digit, at.vector, lane])
-            all_own = tirx.Cast(_FLOAT, self._totals[row, group, digit])
+        for limb in range(self._limbs):
+            part = tirx.Cast(
+                _FLOAT, at.accumulators[tile_row * self._limbs + limb, at.vector, lane]
+            )
+            all_limbs = tirx.Cast(_FLOAT, self._totals[row, group, limb])
             weight = T.float32(float(1 << _BYTE))
-            real = own if real is None else real * weight + own
-            total = all_own if total is None else total * weight + all_own
+            real = part if real is None else real * weight + part
+            total = all_limbs if total is None else total * weight + all_limbs
         if self._zeros is not None and self._product.zeros_dtype == _FLOAT:
             zero = self._zeros[at.tile, group, at.column + lane] - T.float32(self._shift)
             real = real - zero * total
         return real * self._data_scales[row, group]
 
 
-class _PairSums(_IntegerSums):
-    """The same where an instruction adds two products at a time, as int16, which hold a few of these."""
+class _PairEmitter(_IntegerEmitter):
+    """The same with instructions that add pairs of products as int16, which fit a few of these."""
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
-        words, lanes, sums = self._product.words, self._machine.lanes, vectors[0].sums
+        words, lanes, accumulators = (
+            self._product.words,
+            self._machine.lanes,
+            vectors[0].accumulators,
+        )
         together = largest_divisor(words, _PAIR_WORDS)
-        rows, narrow = self._points * self._digits, tirx.Ramp(T.int32(0), 1, 2 * lanes)
-        places = [(row, vector) for row in range(rows) for vector in range(len(vectors))]
+        rows, int16_lanes = self._tile_rows * self._limbs, tirx.Ramp(T.int32(0), 1, 2 * lanes)
+        positions = [(row, vector) for row in range(rows) for vector in range(len(vectors))]
         ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)
         all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
         with T.serial(words // together) as part:
             pairs = allocate_registers(rows, len(vectors), 2 * lanes, dtype="int16")
-            for row, vector in places:
-                pairs[row, vector, narrow] = tirx.Broadcast(tirx.const(0, "int16"), 2 * lanes)
+            for row, vector in positions:
+                pairs[row, vector, int16_lanes] = tirx.Broadcast(tirx.const(0, "int16"), 2 * lanes)
             with T.serial(together) as step:
                 index = part * together + step
                 self._prefetch_words(vectors, index)
                 for at in vectors:
-                    self._add(at._replace(sums=pairs), index)
-            for row, vector in places:
-                operands = pairs[row, vector, narrow], ones
-                widen = PAIR_INSTRUCTIONS[lanes].widen
-                total = call_llvm(widen, f"int32x{lanes}", *operands)
-                sums[row, vector, all_lanes] = sums[row, vector, all_lanes] + total
+                    self._add(at._replace(accumulators=pairs), index)
+            for row, vector in positions:
+                operands = pairs[row, vector, int16_lanes], ones
+                promote = PAIR_INSTRUCTIONS[lanes].promote
+                total = call_llvm(promote, f"int32x{lanes}", *operands)
+                accumulators[row, vector, all_lanes] = accumulators[row, vector, all_lanes] + total
 
-    def _add_products(self, sums: Any, row: int, vector: int, weights: Any, data: Any) -> None:
+    def _add_products(
+        self, accumulators: Any, row: int, vector: int, weights: Any, data: Any
+    ) -> None:
         lanes = self._machine.lanes
-        narrow = tirx.Ramp(T.int32(0), 1, 2 * lanes)
+        int16_lanes = tirx.Ramp(T.int32(0), 1, 2 * lanes)
         products = call_llvm(
             PAIR_INSTRUCTIONS[lanes].multiply,
             f"int16x{2 * lanes}",
             tirx.reinterpret(f"uint8x{lanes * _TERMS}", weights),
             tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
         )
-        sums[row, vector, narrow] = sums[row, vector, narrow] + products
+        accumulators[row, vector, int16_lanes] = accumulators[row, vector, int16_lanes] + products
 
 
 def make_row_kernel(
     operator: BlockQuantizedWeights, rows: int, count: IrSize, dtypes: Sequence[str]
 ) -> tirx.PrimFunc:
-    """Return the kernel that converts some rows (`count`) of weights.
+    """Return the kernel that gathers and dequantizes some rows (`count`) of weights.
 
-    Its parameters are the numbers of the rows, the operands, and the result; the dtypes are those of the operands and
-    of the numbers.
+    Its parameters are the indices of the rows, the operands, and the result; the dtypes are those of the operands and
+    of the indices.
     """
     per_byte, groups = _BYTE // operator.bits, operator.groups
     *operands, index_dtype = dtypes
@@ -589,25 +600,25 @@ def make_row_kernel(
     with define_kernel("grouped_take") as builder:
         indices = T.buffer_proxy(T.arg("indices", declare_buffer((count,), index_dtype)))
         packed, scales, *zeros = (
-            T.buffer_proxy(T.arg(f"operand{place}", declare_buffer(size, dtype)))
-            for place, (size, dtype) in enumerate(zip(sizes, operands, strict=True))
+            T.buffer_proxy(T.arg(f"operand{position}", declare_buffer(size, dtype)))
+            for position, (size, dtype) in enumerate(zip(sizes, operands, strict=True))
         )
         out = T.buffer_proxy(T.arg("out", declare_buffer((count, operator.depth), _FLOAT)))
-        with T.parallel(count) as place:
-            # a negative number counts from the end; others are limited, as those of other lookups are
-            index = tirx.Cast("int64", indices[place])
+        with T.parallel(count) as position:
+            # a negative index counts from the end; others are clamped, as in other gathers
+            index = tirx.Cast("int64", indices[position])
             index = tirx.Select(index < 0, index + rows, index)
             row = tirx.max(tirx.min(index, T.int64(rows - 1)), T.int64(0))
             with T.serial(operator.depth) as column:
                 group, term = column // operator.group, column % operator.group
-                number = tirx.Cast("int32", packed[row, group, term // per_byte])
+                value = tirx.Cast("int32", packed[row, group, term // per_byte])
                 if per_byte > 1:
-                    number = (number >> (term % per_byte * operator.bits)) & (
+                    value = (value >> (term % per_byte * operator.bits)) & (
                         (1 << operator.bits) - 1
                     )
                 zero = _to_float(zeros[0][row, group]) if zeros else T.float32(operator.zero)
-                real = (tirx.Cast(_FLOAT, number) - zero) * _to_float(scales[row, group])
-                out[place, column] = real
+                real = (tirx.Cast(_FLOAT, value) - zero) * _to_float(scales[row, group])
+                out[position, column] = real
     return builder.get()
 
 
@@ -623,22 +634,22 @@ def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:
     """Emit an allocation of something for each row."""
     buffer = T.alloc_buffer((rows, *shape), dtype)
     if is_dynamic(rows):
-        # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
+        # declared again, or TVM replaces the size by a formula of all accesses (apache-tvm 0.27)
         buffer = T.decl_buffer((rows, *shape), dtype, data=buffer.data)
     return T.buffer_proxy(buffer)
 
 
 def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:
-    """Emit loops over all rows; yield the first of some that are computed together, and how many they are."""
+    """Emit loops over all rows; yield the first row of each register tile, and its number of rows."""
     first: Any = 0
-    for points in (most >> shift for shift in range(most.bit_length())):
+    for tile_rows in (most >> shift for shift in range(most.bit_length())):
         if is_dynamic(rows):
-            count = (rows - first) // points
+            count = (rows - first) // tile_rows
         else:
-            count = int(rows - first) // points
+            count = int(rows - first) // tile_rows
         if is_dynamic(count) or count > 1:
             with T.serial(count) as index:
-                yield first + index * points, points
+                yield first + index * tile_rows, tile_rows
         elif count:
-            yield first, points
-        first = first + count * points
+            yield first, tile_rows
+        first = first + count * tile_rows

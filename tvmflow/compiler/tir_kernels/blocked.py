@@ -417,10 +417,10 @@ def quantized_depthwise_conv(
     Sums are exact up to 2²⁴: more than 500 products.
     """
     zero_point = tirx.const(zero, "int32") if isinstance(zero, int) else zero.astype("int32")
-    widened = te.compute(
+    promoted = te.compute(
         x.shape,
         lambda *index: (x(*index).astype("int32") - zero_point).astype("float32"),
         name="widened",
         tag="elemwise",
     )
-    return depthwise_conv(widened, w, strides, padding, dilation)
+    return depthwise_conv(promoted, w, strides, padding, dilation)

@@ -29,25 +29,25 @@ class Products(NamedTuple):
     Attributes:
         name: The name of the blocks that sum them, by which the schedule rule finds them.
         terms: How many there are in a sum.
-        to_sum: Converts a number of the data or the weights to the dtype of the sums.
+        to_accumulator: Converts a number of the data or the weights to the dtype of the sums.
         has_matrices: Whether an instruction multiplies matrices, whose rows are two points.
     """
 
     name: str
     terms: int
-    to_sum: Callable[[Any], Any]
+    to_accumulator: Callable[[Any], Any]
     has_matrices: bool = False
 
 
 INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
 """Products of bytes; their sums are exact."""
-PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_sum)
+PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_accumulator)
 """The same for CPUs that add the products of two bytes at a time."""
-MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_sum, has_matrices=True)
+MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_accumulator, has_matrices=True)
 """Products of matrices of bytes: those of two pixels with eight terms each of two results at once."""
-ROWS: Final = Products("integer_rows", 8, INTEGERS.to_sum, has_matrices=True)
+ROWS: Final = Products("integer_rows", 8, INTEGERS.to_accumulator, has_matrices=True)
 """The same of two rows, whose terms lie together."""
-DEPTHWISE: Final = Products("integer_taps", 4, INTEGERS.to_sum)
+DEPTHWISE: Final = Products("integer_taps", 4, INTEGERS.to_accumulator)
 """Products of bytes of neighboring pixels by the kernel positions of a channel, whose sums are exact."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
@@ -82,8 +82,8 @@ def conv(
         source = groups.first(o) + channel
         pixel[-1] = _limit(pixel[-1], shape[-2])
         window = blocked.read_window(pixel, kernel_axes, strides, dilation, padding)
-        value = products.to_sum(x(n, source, *window, part * products.terms + term))
-        weight = products.to_sum(w(o, channel, *kernel_axes, part, inner, term))
+        value = products.to_accumulator(x(n, source, *window, part * products.terms + term))
+        weight = products.to_accumulator(w(o, channel, *kernel_axes, part, inner, term))
         return te.sum(value * weight, axis=[channel, *kernel_axes, part, term])
 
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
@@ -113,13 +113,13 @@ def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> A
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
         window = blocked.read_window(pixel, kernel_axes, ones, ones, padding)
-        value = MATRICES.to_sum(x(n, channel * halves + half, *window, term))
-        weight = MATRICES.to_sum(w(o, channel, *kernel_axes, inner, half, term))
+        value = MATRICES.to_accumulator(x(n, channel * halves + half, *window, term))
+        weight = MATRICES.to_accumulator(w(o, channel, *kernel_axes, inner, half, term))
         return te.sum(value * weight, axis=[channel, *kernel_axes, half, term])
 
     shape = blocked.convolution_shape(x, kernel, ones, padding, ones, blocks, block)
-    sums = te.compute(shape, element, name=MATRICES.name)
-    return _take((*shape[:-2], points, block), sums)
+    accumulators = te.compute(shape, element, name=MATRICES.name)
+    return _take((*shape[:-2], points, block), accumulators)
 
 
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0) -> Any:
@@ -139,9 +139,10 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0
         source = c if multiplier == 1 else c // multiplier
         places = [*kernel_axes[:-1], kernel_axes[-1] * terms + term]
         window = blocked.read_window(pixel, places, strides, dilation, padding)
-        value = DEPTHWISE.to_sum(x(n, source, *window, inner))
+        value = DEPTHWISE.to_accumulator(x(n, source, *window, inner))
         return te.sum(
-            value * DEPTHWISE.to_sum(w(c, *kernel_axes, inner, term)), axis=[*kernel_axes, term]
+            value * DEPTHWISE.to_accumulator(w(c, *kernel_axes, inner, term)),
+            axis=[*kernel_axes, term],
         )
 
     kernel = [*rows, words * terms]
@@ -165,13 +166,13 @@ def dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> An
     def element(*index: Any) -> Any:
         *matrix, row, column = index
         row = row if products.has_matrices else _limit(row, own)
-        value = products.to_sum(x(*matrix, row, part * terms + term))
-        weight = products.to_sum(w(column // block, part, column % block, term))
+        value = products.to_accumulator(x(*matrix, row, part * terms + term))
+        weight = products.to_accumulator(w(column // block, part, column % block, term))
         return te.sum(value * weight, axis=[part, term])
 
     computed = rows if products.has_matrices else _round_up(own)
-    sums = te.compute((*outer, computed, blocks * block), element, name=products.name)
-    return _take((*outer, own, results), sums)
+    accumulators = te.compute((*outer, computed, blocks * block), element, name=products.name)
+    return _take((*outer, own, results), accumulators)
 
 
 def _round_up(points: IrSize) -> IrSize:
@@ -186,8 +187,8 @@ def _limit(point: Any, points: IrSize) -> Any:
     return point if same_size(_round_up(points), points) else tirx.min(point, points - 1)
 
 
-def _take(shape: Sequence[IrSize], sums: Any) -> Any:
+def _take(shape: Sequence[IrSize], accumulators: Any) -> Any:
     """Return the first sums along each axis."""
-    if same_sizes(shape, list(map(plain, sums.shape))):
-        return sums
-    return te.compute(shape, lambda *index: sums(*index), name="take")
+    if same_sizes(shape, list(map(plain, accumulators.shape))):
+        return accumulators
+    return te.compute(shape, lambda *index: accumulators(*index), name="take")

@@ -24,7 +24,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.candidates import divide_sums, largest_divisor
+from tvmflow.compiler.contraction.candidates import divide_accumulators, largest_divisor
 from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
 from tvmflow.compiler.contraction.packed import allocate_registers
 from tvmflow.compiler.tir_kernels.activations import apply_activation
@@ -47,7 +47,7 @@ _NEON_INSTRUCTIONS: Final = (
     "llvm.aarch64.neon.saddlp.v4i32.v8i16",
 )
 # Sums that are computed side by side, so that few multiplications wait for the one before.
-_SUMS: Final = 8
+_ACCUMULATORS: Final = 8
 # The same where factors are lanes of vectors, whose loads do not wait.
 _SUMS_OF_LANES: Final = 16
 # The sequences of a batch for which weights are loaded once.
@@ -78,20 +78,22 @@ class Dots(NamedTuple):
         """The integer of a state of 0."""
         return 128 if self.dtype == "uint8" else 0
 
-    def add(self, sums: Any, data: Any, weights: Any) -> Any:
+    def add(self, accumulators: Any, data: Any, weights: Any) -> Any:
         """Return a vector of sums plus the products of four bytes each."""
         wide, narrow = f"int32x{self.lanes}", f"int16x{2 * self.lanes}"
         if self.has_pairs:
-            return add_narrow_products(sums, data, weights, self.lanes)
+            return add_narrow_products(accumulators, data, weights, self.lanes)
         if self.has_quads:
-            return call_llvm(DOT_INSTRUCTIONS[self.dtype, self.lanes], wide, sums, data, weights)
+            return call_llvm(
+                DOT_INSTRUCTIONS[self.dtype, self.lanes], wide, accumulators, data, weights
+            )
         # two products of int8 fit into int16
-        multiply, add, widen = _NEON_INSTRUCTIONS
+        multiply, add, promote = _NEON_INSTRUCTIONS
         terms = self.lanes * TERMS
         halves = [range(terms // 2), range(terms // 2, terms)]
         parts = [[tirx.Shuffle([v], list(half)) for v in (weights, data)] for half in halves]
         products = [call_llvm(multiply, narrow, *part) for part in parts]
-        return sums + call_llvm(widen, wide, call_llvm(add, narrow, *products))
+        return accumulators + call_llvm(promote, wide, call_llvm(add, narrow, *products))
 
 
 class RecurrentLayer(NamedTuple):
@@ -247,7 +249,7 @@ class _Loops:
         """Emit the loop over the units of a tile, and yield the unit."""
         raise NotImplementedError
 
-    def _allocate_sums(self, rows: int, gates: int) -> Any:
+    def _allocate_accumulators(self, rows: int, gates: int) -> Any:
         """Emit an allocation of sums: (rows, gates, lanes)."""
         raise NotImplementedError
 
@@ -338,18 +340,18 @@ class _Loops:
         """
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:
-            sums = self._add_dots(place, source, tile, gates)
+            accumulators = self._add_dots(place, source, tile, gates)
         else:
             # sums of floats start with the inputs, and those that scales multiply do not
             starts = with_input if self._inputs.scales is None else []
-            sums = self._add_products(place, source, tile, gates, starts)
+            accumulators = self._add_products(place, source, tile, gates, starts)
         if self._inputs.scales is None:
-            return sums
-        totals = self._allocate_sums(self._rows, len(gates))
+            return accumulators
+        totals = self._allocate_accumulators(self._rows, len(gates))
         for row, index, gate, lane in self._each_gate(gates):
             unit = tile * self._layer.lanes + lane
             scale = self._inputs.scales[place.direction, gate, unit]
-            total = sums[row, index, lane].astype(self._dtype) * scale
+            total = accumulators[row, index, lane].astype(self._dtype) * scale
             if gate in with_input:
                 total = total + self._projected(place, row, unit, gate)
             totals[row, index, lane] = total
@@ -360,23 +362,25 @@ class _Loops:
     ) -> Any:
         """Emit sums of products of floats; those of the gates of `starts` begin with the projected inputs."""
         rows, count, depth = self._rows, len(gates), self._layer.units
-        parts, together = self._divide_sums(count * rows)
-        sums = self._allocate_sums(parts * rows, count)
+        parts, together = self._divide_accumulators(count * rows)
+        accumulators = self._allocate_accumulators(parts * rows, count)
         for part in range(parts):
             for row, index, gate, lane in self._each_gate(gates):
                 start = self._const(0)
                 if part == 0 and gate in starts:
                     unit = tile * self._layer.lanes + lane
                     start = self._projected(place, row, unit, gate)
-                sums[part * rows + row, index, lane] = start
+                accumulators[part * rows + row, index, lane] = start
         with T.serial(0, depth // together) as k:
             for step in range(together):
                 part, unit = step % parts, k * together + step
                 for row, index, gate, lane in self._each_gate(gates):
                     weight = self._inputs.weights[place.direction, tile, unit, gate, lane]
                     number = self._round(source[row, unit])
-                    sums[part * rows + row, index, lane] += number * weight.astype(self._dtype)
-        return self._add_parts(sums, parts, gates)
+                    accumulators[part * rows + row, index, lane] += number * weight.astype(
+                        self._dtype
+                    )
+        return self._add_parts(accumulators, parts, gates)
 
     def _each_gate(self, gates: Sequence[int]) -> Iterator[tuple[int, int, int, Any]]:
         """Emit loops over the units of a tile for each row and gate; yield these, and the lane."""
@@ -385,12 +389,12 @@ class _Loops:
                 with self._lanes() as lane:
                     yield row, index, gate, lane
 
-    def _add_parts(self, sums: Any, parts: int, gates: Sequence[int]) -> Any:
+    def _add_parts(self, accumulators: Any, parts: int, gates: Sequence[int]) -> Any:
         """Emit the addition of all parts of sums; return these."""
         for part in range(1, parts):
             for row, index, _, lane in self._each_gate(gates):
-                sums[row, index, lane] += sums[part * self._rows + row, index, lane]
-        return sums
+                accumulators[row, index, lane] += accumulators[part * self._rows + row, index, lane]
+        return accumulators
 
     def _round(self, number: Any) -> Any:
         """Return a number of the state as products of floats read it."""
@@ -420,15 +424,15 @@ class _Loops:
         vectors = [vector * dots.lanes for vector in range(layer.lanes // dots.lanes)]
         count = len(gates) * len(vectors) * rows
         quads = layer.units // TERMS
-        parts = divide_sums(quads, count, _SUMS)
-        sums = allocate_registers(parts * rows, len(gates), layer.lanes, dtype="int32")
+        parts = divide_accumulators(quads, count, _ACCUMULATORS)
+        accumulators = allocate_registers(parts * rows, len(gates), layer.lanes, dtype="int32")
         places = [(row, *own) for row in range(rows) for own in enumerate(gates)]
         for part in range(parts):
             for row, index, gate, lane in self._each_gate(gates):
                 start = tirx.const(0, "int32")
                 if part == 0 and self._inputs.starts is not None:
                     start = self._inputs.starts[place.direction, gate, tile * layer.lanes + lane]
-                sums[part * rows + row, index, lane] = start
+                accumulators[part * rows + row, index, lane] = start
         with T.serial(0, quads // parts) as k:
             for part in range(parts):
                 quad = k * parts + part
@@ -445,18 +449,18 @@ class _Loops:
                         data = tirx.reinterpret(
                             f"{dots.dtype}x{dots.lanes * TERMS}", tirx.Broadcast(word, dots.lanes)
                         )
-                        own = sums[part * rows + row, index, lanes]
-                        sums[part * rows + row, index, lanes] = dots.add(own, data, weights)
-        return self._add_parts(sums, parts, gates)
+                        own = accumulators[part * rows + row, index, lanes]
+                        accumulators[part * rows + row, index, lanes] = dots.add(own, data, weights)
+        return self._add_parts(accumulators, parts, gates)
 
-    def _divide_sums(self, gates: int) -> tuple[int, int]:
+    def _divide_accumulators(self, gates: int) -> tuple[int, int]:
         """Return in how many parts sums of some gates are computed, and how many terms are added at a time."""
         layer = self._layer
         if layer.factors == 1:
-            parts = divide_sums(layer.units, gates, _SUMS)
+            parts = divide_accumulators(layer.units, gates, _ACCUMULATORS)
             return parts, parts
         vectors = gates * -(-layer.lanes // layer.factors)
-        return divide_sums(layer.factors, vectors, _SUMS_OF_LANES), layer.factors
+        return divide_accumulators(layer.factors, vectors, _SUMS_OF_LANES), layer.factors
 
     def _projected(self, place: _Place, row: int, unit: Any, gate: int) -> Any:
         position = self._position(place, row)
@@ -592,7 +596,7 @@ class _CpuLoops(_Loops):
         lanes: AbstractContextManager[Any] = T.vectorized(0, self._layer.lanes)
         return lanes
 
-    def _allocate_sums(self, rows: int, gates: int) -> Any:
+    def _allocate_accumulators(self, rows: int, gates: int) -> Any:
         return self._allocate(rows, gates, self._layer.lanes, scope="local")
 
     @contextmanager
@@ -676,7 +680,7 @@ class _GpuLoops(_Loops):
     def _lanes(self) -> Iterator[Any]:
         yield self._unit
 
-    def _allocate_sums(self, rows: int, gates: int) -> Any:
+    def _allocate_accumulators(self, rows: int, gates: int) -> Any:
         return _View(self._allocate(rows, gates, scope="local"), lambda row, gate, _: (row, gate))
 
     def _allocate_state(self, *shape: int) -> Any:

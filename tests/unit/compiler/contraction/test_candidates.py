@@ -22,7 +22,7 @@ from tvmflow.compiler.tir_kernels import blocked
 
 AVX512: Final = CpuModel(16, 32, 1 << 20, 4, has_broadcast_loads=True)
 AVX2: Final = CpuModel(8, 16, 1 << 19, 4, has_fma=True)
-NEON: Final = CpuModel(4, 32, 1 << 19, 4, factor_lanes=4, has_fma=True)
+NEON: Final = CpuModel(4, 32, 1 << 19, 4, multiplicand_lanes=4, has_fma=True)
 CPUS: Final = (AVX512, AVX2, CpuModel(8, 16, 1 << 19, 4), CpuModel(4, 32, 1 << 19, 4), NEON)
 
 

@@ -14,7 +14,7 @@ from tvm import te, topi
 from tests.support.kernels import LEVELS, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.passes.float16 import widen_float16
+from tvmflow.compiler.passes.float16 import promote_float16
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.compiler.schedules import rules
 from tvmflow.targets.presets import PRESETS
@@ -41,7 +41,7 @@ def make(name: str, shape: tuple[int, int]) -> tvm.IRModule:
 def build(mod: tvm.IRModule, target: dict[str, Any]) -> tvm.runtime.Module:
     cpu = CpuModel.from_target(target)
     assert cpu is not None
-    choice = rules.choose_schedule(vectorize_math(widen_float16(mod)), cpu)
+    choice = rules.choose_schedule(vectorize_math(promote_float16(mod)), cpu)
     assert choice is not None
     return build_kernels(choice.schedule.mod, tvm.target.Target(target))
 
@@ -94,7 +94,7 @@ def test_what_is_only_moved_or_converted_stays_as_it_is() -> None:
     x = te.placeholder((5, 7), "float16", name="x")
     for result in (topi.transpose(x), topi.nn.pad(x, [1, 1]), topi.cast(x, "float32")):
         mod = tvm.IRModule({"main": te.create_prim_func([x, result])})
-        assert widen_float16(mod)["main"].same_as(mod["main"])
+        assert promote_float16(mod)["main"].same_as(mod["main"])
 
 
 def test_conversions_round_and_overflow_within_kernels() -> None:

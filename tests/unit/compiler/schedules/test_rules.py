@@ -646,7 +646,7 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
                 dot_dtype="int8",
                 has_quads=False,
                 has_fma=True,
-                factor_lanes=4,
+                multiplicand_lanes=4,
                 issue_time=0.6,
                 divides_slowly=True,
             ),

@@ -23,7 +23,7 @@ from tvmflow.compiler.passes.quantization import (
     QuantizedData,
     find_quantized_data,
     integer_weight_dtype,
-    scale_sums,
+    scale_accumulators,
     to_dot_data,
 )
 from tvmflow.compiler.tir_kernels import blocked, dot_products
@@ -214,7 +214,7 @@ def _find_winograd(
     out, inner, *edges = ir.known_shape(kernel)
     shape, groups = rewriter.numbers.shape(call), int(call.attrs.groups)
     # levels that share weights choose alike
-    is_shared = context.options.shares_weights and not cpu.factor_lanes
+    is_shared = context.options.shares_weights and not cpu.multiplicand_lanes
     lanes = SHARED_LANES if is_shared else rewriter.block
     if (
         not tiles
@@ -256,7 +256,7 @@ def _find_winograd(
         step=step,
     )
     weight_bytes = 2 if context.computes_float16() else 4
-    has_few, takes_lanes = cpu.has_few_registers and not is_shared, cpu.factor_lanes > 0
+    has_few, takes_lanes = cpu.has_few_registers and not is_shared, cpu.multiplicand_lanes > 0
     costs = winograd.costs_by_rule(has_few, takes_lanes)
     convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes, groups)
     tile = convolution.rank_tiles(tiles, costs)[0]
@@ -276,7 +276,7 @@ def _find_winograd(
     if any(map(is_dynamic, sizes)):
         return geometry
     # a large tile takes less time in two steps, and much less to compile
-    is_separate = cpu.factor_lanes > 0 or step > 1 or tile > min(winograd.SQUARES)
+    is_separate = cpu.multiplicand_lanes > 0 or step > 1 or tile > min(winograd.SQUARES)
     geometry = geometry._replace(is_separate=is_separate)
     return winograd.pad_columns(geometry, -(-out // rewriter.block) // groups, inner, cpu)
 
@@ -444,7 +444,7 @@ def emit(
         fixed = {**window._asdict(), "groups": groups}
         multiply = functools.partial(dot_products.conv, products, **fixed)
     name = f"quantized_{name}"
-    sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
+    sums = _emit_accumulators(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     return _scale(rewriter, sums, kernel, data)
 
 
@@ -452,7 +452,7 @@ def _scale(rewriter: LayoutRewriter, sums: Any, kernel: Any, data: QuantizedData
     """Emit sums of products with weights (o, …) as float32, without the scale of the weights."""
     shape = [1, -1, *[1] * (len(ir.known_shape(kernel)) - 2), rewriter.block]
     totals = rewriter.pad_to_multiples(kernel, [rewriter.block])
-    return scale_sums(rewriter, sums, totals, shape, data)
+    return scale_accumulators(rewriter, sums, totals, shape, data)
 
 
 def _take_strides(rewriter: LayoutRewriter, x: Any, window: Window) -> tuple[Any, Window]:
@@ -485,7 +485,7 @@ def _multiplies_matrices(
     takes_pixels = is_fixed and math.prod(kernel) == 1 and not any(padding)
     return (
         cpu.has_matrices
-        and cpu.factor_lanes == rewriter.block == groups.lanes
+        and cpu.multiplicand_lanes == rewriter.block == groups.lanes
         and not rewriter.context.options.shares_weights
         and groups.number == 1
         and len(strides) == _IMAGE_AXES
@@ -500,7 +500,7 @@ def _multiplies_depthwise(rewriter: LayoutRewriter, window: Window) -> bool:
     """Return whether an instruction multiplies bytes of neighboring pixels by its kernel positions."""
     cpu = rewriter.cpu
     return (
-        cpu.factor_lanes == rewriter.block == DEPTHWISE.terms
+        cpu.multiplicand_lanes == rewriter.block == DEPTHWISE.terms
         and cpu.has_quads
         and max(window.dilation) == 1
         and min(window.padding) >= 0
@@ -522,7 +522,7 @@ def _emit_quantized_depthwise(
     name = f"quantized_depthwise_{name}"
     if not _multiplies_depthwise(rewriter, window):
         convolve = functools.partial(blocked.quantized_depthwise_conv, **window._asdict())
-        sums = _emit_sums(rewriter, convolve, name, data, packed)
+        sums = _emit_accumulators(rewriter, convolve, name, data, packed)
         return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     missing = -ir.known_shape(kernel)[-1] % DEPTHWISE.terms
@@ -532,11 +532,11 @@ def _emit_quantized_depthwise(
     weights = rewriter.split_terms(pack_depthwise_kernel(rewriter, wide), DEPTHWISE.terms)
     strides = window.strides
     multiply = functools.partial(dot_products.depthwise_conv, strides=strides, padding=padding)
-    sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
+    sums = _emit_accumulators(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     return _scale(rewriter, sums, kernel, data)
 
 
-def _emit_sums(
+def _emit_accumulators(
     rewriter: LayoutRewriter,
     operator: Callable[..., Any],
     name: str,

@@ -55,7 +55,7 @@ def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, join
     share weights of these alone.
     """
     takes_blocks = (
-        rewriter.cpu.factor_lanes
+        rewriter.cpu.multiplicand_lanes
         or count_terms(rewriter, weight_dtype) > 1
         or rewriter.context.options.shares_weights
     )
@@ -147,7 +147,7 @@ def emit_plain_product(
     is_whole = outputs % context.lanes == 0 and inputs % context.lanes == 0
     if (
         # not measured on 64-bit ARM; where a product takes two instructions, nothing is saved
-        cpu.factor_lanes
+        cpu.multiplicand_lanes
         or not cpu.has_fma
         or context.weight_dtype != "float32"
         or context.uses_bfloat16()

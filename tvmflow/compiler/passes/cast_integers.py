@@ -27,7 +27,7 @@ _FUNCTION_CALLS: Final = "relax.call_"
 _PLACES: Final = {"relax.argmax": True, "relax.argmin": False}
 
 
-def narrow_integers(mod: tvm.IRModule) -> tvm.IRModule:
+def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
     """Let `main` take, compute and return int32 in place of int64 and bool.
 
     Raises:
@@ -40,18 +40,18 @@ def narrow_integers(mod: tvm.IRModule) -> tvm.IRModule:
         if array is not None:
             narrow(array)
     # names of names would keep operators from being fused
-    return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerNarrower))
+    return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerCaster))
 
 
-def narrow_constants(mod: tvm.IRModule) -> tvm.IRModule:
+def cast_constants(mod: tvm.IRModule) -> tvm.IRModule:
     """Let kernels, which are not fused yet, make the bools of a constant of int32.
 
     It comes after constants were folded, which would do it when the model is built.
     """
-    return rewrite_main(mod, _ConstantNarrower)
+    return rewrite_main(mod, _ConstantCaster)
 
 
-class _IntegerNarrower(MainRewriter):
+class _IntegerCaster(MainRewriter):
     def visit_function_(self, function: relax.Function) -> Any:
         params = []
         for param in function.params:
@@ -73,7 +73,7 @@ class _IntegerNarrower(MainRewriter):
         name = ir.operator_name(call)
         if name.startswith(_FUNCTION_CALLS):
             return self._call_function(call, visited)
-        args = [self._widen(*pair, {_BOOL}) for pair in zip(call.args, visited, strict=True)]
+        args = [self._promote(*pair, {_BOOL}) for pair in zip(call.args, visited, strict=True)]
         attrs = call.attrs
         if name == "relax.astype" and attrs.dtype in _REPLACED:
             value = self.cast(args[0], _BOOL) if attrs.dtype == _BOOL else args[0]
@@ -98,15 +98,15 @@ class _IntegerNarrower(MainRewriter):
         """Return a call of a function, which reads and writes what it did."""
         operands = visited[1]
         if isinstance(operands, relax.Tuple):
-            operands = self._widen(call.args[1], operands, _REPLACED)
+            operands = self._promote(call.args[1], operands, _REPLACED)
         args = [visited[0], operands, *visited[2:]]
         return self._narrow(self.emit(relax.Call(call.op, args, call.attrs, call.ty_args)))
 
-    def _widen(self, old: Any, new: Any, dtypes: Collection[str]) -> Any:
+    def _promote(self, old: Any, new: Any, dtypes: Collection[str]) -> Any:
         """Return an operand in the dtype that it had, if that is one of some."""
         if isinstance(old, relax.Tuple) and isinstance(new, relax.Tuple):
             pairs = zip(old.fields, new.fields, strict=True)
-            return relax.Tuple([self._widen(*pair, dtypes) for pair in pairs])
+            return relax.Tuple([self._promote(*pair, dtypes) for pair in pairs])
         if not isinstance(old.ty, relax.TensorType) or ir.dtype_of(old) not in dtypes:
             return new
         return self.cast(new, ir.dtype_of(old))
@@ -153,7 +153,7 @@ class _IntegerNarrower(MainRewriter):
         return self.builder_.emit_te(find, data, numbers, primfunc_name_hint=name)
 
 
-class _ConstantNarrower(MainRewriter):
+class _ConstantCaster(MainRewriter):
     OPERATORS = ("relax.call_tir",)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
