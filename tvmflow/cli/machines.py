@@ -212,7 +212,7 @@ class DeviceServeOptions(Options):
     Anyone who can reach its port can run code on it.
 
     Examples:
-        # on the board: recipes name it with `rpc: {key: pi4}`
+        # on the board: recipes name it with `remote: {key: pi4}`
         tvmflow device serve --tracker 192.168.1.5:9190 --key pi4
     """
 
