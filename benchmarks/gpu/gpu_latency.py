@@ -200,7 +200,7 @@ def build(model: onnx.ModelProto, folder: Path, arch: str, precision: str, minut
 # ---------------------------------------------------------------- times
 
 
-def time_in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def time_interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the microseconds of the GPU for one call of each, the least of rounds that take turns."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
@@ -255,7 +255,7 @@ def measure(name: str, arguments: argparse.Namespace, arch: str) -> float:
             if arguments.inductor:
                 compiled = torch.compile(net.__call__)
                 calls["inductor"] = as_graph(lambda: compiled(x_of_peer), stream)
-            best = time_in_turns(calls, arguments.rounds)
+            best = time_interleaved(calls, arguments.rounds)
             stream.synchronize()
             scale = float(np.abs(expected).max())
             error = float(np.abs(y.cpu().numpy() - expected).max()) / scale

@@ -26,7 +26,7 @@ from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.stages import build
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify import fault_search
+from tvmflow.stages.verify import fault_localization
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning import measure, traces
 from tvmflow.tuning.ledger import WorkloadLedger
@@ -128,7 +128,7 @@ def payload_of(project: Project, folder: Path) -> dict[str, Any]:
 
 
 def search(payload: dict[str, Any]) -> str:
-    [fault] = fault_search.find_faults(payload, lambda event: None)
+    [fault] = fault_localization.find_faults(payload, lambda event: None)
     assert not fault["trial"]
     return str(fault["text"])
 
@@ -169,7 +169,7 @@ def test_rules_passes_and_converters_are_told_apart(
 
     with monkeypatch.context() as patch:
         schedule = build.schedule_kernels
-        name = "tvmflow.stages.verify.fault_search.schedule_kernels"
+        name = "tvmflow.stages.verify.fault_localization.schedule_kernels"
         patch.setattr(name, lambda *arguments: wrong_rule(schedule(*arguments)))
         text = search(payload)
         assert "as the schedule rule register_tiles schedules it" in text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tvmflow.cli.arguments import StoreOptions
 from tvmflow.cli.options import argument, flag, option, positive_int
 from tvmflow.cli.output import check_output_file, print_result, write_file
-from tvmflow.core.dimensions import choose_representative, sizes_text, specs_at
+from tvmflow.core.dimensions import choose_tuning_size, sizes_text, specs_at
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
@@ -174,7 +174,7 @@ def _choose_sizes(
             "--size is for inputs without a file, and those of files have their own sizes",
             fix="leave --size out",
         )
-    chosen = {name: choose_representative(dimension) for name, dimension in dimensions.items()}
+    chosen = {name: choose_tuning_size(dimension) for name, dimension in dimensions.items()}
     for word in words:
         name, _, text = word.partition("=")
         if name not in dimensions:

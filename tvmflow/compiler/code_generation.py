@@ -29,7 +29,7 @@ from tvmflow.compiler.dynamic_tiles import (
     split_dynamic_tiles,
     start_dynamic_reductions,
 )
-from tvmflow.compiler.last_vectors import mask_last_vectors, overlap_last_vectors
+from tvmflow.compiler.tail_vectors import mask_last_vectors, overlap_last_vectors
 from tvmflow.compiler.vector_code import (
     join_narrow_stores,
     keep_product_loops,

@@ -21,7 +21,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
-from tvmflow.compiler.last_vectors import list_terms, may_mask
+from tvmflow.compiler.tail_vectors import list_terms, may_mask
 from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, MULTIPLES, list_size_variables
 from tvmflow.graph.ir import (
     find_nodes,

@@ -34,7 +34,7 @@ from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.types import Json
 from tvmflow.graph import dynamic_shapes, ir
-from tvmflow.graph.dynamic_shapes import Representative
+from tvmflow.graph.dynamic_shapes import TuningSizes
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.graph.marks import KernelNodes, NodeTracker
 from tvmflow.runtime.weights import read_safetensors
@@ -78,7 +78,7 @@ def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
     """Yield the cost of each convolution and matrix product whose shapes are known."""
     function = mod["main"]
     inputs = set(function.params)
-    flow, numbers = ir.DataFlow(function), Representative(function)
+    flow, numbers = ir.DataFlow(function), TuningSizes(function)
     for value in flow.values.values():
         rule = _RULES.get(ir.operator_name(value))
         if rule is None:

@@ -40,16 +40,20 @@ from tvmflow.compiler.passes.fusion import (
     outline_branches,
 )
 from tvmflow.compiler.passes.group_norm import GroupNormRewriter
+from tvmflow.compiler.passes.kernel_symbols import (
+    give_kernel_symbols,
+    group_dynamic_reshapes,
+    order_sizes,
+)
 from tvmflow.compiler.passes.legalize import make_operator_kernels
+from tvmflow.compiler.passes.nms import NmsRewriter
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
-from tvmflow.compiler.passes.own_sizes import give_own_sizes, group_dynamic_reshapes, order_sizes
 from tvmflow.compiler.passes.pixels import merge_fixed_pixels
 from tvmflow.compiler.passes.plain_images import PoolRewriter, ResizeRewriter
 from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequantizeFolder
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
 from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter, rewrite_main
 from tvmflow.compiler.passes.sorts import SortRewriter
-from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.graph import ir
@@ -124,7 +128,7 @@ _FOR_CPUS: Final = LoweringContext.has_cpu_model
 GRAPH_PHASES: Final[Phases] = {
     "operators": (
         _rewriting("recurrent", RecurrentRewriter),
-        _rewriting("suppression", SuppressionRewriter),
+        _rewriting("nms", NmsRewriter),
         _rewriting(
             "block_quantized",
             matmuls.BlockQuantizedRewriter,
@@ -226,7 +230,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
         _pass("empty_buffers", give_empty_buffers_room),
-        _pass("own_sizes", give_own_sizes),
+        _pass("kernel_symbols", give_kernel_symbols),
         LoweringPass("merge_pixels", merge_fixed_pixels, _FOR_CPUS),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),

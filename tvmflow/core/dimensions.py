@@ -235,12 +235,12 @@ def derive_sizes(
     return derived
 
 
-def choose_representative(dimension: Dimension) -> int:
+def choose_tuning_size(dimension: Dimension) -> int:
     """Return the size for which decisions are made that hold for all sizes.
 
     It is the largest to tune at, or the geometric middle.
 
-    >>> choose_representative(Dimension("seq", 1, 512)), choose_representative(Dimension("h", 32, 512, 32))
+    >>> choose_tuning_size(Dimension("seq", 1, 512)), choose_tuning_size(Dimension("h", 32, 512, 32))
     (23, 128)
     """
     if dimension.tune_at:
@@ -250,13 +250,13 @@ def choose_representative(dimension: Dimension) -> int:
     return min(max(rounded, dimension.min), dimension.max)
 
 
-def list_sizes_to_tune_at(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
+def list_tuning_sizes(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
     """Return combinations in which each size to tune at is once, and the representative one.
 
-    >>> list_sizes_to_tune_at([Dimension("batch", 1, 8), Dimension("seq", 1, 512, 1, (16, 128))])
+    >>> list_tuning_sizes([Dimension("batch", 1, 8), Dimension("seq", 1, 512, 1, (16, 128))])
     [{'batch': 3, 'seq': 16}, {'batch': 3, 'seq': 128}]
     """
-    middle = {dimension.name: choose_representative(dimension) for dimension in dimensions}
+    middle = {dimension.name: choose_tuning_size(dimension) for dimension in dimensions}
     chosen = [
         {
             d.name: d.tune_at[place % len(d.tune_at)] if d.tune_at else middle[d.name]

@@ -178,13 +178,13 @@ def _count_outer(pairs: int) -> int:
     return outer
 
 
-def take_turns(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
+def interleave(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
     """Return what each subject gives in the turn of a number from 0; every second one runs backwards."""
     results = [subject() for subject in (subjects if number % 2 == 0 else reversed(subjects))]
     return results if number % 2 == 0 else results[::-1]
 
 
-def measure_in_turns(
+def measure_interleaved(
     first: Callable[[], float],
     second: Callable[[], float],
     *,
@@ -219,6 +219,6 @@ def measure_in_turns(
             break
         if 0 < clear_pairs <= len(times.first) and times.is_clear_about(bound):
             break
-        a, b = take_turns([first, second], len(times.first))
+        a, b = interleave([first, second], len(times.first))
         times = PairedTimes((*times.first, a), (*times.second, b))
     return times

@@ -318,8 +318,8 @@ def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
     reference, name = facts.get("latency", {}).get("reference"), facts.get("reference", "")
     if reference is None or not name or name in names:
         return
-    if in_turns := facts.get("reference_speedup"):
-        yield Peer(name, shown_latency(library["median"], in_turns), _read_speedup(in_turns))
+    if interleaved := facts.get("reference_speedup"):
+        yield Peer(name, shown_latency(library["median"], interleaved), _read_speedup(interleaved))
 
 
 def read_tuning_speedup(verdict: Verdict | None) -> Speedup | None:

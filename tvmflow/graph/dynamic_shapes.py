@@ -22,11 +22,11 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvmflow.core.dimensions import (
-    choose_representative,
+    choose_tuning_size,
     evaluate,
     fold,
     is_prime,
-    list_sizes_to_tune_at,
+    list_tuning_sizes,
 )
 from tvmflow.core.types import Dimension, Size
 
@@ -167,13 +167,12 @@ def _text(size: Any) -> str:
     return form.format(_text(size.a), _text(size.b))
 
 
-class Representative:
+class TuningSizes:
     """Numbers in place of open sizes, for decisions of one kernel for all sizes; `sizes` are others."""
 
     def __init__(self, function: relax.Function, sizes: Mapping[str, int] | None = None) -> None:
         self._values = sizes or {
-            dimension.name: choose_representative(dimension)
-            for dimension in read_dimensions(function)
+            dimension.name: choose_tuning_size(dimension) for dimension in read_dimensions(function)
         }
 
     def size(self, size: IrSize) -> int:
@@ -295,9 +294,9 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     compared = {dimension.name: _choose_indivisible(dimension) for dimension in dimensions}
     points = [
-        Representative(main),
-        *(Representative(main, sizes) for sizes in list_sizes_to_tune_at(dimensions)),
-        Representative(main, compared),
+        TuningSizes(main),
+        *(TuningSizes(main, sizes) for sizes in list_tuning_sizes(dimensions)),
+        TuningSizes(main, compared),
     ]
     numbers: dict[Any, list[dict[str, list[int]]]] = {}
     multiples: dict[Any, dict[str, int]] = {}
@@ -362,7 +361,7 @@ def with_size_numbers(
 def _choose_indivisible(dimension: Dimension) -> int:
     """Return a prime number, times `multiple_of`, below the representative size: no tile divides it."""
     step = dimension.multiple_of
-    for factor in range(choose_representative(dimension) // step - 1, dimension.min // step, -1):
+    for factor in range(choose_tuning_size(dimension) // step - 1, dimension.min // step, -1):
         if is_prime(factor):
             return factor * step
     return dimension.min

@@ -37,7 +37,7 @@ from tvmflow.store.local import LocalStore
 _LIBRARIES: Final = (".so", ".dylib", ".dll", ".wasm")
 
 
-class LatenciesInTurns(NamedTuple):
+class InterleavedLatencies(NamedTuple):
     """The latencies of a library and of its predecessor in another release, in seconds."""
 
     release: str
@@ -49,7 +49,7 @@ class Side(NamedTuple):
     """One side of a comparison: its name for people, and builds, with what else is known of them by name.
 
     There is the lock file, unless it is a run with its record, or a delivery; `release` is the name of the
-    folder of a release. A release measured latencies `in_turns` with those of another one, and `same_as` is the
+    folder of a release. A release measured latencies `interleaved` with those of another one, and `same_as` is the
     release whose library it has unchanged. `kernels` has the seconds of each in one call of a library.
     """
 
@@ -58,7 +58,7 @@ class Side(NamedTuple):
     lock: LockFile | None = None
     run: RunRecord | None = None
     release: str = ""
-    in_turns: Mapping[str, LatenciesInTurns] = MappingProxyType({})
+    interleaved: Mapping[str, InterleavedLatencies] = MappingProxyType({})
     same_as: Mapping[str, str] = MappingProxyType({})
     kernels: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 
@@ -125,7 +125,7 @@ def _read_release(name: str, folder: Path) -> Side:
     file = read_measurements(folder)
     if file is None:
         return side
-    builds, in_turns, same_as, kernels = dict(side.builds), {}, {}, {}
+    builds, interleaved, same_as, kernels = dict(side.builds), {}, {}, {}
     for recipe, targets in file.recipes.items():
         for target, measured in targets.items():
             facts = file.verification.get(recipe, {}).get(target) or {}
@@ -141,8 +141,8 @@ def _read_release(name: str, folder: Path) -> Side:
                 same_as[build.name] = file.compared_with
             if measured.current_s and measured.previous_s:
                 pair = (file.compared_with, measured.previous_s, measured.current_s)
-                in_turns[build.name] = LatenciesInTurns(*pair)
-    return side._replace(builds=builds, in_turns=in_turns, same_as=same_as, kernels=kernels)
+                interleaved[build.name] = InterleavedLatencies(*pair)
+    return side._replace(builds=builds, interleaved=interleaved, same_as=same_as, kernels=kernels)
 
 
 def _read_lock(name: str, path: Path) -> Side:
@@ -296,7 +296,7 @@ def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
         for name, other in common.items()
         for figure in _list_figures(before.builds[other], after.builds[name])
     ]
-    figures = [_measured_in_turns(figure, before, after) for figure in figures]
+    figures = [_measured_interleaved(figure, before, after) for figure in figures]
     changes = [Change(name, "build", "added") for name in after.builds if name not in common]
     paired = set(common.values())
     changes += [Change(name, "build", "removed") for name in before.builds if name not in paired]
@@ -372,7 +372,7 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
     return f"{text} ({figure.change:+.1%}{noise and f', {noise}'})"
 
 
-def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
+def _measured_interleaved(figure: Figure, before: Side, after: Side) -> Figure:
     """Return a figure; a latency as the second release measured it alternately with the first.
 
     One library that was measured twice is as fast as itself, whatever the machine did meanwhile.
@@ -383,7 +383,7 @@ def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
         ratio = 1 + (figure.change or 0.0)
         figure = figure._replace(judgement=judge_ratio(ratio, min(ratio, 1), max(ratio, 1)))
         return figure._replace(text=f"{_figure_text(figure, latency_text)}: the same library")
-    pair = after.in_turns.get(figure.build)
+    pair = after.interleaved.get(figure.build)
     if pair is None or pair.release != before.release:
         return figure
     judgement = judge_change(pair.before_s, pair.after_s)

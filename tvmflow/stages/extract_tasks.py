@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tvmflow.core.codec import without_empty
-from tvmflow.core.dimensions import list_sizes_to_tune_at, sizes_text
+from tvmflow.core.dimensions import list_tuning_sizes, sizes_text
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
@@ -89,7 +89,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
     runtime, reason = find_runtime(mod, settings.runtime)
     workloads = extract_workloads(mod)
     dimensions = read_dimensions(mod["main"])
-    sizes = [sizes_text(chosen) for chosen in list_sizes_to_tune_at(dimensions)]
+    sizes = [sizes_text(chosen) for chosen in list_tuning_sizes(dimensions)]
     tasks = [
         {
             "key": workload.key,

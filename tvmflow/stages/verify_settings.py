@@ -119,7 +119,7 @@ class VerifySettings(StageSettings):
     quantized: bool = False
     deliveries: dict[str, tuple[str, ...]] = Field(default={})
 
-    def add_sizes_to_tune_at(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
+    def add_tuning_sizes(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
         """Return dimensions with the sizes that matter most."""
         tune_at = self.tune_at or {}
         return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)

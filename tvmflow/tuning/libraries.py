@@ -23,15 +23,15 @@ import numpy as np
 from tvmflow.compiler.choices import Choice, Choices, Operator, choice_key, choice_text
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.dimensions import evaluate_shape, list_sizes_to_tune_at, specs_at
+from tvmflow.core.dimensions import evaluate_shape, list_tuning_sizes, specs_at
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.statistics import (
     MIN_PAIRS,
     PairedTimes,
     geometric_means,
-    measure_in_turns,
-    take_turns,
+    interleave,
+    measure_interleaved,
 )
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import C_RUNTIME
@@ -79,7 +79,7 @@ Kernels = Mapping[str, Mapping[str, float]]
 """An operator -> its kernels in a library, each with the share of its calls that are the operator's."""
 
 
-def profile_in_turns(
+def profile_interleaved(
     first: Profile,
     second: Profile,
     *,
@@ -92,7 +92,7 @@ def profile_in_turns(
     started = clock()
     times: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
     while len(times) < rounds and (len(times) < min_rounds or clock() - started <= seconds):
-        one, other = take_turns([first, second], len(times))
+        one, other = interleave([first, second], len(times))
         times.append((one, other))
     return times
 
@@ -220,7 +220,7 @@ def compare_libraries(payload: Json, emit: Emit) -> Json:
         own_rows.append(times)
         return geometric_means([[seconds] for seconds in times])[0]
 
-    times = measure_in_turns(
+    times = measure_interleaved(
         lambda: measure_library(tuned, rows[0]),
         lambda: measure_library(untuned, rows[1]),
         seconds=_SECONDS,
@@ -238,7 +238,7 @@ def find_slower(
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
     """Return the workloads whose tuned kernels are slower than the untuned ones beyond the noise."""
-    rounds = profile_in_turns(
+    rounds = profile_interleaved(
         profile_tuned,
         profile_untuned,
         rounds=_PROFILE_ROUNDS,
@@ -287,7 +287,7 @@ class Libraries:
         self._outputs = [_spec(f"y{index}", ty, largest) for index, ty in enumerate(outputs)]
         self.feeds = [
             {spec.name: _draw(spec) for spec in specs_at(self._inputs, sizes)}
-            for sizes in list_sizes_to_tune_at(self._dimensions)
+            for sizes in list_tuning_sizes(self._dimensions)
         ]
         self._weights = [_draw_weight(_spec("", variable.ty)) for variable in weights]
         if self._runtime != C_RUNTIME:
@@ -436,7 +436,7 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
 
     # what is called first reads its weights for the first time
     profile(rule), profile(other)
-    rounds = profile_in_turns(
+    rounds = profile_interleaved(
         lambda: profile(rule),
         lambda: profile(other),
         rounds=_CHOICE_ROUNDS,
@@ -455,7 +455,7 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
     }
     whole = PairedTimes((), ())
     if payload["is_whole"]:
-        whole = measure_in_turns(
+        whole = measure_interleaved(
             lambda: latency(other),
             lambda: latency(rule),
             seconds=_WHOLE_SECONDS,

@@ -24,7 +24,7 @@ from tvmflow.core import spans
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.statistics import PairedTimes, geometric_means, take_turns
+from tvmflow.core.statistics import PairedTimes, geometric_means, interleave
 from tvmflow.core.types import Array, Json
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
@@ -413,9 +413,9 @@ class FinalistsRequest(measure.KernelRequest):
         return digest_of([self.traces, *how])
 
     def time(self, kernels: Sequence[Any], argument_lists: Sequence[list[Any]]) -> Json:
-        """Return what `time_in_turns` does of the untuned kernel, the first one, and finalists."""
+        """Return what `time_interleaved` does of the untuned kernel, the first one, and finalists."""
         untuned, *finalists = kernels
-        return time_in_turns(untuned, finalists, argument_lists, self.timing, self.rounds)
+        return time_interleaved(untuned, finalists, argument_lists, self.timing, self.rounds)
 
 
 class FinalistTimes(NamedTuple):
@@ -533,7 +533,7 @@ def _agree(expected: Array, actual: Array) -> bool:
     return np.allclose(actual, expected, rtol=0.0, atol=limit, equal_nan=True)
 
 
-def time_in_turns(
+def time_interleaved(
     untuned: Any,
     kernels: Sequence[Any],
     argument_lists: Sequence[list[Any]],
@@ -605,7 +605,7 @@ def run_rounds(
             order = [entry for entry in order if entry[0] == 0 or samples[entry[0]] is fastest]
         if number >= rounds and (clock() - started > _MAX_SECONDS or _is_decided(samples)):
             break
-        seconds = take_turns([partial(measure_kernel, kernel) for _, kernel in order], number)
+        seconds = interleave([partial(measure_kernel, kernel) for _, kernel in order], number)
         for (index, _), value in zip(order, seconds, strict=True):
             samples[index].append(value)
     return {"untuned": samples[0], "samples": samples[1:]}

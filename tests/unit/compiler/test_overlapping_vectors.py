@@ -12,7 +12,7 @@ from tvm import s_tir
 
 from tests.support.kernels import LEVELS_HERE, level
 from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.last_vectors import overlap_last_vectors
+from tvmflow.compiler.tail_vectors import overlap_last_vectors
 
 Array = np.ndarray[Any, Any]
 

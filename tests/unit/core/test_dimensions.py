@@ -11,7 +11,7 @@ from hypothesis import strategies
 from tvmflow.core.dimensions import (
     Language,
     WrongSize,
-    choose_representative,
+    choose_tuning_size,
     derive_sizes,
     evaluate,
     find_bounds,
@@ -141,10 +141,10 @@ def test_sizes_come_from_the_inputs(
 
 def test_decisions_are_made_for_a_size_that_the_dimension_can_have() -> None:
     """The largest size to tune at, or about the geometric mean."""
-    assert choose_representative(Dimension("seq", 1, 512, tune_at=(16, 128))) == 128
+    assert choose_tuning_size(Dimension("seq", 1, 512, tune_at=(16, 128))) == 128
     for low in range(8, 64, 8):
         for high in range(low, 512, 8):
-            size = choose_representative(Dimension("h", low, high, multiple_of=8))
+            size = choose_tuning_size(Dimension("h", low, high, multiple_of=8))
             assert Dimension("h", low, high, multiple_of=8).find_problem(size) == ""
 
 

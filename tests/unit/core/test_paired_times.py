@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_interleaved
 
 
 def reader(values: Iterator[float]) -> Callable[[], float]:
@@ -21,14 +21,14 @@ def noisy(seconds: float, seed: int) -> Iterator[float]:
 
 
 def measure(first: float, second: float, seed: int) -> PairedTimes:
-    return measure_in_turns(
+    return measure_interleaved(
         reader(noisy(first, seed)), reader(noisy(second, -seed - 1)), seconds=1, clock=lambda: 0.0
     )
 
 
 def test_a_clear_difference_is_decided_with_the_fewest_pairs() -> None:
     """Where nothing disturbs, eight pairs are enough."""
-    times = measure_in_turns(lambda: 1.0, lambda: 2.0, seconds=1, clock=lambda: 0.0)
+    times = measure_interleaved(lambda: 1.0, lambda: 2.0, seconds=1, clock=lambda: 0.0)
     assert (len(times.first), times.ratio, times.limits) == (MIN_PAIRS, 0.5, (0.5, 0.5))
     assert times.is_faster and not times.is_slower
     assert PairedTimes(times.second, times.first).is_slower
@@ -37,9 +37,9 @@ def test_a_clear_difference_is_decided_with_the_fewest_pairs() -> None:
 def test_a_bound_is_decided_about_in_place_of_which_is_faster() -> None:
     """Clearly slower, and about as slow as allowed: that takes all pairs."""
     first, second = reader(noisy(2.0, 3)), reader(noisy(1.0, 4))
-    times = measure_in_turns(first, second, seconds=1, bound=2.0, clock=lambda: 0.0)
+    times = measure_interleaved(first, second, seconds=1, bound=2.0, clock=lambda: 0.0)
     assert len(times.first) == 64 and times.is_slower
-    times = measure_in_turns(lambda: 1.5, lambda: 1.0, seconds=1, bound=2.0, clock=lambda: 0.0)
+    times = measure_interleaved(lambda: 1.5, lambda: 1.0, seconds=1, bound=2.0, clock=lambda: 0.0)
     assert len(times.first) == MIN_PAIRS
 
 
@@ -59,7 +59,7 @@ def test_equal_subjects_are_hardly_ever_told_apart() -> None:
 
 def test_subjects_without_noise_and_difference_end_early() -> None:
     """Within a per cent they are equally fast, for every purpose."""
-    times = measure_in_turns(lambda: 1.0, lambda: 1.005, seconds=1, clock=lambda: 0.0)
+    times = measure_interleaved(lambda: 1.0, lambda: 1.005, seconds=1, clock=lambda: 0.0)
     assert len(times.first) == MIN_PAIRS and times.is_decided
 
 
@@ -67,9 +67,9 @@ def test_a_figure_takes_more_pairs_than_a_decision_where_there_is_noise() -> Non
     """A factor of 20 is decided at once; by how much it is 20 is known later, without noise at once, too."""
     for seed in range(5):
         first, second = reader(noisy(1.0, seed)), reader(noisy(20.0, -seed - 1))
-        times = measure_in_turns(first, second, seconds=1, precise_pairs=12, clock=lambda: 0.0)
+        times = measure_interleaved(first, second, seconds=1, precise_pairs=12, clock=lambda: 0.0)
         assert (len(times.first), times.is_faster, times.is_precise) == (12, True, False)
-    quiet = measure_in_turns(
+    quiet = measure_interleaved(
         lambda: 1.0, lambda: 20.0, seconds=1, precise_pairs=12, clock=lambda: 0.0
     )
     assert (len(quiet.first), quiet.is_precise) == (MIN_PAIRS, True)
@@ -78,7 +78,9 @@ def test_a_figure_takes_more_pairs_than_a_decision_where_there_is_noise() -> Non
 def test_the_time_limit_ends_slow_measurements_after_a_few_pairs() -> None:
     """With so few nothing is beyond the noise, and the limits are all ratios."""
     ticks = itertools.count()
-    times = measure_in_turns(lambda: 1.0, lambda: 2.0, seconds=0, clock=lambda: float(next(ticks)))
+    times = measure_interleaved(
+        lambda: 1.0, lambda: 2.0, seconds=0, clock=lambda: float(next(ticks))
+    )
     assert len(times.first) == 3 and not times.is_faster
     assert PairedTimes((1.0, 2.0, 3.0), (1.0, 1.0, 1.0)).limits == (1.0, 3.0)
 
@@ -94,7 +96,7 @@ def test_every_second_pair_runs_backwards() -> None:
 
         return call
 
-    measure_in_turns(subject("a"), subject("b"), seconds=1, max_pairs=3, clock=lambda: 0.0)
+    measure_interleaved(subject("a"), subject("b"), seconds=1, max_pairs=3, clock=lambda: 0.0)
     assert "".join(calls) == "abbaab"
 
 

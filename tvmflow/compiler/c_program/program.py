@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvmflow.compiler.c_program.c_kernels import list_size_parameters
-from tvmflow.core.dimensions import choose_representative, evaluate, substitute
+from tvmflow.core.dimensions import choose_tuning_size, evaluate, substitute
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Size
 from tvmflow.graph import ir
@@ -208,7 +208,7 @@ class _Reader:
             for symbol in list_symbols(size)
             if symbol.name in names
         }
-        self._representative = {entry.name: choose_representative(entry) for entry in dimensions}
+        self._representative = {entry.name: choose_tuning_size(entry) for entry in dimensions}
         # those of the functions that `main` calls, in terms of the dimensions
         self._bound: dict[Any, Any] = {}
 

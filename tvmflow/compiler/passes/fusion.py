@@ -12,7 +12,7 @@ from tvm.s_tir import SBlock
 
 from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import Representative, plain
+from tvmflow.graph.dynamic_shapes import TuningSizes, plain
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.
@@ -27,7 +27,7 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
     """
     limited = ir.copy_module(mod)
     products: set[Any] = set()
-    numbers = Representative(mod["main"])
+    numbers = TuningSizes(mod["main"])
     for var, value in ir.DataFlow(mod["main"]).values.items():
         call = ir.as_call(value, "relax.call_tir")
         shape = numbers.shape(var)

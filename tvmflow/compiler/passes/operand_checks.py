@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.packed import allocate_registers
 from tvmflow.compiler.passes.rewriter import ELEMENTWISE, TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_kernel_symbols
 from tvmflow.core.errors import StageError
 from tvmflow.graph import ir
 from tvmflow.graph.counts import SIZES_NEEDED
@@ -373,7 +373,7 @@ def _call_check(rewriter: TargetRewriter, operand: Any, bound: Bound, message: s
     used = [
         symbol for size in bound.sizes or () if size is not None for symbol in list_symbols(size)
     ]
-    function, sizes = with_own_sizes(kernel, used, 2)
+    function, sizes = with_kernel_symbols(kernel, used, 2)
     variable = rewriter.builder_.add_func(function, "check_operand")
     results = [relax.TensorType(shape, dtype), relax.TensorType([1], "int32")]
     call = rewriter.emit(relax.call_tir(variable, [operand, *sizes], results))

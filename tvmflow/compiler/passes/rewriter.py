@@ -14,10 +14,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
+from tvmflow.compiler.tir_kernels.definitions import with_kernel_symbols
 from tvmflow.core.types import Dimension
 from tvmflow.graph import ir, marks
-from tvmflow.graph.dynamic_shapes import IrSize, Representative, known_sizes, read_dimensions
+from tvmflow.graph.dynamic_shapes import IrSize, TuningSizes, known_sizes, read_dimensions
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
@@ -41,7 +41,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._main = mod["main"]
-        self.numbers = Representative(mod["main"])
+        self.numbers = TuningSizes(mod["main"])
         self._memos: list[dict[Any, Any]] = []
         self._rounded = self.new_memo()
 
@@ -204,7 +204,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         dtype: str = "float32",
     ) -> Any:
         """Emit a call of a function in TIR with one result."""
-        function, sizes = with_own_sizes(function)
+        function, sizes = with_kernel_symbols(function)
         variable = self.builder_.add_func(function, name)
         result = relax.TensorType(shape, dtype)
         return self.emit(relax.call_tir(variable, [*args, *sizes], result))

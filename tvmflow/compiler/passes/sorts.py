@@ -19,9 +19,9 @@ from tvmflow.compiler.passes.reductions import (
     make_argreduce_kernel,
 )
 from tvmflow.compiler.passes.rewriter import TargetRewriter
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_kernel_symbols
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import IrSize, Representative, is_dynamic, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, TuningSizes, is_dynamic, sizes_of
 
 
 class SortRewriter(TargetRewriter):
@@ -34,7 +34,7 @@ class SortRewriter(TargetRewriter):
         if sort is None:
             return None
         cores, lanes = (cpu.cores, cpu.lanes) if cpu else (1, _NARROW_LANES)
-        function, sizes = with_own_sizes(_make_kernel(sort, cores, lanes))
+        function, sizes = with_kernel_symbols(_make_kernel(sort, cores, lanes))
         if sizes:
             return None
         if self._context.is_mixed():
@@ -46,7 +46,7 @@ class SortRewriter(TargetRewriter):
         return self.emit(relax.call_tir(variable, [rewritten.args[0]], results))
 
 
-def _as_sort(call: Any, numbers: Representative) -> Sort | None:
+def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
     """Return the sort of rows of fixed length that an operator computes; None without a kernel."""
     name, attrs, data = ir.operator_name(call), call.attrs, call.args[0]
     shape, typical = sizes_of(data), numbers.shape(data)

@@ -85,7 +85,7 @@ def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
     return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
 
 
-def with_own_sizes(
+def with_kernel_symbols(
     function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
 ) -> tuple[tirx.PrimFunc, list[Any]]:
     """Return a kernel with variables of its own in place of a model's dimensions, and those that it takes.

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core.dimensions import choose_representative, find_axes
+from tvmflow.core.dimensions import choose_tuning_size, find_axes
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
 from tvmflow.core.types import Json, TensorSpec
@@ -125,7 +125,7 @@ def write_example(model: DescribedModel) -> list[str]:
     """Return the lines of C++ that make a model and run it once."""
     names: dict[str, list[str]] = {}
     sizes = [
-        f"{{{c_string(entry.name)}, {choose_representative(entry)}}}" for entry in model.dimensions
+        f"{{{c_string(entry.name)}, {choose_tuning_size(entry)}}}" for entry in model.dimensions
     ]
     memory = [f"model.set_dimensions({{{', '.join(sizes)}}});"] if sizes else []
     for direction in ("inputs", "outputs"):
@@ -490,7 +490,7 @@ def _describe(
 
 def _write_first_size(model: DescribedModel) -> str:
     """Return a size of the first dimension, as the command line tool takes it: `batch=3`."""
-    return next((f"{d.name}={choose_representative(d)}" for d in model.dimensions), "")
+    return next((f"{d.name}={choose_tuning_size(d)}" for d in model.dimensions), "")
 
 
 def _describe_libraries(model: DescribedModel, libraries: Sequence[Library]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
-from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
+from tvmflow.frontends._data_dependent_shapes import MixedRows, count_outputs
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, tensor_spec
 from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel

@@ -30,7 +30,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     from tvmflow.compiler.contraction.machine import CpuModel
     from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import ModelTaps, Signature
+    from tvmflow.stages.quantize.calibration import ModelObserver, Signature
     from tvmflow.stages.quantize.data import DataSource
     from tvmflow.stages.quantize.emulation import Emulation
     from tvmflow.stages.quantize.insertion import DataScale, LayerWeights, Quantization, Table
@@ -265,7 +265,7 @@ class _Candidates(NamedTuple):
             begins with where calibration data decide; None where it begins within -1 and 1.
         emulation: The model with parameters that emulate integers; None where each call computes ranges.
         factors: What the channels of tensors of the emulated model are divided by in this one.
-        tapped: The model that also returns each tensor of which something has to be known.
+        observer: The model that also returns each tensor of which something has to be known.
     """
 
     model: FloatModel
@@ -278,7 +278,7 @@ class _Candidates(NamedTuple):
     states: Mapping[Any, Any]
     emulation: Emulation | None
     factors: Mapping[Any, Array]
-    tapped: ModelTaps
+    observer: ModelObserver
 
     @property
     def chosen(self) -> list[Layer]:
@@ -290,7 +290,7 @@ def _list_candidates(
     settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
     """Return the layers of a model, and what they read."""
-    from tvmflow.stages.quantize.calibration import ModelTaps
+    from tvmflow.stages.quantize.calibration import ModelObserver
     from tvmflow.stages.quantize.emulation import Emulation
     from tvmflow.stages.quantize.insertion import read_weights
     from tvmflow.stages.quantize.points import list_joined
@@ -329,7 +329,7 @@ def _list_candidates(
         states=states,
         emulation=emulation,
         factors={},
-        tapped=ModelTaps(model, list(tensors), signature, emulation),
+        observer=ModelObserver(model, list(tensors), signature, emulation),
     )
 
 
@@ -395,7 +395,7 @@ def _smooth(
     if settings.quantize.activations != "int8" or not smoothable:
         return candidates
     axes = {var: channel_axis(own[0]) for var, own in smoothable.items()}
-    largest = collect_sizes(candidates.tapped, axes, batches[:_SMOOTHING_BATCHES])
+    largest = collect_sizes(candidates.observer, axes, batches[:_SMOOTHING_BATCHES])
     factors = find_factors(model, smoothable, candidates.floats, largest)
     if not factors:
         return candidates
@@ -416,7 +416,9 @@ def _smooth(
     starts = zip(candidates.states.values(), changed.states.values(), strict=True)
     origins |= {theirs: (ours, None) for ours, theirs in starts if theirs is not None}
     return changed._replace(
-        emulation=candidates.emulation, factors=factors, tapped=candidates.tapped.follow(origins)
+        emulation=candidates.emulation,
+        factors=factors,
+        observer=candidates.observer.follow(origins),
     )
 
 
@@ -567,7 +569,7 @@ def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> fr
     from tvmflow.stages.quantize.points import LARGEST_STATE
 
     starts = {start: 0 for start in candidates.states.values() if start is not None}
-    sizes = collect_sizes(candidates.tapped, starts, batches)
+    sizes = collect_sizes(candidates.observer, starts, batches)
     return frozenset(
         var
         for var, start in candidates.states.items()
@@ -604,7 +606,7 @@ def _find_corrections(
         if ir.shape_of(layer.var) and ir.shape_of(layer.data)
     ]
     scales = {(layer.data, channel_axis(layer)): data[layer.source] for layer in layers}
-    means = collect_means(candidates.tapped, scales, integers, batches[:_MEAN_BATCHES])
+    means = collect_means(candidates.observer, scales, integers, batches[:_MEAN_BATCHES])
     flow = ir.DataFlow(candidates.model.main)
     return {
         layer.var: find_correction(
@@ -631,7 +633,7 @@ def _round_groups(
     from tvmflow.stages.quantize.weights import round_groups
 
     sources = dict.fromkeys(layer.data for layer in layers) if len(batches) else {}
-    products = collect_products(candidates.tapped, list(sources), batches, groups.size)
+    products = collect_products(candidates.observer, list(sources), batches, groups.size)
     return {
         layer.var: round_groups(candidates.floats[layer.var].T, groups, products.get(layer.data))
         for layer in layers
@@ -647,7 +649,7 @@ def _find_scales(
     from tvmflow.stages.quantize.ranges import choose_range, scale_of
 
     scales = {}
-    histograms = collect_histograms(candidates.tapped, candidates.ranged, batches)
+    histograms = collect_histograms(candidates.observer, candidates.ranged, batches)
     for var, histogram in histograms.items():
         if histogram.not_finite:
             raise StageError(
@@ -705,14 +707,14 @@ def _control(
         return possible, Control()
     switched: Switched
     if candidates.emulation is None:
-        switched = SwitchedModel(model, layers, possible, signature, candidates.tapped.run)
+        switched = SwitchedModel(model, layers, possible, signature, candidates.observer.run)
     else:
 
         def choose(chosen: Collection[int]) -> Callable[[Feed], Mapping[str, Array]]:
             kept = keep_layers(model, layers, possible, chosen)
             return _compute(candidates, kept, signature)
 
-        switched = EmulatedChoices(choose, candidates.tapped.run)
+        switched = EmulatedChoices(choose, candidates.observer.run)
     evaluation = Evaluation(switched, data, signature.outputs[0].name, zero_points)
 
     is_limited = limits.error is not None or evaluation.accuracy is not None
@@ -800,7 +802,7 @@ def _compute(
         return signature.compile(_insert(candidates, quantization)).run
     params = emulation.find_weights(layers, candidates.shared, quantization, candidates.factors)
     params |= {name: table.to_float() for name, table in quantization.tables.items()}
-    return candidates.tapped.emulate(params)
+    return candidates.observer.emulate(params)
 
 
 def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:

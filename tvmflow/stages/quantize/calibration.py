@@ -44,8 +44,8 @@ _WIDE_LANES: Final = 16
 # What schedules have unrolled and made of vectors hardly gets faster by more than this, which takes LLVM 0.7 of the time.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
-_TAPPED_BYTES: Final = 256 << 20
-_TAPPED: Final = "tvmflow.tapped."
+_OBSERVED_BYTES: Final = 256 << 20
+_OBSERVED: Final = "tvmflow.tapped."
 # About so many values of a tensor tell its range, over all batches, and so many of each channel its mean.
 _COUNTED_VALUES: Final = 1 << 21
 _ADDED_POSITIONS: Final = 1 << 15
@@ -156,11 +156,11 @@ class CompiledModel:
         # the memory is the library's own: to check it takes longer than a small model
         arrays = module.program.run(inputs, list(map(self._room.get, names)))
         results = dict(zip(names, arrays, strict=True))
-        self._room = {name: own for name, own in results.items() if name.startswith(_TAPPED)}
+        self._room = {name: own for name, own in results.items() if name.startswith(_OBSERVED)}
         return results
 
 
-class ModelTaps:
+class ModelObserver:
     """A float model that also returns inner tensors, compiled once for all that is asked of them.
 
     Tensors that take much memory are watched in groups, each by a library of its own, of which one is kept.
@@ -178,14 +178,14 @@ class ModelTaps:
         emulation: Emulation | None = None,
     ) -> None:
         self._model, self._signature = model, signature
-        self._tapped = model if emulation is None else emulation.model
+        self._observed = model if emulation is None else emulation.model
         self._inputs = {var: str(var.name) for var in model.main.params}
         self._groups = [*_divide([var for var in tensors if var not in self._inputs])] or [[]]
         # at most one, by its group; those that follow have the same
         self._held: dict[int, CompiledModel] = {}
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
-    def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelTaps:
+    def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelObserver:
         """Return the same library for a model with the same outputs.
 
         Args:
@@ -251,18 +251,18 @@ class ModelTaps:
             self._held.clear()
             group = self._groups[place]
             specs = [_spec_of(name, var) for name, var in _name_tensors(group)]
-            tapped = tap(self._tapped, group)
-            self._held[place] = self._signature.compile_for_weights(tapped, specs)
+            observed = observe(self._observed, group)
+            self._held[place] = self._signature.compile_for_weights(observed, specs)
         return self._held[place]
 
 
 def collect_histograms(
-    tapped: ModelTaps, tensors: Sequence[Any], batches: Sequence[Feed]
+    observer: ModelObserver, tensors: Sequence[Any], batches: Sequence[Feed]
 ) -> dict[Any, Histogram]:
     """Return the histogram of each tensor over all batches; of large ones an even part is counted."""
     histograms = {var: Histogram() for var in tensors}
     numbers = dict.fromkeys(histograms, 0)
-    for var, values in tapped.iterate_values(histograms, batches):
+    for var, values in observer.iterate_values(histograms, batches):
         step = _choose_step(values.size * len(batches), _COUNTED_VALUES)
         histograms[var].add_some(values, numbers[var] % step, step)
         numbers[var] += 1
@@ -275,11 +275,11 @@ def _choose_step(available: int, wanted: int) -> int:
 
 
 def collect_sizes(
-    tapped: ModelTaps, axes: Mapping[Any, int], batches: Sequence[Feed]
+    observer: ModelObserver, axes: Mapping[Any, int], batches: Sequence[Feed]
 ) -> dict[Any, Array]:
     """Return the largest absolute value in each channel of each tensor, whose channels are along an axis."""
     largest: dict[Any, Array] = {}
-    for var, values in tapped.iterate_values(axes, batches):
+    for var, values in observer.iterate_values(axes, batches):
         moved = np.moveaxis(values, axes[var], 0)
         sizes = np.abs(moved.reshape(len(moved), -1)).max(axis=1, initial=0.0)
         largest[var] = np.maximum(largest[var], sizes) if var in largest else sizes
@@ -287,18 +287,18 @@ def collect_sizes(
 
 
 def collect_products(
-    tapped: ModelTaps, tensors: Sequence[Any], batches: Sequence[Feed], size: int
+    observer: ModelObserver, tensors: Sequence[Any], batches: Sequence[Feed], size: int
 ) -> dict[Any, InputProducts]:
     """Return the products of each tensor's last axis over all batches, for groups of some size."""
     depths = {var: sizes[-1] for var in tensors if (sizes := sizes_of(var))}
     products = {var: InputProducts(int(depth), size) for var, depth in depths.items()}
-    for var, values in tapped.iterate_values(products, batches):
+    for var, values in observer.iterate_values(products, batches):
         products[var].add(values)
     return products
 
 
 def collect_means(
-    tapped: ModelTaps,
+    observer: ModelObserver,
     scales: Mapping[tuple[Any, int], DataScale],
     integers: Integers,
     batches: Sequence[Feed],
@@ -309,7 +309,7 @@ def collect_means(
     """
     sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
     numbers = dict.fromkeys((var for var, _ in scales), 0)
-    for var, values in tapped.iterate_values(numbers, batches):
+    for var, values in observer.iterate_values(numbers, batches):
         for (other, axis), own in sums.items():
             if other.same_as(var):
                 positions = values.size // values.shape[axis] * len(batches)
@@ -320,7 +320,7 @@ def collect_means(
 
 
 def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"{_TAPPED}{place}", var) for place, var in enumerate(group)]
+    return [(f"{_OBSERVED}{place}", var) for place, var in enumerate(group)]
 
 
 def _spec_of(name: str, var: Any) -> TensorSpec:
@@ -340,7 +340,7 @@ def _divide(tensors: Sequence[Any]) -> Iterator[list[Any]]:
     size = 0
     for var in tensors:
         own = 4 * int(np.prod(ir.shape_of(var) or (1,)))
-        if group and size + own > _TAPPED_BYTES:
+        if group and size + own > _OBSERVED_BYTES:
             yield group
             group, size = [], 0
         group.append(var)
@@ -349,7 +349,7 @@ def _divide(tensors: Sequence[Any]) -> Iterator[list[Any]]:
         yield group
 
 
-def tap(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
+def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
     """Return a model that also returns inner tensors."""
     main = model.main
     outputs = [*ir.list_outputs(main), *tensors]

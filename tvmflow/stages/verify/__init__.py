@@ -117,10 +117,10 @@ NAME: Final = "verify"
 
 
 def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
-    """Return what is to blame for a library that was rejected, as JSON: see `fault_search`."""
-    from tvmflow.stages.verify import fault_search
+    """Return what is to blame for a library that was rejected, as JSON: see `fault_localization`."""
+    from tvmflow.stages.verify import fault_localization
 
-    return fault_search.find_faults(payload, emit)
+    return fault_localization.find_faults(payload, emit)
 
 
 TRAITS: Final = StageTraits(

@@ -200,7 +200,7 @@ class InnerLibrary:
         mod = ir.copy_module(loaded.mod)
         if dimensions := read_dimensions(mod["main"]):
             # as `lower` does: decisions follow the sizes to tune at
-            tuned = settings.add_sizes_to_tune_at(dimensions)
+            tuned = settings.add_tuning_sizes(dimensions)
             mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
         lowered = lowering.lower(mod, target, settings.lowering)
         scheduled, _ = schedule_kernels(lowered.mod, build, files, must_fit=False)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.dimensions import (
     WrongSize,
-    choose_representative,
+    choose_tuning_size,
     derive_sizes,
     evaluate_shape,
     is_prime,
-    list_sizes_to_tune_at,
+    list_tuning_sizes,
     sizes_text,
     specs_at,
 )
@@ -207,7 +207,7 @@ def load_samples(
             ),
         )
         return
-    sizes = choose_representatives(dimensions)
+    sizes = choose_tuning_sizes(dimensions)
     fixed = specs_at(inputs, sizes)
     limited = limit_draws(settings, operands, sizes)
     yield from _draw_samples(fixed, limited, batches=checks.samples, seed=checks.seed)
@@ -382,7 +382,7 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
         StageError: when an image cannot be read, or has no class.
     """
     manifest, signature = _read_descriptions(settings, context)
-    sizes = choose_representatives(read_dimensions(signature, settings))
+    sizes = choose_tuning_sizes(read_dimensions(signature, settings))
     inputs = specs_at([*map(TensorSpec.from_json, signature["inputs"])], sizes)
     preprocessing = read_preprocessing(manifest, inputs)
     listed = _list_images(context)
@@ -572,12 +572,12 @@ def read_dimensions(
     signature: Mapping[str, Json], settings: VerifySettings
 ) -> tuple[Dimension, ...]:
     """Return the dimensions of a library with the sizes to tune at; none for one of fixed sizes."""
-    return settings.add_sizes_to_tune_at(Dimension.list_of(signature))
+    return settings.add_tuning_sizes(Dimension.list_of(signature))
 
 
-def choose_representatives(dimensions: Sequence[Dimension]) -> Sizes:
+def choose_tuning_sizes(dimensions: Sequence[Dimension]) -> Sizes:
     """Return the sizes at which all is verified that is verified at one size, and latency is measured."""
-    return {dimension.name: choose_representative(dimension) for dimension in dimensions}
+    return {dimension.name: choose_tuning_size(dimension) for dimension in dimensions}
 
 
 def find_sizes(
@@ -618,7 +618,7 @@ def choose_sizes(
         add(smaller)
         for name, size in largest.items():
             add({**least, name: size})
-    for sizes in list_sizes_to_tune_at(dimensions):
+    for sizes in list_tuning_sizes(dimensions):
         if not add(sizes):
             left_out.append(_describe_left_out(sizes, count_elements))
     for sizes in _list_primes(dimensions):

@@ -16,7 +16,7 @@ from tvmflow.core.statistics import (
     MIN_PAIRS,
     PairedTimes,
     is_decided,
-    measure_in_turns,
+    measure_interleaved,
     median_limits,
     summarize,
 )
@@ -229,7 +229,7 @@ def measure_variant(
         return subject.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
 
     settle()
-    return measure_in_turns(
+    return measure_interleaved(
         lambda: measure_once(library), lambda: measure_once(variant), seconds=seconds
     )
 
@@ -256,7 +256,7 @@ def measure_peer(
         last = subject
         return subject.latency(dict(inputs), repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
 
-    return measure_in_turns(
+    return measure_interleaved(
         lambda: measure_once(library, feed),
         lambda: measure_once(peer, peer_feed),
         seconds=SECONDS_PER_SUBJECT if is_requested else _SECONDS_PER_REFERENCE,

@@ -23,7 +23,7 @@ from tvmflow.stages.verify.inputs import (
     ReferenceOutputs,
     SizeOutputs,
     Sizes,
-    choose_representatives,
+    choose_tuning_sizes,
     draw_inputs,
     is_finite,
     limit_draws,
@@ -101,8 +101,8 @@ def run_reference(
         names += [spec.name for spec in inner]
     more = with_inner(settings, model, indices.loaded) if indices and indices.loaded else model
     is_timed = settings.run_on == LOCAL
-    dimensions = settings.add_sizes_to_tune_at(model.dimensions)
-    limited = limit_draws(settings, model.operands, choose_representatives(dimensions))
+    dimensions = settings.add_tuning_sizes(model.dimensions)
+    limited = limit_draws(settings, model.operands, choose_tuning_sizes(dimensions))
     with contextlib.ExitStack() as own:
         reference = own.enter_context(open_reference(settings, more, context))
 

@@ -277,13 +277,13 @@ def _describe_agreement(comparison: OutputComparison) -> Iterator[str]:
 def _describe_latency(facts: Verdict) -> list[str]:
     names = {"library": "this library", _UNTUNED: _UNTUNED, _REFERENCE: facts.get("reference", "")}
     compared = facts.get("compared", {}).values()
-    in_turns = {runtime["name"] for runtime in compared if "latency" in runtime}
+    interleaved = {runtime["name"] for runtime in compared if "latency" in runtime}
     latency = facts.get("latency", {})
     speedups = {_UNTUNED: facts.get("speedup"), _REFERENCE: facts.get("reference_speedup")}
     measured = [
         (names.get(subject, subject), _scale_latency(row, latency, speedups.get(subject)))
         for subject, row in latency.items()
-        if names.get(subject, subject) not in in_turns
+        if names.get(subject, subject) not in interleaved
     ]
     measured += [
         (runtime["name"], _scale_latency(runtime["latency"], latency, runtime["speedup"]))

@@ -21,9 +21,9 @@ from tests.unit.frontends.onnx.test_onnx_recurrent import layer
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import device_program
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.passes.nms import NmsRewriter
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
 from tvmflow.compiler.passes.rewriter import rewrite_main
-from tvmflow.compiler.passes.suppression import SuppressionRewriter
 from tvmflow.compiler.schedules import schedule_for_gpu
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
@@ -143,7 +143,7 @@ def test_threads_compute_what_the_kernels_of_cpus_do(name: str, tmp_path: Path) 
     loaded, feed = MODELS[name](tmp_path)
     context = LoweringContext(lowering.make_target(GPUS["cuda"]), None, FAST)
     mod = rewrite_main(loaded.mod, RecurrentRewriter, context)
-    mod = rewrite_main(mod, SuppressionRewriter, context)
+    mod = rewrite_main(mod, NmsRewriter, context)
     assert any(map(count_launches, mod.functions.values()))
     on_gpu = outputs(loaded._replace(mod=run_threads_in_turn(mod)), feed)
     tolerance = 2e-3 if "float16" in name else 1e-5

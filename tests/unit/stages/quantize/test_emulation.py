@@ -62,7 +62,7 @@ def compare(files: dict[str, Path], batches: list[dict[str, Array]], **fields: A
     for feed in batches:
         [name] = exact.run(feed)
         expected, rounded = exact.run(feed)[name], integers.run(feed)[name]
-        np.testing.assert_allclose(candidates.tapped.run(feed)[name], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(candidates.observer.run(feed)[name], expected, rtol=0, atol=1e-5)
         error = np.abs(rounded - expected).max()
         # a sum of floats that is a bit off may be rounded to another integer
         assert np.abs(emulated(feed)[name] - rounded).max() < 0.4 * error

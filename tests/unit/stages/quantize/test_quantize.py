@@ -24,7 +24,7 @@ from tvmflow.recipe.sections import Quantize, Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import KnownFacts, StageContext, parse_settings
 from tvmflow.stages.quantize import calibration
-from tvmflow.stages.quantize.calibration import ModelTaps, Signature
+from tvmflow.stages.quantize.calibration import ModelObserver, Signature
 from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.targets.host import read_host
@@ -176,10 +176,10 @@ def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> Non
     batches = [{"x": RNG.normal(size=(4, 16)).astype(np.float32)} for _ in range(4)]
     smoothed = quantize._smooth(settings, plain, signature, batches)
     assert smoothed is not plain
-    own = ModelTaps(smoothed.model, smoothed.ranged, signature)
+    own = ModelObserver(smoothed.model, smoothed.ranged, signature)
     for tensors in zip(
         own.iterate_values(smoothed.ranged, batches),
-        smoothed.tapped.iterate_values(smoothed.ranged, batches),
+        smoothed.observer.iterate_values(smoothed.ranged, batches),
         strict=True,
     ):
         (var, expected), (same, values) = tensors
@@ -239,17 +239,17 @@ def test_one_library_is_kept(files: dict[str, Path], monkeypatch: pytest.MonkeyP
         return compile_for_weights(*arguments)
 
     monkeypatch.setattr(Signature, "compile_for_weights", count)
-    monkeypatch.setattr(calibration, "_TAPPED_BYTES", 16 * 8 * 8 * 4)
+    monkeypatch.setattr(calibration, "_OBSERVED_BYTES", 16 * 8 * 8 * 4)
     signature = Signature(json.loads(files["import/signature.json"].read_text()))
     settings = parse_settings(quantize.run, settings_of())
     plain = quantize._list_candidates(settings, quantize._load(files), signature)
     batches = [{"x": RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)}]
     inner = [var for var in plain.ranged if var not in [*plain.model.main.params]]
-    assert {len(group) for group in plain.tapped._groups} == {1}
-    plain.tapped.run(batches[0])
-    following = plain.tapped.follow({})
-    for tapped in (following, plain.tapped):
-        assert len(list(tapped.iterate_values(inner[-1:], batches))) == 1
+    assert {len(group) for group in plain.observer._groups} == {1}
+    plain.observer.run(batches[0])
+    following = plain.observer.follow({})
+    for observer in (following, plain.observer):
+        assert len(list(observer.iterate_values(inner[-1:], batches))) == 1
     assert len(compiled) == 2
 
 

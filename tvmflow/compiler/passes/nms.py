@@ -42,7 +42,7 @@ _MIN_PARALLEL_SCORES: Final = 1 << 12
 _OPERATORS: Final = {kind.NAME: kind for kind in (NonMaxSuppression, MultiboxDetection, BoxNms)}
 
 
-class SuppressionRewriter(TargetRewriter):
+class NmsRewriter(TargetRewriter):
     """Lowers selections of boxes for the target."""
 
     OPERATORS = tuple(_OPERATORS)

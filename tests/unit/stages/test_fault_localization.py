@@ -9,7 +9,7 @@ from onnx import helper
 
 from tests.support.detectors import constants
 from tests.support.onnx_models import load, model, value
-from tvmflow.stages.verify.fault_search import list_tvmflow_operators
+from tvmflow.stages.verify.fault_localization import list_tvmflow_operators
 
 
 def test_operators_that_tvm_has_no_kernels_of_are_known_by_name(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def order_sizes(mod: tvm.IRModule) -> tvm.IRModule:
     return _rewrite_kernels(mod, lambda kernel: kernel)
 
 
-def give_own_sizes(mod: tvm.IRModule) -> tvm.IRModule:
+def give_kernel_symbols(mod: tvm.IRModule) -> tvm.IRModule:
     """Give each kernel variables of its own for sizes.
 
     TVM fuses kernels only while their shapes are those of the model's tensors.

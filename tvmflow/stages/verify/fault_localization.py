@@ -291,9 +291,9 @@ class _Search:
         )
         if not is_here or self._build is None:
             return [
-                self._blame_model()
+                self._find_model_fault()
                 or self._find_import_fault()
-                or self._blame_tolerance(self._run_imported(self._load()))
+                or self._find_tolerance_fault(self._run_imported(self._load()))
                 or Fault(
                     "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
                     "for this target are wrong; these can be looked into only where this machine runs them",
@@ -316,14 +316,16 @@ class _Search:
             is_right = self._agrees(self._run_lowered(self._load()))
         if is_right:
             return [
-                self._blame_tolerance(outputs)
+                self._find_tolerance_fault(outputs)
                 or Fault(
                     "each kernel computes what it should, and so does the model on TVM's virtual machine: "
                     "the C library or its packaging is to blame",
                     f"set `runtime: vm` in the recipe, and {_REPORT}",
                 )
             ]
-        return [self._blame_model() or self._find_import_fault() or self._find_lowering_fault()]
+        return [
+            self._find_model_fault() or self._find_import_fault() or self._find_lowering_fault()
+        ]
 
     # ---------------------------------------------------------------- the reference
 
@@ -354,7 +356,7 @@ class _Search:
         has_names = indices is not None and not self._settings.quantized
         return tolerance, own, indices.tensors if indices and has_names else ()
 
-    def _blame_tolerance(self, outputs: Sequence[Array]) -> Fault | None:
+    def _find_tolerance_fault(self, outputs: Sequence[Array]) -> Fault | None:
         """Return the fault of a recipe that asks for more than these outputs of its model give."""
         if self._agrees(outputs, self._own_tolerance):
             return None
@@ -377,7 +379,7 @@ class _Search:
             f"raise {fields} or leave {'it' if verb == 'is' else 'them'} out",
         )
 
-    def _blame_model(self) -> Fault | None:
+    def _find_model_fault(self) -> Fault | None:
         """Return the fault of a model that enlarges the smallest differences until nothing agrees with it."""
         names = [spec.name for spec in (*self._model.outputs, *self._index_inputs)]
         comparisons = {
