@@ -64,7 +64,7 @@ class FormInputs(NamedTuple):
         target: The target to compile for.
         prefix: The prefix of the symbols in a system library.
         content_prefix: A prefix of symbols that no other content has.
-        is_level: The library has code for other CPUs, too.
+        is_isa_level: The library has code for other CPUs, too.
     """
 
     mod: tvm.IRModule
@@ -72,7 +72,7 @@ class FormInputs(NamedTuple):
     target: tvm.target.Target
     prefix: str
     content_prefix: str = "tf_"
-    is_level: bool = False
+    is_isa_level: bool = False
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
@@ -145,7 +145,7 @@ def _describe_kernel_at(source: Path, c_error: str) -> str:
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     # objects with plain C functions and constants, and the C code that calls the functions
     C_LIBRARY: lambda inputs, folder: c_program.compile_program(
-        *inputs[:3], inputs.content_prefix, folder, is_level=inputs.is_level
+        *inputs[:3], inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
     ),
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,

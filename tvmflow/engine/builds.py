@@ -210,12 +210,12 @@ def list_builds(report: RunReport) -> tuple[Build, ...]:
         build = Build(recipe, target, variants.get(recipe, ""), folder=folder)
         if row := compared.get((recipe, target)):
             build = build._replace(inputs=row.inputs, is_pareto_optimal=row.is_pareto_optimal)
-        code = groups.get((recipe, f"{target}.{_find_level(stages, facts)}"), {})
+        code = groups.get((recipe, f"{target}.{_find_isa_level(stages, facts)}"), {})
         builds.append(_make_build(build, {**shared.get(recipe, {}), **code, **stages}, facts))
     return tuple(builds)
 
 
-def _find_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> str:
+def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> str:
     """Return the level whose code was measured in a library with code for several; empty for others."""
     verdict = facts.of(stages.values()).get(Verdict)
     library = verdict.get("latency", {}).get("library") if verdict else None

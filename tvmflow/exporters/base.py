@@ -15,7 +15,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import BACKENDS, backend_for
-from tvmflow.targets.c_runtime import DescribedModel, levels
+from tvmflow.targets.c_runtime import DescribedModel, isa_levels
 from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
@@ -95,7 +95,7 @@ class BuiltModel(NamedTuple):
             signature=self.signature,
             features=features,
             triple=self.request.triple,
-            levels=levels.read(self.manifest),
+            levels=isa_levels.read(self.manifest),
             executor=backend_for({"kind": self.request.kind}).EXECUTOR,
         )
 

@@ -417,10 +417,10 @@ def _find_unsupported(
             part.name: export.make_request(planned.recipe_for(part), part)
             for part in resolved_targets(target)
         }
-    has_levels = isinstance(target, ResolvedTarget) and target.levels
+    has_isa_levels = isinstance(target, ResolvedTarget) and target.levels
     for name, request in requests.items():
         reason = EXPORTERS[output].unsupported_reason(request)
-        if has_levels and EXPORTERS[output].FORM not in ("", C_LIBRARY):
+        if has_isa_levels and EXPORTERS[output].FORM not in ("", C_LIBRARY):
             reason = "code for several levels of CPUs is in plain C libraries: bundle, c-library, cpp and wheel have them"
         if reason:
             yield name, reason

@@ -100,7 +100,7 @@ def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
         "machine": machines,
         "level": [target for machine in machines for target in machine.compiled_targets],
         "measured": [
-            machine.measured_level
+            machine.measured_isa_level
             for machine in machines
             # without a search all levels are alike, whichever is measured
             if not machine.levels or planned.recipe_for(machine).tune.trials
@@ -163,7 +163,9 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
             for part in target.parts:
                 yield Need(f"{other}/{part.part}", _stage_id(planned, other, part.name), files)
         elif (
-            isinstance(target, ResolvedTarget) and target.levels and other in traits.needs_of_levels
+            isinstance(target, ResolvedTarget)
+            and target.levels
+            and other in traits.needs_of_isa_levels
         ):
             for level in target.levels:
                 yield Need(f"{other}/{level.level}", _stage_id(planned, other, level.name), files)
@@ -173,7 +175,7 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
             if (
                 isinstance(target, ResolvedTarget)
                 and target.webgpu
-                and other in traits.needs_of_levels
+                and other in traits.needs_of_isa_levels
             ):
                 stage_id = _stage_id(planned, other, target.webgpu.name)
                 yield Need(f"{other}/{target.webgpu.tvm['kind']}", stage_id, files)
@@ -206,9 +208,9 @@ def _target_of(maker: str, target: Target) -> str:
     if STAGES[maker].TRAITS.scope == "model" and isinstance(target, ResolvedTarget):
         return target.partitioned_target
     if STAGES[maker].TRAITS.scope == "machine" and isinstance(target, ResolvedTarget):
-        return target.leveled_target or target.name
+        return target.isa_level_target or target.name
     if STAGES[maker].TRAITS.scope in _LEVEL_SCOPES and isinstance(target, ResolvedTarget):
-        return target.measured_level.name
+        return target.measured_isa_level.name
     return target.name
 
 
@@ -305,7 +307,7 @@ def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
             if stage.TRAITS.scope == "machine":
                 yield name, machine
             elif stage.TRAITS.scope in _LEVEL_SCOPES:
-                yield name, machine.measured_level
+                yield name, machine.measured_isa_level
     if isinstance(target, PartitionedTarget):
         yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "partitioned")
     yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "target")

@@ -257,8 +257,8 @@ def resolve_targets(
     targets = tuple(
         _partition(spec, resolved)
         if spec.parts
-        else _join_levels(spec, resolved)
-        if spec.all_levels
+        else _join_isa_levels(spec, resolved)
+        if spec.all_isa_levels
         else _add_webgpu(spec, resolved[spec.name])
         for spec in recipe.recipe.targets
         if not only or spec.name in only
@@ -341,12 +341,12 @@ def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Part
     return PartitionedTarget(spec.name, tuple(parts))
 
 
-def _join_levels(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> ResolvedTarget:
+def _join_isa_levels(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> ResolvedTarget:
     """Return a target whose library has code for several levels."""
     levels = tuple(
-        resolved[name]._replace(leveled_target=spec.name) for name in spec.build_targets()
+        resolved[name]._replace(isa_level_target=spec.name) for name in spec.build_targets()
     )
-    return levels[0]._replace(name=spec.name, levels=levels, leveled_target="")
+    return levels[0]._replace(name=spec.name, levels=levels, isa_level_target="")
 
 
 def _add_webgpu(spec: TargetSpec, resolved: ResolvedTarget) -> ResolvedTarget:

@@ -356,7 +356,9 @@ class Recipe(ClosedModel):
             for other in value:
                 names_of_other = (*other.build_targets(), other.webgpu_name)
                 if name.startswith(f"{other.name}.") and name in names_of_other:
-                    kind = "a part" if other.parts else "a level" if other.all_levels else "WebGPU"
+                    kind = (
+                        "a part" if other.parts else "a level" if other.all_isa_levels else "WebGPU"
+                    )
                     text = f"'{name}' is the name of {kind} of the target '{other.name}'"
                     raise field_error(text, index)
         return value

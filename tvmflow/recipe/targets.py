@@ -25,7 +25,7 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe.sections import Kernels, Runtime, TuneOverrides, VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
-from tvmflow.targets.features import LEVELS, find_problem, level_target, sort_levels
+from tvmflow.targets.features import LEVELS, find_problem, isa_level_config, sort_isa_levels
 from tvmflow.targets.presets import NAMES, PRESETS, find_presets, preset_name
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
@@ -44,7 +44,7 @@ _PresetName = Annotated[
     AfterValidator(preset_name),
     schema_enum(NAMES),
 ]
-_LevelName = Annotated[str, one_of(LEVELS, "a level"), schema_enum(sorted(LEVELS))]
+_IsaLevelName = Annotated[str, one_of(LEVELS, "a level"), schema_enum(sorted(LEVELS))]
 Output = Annotated[str, one_of(OUTPUT_NAMES, "an output"), schema_enum(OUTPUT_NAMES)]
 
 
@@ -305,7 +305,7 @@ class TargetSpec(BuildTarget):
     A mapping describes the machine, and may override fields of the recipe.
     """
 
-    levels: Annotated[tuple[_LevelName, ...], BeforeValidator(to_tuple)] = Field(
+    levels: Annotated[tuple[_IsaLevelName, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
         examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]],
         description="ISA levels of a [multi-ISA library](targets.md), which selects one by the CPU at run time.",
@@ -334,8 +334,8 @@ class TargetSpec(BuildTarget):
 
     @field_validator("levels")
     @classmethod
-    def _check_levels(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return sort_levels(check_unique(value))
+    def _check_isa_levels(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return sort_isa_levels(check_unique(value))
 
     @field_validator("outputs")
     @classmethod
@@ -364,11 +364,11 @@ class TargetSpec(BuildTarget):
         return value
 
     @model_validator(mode="after")
-    def _check_target_of_levels(self) -> Self:
-        if not self.all_levels:
+    def _check_multi_isa_target(self) -> Self:
+        if not self.all_isa_levels:
             return self
         base = super().tvm_target()
-        problem = find_problem(base or {}, self.all_levels)
+        problem = find_problem(base or {}, self.all_isa_levels)
         if base is None and self.preset is not None:
             problem = "is not allowed with host, whose CPU is detected"
         if problem:
@@ -406,7 +406,7 @@ class TargetSpec(BuildTarget):
         return not self.parts
 
     @property
-    def all_levels(self) -> tuple[str, ...]:
+    def all_isa_levels(self) -> tuple[str, ...]:
         """Its levels, or those of its preset; none for code of one CPU."""
         return self.levels or (PRESETS[self.preset].levels if self.preset else ())
 
@@ -431,7 +431,11 @@ class TargetSpec(BuildTarget):
         backend = backend_for(mapping or {})
         if mapping and backend.IS_BESIDE_HOST:
             return {} if backend.target_problem(mapping) else dict(cpu_target(mapping))
-        return level_target(mapping or {}, self.all_levels[0]) if self.all_levels else mapping
+        return (
+            isa_level_config(mapping or {}, self.all_isa_levels[0])
+            if self.all_isa_levels
+            else mapping
+        )
 
     def build_targets(self) -> dict[str, BuildTarget]:
         """Return what is built for, by name.
@@ -442,8 +446,8 @@ class TargetSpec(BuildTarget):
             return {f"{self.name}.{part.name}": part for part in self.parts}
         mapping = super().tvm_target() or {}
         levels = {
-            f"{self.name}.{level}": {"preset": None, "tvm": level_target(mapping, level)}
-            for level in self.all_levels
+            f"{self.name}.{level}": {"preset": None, "tvm": isa_level_config(mapping, level)}
+            for level in self.all_isa_levels
         }
         fixed = {"levels": (), "threads": self.wanted_threads, "num_cores": None}
         return {

@@ -59,7 +59,7 @@ class StageTraits:
         needs: Stage -> the files of its artifact that this one reads; all of them where none is named.
         optional_needs: Those of `needs` that a pipeline may lack.
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
-        needs_of_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
+        needs_of_isa_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
             of others it reads those of the level that this machine measures.
         needs_all: Those of `needs` -> whether a recipe, as it is for one target, makes this one read all of their files.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside
@@ -89,7 +89,7 @@ class StageTraits:
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional_needs: tuple[str, ...] = ()
     needs_of_parts: tuple[str, ...] = ()
-    needs_of_levels: tuple[str, ...] = ()
+    needs_of_isa_levels: tuple[str, ...] = ()
     needs_all: Mapping[str, Callable[[Recipe], bool]] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     compiles_kernels: bool = False

@@ -112,7 +112,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 class BuildSettings(StageSettings):
     """The target, how kernels are scheduled, the runtime, and the forms that outputs need.
 
-    `prefix` is that of symbols in a system library: code knows the recipe's name only there. `is_level`
+    `prefix` is that of symbols in a system library: code knows the recipe's name only there. `is_isa_level`
     says that the library has code for other CPUs, too.
     """
 
@@ -121,7 +121,7 @@ class BuildSettings(StageSettings):
     runtime: str
     forms: tuple[str, ...]
     prefix: str = ""
-    is_level: bool = False
+    is_isa_level: bool = False
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
@@ -134,7 +134,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
         runtime=runtime,
         forms=tuple(sorted(forms)),
         prefix=symbol_prefix(recipe.name) if SYSTEM_LIBRARY in forms else "",
-        is_level=bool(target.leveled_target),
+        is_isa_level=bool(target.isa_level_target),
     )
 
 
@@ -191,7 +191,7 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
         target=target,
         prefix=settings.prefix,
         content_prefix=prefix,
-        is_level=settings.is_level,
+        is_isa_level=settings.is_isa_level,
     )
     runtime, reason = find_runtime(model.mod, settings.runtime)
     for form in sorted({FORMS[runtime], *settings.forms}):

@@ -99,7 +99,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
         threads=measured_threads(target),
         device=target.device,
         remote=target.remote or None,
-        is_measurable=is_here and not target.leveled_target and not target.unmeasurable_reason,
+        is_measurable=is_here and not target.isa_level_target and not target.unmeasurable_reason,
     )
 
 

@@ -16,7 +16,7 @@ from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages import emulation_libc
 from tvmflow.stages.base import StageContext, StageSettings, StageTraits, no_files, no_lines
-from tvmflow.stages.export import NamedLevel, NamedTarget, join_levels, list_codes
+from tvmflow.stages.export import NamedIsaLevel, NamedTarget, join_isa_levels, list_codes
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.emulation import SOURCES, build_program
@@ -30,7 +30,7 @@ TRAITS: Final[StageTraits] = replace(
     emulation_libc.TRAITS,
     version=6,
     needs={"import": ("signature.json",), "build": (), "emulation_libc": ()},
-    needs_of_levels=("build",),
+    needs_of_isa_levels=("build",),
 )
 deliveries = no_files
 describe = explain = no_lines
@@ -47,7 +47,7 @@ class EmulationProgramSettings(StageSettings):
     compiled: str
     features: tuple[str, ...]
     sources: str
-    levels: tuple[NamedLevel, ...] = ()
+    levels: tuple[NamedIsaLevel, ...] = ()
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings:
@@ -83,7 +83,7 @@ def run(settings: EmulationProgramSettings, context: StageContext) -> EmulationP
     compiled = _list_files(context, f"build/{c_library.FORM}")
     if codes:
         files = {c.name: _list_files(context, f"build/{c.name}/{c_library.FORM}") for c in codes}
-        compiled = join_levels(files, context.work)
+        compiled = join_isa_levels(files, context.work)
     build_program(model, compiled, _list_files(context, "emulation_libc"), output)
     return EmulationProgramFacts(settings.compiled, output.stat().st_size)
 

@@ -27,8 +27,8 @@ from tvmflow.stages.images import ImageInput
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.c_runtime import levels
-from tvmflow.targets.c_runtime.levels import LevelCode
+from tvmflow.targets.c_runtime import isa_levels
+from tvmflow.targets.c_runtime.isa_levels import IsaLevelCode
 from tvmflow.targets.form_names import C_LIBRARY
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -40,7 +40,7 @@ TRAITS: Final = StageTraits(
     version=8,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
-    needs_of_levels=("build",),
+    needs_of_isa_levels=("build",),
     reads=(images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
     timeout_s=3600.0,
@@ -54,7 +54,7 @@ VM_BUNDLE: Final = "vm.tvmflow"
 """Never delivered: `verify` loads it where outputs for TVM's runtime are delivered beside a library with the C runtime."""
 
 
-class NamedLevel(Settings):
+class NamedIsaLevel(Settings):
     """A level of a library with code for several: its name, and the CPU features that it needs."""
 
     name: str
@@ -67,13 +67,13 @@ class NamedTarget(Settings):
     name: str
     tvm: dict[str, Json]
     features: tuple[str, ...]
-    levels: tuple[NamedLevel, ...] = ()
+    levels: tuple[NamedIsaLevel, ...] = ()
 
     @classmethod
     def of(cls, target: ResolvedTarget) -> NamedTarget:
         """Return a resolved target as a manifest describes it."""
         levels = tuple(
-            NamedLevel(name=level.level, features=level.features) for level in target.levels
+            NamedIsaLevel(name=level.level, features=level.features) for level in target.levels
         )
         return cls(name=target.name, tvm=target.tvm, features=target.features, levels=levels)
 
@@ -202,10 +202,10 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     from tvmflow.exporters import bundle
 
     forms = _link_compiled_files(context)
-    level_codes = list_codes(settings.target.levels)
-    if level_codes:
-        compiled = {code.name: forms[f"{code.name}/{C_LIBRARY}"] for code in level_codes}
-        forms = {C_LIBRARY: join_levels(compiled, context.work)}
+    isa_level_codes = list_codes(settings.target.levels)
+    if isa_level_codes:
+        compiled = {code.name: forms[f"{code.name}/{C_LIBRARY}"] for code in isa_level_codes}
+        forms = {C_LIBRARY: join_isa_levels(compiled, context.work)}
     request = _make_request(settings, settings.target)._replace(
         has_images=bool(settings.inputs), has_webgpu=form_names.BESIDE_WEBASSEMBLY in forms
     )
@@ -214,7 +214,7 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     manifest = {
         **_make_manifest(settings, context.inputs, request.library_name),
         **images.describe_images(settings.inputs, signature, labels, model),
-        **({"levels": levels.describe(level_codes)} if level_codes else {}),
+        **({"levels": isa_levels.describe(isa_level_codes)} if isa_level_codes else {}),
     }
     library = context.work / "library.so"
     built = BuiltModel(
@@ -302,17 +302,17 @@ def export_outputs(
     return built
 
 
-def list_codes(levels: Iterable[NamedLevel]) -> tuple[LevelCode, ...]:
+def list_codes(levels: Iterable[NamedIsaLevel]) -> tuple[IsaLevelCode, ...]:
     """Return levels as a C library has them."""
-    return tuple(LevelCode(level.name, level.features) for level in levels)
+    return tuple(IsaLevelCode(level.name, level.features) for level in levels)
 
 
-def join_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> dict[str, Path]:
+def join_isa_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> dict[str, Path]:
     """Return the files of all levels as those of one library."""
     folder = work / "levels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, folder)
+    return isa_levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, folder)
 
 
 def _link_compiled_files(context: StageContext) -> dict[str, dict[str, Path]]:

@@ -76,7 +76,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
     """Return what the model is lowered for."""
     return LowerSettings(
         target=target.tvm,
-        lowering=replace(lowering_options(recipe), shares_weights=bool(target.leveled_target)),
+        lowering=replace(lowering_options(recipe), shares_weights=bool(target.isa_level_target)),
         tune_at={d.name: d.tune_at for d in recipe.list_dimensions() if d.tune_at},
     )
 

@@ -32,7 +32,7 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
         return backend.KIND
     if recipe.runtime != AUTO:
         return recipe.runtime
-    if target.levels or target.leveled_target:
+    if target.levels or target.isa_level_target:
         return C_RUNTIME
     if backend.no_tvm_runtime_reason(target.tvm):
         return C_RUNTIME

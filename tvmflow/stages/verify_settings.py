@@ -79,7 +79,7 @@ class MachineSettings(Settings):
     remote: dict[str, Json] | None = None
 
 
-class LevelSettings(Settings):
+class IsaLevelSettings(Settings):
     """The machine of a level and where it runs, or the reason why it is not verified."""
 
     machine: MachineSettings
@@ -114,7 +114,7 @@ class VerifySettings(StageSettings):
     run_on: str = LOCAL
     compare: CompareSettings | None = None
     tune_at: dict[str, tuple[int, ...]] | None = None
-    levels: dict[str, LevelSettings] = Field(default={})
+    levels: dict[str, IsaLevelSettings] = Field(default={})
     prefix: str = ""
     quantized: bool = False
     deliveries: dict[str, tuple[str, ...]] = Field(default={})

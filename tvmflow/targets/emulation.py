@@ -83,7 +83,7 @@ def build_program(
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         code = compile_main(model, compiled, Path(scratch))
         objects = {name: path for name, path in compiled.items() if name.endswith(".o")}
-        objects |= {path.name: path for path in c_runtime.compile_levels(model, Path(scratch))}
+        objects |= {path.name: path for path in c_runtime.compile_isa_levels(model, Path(scratch))}
         link_program({**objects, **libc, code.name: code}, output, model.triple)
 
 

@@ -156,7 +156,7 @@ def list_kernel_names(arch: str) -> frozenset[str]:
 # Sets of CPU instructions of one architecture, for which one library holds code.
 
 
-class Level(NamedTuple):
+class IsaLevel(NamedTuple):
     """A set of CPU instructions: an architecture, LLVM's CPU, and its features besides those of the CPU.
 
     The `flags` are the features, by the kernel's names, that code for it may use and code for the level before
@@ -172,31 +172,31 @@ class Level(NamedTuple):
 
 _ARMV8_2: Final = ("+v8.2a", "+fullfp16", "+dotprod")
 
-LEVELS: Final[Mapping[str, Level]] = {
-    "x86-64-v2": Level(
+LEVELS: Final[Mapping[str, IsaLevel]] = {
+    "x86-64-v2": IsaLevel(
         "x86_64", "x86-64-v2", description="SSE4.2", flags="sse sse2 pni ssse3 sse4_1 sse4_2 popcnt"
     ),
-    "x86-64-v3": Level(
+    "x86-64-v3": IsaLevel(
         "x86_64",
         "x86-64-v3",
         description="AVX2 and FMA",
         flags="abm avx avx2 bmi1 bmi2 f16c fma movbe",
     ),
-    "x86-64-v4": Level(
+    "x86-64-v4": IsaLevel(
         "x86_64",
         "x86-64-v4",
         description="AVX-512",
         flags="avx512bw avx512cd avx512dq avx512f avx512vl",
     ),
-    "armv8-a": Level("aarch64", "generic", description="every 64-bit ARM", flags="asimd fp"),
-    "dotprod": Level(
+    "armv8-a": IsaLevel("aarch64", "generic", description="every 64-bit ARM", flags="asimd fp"),
+    "dotprod": IsaLevel(
         "aarch64",
         "generic",
         _ARMV8_2,
         description="Armv8.2 with products of int8",
         flags="asimddp asimdhp asimdrdm atomics fphp",
     ),
-    "i8mm": Level(
+    "i8mm": IsaLevel(
         "aarch64",
         "generic",
         (*_ARMV8_2, "+i8mm", "+bf16"),
@@ -209,10 +209,10 @@ LEVELS: Final[Mapping[str, Level]] = {
 _TRIPLES: Final = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
-def sort_levels(names: Sequence[str]) -> tuple[str, ...]:
+def sort_isa_levels(names: Sequence[str]) -> tuple[str, ...]:
     """Return levels in order, the one that most CPUs have first.
 
-    >>> sort_levels(["x86-64-v4", "x86-64-v2"])
+    >>> sort_isa_levels(["x86-64-v4", "x86-64-v2"])
     ('x86-64-v2', 'x86-64-v4')
     """
     return tuple(sorted(names, key=list(LEVELS).index))
@@ -225,7 +225,7 @@ def flags_of(level: str) -> frozenset[str]:
     return frozenset(flag for each in known if each.arch == arch for flag in each.flags.split())
 
 
-def level_target(base: TvmTarget, level: str) -> dict[str, Json]:
+def isa_level_config(base: TvmTarget, level: str) -> dict[str, Json]:
     """Return TVM's target of a level for the triple of a base, or for Linux with glibc."""
     arch, cpu, features, *_ = LEVELS[level]
     target = {"kind": "llvm", "mtriple": _TRIPLES[arch], **base, "mcpu": cpu}

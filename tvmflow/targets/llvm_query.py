@@ -23,7 +23,7 @@ from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
 from tvmflow.core.processes import code_command
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
-from tvmflow.targets.features import level_target
+from tvmflow.targets.features import isa_level_config
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
@@ -237,7 +237,7 @@ def load_target_facts(
 
 def capped_target(host: Host) -> dict[str, Json] | None:
     """Return the target of a machine whose features are capped; None for another one, which LLVM detects."""
-    return level_target({"mtriple": host.triple}, host.capped_to) if host.capped_to else None
+    return isa_level_config({"mtriple": host.triple}, host.capped_to) if host.capped_to else None
 
 
 def load_cpus(store: LocalStore, triple: str, query: Query = query_cpus_in_process) -> list[str]:

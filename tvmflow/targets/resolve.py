@@ -39,7 +39,7 @@ class ResolvedTarget(NamedTuple):
         input_tensors: The tensors at which the model is cut that the parts before this one compute.
         output_tensors: The tensors at which the model is cut that this part computes.
         levels: The levels that its library has code for, in order; the fields above are those of the first.
-        leveled_target: The name of the target that this one is a level of, or an empty string.
+        isa_level_target: The name of the target that this one is a level of, or an empty string.
         webgpu: The target of the code for the browser's GPU, which is delivered beside that of this one, or None.
     """
 
@@ -55,7 +55,7 @@ class ResolvedTarget(NamedTuple):
     input_tensors: tuple[str, ...] = ()
     output_tensors: tuple[str, ...] = ()
     levels: tuple[ResolvedTarget, ...] = ()
-    leveled_target: str = ""
+    isa_level_target: str = ""
     webgpu: ResolvedTarget | None = None
 
     @property
@@ -66,10 +66,10 @@ class ResolvedTarget(NamedTuple):
     @property
     def level(self) -> str:
         """The name of the level that it is; empty for none."""
-        return self.name.removeprefix(f"{self.leveled_target}.") if self.leveled_target else ""
+        return self.name.removeprefix(f"{self.isa_level_target}.") if self.isa_level_target else ""
 
     @property
-    def measured_level(self) -> ResolvedTarget:
+    def measured_isa_level(self) -> ResolvedTarget:
         """The level that this machine runs and measures: the last that it can run; itself without levels."""
         runnable = [level for level in self.levels if not level.unrunnable_reason]
         return (runnable or self.levels or (self,))[-1]

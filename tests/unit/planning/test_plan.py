@@ -355,10 +355,10 @@ def target_of_levels(*levels: str, measured: str) -> ResolvedTarget:
     """A target whose library has code for several levels, of which this machine has those until `measured`."""
     reasons = ["" if level <= measured else "this machine's CPU lacks it" for level in levels]
     parts = tuple(
-        target(f"any.{level}", why_not=reason)._replace(leveled_target="any")
+        target(f"any.{level}", why_not=reason)._replace(isa_level_target="any")
         for level, reason in zip(levels, reasons, strict=True)
     )
-    return parts[0]._replace(name="any", levels=parts, leveled_target="")
+    return parts[0]._replace(name="any", levels=parts, isa_level_target="")
 
 
 def test_each_level_is_built_and_one_library_is_exported() -> None:

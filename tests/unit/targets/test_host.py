@@ -11,7 +11,7 @@ import pytest
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets import host as host_module
-from tvmflow.targets.features import LEVELS, flags_of, level_target, required_features
+from tvmflow.targets.features import LEVELS, flags_of, isa_level_config, required_features
 from tvmflow.targets.host import (
     CPU_VARIABLE,
     Host,
@@ -201,5 +201,5 @@ def test_a_cap_that_the_machine_does_not_have_is_refused(
 @pytest.mark.parametrize("name", LEVELS)
 def test_the_features_of_each_level_are_those_that_llvm_uses(name: str) -> None:
     """The table is what a cap, and a C library, know of levels."""
-    facts = query_target(level_target({}, name))
+    facts = query_target(isa_level_config({}, name))
     assert set(required_features(LEVELS[name].arch, facts.features)) == flags_of(name)

@@ -95,12 +95,12 @@ def compile_program(
     prefix: str,
     folder: Path,
     *,
-    is_level: bool = False,
+    is_isa_level: bool = False,
 ) -> None:
     """Write object files with kernels and constants, and the C code that calls the kernels.
 
     `main` of the lowered module with scheduled kernels takes the weights after its inputs; all symbols begin
-    with the prefix. With `is_level`, the library has code for other CPUs, too, which share its constants.
+    with the prefix. With `is_isa_level`, the library has code for other CPUs, too, which share its constants.
 
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.
@@ -109,17 +109,17 @@ def compile_program(
         _compile_for_device(mod, weights, target, prefix, folder)
         return
     layouts: KernelLayouts = {}
-    if is_level and parse_triple(cpu_triple(target.export())).arch == "x86_64":
+    if is_isa_level and parse_triple(cpu_triple(target.export())).arch == "x86_64":
         weights, own = share_weights(mod, weights)
         layouts = {f"{prefix}{name}": known for name, known in own.items()}
     program = read_program(mod, weights)
-    program.has_placed_constants = not is_level
+    program.has_placed_constants = not is_isa_level
     plan_memory(program)
     traits = _write_kernels(list_called_kernels(mod, program), target, prefix, layouts, folder)
     triple = cpu_triple(target.export())
     code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
     _write_constants(program, prefix, folder)
-    if is_level:
+    if is_isa_level:
         places = [[array.nbytes, _digest(array)] for array in program.constants]
         (folder / levels.PLACES).write_text(json.dumps(places))
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))

@@ -36,7 +36,7 @@ from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Dimension, Size
 from tvmflow.graph.dynamic_shapes import NoSize, list_symbols
 from tvmflow.graph.ir import operator_name
-from tvmflow.targets.c_runtime.levels import constant_place
+from tvmflow.targets.c_runtime.isa_levels import constant_place
 from tvmflow.targets.linking import padded
 
 

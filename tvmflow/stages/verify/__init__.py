@@ -82,7 +82,7 @@ from tvmflow.stages.verify.libraries import (
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun, run_at, run_reference
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
-    LevelVerdict,
+    IsaLevelVerdict,
     OutputComparison,
     PartVerdict,
     SizeVerdict,
@@ -97,13 +97,13 @@ from tvmflow.stages.verify_settings import (
     RPC,
     CheckSettings,
     InputSettings,
-    LevelSettings,
+    IsaLevelSettings,
     MachineSettings,
     PartSettings,
     SpeedupSettings,
     VerifySettings,
 )
-from tvmflow.targets.c_runtime.levels import variable
+from tvmflow.targets.c_runtime.isa_levels import variable
 from tvmflow.targets.emulation import UNEMULATED_FEATURES
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
@@ -166,7 +166,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
     """Return the checks, and what is run where."""
     checks = recipe.verify
     min_speedup = recipe.tune.min_speedup
-    levels = _level_settings(recipe, target) if isinstance(target, ResolvedTarget) else {}
+    levels = _isa_level_settings(recipe, target) if isinstance(target, ResolvedTarget) else {}
     run_on = run_location(recipe)
     if any(level.run_on == LOCAL and not level.not_verified for level in levels.values()):
         run_on = LOCAL
@@ -213,7 +213,7 @@ def _list_deliveries(
     return {output: EXPORTERS[output].files(request) for output in outputs}
 
 
-def _level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, LevelSettings]:
+def _isa_level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, IsaLevelSettings]:
     """Return where each level runs: this machine if it has the level, else an emulator if allowed."""
     may_emulate = run_location(recipe) == QEMU
     settings = {}
@@ -226,13 +226,15 @@ def _level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, LevelSe
         elif reason:
             reason += " (verify.run_on: qemu emulates other CPUs)"
         machine = MachineSettings.model_validate(level)
-        settings[level.level] = LevelSettings(machine=machine, run_on=run_on, not_verified=reason)
+        settings[level.level] = IsaLevelSettings(
+            machine=machine, run_on=run_on, not_verified=reason
+        )
     return settings
 
 
 def _machine_settings(target: ResolvedTarget, run_on: str) -> MachineSettings:
     reached_target = target if run_on == RPC else target._replace(remote=None)
-    reached_target = reached_target.measured_level
+    reached_target = reached_target.measured_isa_level
     return MachineSettings.model_validate(reached_target)
 
 
@@ -338,7 +340,7 @@ def _verify(
                 library, data.batches[0], tolerance_of_files, settings, context
             )
         if settings.levels:
-            verify_levels(verdict, library, case)
+            verify_isa_levels(verdict, library, case)
         _add_threads(verdict, library, case)
         if reference is not None and reference.sized:
             if reference.swept:
@@ -673,16 +675,16 @@ _ONLY_INDEX: Final = "it returns an index alone, and what goes into it is not co
 _SELECTS: Final = "it returns what an index selects, which another CPU may choose among equals"
 
 
-def verify_levels(verdict: Verdict, library: Library, case: Case) -> None:
+def verify_isa_levels(verdict: Verdict, library: Library, case: Case) -> None:
     """Verify each level, and add its verdict."""
-    chosen = _find_level(library)
+    chosen = _find_isa_level(library)
     expected = _find_measured(case.settings)
     if chosen and chosen != expected:
         raise StageError(
             f"the library runs the level {chosen} where this machine has {expected}",
             fix="report it as a bug of tvmflow, with the output of `tvmflow doctor`",
         )
-    levels = verdict["levels"] = dict[str, LevelVerdict]()
+    levels = verdict["levels"] = dict[str, IsaLevelVerdict]()
     for name, level in case.settings.levels.items():
         if level.not_verified:
             levels[name] = {"not_verified": level.not_verified}
@@ -693,7 +695,7 @@ def verify_levels(verdict: Verdict, library: Library, case: Case) -> None:
             if "latency" in verdict:
                 levels[name]["latency"] = verdict["latency"]["library"]
         else:
-            levels[name] = _verify_level(name, level, verdict, case)
+            levels[name] = _verify_isa_level(name, level, verdict, case)
 
 
 def _find_measured(settings: VerifySettings) -> str:
@@ -706,7 +708,7 @@ def _find_measured(settings: VerifySettings) -> str:
     return runnable[-1] if runnable else ""
 
 
-def _find_level(library: Library) -> str:
+def _find_isa_level(library: Library) -> str:
     """Return the level that a library runs in this process; empty where it runs elsewhere."""
     if not isinstance(library, LocalLibrary):
         return ""
@@ -714,7 +716,9 @@ def _find_level(library: Library) -> str:
     return program.level if isinstance(program, NativeProgram) else ""
 
 
-def _verify_level(name: str, level: LevelSettings, verdict: Verdict, case: Case) -> LevelVerdict:
+def _verify_isa_level(
+    name: str, level: IsaLevelSettings, verdict: Verdict, case: Case
+) -> IsaLevelVerdict:
     """Return the verdict on one level that a library does not choose by itself."""
     settings, context, _, data, reference = case
     indices = reference.indices if reference else None
@@ -723,9 +727,9 @@ def _verify_level(name: str, level: LevelSettings, verdict: Verdict, case: Case)
     own = settings.model_copy(update={"target": level.machine, "run_on": level.run_on})
     reason = indices.reason if indices and not indices.loaded else no_inner_reason(own)
     opened = open_library(own, context._replace(work=context.work / name))
-    with _forced_level(settings.prefix, name), opened as library:
+    with _forced_isa_level(settings.prefix, name), opened as library:
         actual = library.run_all(data.batches)
-        found: LevelVerdict = {"ran_on": library.ran_on}
+        found: IsaLevelVerdict = {"ran_on": library.ran_on}
         if reference is not None:
             names = [spec.name for spec in library.outputs]
             if indices and not reason:
@@ -759,7 +763,7 @@ def _verify_level(name: str, level: LevelSettings, verdict: Verdict, case: Case)
 
 
 @contextlib.contextmanager
-def _forced_level(prefix: str, name: str) -> Iterator[None]:
+def _forced_isa_level(prefix: str, name: str) -> Iterator[None]:
     """Let libraries that are loaded meanwhile run a level; qemu passes its environment on."""
     key = variable(prefix)
     before = os.environ.get(key)

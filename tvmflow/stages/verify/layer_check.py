@@ -17,8 +17,8 @@ from tvmflow.stages.verify.inputs import ImportedModel
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import Case, open_reference, with_inner
 from tvmflow.stages.verify.verdict import (
+    IsaLevelVerdict,
     LayersComparison,
-    LevelVerdict,
     OutputComparison,
     ScaledSlice,
     Verdict,
@@ -56,7 +56,7 @@ def is_close(outputs: Iterable[OutputComparison]) -> bool:
 
 
 def add_layers(
-    verdict: Verdict | LevelVerdict, arithmetic: str, library: Library, case: Case
+    verdict: Verdict | IsaLevelVerdict, arithmetic: str, library: Library, case: Case
 ) -> None:
     """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
     compared = list_compared(verdict)

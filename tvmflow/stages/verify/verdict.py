@@ -333,7 +333,7 @@ class DeliveryVerdict(_Passed, total=False):
     not_run: str
 
 
-class LevelVerdict(TypedDict, total=False):
+class IsaLevelVerdict(TypedDict, total=False):
     """The verdict on the code for one level of CPUs.
 
     `sizes` has those that are wrong, and `not_verified` says why there is no verdict.
@@ -394,7 +394,7 @@ class Verdict(_Judged, total=False):
     images: dict[str, ImageComparison]
     parts: dict[str, PartVerdict]
     vm: PartVerdict
-    fallback: LevelVerdict
+    fallback: IsaLevelVerdict
     accuracy: float
     reference_accuracy: float
     float_error: float
@@ -410,7 +410,7 @@ class Verdict(_Judged, total=False):
     sizes: list[SizeVerdict]
     sizes_left_out: list[str]
     swept: SweepVerdict
-    levels: dict[str, LevelVerdict]
+    levels: dict[str, IsaLevelVerdict]
     deliveries: dict[str, DeliveryVerdict]
     draws: list[DrawVerdict]
     draws_left_out: list[str]

@@ -27,8 +27,8 @@ from tvmflow.stages.verify.verdict import (
     ComparedRuntime,
     GateResult,
     ImageComparison,
+    IsaLevelVerdict,
     Latency,
-    LevelVerdict,
     OutputComparison,
     Profile,
     ScaledSlice,
@@ -69,7 +69,7 @@ def _describe(facts: Verdict) -> list[str]:
     lines += _describe_sizes(facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
-    lines += [_describe_level(name, level) for name, level in facts.get("levels", {}).items()]
+    lines += [_describe_isa_level(name, level) for name, level in facts.get("levels", {}).items()]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     lines += _describe_deliveries(facts)
     if "vm" in facts:
@@ -113,7 +113,7 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
     ]
 
 
-def _describe_level(name: str, level: LevelVerdict) -> str:
+def _describe_isa_level(name: str, level: IsaLevelVerdict) -> str:
     """Return what was found of the code for one level of CPUs."""
     if "not_verified" in level:
         return f"NOT VERIFIED at the level {name}: {level['not_verified']}"
@@ -468,7 +468,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     return failures
 
 
-def _list_wrong_index_inputs(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
+def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
     """Give a sentence for every tensor that goes into an index and is wrong."""
     for name, tensor in verdict.get("index_inputs", {}).items():
         subject = _index_input(name)
@@ -513,7 +513,7 @@ def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
             yield f"wrong for {entry['inputs']}: output '{name}': {_describe_scaled(scaled)} {reference} gives"
 
 
-def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
+def _list_wrong_layers(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
     """Give a sentence for every layer of a quantized model that is wrong."""
     layers = verdict.get("layers", {})
     if not layers.get("is_reproduced", True):

@@ -20,8 +20,8 @@ from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec, shape_text
-from tvmflow.targets.c_runtime import levels, weights
-from tvmflow.targets.c_runtime.levels import LevelCode
+from tvmflow.targets.c_runtime import isa_levels, weights
+from tvmflow.targets.c_runtime.isa_levels import IsaLevelCode
 from tvmflow.targets.linking import (
     LINKERS,
     MICROCONTROLLERS,
@@ -72,9 +72,9 @@ SOURCES: Final = tuple(
 )
 
 
-def list_sources(has_levels: bool, executor: str = "") -> tuple[Path, ...]:
+def list_sources(has_isa_levels: bool, executor: str = "") -> tuple[Path, ...]:
     """Return the files of this package that a library with or without levels or a device is compiled from."""
-    names = [*([_LEVELS] if has_levels else []), *_list_device_sources(executor)]
+    names = [*([_LEVELS] if has_isa_levels else []), *_list_device_sources(executor)]
     names += [_DEVICE] if executor else []
     return (*SOURCES, *(_FOLDER / name for name in names))
 
@@ -172,10 +172,10 @@ class DescribedModel(NamedTuple):
     features: Sequence[str]
     triple: str
     weights_head: bytes = b""
-    levels: tuple[LevelCode, ...] = ()
+    levels: tuple[IsaLevelCode, ...] = ()
     executor: str = ""
 
-    def at_level(self, level: LevelCode) -> DescribedModel:
+    def at_level(self, level: IsaLevelCode) -> DescribedModel:
         """Return the library of one level inside this one, which the CPU is known to have."""
         return self._replace(name=f"{self.name}-{level.name}", features=(), levels=())
 
@@ -313,7 +313,7 @@ def _compile_code(model: DescribedModel, compiled: Mapping[str, Path], folder: P
     if not all(path.exists() for path in objects):
         write_sources(model, compiled, folder)
         compile_c(folder, SOURCE, "model.o", model.triple)
-        compile_levels(model, folder)
+        compile_isa_levels(model, folder)
     return objects
 
 
@@ -344,17 +344,19 @@ def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
 def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> None:
     """Write the C code of a library.
 
-    Compiling `SOURCE` there compiles all of it but kernels, constants and `compile_levels`.
+    Compiling `SOURCE` there compiles all of it but kernels, constants and `compile_isa_levels`.
     """
-    levels_source = [_LEVELS] if model.levels else []
-    for file in (*_COPIED, *levels_source, *_list_device_sources(model.executor)):
+    isa_levels_source = [_LEVELS] if model.levels else []
+    for file in (*_COPIED, *isa_levels_source, *_list_device_sources(model.executor)):
         shutil.copyfile(_FOLDER / file, folder / file)
     for level in model.levels:
         (folder / level.name).mkdir()
         program = {PROGRAM: compiled[level.file(PROGRAM)]}
         write_sources(model.at_level(level), program, folder / level.name)
     if model.levels:
-        code = levels.write_code(model.prefix, model.levels, len(model.dimensions), model.triple)
+        code = isa_levels.write_code(
+            model.prefix, model.levels, len(model.dimensions), model.triple
+        )
         header = write_header(model)
     else:
         shutil.copyfile(compiled[PROGRAM], folder / PROGRAM)
@@ -363,7 +365,7 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
     (folder / SOURCE).write_text(code, encoding="utf-8")
 
 
-def compile_levels(model: DescribedModel, folder: Path) -> list[Path]:
+def compile_isa_levels(model: DescribedModel, folder: Path) -> list[Path]:
     """Compile the C code of each level in the folder of `write_sources`, and return the objects."""
     for level in model.levels:
         compile_c(folder / level.name, SOURCE, level.file("o"), model.triple)
@@ -409,7 +411,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         parts.append((*_read_parts(_DIMENSIONS), ranges))
     if model.levels:
         names = {"levels": ", ".join(level.name for level in model.levels)}
-        parts.append((levels.STATUSES, levels.DECLARATIONS, names))
+        parts.append((isa_levels.STATUSES, isa_levels.DECLARATIONS, names))
     if model.executor:
         members = _MEMBERS[model.executor] % values
         device = {"members": members, "memory": _DEVICE_MEMORY[model.executor]}
@@ -485,7 +487,7 @@ def _write_model(model: DescribedModel) -> str:
         f"#define TF_CONTEXT_BYTES {_context_bytes(model)}",
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
-        *levels.write_features(model.features, model.triple),
+        *isa_levels.write_features(model.features, model.triple),
         *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
         *(ranges if dimensions else []),

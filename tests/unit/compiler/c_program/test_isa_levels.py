@@ -22,9 +22,9 @@ from tvmflow.compiler.c_program.c_kernels import SharedLayout
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import TensorSpec
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, levels
-from tvmflow.targets.c_runtime.levels import LevelCode
-from tvmflow.targets.features import level_target
+from tvmflow.targets.c_runtime import DescribedModel, isa_levels
+from tvmflow.targets.c_runtime.isa_levels import IsaLevelCode
+from tvmflow.targets.features import isa_level_config
 
 SHAPE = (1, 3, 20, 20)
 FEATURES: Mapping[str, tuple[str, ...]] = {
@@ -85,13 +85,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     described = DescribedModel("net", signature, (), "x86_64-linux-gnu")
     compiled, single = {}, {}
     for level in FEATURES:
-        target = level_target({}, level)
+        target = isa_level_config({}, level)
         options = LoweringOptions(shares_weights=True)
         lowered = lowering.lower(mod, lowering.make_target(target), options)
         scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
         weights = lowered.compute_weights(params)
-        for is_level in (True, False):
-            objects = folder / f"{level}-{is_level}"
+        for is_isa_level in (True, False):
+            objects = folder / f"{level}-{is_isa_level}"
             objects.mkdir()
             compile_program(
                 scheduled,
@@ -99,10 +99,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
                 lowering.make_target(target),
                 f"{level.replace('-', '_')}_",
                 objects,
-                is_level=is_level,
+                is_isa_level=is_isa_level,
             )
             files = {path.name: path for path in objects.iterdir()}
-            if is_level:
+            if is_isa_level:
                 compiled[level] = files
             else:
                 single[level] = folder / f"{level}.so"
@@ -110,8 +110,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
                 constants = files[c_runtime.CONSTANTS].stat().st_size
     joined = folder / "joined"
     joined.mkdir()
-    files = levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, joined)
-    codes = tuple(LevelCode(name, features) for name, features in FEATURES.items())
+    files = isa_levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, joined)
+    codes = tuple(IsaLevelCode(name, features) for name, features in FEATURES.items())
     model = described._replace(levels=codes)
     c_runtime.link(model, files, folder / "net.so", folder / "net.a", folder / "net.h")
     return Built(
@@ -168,7 +168,7 @@ def test_an_unknown_level_is_an_error_that_names_the_levels(
 
 def test_each_feature_is_asked_for_once(built: Built) -> None:
     """A level has those of the levels before it; one that the first level needs is told by its name."""
-    code = levels.write_code("net", built.model.levels, 0, "x86_64-linux-gnu")
+    code = isa_levels.write_code("net", built.model.levels, 0, "x86_64-linux-gnu")
     assert '#define TF_FEATURES "sse4_2", ' in code
     assert 'tf_features1[] = {"avx2", "fma", NULL}' in code
 
@@ -186,7 +186,7 @@ def test_weights_of_ragged_channels_fit_all_levels() -> None:
     array = np.random.default_rng(0).standard_normal([int(n) for n in weight.ty.shape], np.float32)
     shapes = set()
     for level in FEATURES:
-        target = lowering.make_target(level_target({}, level))
+        target = lowering.make_target(isa_level_config({}, level))
         lowered = lowering.lower(mod, target, LoweringOptions(shares_weights=True))
         (packed,) = lowered.compute_weights({str(weight.name): array})
         layout = SharedLayout.of(np.asarray(packed))

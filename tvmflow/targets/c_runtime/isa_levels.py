@@ -28,7 +28,7 @@ PLACES: Final = "constants.json"
 _WITH_ENVIRONMENT: Final = ("linux", "android", "macos")
 
 
-class LevelCode(NamedTuple):
+class IsaLevelCode(NamedTuple):
     """A level as a C library has it: its name, and the CPU features that its kernels need."""
 
     name: str
@@ -70,7 +70,7 @@ def join_constants(
     symbol = f"tf_{digest_of([list(pieces), sizes])[:16]}_weights"
     joined: dict[str, Path] = {}
     for level, compiled in files.items():
-        code = LevelCode(level, ())
+        code = IsaLevelCode(level, ())
         for name, path in compiled.items():
             if name not in (program, constants, PLACES):
                 # linkers record the names of objects
@@ -138,7 +138,7 @@ def _between_spaces(words: Iterable[str]) -> str:
     return f" {' '.join(sorted(words))} "
 
 
-def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int, triple: str) -> str:
+def write_code(prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, triple: str) -> str:
     """Return the C code of a library that chooses among its levels."""
     names = names_text([level.name for level in levels])
     message = (
@@ -172,13 +172,14 @@ def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int, triple
     return "\n".join(lines) + "\n"
 
 
-def describe(levels: Sequence[LevelCode]) -> Json:
+def describe(levels: Sequence[IsaLevelCode]) -> Json:
     """Return the levels as a manifest has them."""
     return [{"name": level.name, "features": list(level.features)} for level in levels]
 
 
-def read(manifest: Mapping[str, Json]) -> tuple[LevelCode, ...]:
+def read(manifest: Mapping[str, Json]) -> tuple[IsaLevelCode, ...]:
     """Return the levels of a manifest; none of a library with code for one CPU."""
     return tuple(
-        LevelCode(entry["name"], tuple(entry["features"])) for entry in manifest.get("levels", ())
+        IsaLevelCode(entry["name"], tuple(entry["features"]))
+        for entry in manifest.get("levels", ())
     )
