@@ -66,7 +66,7 @@ from tvmflow.targets.c_runtime import (
     DEVICE_CODE,
     PROGRAM,
     DescribedModel,
-    levels,
+    isa_levels,
     symbol_prefix,
 )
 from tvmflow.targets.c_runtime.weights import BEGIN, write_weights
@@ -121,7 +121,7 @@ def compile_program(
     _write_constants(program, prefix, folder)
     if is_isa_level:
         places = [[array.nbytes, _digest(array)] for array in program.constants]
-        (folder / levels.PLACES).write_text(json.dumps(places))
+        (folder / isa_levels.PLACES).write_text(json.dumps(places))
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
 
 
