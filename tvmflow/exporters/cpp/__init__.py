@@ -277,7 +277,7 @@ _IMAGES_README: Final = """
 model.run();
 ```
 
-`{namespace}::rank(scores)` returns the best classes with their probabilities, `{namespace}::labels()` their names. `build/{prefix}_image IMAGE` prints them for a file; with `output.npz` it writes the outputs. `image_file.hpp` reads PNG, PGM and PPM with 8 bits for a channel, and no EXIF data.
+`{namespace}::rank(scores)` returns the best classes with their probabilities, `{namespace}::labels()` their names. `build/{prefix}_image IMAGE` prints them for a file; with `output.npz` it writes the outputs. `image_file.hpp` reads PNG, PGM and PPM with 8 bits for a channel; and BMP, GIF and JPEG if the compiler finds `stb_image.h` (Debian's libstb-dev, or a copy in this folder), whose levels of a JPEG are within a few of Python's. EXIF data is ignored: turn photographs upright first.
 """
 _IMAGES_CMAKE: Final = """
   add_executable({prefix}_image image.cpp)

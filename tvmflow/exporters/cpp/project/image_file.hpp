@@ -1,17 +1,34 @@
 // Reads images as pixels of 8 bits: PNG (gray, palette, RGB, with or without alpha, not interlaced) and binary PGM and
-// PPM. Alpha is left out.
+// PPM; and BMP, GIF and JPEG by stb_image.h, if the compiler finds it. Alpha and EXIF data are left out.
 #ifndef IMAGE_FILE_HPP_
 #define IMAGE_FILE_HPP_
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "npz.hpp"
+
+#if __has_include("stb_image.h")
+#define IMAGE_FILE_STB "stb_image.h"
+#elif __has_include("stb/stb_image.h")
+#define IMAGE_FILE_STB "stb/stb_image.h"
+#endif
+#ifdef IMAGE_FILE_STB
+#define STB_IMAGE_IMPLEMENTATION
+#define STB_IMAGE_STATIC
+#define STBI_NO_STDIO
+#define STBI_ONLY_BMP
+#define STBI_ONLY_GIF
+#define STBI_ONLY_JPEG
+#include IMAGE_FILE_STB
+#endif
 
 namespace image_file {
 
@@ -265,6 +282,29 @@ inline Pixels parse_pnm(const std::string& data) {
   return pixels;
 }
 
+#ifdef IMAGE_FILE_STB
+inline Pixels parse_by_stb(const std::string& data) {
+  if (data.size() > INT_MAX) throw Error("it is too large");
+  const auto* bytes = reinterpret_cast<const stbi_uc*>(data.data());
+  const int size = static_cast<int>(data.size());
+  int width = 0, height = 0, count = 0;
+  if (!stbi_info_from_memory(bytes, size, &width, &height, &count)) throw Error("it is no BMP, GIF, JPEG, PNG, PGM or PPM");
+  const int channels = count < 3 ? 1 : 3;
+  if (width <= 0 || height <= 0 || static_cast<std::size_t>(width) > max_bytes / static_cast<std::size_t>(height * std::int64_t{channels})) {
+    throw Error("it has no size, or is too large");
+  }
+  const std::unique_ptr<stbi_uc, void (*)(void*)> values(stbi_load_from_memory(bytes, size, &width, &height, &count, channels), stbi_image_free);
+  if (!values) throw Error(std::string("stb_image.h rejects it: ") + stbi_failure_reason());
+  Pixels pixels{static_cast<std::size_t>(height), static_cast<std::size_t>(width), static_cast<std::size_t>(channels), {}};
+  pixels.values.assign(values.get(), values.get() + pixels.height * pixels.width * pixels.channels);
+  return pixels;
+}
+#else
+inline Pixels parse_by_stb(const std::string&) {
+  throw Error("it is no PNG, PGM or PPM; to read BMP, GIF and JPEG, compile with stb_image.h (Debian's libstb-dev)");
+}
+#endif
+
 }  // namespace detail
 
 // Reads the pixels of a file. Throws Error.
@@ -273,7 +313,7 @@ inline Pixels read(const std::string& path) {
   try {
     if (data.compare(0, 8, "\x89PNG\r\n\x1a\n") == 0) return detail::parse_png(data);
     if (data.compare(0, 2, "P5") == 0 || data.compare(0, 2, "P6") == 0) return detail::parse_pnm(data);
-    throw Error("it is no PNG, PGM or PPM");
+    return detail::parse_by_stb(data);
   } catch (const Error& error) {
     throw Error(path + " cannot be read as an image: " + error.what());
   }
