@@ -14,7 +14,7 @@ from tvmflow.core.types import Json
 Precision = Literal["model", "mixed", "float16", "bfloat16"]
 """The precisions of a recipe, the finest first."""
 
-LOWERING_VERSION: Final = 38
+LOWERING_VERSION: Final = 39
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
 SCHEDULES_VERSION: Final = 28

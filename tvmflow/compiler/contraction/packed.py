@@ -299,21 +299,22 @@ def emit_batches(
     """
     groups, is_parallel = batches.matrices // batches.shared, cores > 1
     if not is_parallel or batches.typical // batches.shared >= BATCHES_PER_CORE * cores:
-        with _loop(groups, is_parallel) as group:
+        with loop_over(groups, is_parallel) as group:
             packed = [allocate(size) for size in sizes]
             pack(group, packed, 0)
             with T.serial(batches.shared) as member, T.serial(batches.blocks) as block:
                 compute(group * batches.shared + member, block, packed, 0)
         return
     packed = [allocate(groups * size) for size in sizes]
-    with _loop(groups, is_parallel) as group:
+    with loop_over(groups, is_parallel) as group:
         pack(group, packed, group)
-    with _loop(batches.matrices * batches.blocks, is_parallel) as part:
+    with loop_over(batches.matrices * batches.blocks, is_parallel) as part:
         blocks = positive(batches.blocks)
         matrix = part // blocks
         compute(matrix, part % blocks, packed, matrix // batches.shared)
 
 
-def _loop(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
+def loop_over(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
+    """Emit a loop, whose iterations cores divide if it is parallel; yield the index."""
     loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
     return loop

@@ -105,6 +105,49 @@ def test_attention_of_one_open_length() -> None:
     network.agrees(attend, [{"seq": seq} for seq in LENGTHS])
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_few_queries_of_grouped_heads_read_keys_where_they_are(mcpu: str, groups: int) -> None:
+    """Up to four queries: a step of a decoder, whose heads share keys; more queries pack them.
+
+    With one group, cores divide the keys, and with four the groups.
+    """
+    heads, depth, past = 4, 32, Dimension("keys", 1, 2000)
+
+    def body(emit: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        keys = k.ty.shape.values[2]
+        wide = relax.ShapeExpr([1, groups, heads // groups, keys, depth])
+        whole = relax.ShapeExpr([1, heads, keys, depth])
+
+        def repeat(x: Any) -> Any:
+            expanded = emit(relax.op.broadcast_to(emit(relax.op.expand_dims(x, 2)), wide))
+            return emit(relax.op.reshape(expanded, whole))
+
+        columns = emit(relax.op.permute_dims(repeat(k), [0, 1, 3, 2]))
+        scores = emit(relax.op.matmul(q, columns))
+        scores = emit(relax.op.multiply(scores, relax.const(depth**-0.5, "float32")))
+        weights = emit(relax.op.nn.softmax(emit(relax.op.add(scores, mask)), -1))
+        return emit(relax.op.matmul(weights, repeat(v)))
+
+    def reference(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        k, v = (x.repeat(heads // groups, 1) for x in (k, v))
+        scores = q @ k.swapaxes(2, 3) * np.float32(depth**-0.5) + mask
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+    inputs = {
+        "q": Input((1, heads, "seq", depth)),
+        "k": Input((1, groups, "keys", depth)),
+        "v": Input((1, groups, "keys", depth)),
+        "mask": Input((1, 1, "seq", "keys")),
+    }
+    network = make_network((SEQ, past), inputs, {}, body)
+    target = {**level(mcpu), "num-cores": 4}
+    assert "attention" in network.list_kernels(target)
+    sizes = [(1, 1), (1, 128), (2, 129), (3, 7), (4, 1000), (5, 1000), (1, 1999)]
+    network.agrees(reference, [{"seq": q, "keys": k} for q, k in sizes], target)
+
+
 def test_products_of_computed_matrices() -> None:
     """Scores without a softmax behind them; the number of columns is that of keys."""
     keys = Dimension("keys", 1, 300)
