@@ -155,10 +155,8 @@ def stat(options: StatOptions) -> int:
 def verify(options: VerifyOptions) -> int:
     from tvmflow.store.integrity import check_integrity
 
-    progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
     store = options.store.require()
-    checked = check_integrity(store, progress.show, store_checks())
-    progress.end()
+    checked = check_integrity(store, _show_reading(options), store_checks())
     # a pipe or a folder among the trials is set aside before they can be read
     is_readable = all(finding.kind != "trials" for finding in checked.findings)
     trials = _check_trials(store) if is_readable else []
@@ -171,10 +169,8 @@ def verify(options: VerifyOptions) -> int:
 def repair(options: RepairOptions) -> int:
     from tvmflow.store.integrity import repair_store
 
-    progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
     store = options.store.require()
-    steps = repair_store(store, progress.show, store_checks())
-    progress.end()
+    steps = repair_store(store, _show_reading(options), store_checks())
     trials = _check_trials(store)
     value = {"steps": steps, "trials": trials}
     code = EXIT_FAILED if any(step.fix for step in steps) else EXIT_OK
@@ -429,22 +425,21 @@ def _shorten(lines: list[str]) -> list[str]:
 # ---------------------------------------------------------------- output
 
 
-class _Progress:
-    def __init__(self, *, live: bool) -> None:
-        self._live = live
-        self._next = 0.0
-        self._shown = False
+def _show_reading(options: StoreOptions) -> Callable[[int, int], None]:
+    """Return what shows on a terminal how many files were read, a few times a second."""
+    from tvmflow.core.logs import can_show_status, show_status
 
-    def show(self, done: int, total: int) -> None:
+    is_shown = can_show_status() and not options.json
+    due = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal due
         now = time.monotonic()
-        if self._live and now >= self._next:
-            self._next, self._shown = now + _PROGRESS_S, True
-            sys.stderr.write(f"\r\x1b[Kreading {done} of {total}")
-            sys.stderr.flush()
+        if is_shown and (now >= due or done == total):
+            due = now + _PROGRESS_S
+            show_status("" if done == total else f"reading {done} of {total}")
 
-    def end(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
+    return show
 
 
 def _format_usage(usage: StoreUsage) -> Iterator[str]:

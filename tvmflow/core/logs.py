@@ -91,14 +91,14 @@ def explain_wait(text: str) -> Iterator[None]:
 
     The text says about how long it takes, too. With `-q`, which logs errors alone, nothing is said.
     """
-    if not (_log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
+    if not can_show_status():
         yield
         return
     is_shown = threading.Event()
 
     def show() -> None:
         is_shown.set()
-        _write(f"\r\x1b[K{text} …")
+        show_status(f"{text} …")
 
     timer = threading.Timer(_PATIENCE_S, show)
     timer.daemon = True
@@ -109,11 +109,17 @@ def explain_wait(text: str) -> Iterator[None]:
         timer.cancel()
         timer.join()
         if is_shown.is_set():
-            _write("\r\x1b[K")
+            show_status("")
 
 
-def _write(text: str) -> None:
+def can_show_status() -> bool:
+    """Return whether stderr is a terminal, and not only errors are wanted there (`-q`)."""
+    return _log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()
+
+
+def show_status(text: str) -> None:
+    """Replace the last line on the terminal; an empty text removes it."""
     # a terminal that is gone is nobody's problem here
     with contextlib.suppress(OSError):
-        sys.stderr.write(text)
+        sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

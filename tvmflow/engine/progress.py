@@ -23,6 +23,7 @@ from tvmflow.core.formatting import (
     printable_lines,
     size_text,
 )
+from tvmflow.core.logs import can_show_status, show_status
 from tvmflow.engine.plan_text import range_text, rounded_text
 from tvmflow.engine.report import MAX_SHOWN
 from tvmflow.executors import Event
@@ -734,14 +735,11 @@ class DownloadLine:
 
     def __call__(self, progress: DownloadProgress) -> None:
         """Show the progress of a download; its end may be reported more than once."""
-        if not _log.isEnabledFor(logging.WARNING):
-            return
         is_complete = progress.done == progress.total
-        if sys.stderr.isatty():
+        if can_show_status():
             text = printable(download_text(progress.done, progress.total, progress.url))
-            sys.stderr.write("\r\x1b[K" if is_complete else f"\r\x1b[K{text}")
-            sys.stderr.flush()
-        elif is_complete and progress.url != self._complete:
+            show_status("" if is_complete else text)
+        elif is_complete and progress.url != self._complete and _log.isEnabledFor(logging.WARNING):
             self._complete = progress.url
             text = printable(f"downloaded {progress.url} ({size_text(progress.total)})")
             sys.stderr.write(f"tvmflow: {text}\n")

@@ -17,13 +17,13 @@ from tvmflow.core.logs import explain_wait
 def written(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when something was written to a terminal; a wait is long at once."""
     event = threading.Event()
-    write: Callable[[str], None] = logs._write
+    write: Callable[[str], None] = logs.show_status
 
     def write_and_tell(text: str) -> None:
         write(text)
         event.set()
 
-    monkeypatch.setattr(logs, "_write", write_and_tell)
+    monkeypatch.setattr(logs, "show_status", write_and_tell)
     monkeypatch.setattr(logs, "_PATIENCE_S", 0.0)
     return event
 
