@@ -379,7 +379,7 @@ def _upload(client: RemoteCacheClient, keys: Sequence[str]) -> _Pushed:
 
 def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
     """Upload all trials of the ledger and return their number, and what went wrong."""
-    from tvmflow.store.remote.base import RemoteCacheError
+    from tvmflow.store.http_client import TransferError
     from tvmflow.tuning import remote_ledger
 
     trials, problems = 0, []
@@ -387,7 +387,7 @@ def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
         try:
             trials += remote_ledger.push_trials(client.connection, source)
             remote_ledger.mark_pushed(client, source)
-        except RemoteCacheError as problem:
+        except TransferError as problem:
             problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
     return trials, problems
 
@@ -395,7 +395,7 @@ def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
 def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]]:
     """Fetch the trials of machines like this one and return the number of new ones, and what went wrong."""
     from tvmflow.cli.records import start_trace_check
-    from tvmflow.store.remote.base import RemoteCacheError
+    from tvmflow.store.http_client import TransferError
     from tvmflow.tuning import remote_ledger
 
     trials, problems = 0, []
@@ -403,7 +403,7 @@ def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]
         for source in remote_ledger.list_machine_classes(client.connection.store):
             try:
                 pulled = remote_ledger.pull_trials(client.connection, source, checker)
-            except RemoteCacheError as problem:
+            except TransferError as problem:
                 problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
             else:
                 trials += pulled.new

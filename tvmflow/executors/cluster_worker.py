@@ -29,10 +29,11 @@ from tvmflow.executors.local import ProcessExecutor, read_end
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
 from tvmflow.stages import STAGES
+from tvmflow.store.http_client import TransferError
 from tvmflow.store.leases import Claim
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote import open_remote_cache
-from tvmflow.store.remote.base import BlobRef, RemoteCacheError
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.targets import devices
 from tvmflow.targets.backends import BACKENDS
@@ -264,7 +265,7 @@ def run_stage(request: dict[str, Json]) -> dict[str, Json]:
     task.send({"begun": task.worker})
     try:
         response = _run(codec.from_json(StageRequest, request), task)
-    except (TvmflowError, RemoteCacheError, DamagedBlob) as problem:
+    except (TvmflowError, TransferError, DamagedBlob) as problem:
         result = _describe_problem(problem, time.monotonic() - started, task.worker)
         response = StageResponse(result, {}, task.worker)
     encoded: dict[str, Json] = codec.to_json(response)
@@ -349,7 +350,7 @@ def _connect(
     connection = RemoteConnection(remote, store, access, report, task.is_abandoned)
     try:
         yield connection
-    except RemoteCacheError as problem:
+    except TransferError as problem:
         raise type(problem)(f"{remote.address}: {problem}") from problem
     finally:
         connection.close()
@@ -514,5 +515,5 @@ def _reported(connection: RemoteConnection) -> Iterator[None]:
     """Report problems in the block: trials that cannot be shared are still in this machine's ledger."""
     try:
         yield
-    except (RemoteCacheError, TvmflowError) as problem:
+    except (TransferError, TvmflowError) as problem:
         connection.report(f"trials are not shared: {problem}")

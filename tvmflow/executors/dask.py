@@ -42,8 +42,9 @@ from tvmflow.executors.cluster_worker import (
     call_without_paths,
 )
 from tvmflow.store.file_digests import FileDigests
+from tvmflow.store.http_client import TransferError
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote.base import BlobRef, RemoteCacheError
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.connection import RemoteConnection
 from tvmflow.tuning import remote_ledger
 
@@ -139,7 +140,7 @@ class DaskExecutor:
         """Copy trials that the worker measured to this machine's ledger, from the remote cache."""
         machine_class = remote_ledger.measured_machine_class(call.settings)
         if machine_class is not None:
-            with contextlib.suppress(RemoteCacheError, StoreError, Interrupted):
+            with contextlib.suppress(TransferError, StoreError, Interrupted):
                 remote_ledger.pull_trials(self._connection, machine_class)
 
     def cancel(self) -> None:
@@ -211,7 +212,7 @@ class FileTransfer:
         """Raise problems of the remote cache in the block as EnvironmentProblem."""
         try:
             yield
-        except RemoteCacheError as problem:
+        except TransferError as problem:
             raise EnvironmentProblem(
                 f"the remote cache {self._connection.address}: {problem}",
                 fix="--executor dask needs a remote cache that this machine and every worker can reach and may write to",

@@ -108,7 +108,7 @@ def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
     config = _make_config(layers, annotations[f"{_IMAGE}.title"])
     content = make_manifest(_MODEL, layers, annotations, describe(config, _CONFIG))
     subject = describe(content, MANIFEST)
-    repository = Repository(reference, max_idle=1)
+    repository = Repository(reference)
     # repositories of this registry with files that were pushed from here, by digest
     note = f"oci-{reference.host}"
     known: dict[str, str] = json.loads(store.notes.read("facts", note) or "{}")
@@ -196,7 +196,7 @@ def pull(
         VerifyFailed: when no trusted key signed the files.
         DownloadError: when something cannot be fetched, or is not what the manifest says.
     """
-    repository = Repository(reference, max_idle=1)
+    repository = Repository(reference)
     try:
         manifest = repository.find_manifest(reference.version)
         files = list(_list_layers(repository, manifest))

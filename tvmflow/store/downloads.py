@@ -9,13 +9,9 @@ import logging
 import math
 import os
 import re
-import socket
-import ssl
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -44,15 +40,16 @@ from tvmflow.store.addresses import (
 )
 from tvmflow.store.http_client import (
     ACCESS_DENIED,
-    BROKEN_ANSWER,
     CHUNK,
+    NO_ANSWER,
     RETRYABLE,
     Answer,
     ByteSource,
+    Corrupt,
     Credential,
     HttpClient,
-    Incomplete,
-    TooLong,
+    TransferError,
+    Unreachable,
     advise,
     call_within,
     denial_fix,
@@ -63,7 +60,6 @@ from tvmflow.store.http_client import (
     read_pieces,
 )
 from tvmflow.store.oci import Repository
-from tvmflow.store.remote.base import RemoteCacheError, Unreachable
 from tvmflow.store.remote.bucket import INSTALL, NoObject, open_object
 
 # ---------------------------------------------------------------- the Hugging Face Hub
@@ -264,8 +260,8 @@ def _request_json(path: str, file: HubFile) -> Json:
         if not answer.is_success:
             raise explain_status(answer, file, credential)
         return read_json(content)
-    except BROKEN_ANSWER as error:
-        text = f"no answer from {hub}: {excerpt(str(error)) or type(error).__name__}"
+    except NO_ANSWER as error:
+        text = f"no answer from {hub}: {error}"
         raise HubError(text, "check the network and $HF_ENDPOINT, and run again") from error
     except Unreadable:
         raise _foreign_answer() from None
@@ -527,11 +523,14 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
     try:
         # a server may send its header byte by byte
         answer = call_within(job.timeout_s, request, job.abandoned.is_set)
-    except BROKEN_ANSWER as error:
-        raise _connection_error(job, visited[-1], error) from error
+    except NO_ANSWER as error:
+        text = f"no answer from {urllib.parse.urlsplit(visited[-1]).hostname}: {error}"
+        if isinstance(error, Unreachable) and error.fix:
+            raise job.error(text, fix=error.fix) from error
+        raise _TemporaryProblem(text) from error
     if answer.is_success:
         return answer
-    with answer:
+    with contextlib.closing(answer):
         _handle_status(job, answer, offset)
         if answer.status != _RANGE_NOT_SATISFIABLE:
             raise _status_error(job, answer, url, credential)
@@ -564,7 +563,7 @@ def _open_file(job: _Job) -> _LocalFile:
 
 
 def _local_path(url: str) -> Path:
-    return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
+    return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
 
 
 def _locate(job: _Job) -> tuple[str, Credential | None]:
@@ -594,7 +593,7 @@ def _open_object(job: _Job, offset: int, validator: str) -> ByteSource:
         raise job.error(str(error), fix=fix) from None
     except (TimeoutError, Unreachable) as error:
         raise _TemporaryProblem(str(error)) from None
-    except RemoteCacheError as error:
+    except TransferError as error:
         raise job.error(str(error)) from None
 
 
@@ -625,18 +624,6 @@ def _status_error(
     is_denied = answer.status in ACCESS_DENIED
     fix = denial_fix(url, credential) if is_denied else "check the URL"
     return job.error(_status_text(answer), fix=fix)
-
-
-def _connection_error(job: _Job, url: str, error: Exception) -> Exception:
-    host = urllib.parse.urlsplit(url).hostname
-    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
-        return job.error(f"the host {host} is not known", fix="check the URL and the network")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        fix = "check the URL, and this machine's clock and certificates"
-        return job.error(str(error), fix=fix)
-    return _TemporaryProblem(
-        f"no answer from {host}: {excerpt(str(error)) or type(error).__name__}"
-    )
 
 
 def _receive(job: _Job, source: ByteSource, offset: int) -> None:
@@ -690,14 +677,11 @@ def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
             # of an unknown size, perhaps without end: the next attempt would not be better
             job.discard_part()
         raise
-    except TooLong:
+    except Corrupt:
         job.discard_part()
         raise job.error(f"it is larger than the limit of {size_text(job.max_bytes)}") from None
-    except (Incomplete, RemoteCacheError, NoObject) as error:
+    except (TransferError, NoObject) as error:
         job.check_abandoned()
-        ended = f"the connection ended after {done} of {source.total} bytes"
-        broke = f"the connection broke after {done} bytes: {excerpt(str(error))}"
-        is_cut = isinstance(error, Incomplete) and error.__cause__ is None
-        raise _TemporaryProblem(ended if is_cut else broke) from error
+        raise _TemporaryProblem(str(error) or "it was removed") from error
     job.check_abandoned()
     report()

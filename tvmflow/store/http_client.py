@@ -11,21 +11,17 @@ import contextlib
 import ipaddress
 import netrc
 import os
-import ssl
 import string
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from email.message import Message
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Protocol, TypeVar
-from urllib.request import getproxies, proxy_bypass
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from tvmflow.core import termination
 from tvmflow.core.errors import DownloadError, EnvironmentProblem, Interrupted
-from tvmflow.core.formatting import count_text
+from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.version import VERSION
 from tvmflow.store.addresses import (
     InvalidAddress,
@@ -34,6 +30,9 @@ from tvmflow.store.addresses import (
     token_variable,
     without_secrets,
 )
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
 
 T = TypeVar("T")
 
@@ -99,9 +98,6 @@ def advise(status: int, host: str) -> str:
     return f"see what {host} allows: another attempt gets the same answer"
 
 
-BROKEN_ANSWER: Final = (OSError, HTTPException, ValueError)
-"""What requests and reading their answers raise: of what is no HTTP, `http.client` raises a ValueError at times."""
-
 CHUNK: Final = 1 << 18
 """The most bytes of an answer that are read at once."""
 
@@ -111,9 +107,9 @@ _PARTIAL_CONTENT: Final = 206
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 10
 _MAX_DIGITS: Final = 19
+_MAX_IDLE: Final = 16
 _MAX_DISCARDED_BYTES: Final = 4096
-_HTTP_PORT: Final = 80
-_HTTPS_PORT: Final = 443
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 # ---------------------------------------------------------------- bytes as they arrive
@@ -144,19 +140,27 @@ class ByteSource(Protocol):
 
 
 class TransferError(Exception):
-    """The bytes of a source did not arrive as they must."""
+    """The transfer of a file or an answer failed. The text is a phrase for people, without credentials."""
 
 
-class TooLong(TransferError):
-    """There are more bytes than allowed."""
+class Corrupt(TransferError):
+    """The received content has another digest or another size than requested."""
 
 
-class TooSlow(TransferError):
-    """They take longer than allowed."""
+class Unreachable(TransferError):
+    """No answer, or one that is cut off, is no HTTP, or says that the server has a problem.
+
+    With `retryable`, another attempt may succeed at once; with a `fix`, none does before that.
+    """
+
+    def __init__(self, reason: str, fix: str = "", *, retryable: bool = False) -> None:
+        super().__init__(reason)
+        self.fix = fix
+        self.retryable = retryable
 
 
-class Incomplete(TransferError):
-    """The connection ended, or what arrives is no HTTP; the cause is the error that says so."""
+NO_ANSWER: Final = (Unreachable, TimeoutError)
+"""What a request within a limit of time raises."""
 
 
 def read_pieces(
@@ -167,24 +171,25 @@ def read_pieces(
     At most `max_bytes` are accepted; `limit_s` is checked after each piece.
 
     Raises:
-        TransferError: when they end too early, or one of the limits is exceeded.
+        Corrupt: when there are more.
+        Unreachable: when they end too early, or too late.
     """
     deadline, received = time.monotonic() + limit_s, 0
     while True:
         try:
             piece = source.read()
-        except BROKEN_ANSWER as error:
-            raise Incomplete(str(error)) from error
+        except OSError as error:
+            raise Unreachable(error.strerror or str(error)) from error
         if not piece:
             break
         received += len(piece)
         if received > max_bytes:
-            raise TooLong(f"longer than {max_bytes} bytes")
+            raise Corrupt(f"it is longer than {max_bytes} bytes")
         yield piece
         if time.monotonic() > deadline:
-            raise TooSlow(f"only {received} bytes arrived within {limit_s:.0f} s")
+            raise Unreachable(f"only {received} bytes arrived within {limit_s:.0f} s")
     if source.total and source.start + received != source.total:
-        raise Incomplete(f"the connection ended after {received} bytes")
+        raise Unreachable(f"the connection ended after {received} bytes", retryable=True)
 
 
 # ---------------------------------------------------------------- answers
@@ -193,16 +198,12 @@ def read_pieces(
 class Answer:
     """The answer to a request: its status and header, and a source of its bytes."""
 
-    def __init__(
-        self, url: str, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
-    ) -> None:
+    def __init__(self, url: str, response: BaseHTTPResponse) -> None:
         self.url = url
-        self.status: int = response.status
-        self.reason: str = response.reason
-        self.headers: Message = response.headers
+        self.status = response.status
+        self.reason = response.reason or ""
+        self.headers = response.headers
         self._response = response
-        self._connection = connection
-        self._client = client
 
     @property
     def is_success(self) -> bool:
@@ -235,38 +236,27 @@ class Answer:
 
     def read(self) -> bytes:
         """Return what has arrived, so that a slow server keeps nobody waiting; nothing at the end."""
-        return self._response.read1(CHUNK)
+        with _connection_errors():
+            return self._response.read1(CHUNK)
 
     def read_all(self, max_bytes: int) -> bytes:
         """Return the body, which is cut where it is longer than `max_bytes`."""
-        return self._response.read(max_bytes)
+        with _connection_errors():
+            return self._response.read(max_bytes)
 
     def __enter__(self) -> Answer:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        is_read = False
-        if error is None and self._client.keeps_connections:
-            with contextlib.suppress(*BROKEN_ANSWER):
-                is_read = self._read_rest()
-        if is_read:
-            self._client.release(self._connection, is_reusable=True)
-        else:
-            self.close()
-
-    def _read_rest(self) -> bool:
-        """Read a short rest; return whether the connection can take another request."""
-        response = self._response
-        if response.length and response.length <= _MAX_DISCARDED_BYTES:
-            response.read()
-        if response.length == 0:
-            response.close()
-        return response.isclosed()
+        rest = self._response.length_remaining
+        if error is None and rest is not None and rest <= _MAX_DISCARDED_BYTES:
+            # the connection returns to its pool at the end of the body
+            self._response.drain_conn()
+        self.close()
 
     def close(self) -> None:
-        """Close the connection. The body is not read: it may have no end."""
+        """Close the connection, unless it is back in its pool. The body is not read: it may have no end."""
         self._response.close()
-        self._client.release(self._connection, is_reusable=False)
 
 
 def header_count(text: str) -> int | None:
@@ -278,23 +268,16 @@ def header_count(text: str) -> int | None:
 
 
 class HttpClient:
-    """Sends requests. Safe to use from several threads.
+    """Sends requests, over connections that take several. Safe to use from several threads.
 
-    At most `max_idle` connections are kept for further requests; `uses_proxies` means those of the environment.
+    `uses_proxies` means those of the environment.
     """
 
-    def __init__(self, timeout_s: float, *, max_idle: int = 0, uses_proxies: bool = True) -> None:
+    def __init__(self, timeout_s: float, *, uses_proxies: bool = True) -> None:
         self._timeout_s = timeout_s
-        self._max_idle = max_idle
         self._uses_proxies = uses_proxies
-        self._idle: dict[tuple[str, str], list[HTTPConnection]] = {}
-        self._places: dict[HTTPConnection, tuple[str, str]] = {}
-        self._context: ssl.SSLContext | None = None
-
-    @property
-    def keeps_connections(self) -> bool:
-        """True if connections take further requests."""
-        return self._max_idle > 0
+        # by the scheme of a URL, and the proxy for it
+        self._pools: dict[tuple[str, str], PoolManager] = {}
 
     def get(
         self,
@@ -310,7 +293,7 @@ class HttpClient:
 
         Raises:
             DownloadError: when the server redirects to where it must not.
-            OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
+            Unreachable: when there is none.
         """
         for _ in range(1 + _MAX_REDIRECTS):
             if visited is not None:
@@ -333,109 +316,109 @@ class HttpClient:
         """Return the answer to a request, whatever its status; redirects are not followed.
 
         Raises:
-            OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
+            Unreachable: when there is none.
         """
-        connection, proxy_headers, target = self._connect(url)
-        sent = {**_HEADERS, **proxy_headers, **headers}
-        if not self.keeps_connections:
-            sent["Connection"] = "close"
-        is_new = connection.sock is None
-        try:
-            try:
-                response = _send(connection, method, target, sent, body)
-            except (HTTPException, ConnectionError):
-                if is_new:
-                    raise
-                # the server had closed the idle connection, which does not mean that it has a problem
-                connection.close()
-                response = _send(connection, method, target, sent, body)
-        except BaseException:
-            self.release(connection, is_reusable=False)
-            raise
-        return Answer(url, response, connection, self)
-
-    def release(self, connection: HTTPConnection, *, is_reusable: bool) -> None:
-        """Take a connection back, and keep it where it can take another request."""
-        place = self._places.pop(connection, None)
-        if is_reusable and place and len(self._idle.setdefault(place, [])) < self._max_idle:
-            self._idle[place].append(connection)
-        else:
-            connection.close()
+        sent = {**_HEADERS, **headers}
+        if body is not None:
+            sent["Content-Length"] = str(body.seek(0, os.SEEK_END))
+            body.seek(0)
+        with _connection_errors():
+            parts = urllib.parse.urlsplit(url)
+            if not parts.netloc.isascii():
+                parts = parts._replace(netloc=parts.netloc.encode("idna").decode())
+            response = self._pool(parts).urlopen(
+                method,
+                parts.geturl(),
+                headers=sent,
+                body=body,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+                # `read_pieces` checks the length, and says how many bytes arrived
+                enforce_content_length=False,
+            )
+        return Answer(url, response)
 
     def close(self) -> None:
-        """Close all idle connections, and keep none from now on."""
-        self._max_idle = 0
-        for idle in list(self._idle.values()):
-            with contextlib.suppress(IndexError):
-                while True:
-                    idle.pop().close()
+        """Close all idle connections."""
+        for pool in list(self._pools.values()):
+            pool.clear()
 
-    def _connect(self, url: str) -> tuple[HTTPConnection, dict[str, str], str]:
-        """Return a connection for a URL, the headers for its proxy, and what is requested of it."""
-        parts, place = urllib.parse.urlsplit(url), origin_of(url)
-        proxy = getproxies().get(parts.scheme) if self._uses_proxies else None
-        if proxy and not proxy_bypass(parts.netloc):
-            return self._connect_to_proxy(proxy, url)
-        try:
-            connection = self._idle[place].pop()
-        except (IndexError, KeyError):
-            connection = self._open(parts, is_secure=parts.scheme == "https")
-        self._places[connection] = place
-        return connection, {}, _target(parts)
+    def _pool(self, parts: urllib.parse.SplitResult) -> PoolManager:
+        """Return the connections for the scheme and the proxy of a URL."""
+        # these imports take longer than all else of a command that sends no request
+        import ssl
+        from urllib.request import getproxies, proxy_bypass
 
-    def _connect_to_proxy(self, proxy: str, url: str) -> tuple[HTTPConnection, dict[str, str], str]:
-        via = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        parts = urllib.parse.urlsplit(url)
-        headers: dict[str, str] = {}
-        if via.username:
-            user, password = map(urllib.parse.unquote, (via.username, via.password or ""))
-            headers["Proxy-Authorization"] = basic(user, password)
-        if parts.scheme != "https":
-            connection = self._open(via, is_secure=via.scheme == "https")
-            return connection, headers, urllib.parse.urldefrag(url).url
-        port = _HTTP_PORT if via.port is None else via.port
-        tunnel = self._open(via._replace(netloc=f"{_host(via)}:{port}"), is_secure=True)
-        tunnel.set_tunnel(parts.hostname or "", parts.port, headers)
-        return tunnel, {}, _target(parts)
+        import urllib3
 
-    def _open(self, parts: urllib.parse.SplitResult, *, is_secure: bool) -> HTTPConnection:
-        host, port = parts.hostname or "", parts.port
-        if not is_secure:
-            port = _HTTP_PORT if port is None else port
-            return HTTPConnection(host, port, timeout=self._timeout_s)
-        if self._context is None:
-            self._context = ssl.create_default_context()
-            self._context.set_alpn_protocols(["http/1.1"])
-        port = _HTTPS_PORT if port is None else port
-        return HTTPSConnection(host, port, timeout=self._timeout_s, context=self._context)
+        is_direct = not self._uses_proxies or proxy_bypass(parts.netloc)
+        proxy = "" if is_direct else getproxies().get(parts.scheme, "")
+        key = parts.scheme, proxy
+        if key in self._pools:
+            return self._pools[key]
+        options: dict[str, Any] = {
+            "maxsize": _MAX_IDLE,
+            "retries": False,
+            "timeout": self._timeout_s,
+            # one for all connections: reading the certificates of this machine takes a while
+            "ssl_context": ssl.create_default_context() if parts.scheme == "https" else None,
+        }
+        if proxy:
+            via = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+            login = urllib.parse.unquote(via.auth or "")
+            proxy_headers = urllib3.make_headers(proxy_basic_auth=login) if login else {}
+            pool: PoolManager = urllib3.ProxyManager(
+                via._replace(auth=None).url, proxy_headers=proxy_headers, **options
+            )
+        else:
+            pool = urllib3.PoolManager(**options)
+        return self._pools.setdefault(key, pool)
 
 
-def _target(parts: urllib.parse.SplitResult) -> str:
-    return urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+@contextlib.contextmanager
+def _connection_errors() -> Iterator[None]:
+    """Raise Unreachable for what connections raise, without texts of urllib3, which contain URLs."""
+    from http.client import HTTPException
 
+    from urllib3.exceptions import HTTPError
 
-def _host(parts: urllib.parse.SplitResult) -> str:
-    host = parts.hostname or ""
-    return f"[{host}]" if ":" in host else host
-
-
-def _send(
-    connection: HTTPConnection,
-    method: str,
-    target: str,
-    headers: Mapping[str, str],
-    body: IO[bytes] | None,
-) -> HTTPResponse:
-    if body is not None:
-        headers = {**headers, "Content-Length": str(body.seek(0, os.SEEK_END))}
-        body.seek(0)
     try:
-        connection.request(method, target, body, headers)
-    except (BrokenPipeError, ConnectionResetError):
-        # a server that refuses the body may have answered before it closed the connection
-        if connection.sock is None or body is None:
-            raise
-    return connection.getresponse()
+        yield
+    except (HTTPError, HTTPException, OSError, ValueError) as error:
+        raise _explain(error) from None
+
+
+def _explain(error: Exception) -> Unreachable:
+    import socket
+    import ssl
+    from http.client import IncompleteRead
+
+    from urllib3.exceptions import LocationValueError, ProxyError
+
+    via, fix = "the proxy: " if isinstance(error, ProxyError) else "", ""
+    while causes := [one for one in (error.__cause__, *error.args) if isinstance(one, Exception)]:
+        error = causes[0]
+    if isinstance(error, TimeoutError):
+        reason = "timed out"
+    elif isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
+        reason, fix = "the host is not known", "check the address and the network"
+    elif isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"no secure connection ({error.verify_message})"
+        fix = "check the address, and this machine's clock and certificates"
+    elif isinstance(error, ssl.SSLError):
+        reason = f"no secure connection ({error.reason})"
+    elif isinstance(error, OSError):
+        reason = error.strerror.lower() if error.strerror else str(error)
+    elif isinstance(error, (UnicodeError, LocationValueError)):
+        reason, fix = "the host has no valid name", "check the address, and $HTTPS_PROXY"
+    elif isinstance(error, IncompleteRead):
+        reason = "the connection ended too early"
+    else:
+        reason = f"it is not an HTTP server ({type(error).__name__})"
+    is_final = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+    is_final |= bool(fix) or isinstance(error, ConnectionRefusedError)
+    return Unreachable(via + (excerpt(reason) or type(error).__name__), fix, retryable=not is_final)
 
 
 def origin_of(url: str) -> tuple[str, str]:
@@ -444,8 +427,7 @@ def origin_of(url: str) -> tuple[str, str]:
     Hosts are compared whole: who owns a part of a name, or another port, is not known.
     """
     parts = urllib.parse.urlsplit(url)
-    port = parts.port or (_HTTPS_PORT if parts.scheme == "https" else _HTTP_PORT)
-    return parts.scheme, f"{parts.hostname or ''}:{port}"
+    return parts.scheme, f"{parts.hostname or ''}:{parts.port or _PORTS.get(parts.scheme)}"
 
 
 # ---------------------------------------------------------------- redirects and refusals

@@ -19,7 +19,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from email.message import Message
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TypeVar
 
@@ -38,14 +37,13 @@ from tvmflow.store.addresses import (
 )
 from tvmflow.store.http_client import (
     ACCESS_DENIED,
-    BROKEN_ANSWER,
+    NO_ANSWER,
     RETRYABLE,
     Answer,
+    Corrupt,
     Credential,
     HttpClient,
-    Incomplete,
-    TooLong,
-    TooSlow,
+    TransferError,
     advise,
     basic,
     bearer,
@@ -71,7 +69,7 @@ _AUTH_SERVERS: Final = {
 }
 _HELPER_TIMEOUT_S: Final = 30.0
 _MAX_HEADER: Final = 8192
-_MAX_TOKEN_ANSWER: Final = 1 << 16
+_MAX_SHORT_ANSWER: Final = 1 << 16
 _SEPARATOR: Final = re.compile(r"[ \t,]*")
 _WORD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _IS: Final = re.compile(r"[ \t]*=[ \t]*")
@@ -152,7 +150,7 @@ def log_in(
 
     Raises:
         LoginError: when the headers cannot be followed, or the token server gives no token.
-        OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
+        Unreachable: when there is no answer.
     """
     own = find_credential(host, url)
     challenges = parse_challenges(headers)
@@ -241,7 +239,7 @@ def _fetch_token(
     secret = {"Authorization": own.header} if own else {}
     # no redirect is followed: it could lead to a host that was not checked
     with client.request("GET", url, secret) as answer:
-        content = answer.read_all(_MAX_TOKEN_ANSWER) if answer.is_success else b"{}"
+        content = answer.read_all(_MAX_SHORT_ANSWER) if answer.is_success else b"{}"
     with contextlib.suppress(Unreadable, EnvironmentProblem):
         value = read_json(content)
         if token := get_field(value, "token", of=str) or get_field(value, "access_token", of=str):
@@ -313,6 +311,7 @@ def _ask_helper(program: str, host: str) -> tuple[str, str] | None:
 
 
 T = TypeVar("T")
+Headers = Mapping[str, str]
 
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -492,21 +491,16 @@ class Repository:
     """
 
     def __init__(
-        self,
-        reference: OciReference,
-        timeout_s: float = _TIMEOUT_S,
-        *,
-        max_idle: int = 0,
-        uses_proxies: bool = True,
+        self, reference: OciReference, timeout_s: float = _TIMEOUT_S, *, uses_proxies: bool = True
     ) -> None:
         host = "registry-1.docker.io" if reference.host in DOCKER_HUB else reference.host
         plain = os.environ.get(PLAIN_HTTP_VARIABLE, "").replace(",", " ").split()
         is_plain = reference.host in plain or may_send_to(f"http://{host}")
         self.reference = reference
         self.url = f"{'http' if is_plain else 'https'}://{host}/v2/{reference.name}"
-        self._client = HttpClient(timeout_s, max_idle=max_idle, uses_proxies=uses_proxies)
+        self._client = HttpClient(timeout_s, uses_proxies=uses_proxies)
         self._timeout_s = timeout_s
-        self._locks: dict[str, threading.RLock] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -551,10 +545,10 @@ class Repository:
         except Unreadable as error:
             raise self.error(f"its list of referrers is damaged: {error}") from None
 
-    def _read(self, path: str, accepted: str) -> tuple[int, bytes, Message]:
+    def _read(self, path: str, accepted: str) -> tuple[int, bytes, Headers]:
         """Return status, content and header of the answer to a GET request; a refusal is an error."""
 
-        def read() -> tuple[int, bytes, Message]:
+        def read() -> tuple[int, bytes, Headers]:
             with self.request("GET", f"{self.url}/{path}", {"Accept": accepted}) as answer:
                 if answer.status in (*ACCESS_DENIED, *RETRYABLE) or answer.status >= 500:
                     raise self.explain(answer)
@@ -562,38 +556,35 @@ class Repository:
                 return answer.status, b"".join(pieces), answer.headers
 
         try:
-            return self._repeat(lambda: self._within(self._timeout_s, read))
-        except TooLong:
+            return self._repeat(read)
+        except Corrupt:
             text = f"its manifest is larger than {_MAX_MANIFEST_BYTES >> 20} MB"
             raise self.error(text, "name another artifact") from None
 
     def put_blob(self, blob: Descriptor, content: bytes | Path, mount_from: str = "") -> int:
         """Send a blob unless the repository, or another one of the registry, has it; return the bytes sent."""
-        mount = {"mount": blob.digest, "from": mount_from} if mount_from else {}
 
-        def put() -> int:
-            with self._call("HEAD", f"{self.url}/blobs/{blob.digest}") as answer:
+        def put(mount: Mapping[str, str]) -> int:
+            with self.request("HEAD", f"{self.url}/blobs/{blob.digest}") as answer:
                 if answer.is_success:
                     return 0
             uploads = f"{self.url}/blobs/uploads/?{urllib.parse.urlencode(mount)}"
             try:
-                answer = self._call("POST", uploads)
-            except OciError as error:
-                if mount and error.status in ACCESS_DENIED:
-                    return self.put_blob(blob, content)
+                with self.request("POST", uploads) as answer:
+                    if answer.status == 201:
+                        return 0
+                    if answer.status != 202:
+                        raise self.explain(answer)
+                    location = answer.headers.get("Location", "")
+            except OciError:
+                # the login may not be allowed to read the other repository
+                if mount:
+                    return put({})
                 raise
-            with answer:
-                if answer.status == 201:
-                    return 0
-                if answer.status != 202 and mount:
-                    # the login may not be allowed to read the other repository
-                    return self.put_blob(blob, content)
-                if answer.status != 202:
-                    raise self.explain(answer)
-                try:
-                    url = redirect_target(self.url, answer.headers.get("Location", ""))
-                except DownloadError as error:
-                    raise self.error(error.message, error.fix, _WRONG_REDIRECT) from None
+            try:
+                url = redirect_target(self.url, location)
+            except DownloadError as error:
+                raise self.error(error.message, error.fix, _WRONG_REDIRECT) from None
             if origin_of(url) != origin_of(self.url):
                 text = f"files are to be sent to {without_secrets(url)}, which is not on it"
                 raise self.error(text, "check the address of the registry, and its proxy")
@@ -602,19 +593,22 @@ class Repository:
             self._put(url, "application/octet-stream", body)
             return blob.size
 
+        mount = {"mount": blob.digest, "from": mount_from} if mount_from else {}
         # each blob once: a second upload at the same time would send it in vain
-        with self._locks.setdefault(blob.digest, threading.RLock()):
-            return self._repeat(put)
+        with self._locks.setdefault(blob.digest, threading.Lock()):
+            return self._repeat(lambda: put(mount), blob.size)
 
-    def put_manifest(self, content: bytes, version: str, media_type: str = MANIFEST) -> Message:
+    def put_manifest(self, content: bytes, version: str, media_type: str = MANIFEST) -> Headers:
         """Store a manifest under a tag or its digest, and return the header of the answer."""
         url = f"{self.url}/manifests/{version}"
+        statuses = {*RETRYABLE, _BAD_REQUEST}
         return self._repeat(
-            lambda: self._put(url, media_type, io.BytesIO(content)), {*RETRYABLE, _BAD_REQUEST}
+            lambda: self._put(url, media_type, io.BytesIO(content)), len(content), statuses
         )
 
-    def _put(self, url: str, media_type: str, content: IO[bytes]) -> Message:
-        with content, self._call("PUT", url, {"Content-Type": media_type}, content) as answer:
+    def _put(self, url: str, media_type: str, content: IO[bytes]) -> Headers:
+        headers = {"Content-Type": media_type}
+        with content, self.request("PUT", url, headers, content) as answer:
             if not answer.is_success:
                 raise self.explain(answer)
             return answer.headers
@@ -635,7 +629,7 @@ class Repository:
 
         Raises:
             OciError: when there is nothing to log in with, or it is not accepted by the token server.
-            OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
+            Unreachable: when there is none.
         """
         login = self.url, self._scopes(method, url)
         for is_last in (False, True):
@@ -669,37 +663,30 @@ class Repository:
         )
 
     def _log_in(self, answer: Answer, scopes: tuple[str, ...]) -> Credential | None:
-        headers = answer.headers.get_all("WWW-Authenticate") or []
+        headers = answer.headers.getlist("WWW-Authenticate")
         try:
             return log_in(self.reference.host, self.url, headers, scopes, self._client)
         except LoginError as error:
             raise self.error(error.reason, error.fix, error.status or answer.status) from None
 
-    def _call(
-        self, method: str, url: str, headers: Mapping[str, str] = {}, body: IO[bytes] | None = None
-    ) -> Answer:
-        size = body.seek(0, os.SEEK_END) if body else 0
-        limit_s = self._timeout_s + size / _MIN_BYTES_PER_S
-        return self._within(limit_s, lambda: self.request(method, url, headers, body))
-
-    def _within(self, limit_s: float, function: Callable[[], T]) -> T:
-        try:
-            return call_within(limit_s, function)
-        except (*BROKEN_ANSWER, Incomplete, TooSlow) as error:
-            reason = excerpt(str(error)) or type(error).__name__
-            text = f"no answer from {self.reference.host}: {reason}"
-            fix = "check the address and the network, and run again"
-            raise self.error(text, fix, _NO_ANSWER) from error
-
-    def _repeat(self, function: Callable[[], T], statuses: Collection[int] = RETRYABLE) -> T:
-        for attempt in range(1, _ATTEMPTS):
+    def _repeat(
+        self, function: Callable[[], T], size: int = 0, statuses: Collection[int] = RETRYABLE
+    ) -> T:
+        """Return what a function returns, in a few attempts, each within the time for so many bytes."""
+        attempt = 0
+        while True:
+            attempt += 1
             try:
-                return function()
+                return call_within(self._timeout_s + size / _MIN_BYTES_PER_S, function)
+            except NO_ANSWER as error:
+                text = f"no answer from {self.reference.host}: {error}"
+                fix = "check the address and the network, and run again"
+                problem = self.error(text, fix, _NO_ANSWER)
             except OciError as error:
-                if error.status not in statuses:
-                    raise
+                problem = error
+            if problem.status not in statuses or attempt == _ATTEMPTS:
+                raise problem
             time.sleep(attempt * _PAUSE_S)
-        return function()
 
     def error(self, reason: str, fix: str = "", status: int = 0) -> OciError:
         """Return an error that names the artifact."""
@@ -711,8 +698,9 @@ class Repository:
         logins = [login for (url, _), login in list(_LOGINS.items()) if url == self.url]
         secrets = [secret for login in logins for secret in login.secrets]
         said = f"{answer.status} {_shown(answer.reason, secrets)}"
-        with contextlib.suppress(*BROKEN_ANSWER, Unreadable, IndexError):
-            first = get_field(read_json(answer.read_all(1 << 16)), "errors", of=list)[0]
+        with contextlib.suppress(TransferError, Unreadable, IndexError):
+            content = b"".join(read_pieces(answer, _MAX_SHORT_ANSWER, self._timeout_s / 2))
+            first = get_field(read_json(content), "errors", of=list)[0]
             said = f"{said} ({_shown(get_field(first, 'message', of=str), secrets)})"
         if answer.status not in ACCESS_DENIED:
             return self.error(f"{host} answers {said}", advise(answer.status, host), answer.status)

@@ -24,9 +24,10 @@ from tvmflow.core.errors import Interrupted, StoreError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.types import Json
+from tvmflow.store.http_client import Corrupt, TransferError, Unreachable
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef, Corrupt, RemoteCacheError, Unreachable
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
 from tvmflow.store.remote.signed_actions import InvalidAction
@@ -98,7 +99,7 @@ class LedgerSync:
             self._pulled.add(key)
         if first:
             # the circuit breaker reports a remote cache that does not answer
-            with contextlib.suppress(RemoteCacheError, StoreError, Interrupted):
+            with contextlib.suppress(TransferError, StoreError, Interrupted):
                 pull_trials(connection, machine_class)
 
     def offer(self, settings: Mapping[str, Json]) -> None:
@@ -139,7 +140,7 @@ def pull_trials(
     A pack that is damaged, not trusted or rejected by the ledger is reported and left out.
 
     Raises:
-        RemoteCacheError: when the remote cache does not answer.
+        TransferError: when the remote cache does not answer.
         StoreError: when the ledger cannot be written.
     """
     key, store = index_key(machine_class), connection.store
@@ -204,7 +205,7 @@ def push_trials(connection: RemoteConnection, machine_class: MachineClass) -> in
     """Upload the local trials of a machine class; return how many there are.
 
     Raises:
-        RemoteCacheError: when the remote cache does not accept them.
+        TransferError: when the remote cache does not accept them.
         StoreError: when the ledger cannot be read.
     """
     key, notes = index_key(machine_class), connection.store.notes
@@ -315,7 +316,7 @@ def read_index(
     """Return the packs of an index by digest; one that cannot be read is reported, and is empty.
 
     Raises:
-        RemoteCacheError: when the remote cache does not answer.
+        TransferError: when the remote cache does not answer.
     """
     content = connection.get_action(key, circuit_breaker)
     if content is None:
@@ -339,7 +340,7 @@ def add_to_index(
     """Add a pack to an index in place of those that it replaces, until it stays there.
 
     Raises:
-        RemoteCacheError: when the remote cache does not accept it.
+        TransferError: when the remote cache does not accept it.
     """
     for _ in range(_MAX_WRITES):
         started = time.monotonic()
@@ -373,7 +374,7 @@ def verify_index_statement(connection: RemoteConnection, key: str, pack: SignedP
 
     Raises:
         InvalidAction: when it was not.
-        RemoteCacheError: when the remote cache does not answer.
+        TransferError: when the remote cache does not answer.
     """
     if pack.statement.size > _MAX_STATEMENT_BYTES or pack.trials.size > _MAX_PACK_BYTES:
         raise InvalidAction(f"it has a size of {size_text(pack.trials.size)}")

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.support.interruption import slow_server
 from tests.support.provenance import World
 from tests.support.registry import (
     HTPASSWD,
@@ -37,7 +39,7 @@ from tvmflow.release.oci_artifacts import Pulled, Pushed, pull, push
 from tvmflow.store import oci
 from tvmflow.store.addresses import OciReference, parse_oci_reference
 from tvmflow.store.local import LocalStore
-from tvmflow.store.oci import MANIFEST, OciError, title_annotations
+from tvmflow.store.oci import MANIFEST, OciError, Repository, title_annotations
 
 pytestmark = needs_registry
 
@@ -350,6 +352,17 @@ def test_a_push_that_fails_moves_no_tag(site: Site) -> None:
     site.pull()
     assert not (site.root / "got/more.bin").exists()
     assert site.push().sent == len(WEIGHTS) - 1
+
+
+def test_a_refusal_that_drips_is_not_waited_for() -> None:
+    """It is reported without the words of the registry."""
+    head, started = b"HTTP/1.1 403 No\r\nContent-Length: 4000\r\n\r\n", time.monotonic()
+    with slow_server(head, b" ", 0.02) as url:
+        host = url.removeprefix("http://")
+        repository = Repository(parse_oci_reference(f"oci://{host}/a/b"), timeout_s=0.3)
+        with pytest.raises(OciError, match="denies access: 403"):
+            repository.find_manifest("1")
+    assert time.monotonic() - started < 10
 
 
 def test_a_download_that_breaks_is_resumed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -380,6 +380,8 @@ def test_downloads_go_through_the_proxy_of_the_environment(
         with pytest.raises(DownloadError, match=r"elsewhere\.example is not known|no answer from"):
             download("http://elsewhere.example/net.onnx", "0" * 64, tmp_path, retries=0)
         server.shutdown()
+    with pytest.raises(DownloadError, match="the proxy: connection refused"):
+        download("http://models.example/net", "0" * 64, tmp_path, retries=0)
     assert _Proxy.requests == [
         "http://models.example/net.onnx?x=1 Basic bWU6cHc=",
         "CONNECT models.example:443",

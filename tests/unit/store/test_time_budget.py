@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tvmflow.store.remote.base import Unreachable
+from tvmflow.store.http_client import Unreachable
 from tvmflow.store.remote.connection import CircuitBreaker, TimeBudget
 
 

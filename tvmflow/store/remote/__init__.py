@@ -18,14 +18,8 @@ from typing import IO, Final
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import flush_file, temporary_name
 from tvmflow.core.text import did_you_mean
-from tvmflow.store.remote.base import (
-    Corrupt,
-    Forbidden,
-    RemoteCache,
-    Sink,
-    Unreachable,
-    open_content,
-)
+from tvmflow.store.http_client import Corrupt, Unreachable
+from tvmflow.store.remote.base import Forbidden, RemoteCache, Sink, open_content
 from tvmflow.store.remote.bucket import BucketCache
 from tvmflow.store.remote.http import HttpCache, RegistryCache, without_credentials
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol
 
+from tvmflow.store.http_client import TransferError
+
 MIN_BYTES_PER_S: Final = 256 << 10
 """A remote cache that transfers fewer bytes per second is treated as unreachable."""
 
@@ -26,28 +28,12 @@ class BlobRef(NamedTuple):
         return f"cas/{self.digest}"
 
 
-class RemoteCacheError(Exception):
-    """A remote cache did not do what was requested. The text is a phrase for people, without credentials."""
-
-
-class Unreachable(RemoteCacheError):
-    """No answer, or one that says that the remote cache has a problem; another attempt may succeed."""
-
-    def __init__(self, reason: str, *, retryable: bool = False) -> None:
-        super().__init__(reason)
-        self.retryable = retryable
-
-
-class Forbidden(RemoteCacheError):
+class Forbidden(TransferError):
     """The remote cache answers, and refuses access."""
 
 
-class Declined(RemoteCacheError):
+class Declined(TransferError):
     """The remote cache answers, and refuses this one request; others may succeed."""
-
-
-class Corrupt(RemoteCacheError):
-    """The received content has another digest or another size than requested."""
 
 
 class RemoteCache(Protocol):

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.version import page_url
-from tvmflow.store.http_client import TransferError, read_pieces
-from tvmflow.store.remote.base import Corrupt, Forbidden, Sink, Unreachable
+from tvmflow.store.http_client import Corrupt, Unreachable, read_pieces
+from tvmflow.store.remote.base import Forbidden, Sink
 from tvmflow.store.remote.http import without_credentials
 
 INSTALL: Final = "pip install 'tvmflow[remote]'"
@@ -77,8 +77,6 @@ class BucketCache:
                 sink(piece)
         except NoObject:
             return False
-        except TransferError as error:
-            raise Unreachable(str(error)) from None
         return True
 
     def has(self, path: str, size: int) -> bool:
@@ -138,7 +136,7 @@ def open_object(url: str, offset: int, validator: str, timeout_s: float) -> Obje
         ImportError: when obstore is not installed.
         ValueError: when the URL or the environment variables of the service are wrong.
         NoObject: when there is no such object.
-        RemoteCacheError: when the bucket does not answer, or denies access.
+        TransferError: when the bucket does not answer, or denies access.
     """
     import obstore
 

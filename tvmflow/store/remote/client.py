@@ -22,9 +22,10 @@ from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store.disk import Notes
+from tvmflow.store.http_client import Corrupt, TransferError, Unreachable
 from tvmflow.store.local import SHOWN_DIGITS, ActionRecord, DamagedBlob, Origin
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef, Corrupt, Declined, RemoteCacheError, Unreachable
+from tvmflow.store.remote.base import BlobRef, Declined
 from tvmflow.store.remote.connection import RemoteConnection
 from tvmflow.store.remote.signed_actions import Action, InvalidAction, Untrusted, find_action
 
@@ -93,7 +94,7 @@ class ResultReader:
             connection.report(f"{title} is not fetched: {reason.message}")
         except Declined as reason:
             connection.report(f"{title} is not fetched: {reason}")
-        except (RemoteCacheError, Interrupted):
+        except (TransferError, Interrupted):
             # the circuit breaker reports a remote cache that does not answer
             pass
         else:
@@ -103,7 +104,7 @@ class ResultReader:
         self._misses.add(key.digest)
         return None
 
-    def _reject(self, key: str, text: str, reason: RemoteCacheError) -> None:
+    def _reject(self, key: str, text: str, reason: TransferError) -> None:
         # without a signing key, one untrusted result would only replace another
         if not isinstance(reason, Untrusted) or self._connection.access.signer is not None:
             self.needs_repair.add(key)
@@ -273,7 +274,7 @@ class Spool:
         return self._notes.list(*self._folder)
 
 
-class NotInStore(RemoteCacheError):
+class NotInStore(TransferError):
     """A result to upload is not in the local store, or damaged there."""
 
 
@@ -407,19 +408,19 @@ class Uploader:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self.sender.stopped.set()
 
-    def upload_all(self, keys: Sequence[str]) -> Iterator[tuple[str, int | RemoteCacheError]]:
+    def upload_all(self, keys: Sequence[str]) -> Iterator[tuple[str, int | TransferError]]:
         """Upload results now, in parallel; yield for each how many bytes that took, or the problem."""
         with ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
             yield from zip(keys, pool.map(self._try_upload, keys), strict=True)
 
-    def _try_upload(self, key: str) -> int | RemoteCacheError:
+    def _try_upload(self, key: str) -> int | TransferError:
         try:
-            outcome: int | RemoteCacheError = self.sender.upload(key)
+            outcome: int | TransferError = self.sender.upload(key)
         except OSError as error:
             return NotInStore(f"it cannot be read: {error.strerror or error}")
         except NotInStore as problem:
             outcome = problem
-        except RemoteCacheError as problem:
+        except TransferError as problem:
             return problem
         self.spool.remove(key)
         return outcome
@@ -443,7 +444,7 @@ class Uploader:
                 return
             except Declined as reason:
                 self._report_declined(item, str(reason))
-            except (RemoteCacheError, StoreError, OSError) as problem:
+            except (TransferError, StoreError, OSError) as problem:
                 # the circuit breaker reports a remote cache that does not answer; the item waits
                 _log.debug("%s waits: %s", item, problem)
             if self._connection.writes.open or self.sender.stopped.is_set():

@@ -22,17 +22,9 @@ from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.formatting import count_text, printable
 from tvmflow.core.signing import PrivateKey, PublicKey
-from tvmflow.store.http_client import call_within
+from tvmflow.store.http_client import Corrupt, Unreachable, call_within
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote.base import (
-    MIN_BYTES_PER_S,
-    BlobRef,
-    Corrupt,
-    Forbidden,
-    RemoteCache,
-    Sink,
-    Unreachable,
-)
+from tvmflow.store.remote.base import MIN_BYTES_PER_S, BlobRef, Forbidden, RemoteCache, Sink
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +132,7 @@ class RemoteConnection:
 
         Raises:
             Corrupt: when the content has another digest or size.
-            RemoteCacheError: when the remote cache does not answer.
+            TransferError: when the remote cache does not answer.
             StoreError: when the file cannot be written.
             Interrupted: when the run was cancelled.
         """

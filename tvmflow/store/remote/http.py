@@ -13,8 +13,6 @@ import base64
 import binascii
 import os
 import re
-import socket
-import ssl
 import urllib.parse
 from pathlib import Path
 from typing import IO, Final
@@ -24,14 +22,13 @@ from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.store.addresses import InvalidAddress, parse_oci_reference
 from tvmflow.store.http_client import (
-    BROKEN_ANSWER,
     NOT_TAKEN,
     RETRYABLE,
     Answer,
+    Corrupt,
     HttpClient,
-    Incomplete,
-    TooLong,
-    TooSlow,
+    TransferError,
+    Unreachable,
     basic,
     bearer,
     find_in_netrc,
@@ -39,22 +36,12 @@ from tvmflow.store.http_client import (
     read_pieces,
 )
 from tvmflow.store.oci import EMPTY, MANIFEST, Descriptor, OciError, Repository, make_manifest
-from tvmflow.store.remote.base import (
-    MIN_BYTES_PER_S,
-    Corrupt,
-    Declined,
-    Forbidden,
-    RemoteCacheError,
-    Sink,
-    Unreachable,
-    open_content,
-)
+from tvmflow.store.remote.base import MIN_BYTES_PER_S, Declined, Forbidden, Sink, open_content
 from tvmflow.store.remote.signed_actions import decode
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
 _MAX_REASON: Final = 80
-MAX_IDLE_CONNECTIONS: Final = 16
 # Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
 _NOT_FOUND: Final = frozenset({404, 405, 501})
 _ACCESS_DENIED: Final = frozenset({401, 403, 407})
@@ -73,12 +60,11 @@ class HttpCache:
             raise _invalid_url(url, "the URL has no host")
         if parts.query or parts.fragment:
             raise _invalid_url(url, "the URL has a query or a fragment (a part after ? or #)")
-        self._host = parts.hostname
         path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%~")
         host = parts.netloc.rpartition("@")[2]
         self._url = urllib.parse.urlunsplit((parts.scheme, host, path, "", ""))
         self._timeout_s = timeout_s
-        self._client = HttpClient(timeout_s, max_idle=MAX_IDLE_CONNECTIONS, uses_proxies=False)
+        self._client = HttpClient(timeout_s, uses_proxies=False)
         self._headers = _authorization(parts)
         self.address = without_credentials(url).rstrip("/")
 
@@ -89,17 +75,8 @@ class HttpCache:
             if answer.status == 404:
                 return False
             _check_status(answer, 200)
-            try:
-                for piece in read_pieces(answer, max_bytes, limit_s):
-                    sink(piece)
-            except TooLong as error:
-                raise Corrupt(f"it is {error}") from None
-            except TooSlow as error:
-                raise Unreachable(str(error)) from None
-            except Incomplete as error:
-                if isinstance(error.__cause__, Exception):
-                    raise self._unreachable(error.__cause__) from error
-                raise Unreachable(str(error), retryable=True) from None
+            for piece in read_pieces(answer, max_bytes, limit_s):
+                sink(piece)
         return True
 
     def has(self, path: str, size: int) -> bool:
@@ -124,29 +101,7 @@ class HttpCache:
         self._client.close()
 
     def _request(self, method: str, path: str, body: IO[bytes] | None = None) -> Answer:
-        try:
-            return self._client.request(method, f"{self._url}/{path}", self._headers, body)
-        except BROKEN_ANSWER as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        if isinstance(error, TimeoutError):
-            return Unreachable(f"no answer within {self._timeout_s:g} s")
-        if isinstance(error, socket.gaierror):
-            return Unreachable(f"the host name {self._host} cannot be resolved")
-        if isinstance(error, ssl.SSLError):
-            return Unreachable(
-                f"no secure connection ({excerpt(error.reason or str(error), _MAX_REASON)})"
-            )
-        if isinstance(error, ConnectionRefusedError):
-            return Unreachable("connection refused")
-        if isinstance(error, UnicodeError):
-            return Unreachable(f"{self._host} is not a valid host name")
-        if isinstance(error, OSError):
-            return Unreachable(
-                error.strerror or type(error).__name__, retryable=isinstance(error, ConnectionError)
-            )
-        return Unreachable(f"it is not an HTTP server ({type(error).__name__})", retryable=True)
+        return self._client.request(method, f"{self._url}/{path}", self._headers, body)
 
 
 def _check_status(answer: Answer, *expected: int) -> None:
@@ -154,7 +109,7 @@ def _check_status(answer: Answer, *expected: int) -> None:
         raise _refusal(answer.status, _answer_text(answer))
 
 
-def _refusal(status: int, reason: str) -> RemoteCacheError:
+def _refusal(status: int, reason: str) -> TransferError:
     if status in _ACCESS_DENIED:
         return Forbidden(reason)
     if 400 <= status < 500 and status not in RETRYABLE:
@@ -216,10 +171,8 @@ class RegistryCache(HttpCache):
                 raise InvalidAddress("it names one artifact: write it as oci://HOST/NAME")
         except InvalidAddress as error:
             raise UsageError(f"--remote {without_credentials(url)}: {error}") from None
-        self.address, self._host, self._timeout_s = reference.address, reference.host, timeout_s
-        self._repository = Repository(
-            reference, timeout_s, max_idle=MAX_IDLE_CONNECTIONS, uses_proxies=False
-        )
+        self.address, self._timeout_s = reference.address, timeout_s
+        self._repository = Repository(reference, timeout_s, uses_proxies=False)
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
         """See `_base.RemoteCache`."""
@@ -272,8 +225,6 @@ class RegistryCache(HttpCache):
             return self._repository.request(method, url, headers, body)
         except OciError as error:
             raise _refusal(error.status, self._shorten(error)) from None
-        except BROKEN_ANSWER as error:
-            raise self._unreachable(error) from error
 
     def _shorten(self, error: OciError) -> str:
         return error.message.removeprefix(f"{self.address}: ")

@@ -19,7 +19,8 @@ from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.types import Json, StoredFile
-from tvmflow.store.remote.base import BlobRef, RemoteCacheError
+from tvmflow.store.http_client import TransferError
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
 
 MAX_FILE_BYTES: Final = 64 << 30
@@ -36,7 +37,7 @@ _MESSAGES: Final[Mapping[str, tuple[tuple[int, str, str], ...]]] = {
 }
 
 
-class InvalidAction(RemoteCacheError):
+class InvalidAction(TransferError):
     """An action that is rejected; the text says why."""
 
 
