@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TypeVar
 
@@ -70,13 +70,9 @@ _AUTH_SERVERS: Final = {
 _HELPER_TIMEOUT_S: Final = 30.0
 _MAX_HEADER: Final = 8192
 _MAX_SHORT_ANSWER: Final = 1 << 16
-_SEPARATOR: Final = re.compile(r"[ \t,]*")
-_WORD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_IS: Final = re.compile(r"[ \t]*=[ \t]*")
-_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_ESCAPE: Final = re.compile(r"\\(.)")
-# Credentials of a scheme without parameters, such as `Negotiate YII=`.
-_TOKEN68: Final = re.compile(r" +[A-Za-z0-9._~+/-]+=*(?=[ \t]*(?:,|$))")
+_WORD: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_SCHEME: Final = re.compile(rf"({_WORD})(?:[ \t]|$)")
+_PARAMETER: Final = re.compile(rf'(?:({_WORD})[ \t]+)?({_WORD})[ \t]*=[ \t]*(?:"(.*)"|({_WORD}))')
 
 
 class LoginError(Exception):
@@ -93,7 +89,7 @@ class Challenge(NamedTuple):
     """A challenge of a server: the authentication scheme in lowercase, and its parameters."""
 
     scheme: str
-    values: Mapping[str, str]
+    values: dict[str, str]
 
 
 def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
@@ -113,28 +109,23 @@ def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
     return [challenge for text in headers for challenge in _parse_header(text)]
 
 
-def _parse_header(text: str) -> Iterator[Challenge]:
-    values: dict[str, str] = {}
-    at = _end(_SEPARATOR, text, 0)
-    while word := _WORD.match(text, at):
-        at = word.end()
-        if mark := _IS.match(text, at):
-            value = _QUOTED.match(text, mark.end()) or _WORD.match(text, mark.end())
-            if value is None:
-                return
-            plain = _ESCAPE.sub(r"\1", value[1]) if value.re is _QUOTED else value[0]
-            values.setdefault(word[0].lower(), plain)
-            at = value.end()
-        else:
-            values = {}
-            yield Challenge(word[0].lower(), values)
-            at = _end(_TOKEN68, text, at)
-        at = _end(_SEPARATOR, text, at)
+def _parse_header(text: str) -> list[Challenge]:
+    from urllib.request import parse_http_list
 
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    match = pattern.match(text, at)
-    return match.end() if match else at
+    challenges: list[Challenge] = []
+    for part in parse_http_list(text):
+        parameter = _PARAMETER.fullmatch(part)
+        # credentials of a scheme without parameters may follow it, such as `Negotiate YII=`
+        start = parameter or _SCHEME.match(part)
+        if start and start[1]:
+            challenges.append(Challenge(start[1].lower(), {}))
+        elif not (parameter and challenges):
+            break
+        if parameter:
+            challenges[-1].values.setdefault(
+                parameter[2].lower(), parameter[3] or parameter[4] or ""
+            )
+    return challenges
 
 
 # ---------------------------------------------------------------- tokens
