@@ -31,7 +31,7 @@ model:
   # onnx: models/digits.onnx         # or a file, or a URL
   # sha256: 9f86d081884c7d65…        # required for a URL
 
-inputs:                              # see inputs.md
+inputs:
   data:
     shape: [1, 1, 8, 8]              # with the batch
     dtype: float32
@@ -72,8 +72,8 @@ verify:
   atol: 1e-4
   min_accuracy: 0.95
 
-pipeline: tune                       # all stages
-stage_memory: 8GiB                   # memory limit of a stage
+pipeline: tune
+stage_memory: 8GiB
 """
 
 _INTRODUCTION: Final = """\
@@ -141,7 +141,7 @@ _REMARKS: Final[Mapping[str, str]] = {
     "dimensions": "Each entry has the name of a dimension, and these fields:",
     "inputs": "Each entry has the name of an input, and these fields:",
     "variants": "Each entry has the name of a variant, and these fields:",
-    "targets": "[targets.md](targets.md) describes targets. Presets:",
+    "targets": "See [targets.md](targets.md). Presets:",
     "targets.parts": "A part has the fields of a target, except `levels`, `outputs`, `verify` and `parts`, and this field:",
 }
 _PLAIN_TYPES: Final = {
@@ -301,10 +301,12 @@ def _presets() -> str:
 
 
 def _platform(tvm: TvmTarget) -> str:
-    """Return the platform of a preset: its kind of GPU or its system; of Linux with the architecture."""
+    """Return the platform of a preset: its system, of Linux with the architecture, and its kind of GPU."""
     platform = parse_triple(cpu_triple(tvm))
-    name = _GPUS.get(tvm.get("kind", ""), _SYSTEMS.get(platform.system, "any"))
-    return f"{name} {platform.arch}" if platform.system == "linux" else name
+    system = _SYSTEMS.get(platform.system, "any")
+    name = f"{system} {platform.arch}" if platform.system == "linux" else system
+    gpu = _GPUS.get(tvm.get("kind", ""))
+    return f"{name}, {gpu}" if gpu else name
 
 
 def _table(

@@ -329,7 +329,7 @@ class SeveralFiles(SourceFields):
 
     files: dict[str, _Digest] | None = Field(
         default=None,
-        description="SHA-256 digests of other files of the model, by their paths from its folder. Required for addresses other "
+        description="SHA-256 digests of other files of the model, by their paths from its folder. Required for URLs other "
         "than `hf://` and `oci://`.",
     )
 

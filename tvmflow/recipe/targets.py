@@ -302,7 +302,7 @@ class ModelPart(BuildTarget):
 class TargetSpec(BuildTarget):
     """A machine to build for: the name of a preset, or a mapping.
 
-    A mapping describes the machine, and may override fields of the recipe.
+    A mapping may override fields of the recipe.
     """
 
     levels: Annotated[tuple[_IsaLevelName, ...], BeforeValidator(to_tuple)] = Field(
