@@ -125,10 +125,10 @@ def keep_dynamic_indices_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if not any(map(is_size, function.params)):
         return function
-    return rewrite_nodes(function, tirx.Bind, _store_places)
+    return rewrite_nodes(function, tirx.Bind, _store_indices)
 
 
-def _store_places(bind: tirx.Bind) -> Any:
+def _store_indices(bind: tirx.Bind) -> Any:
     """Return a binding of a variable, after stores of what is no sum of variables in its value."""
     stores: list[Any] = []
 

@@ -48,13 +48,13 @@ _MOST: Final = 1 << 31
 # More than any tile has along one axis.
 _LOCAL_LENGTH: Final = 1 << 12
 # More than any index is.
-_MAX_PLACE: Final = 1 << 30
+_MAX_INDEX: Final = 1 << 30
 SIZE_TYPES: Final = ("int32", "int64")
 """The types of sizes and indices."""
 
 
 class _Condition(NamedTuple):
-    """A condition `place < end` by which a tile or a vector is cut.
+    """A condition `position < end` by which a tile or a vector is cut.
 
     Attributes:
         term: The condition.
@@ -228,7 +228,7 @@ def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return _hide_divisions(loop, loop_vars)
 
     body = tvm_ffi.structural_map(function.body, (tirx.For, hide))
-    body = replace_variables(_simplify_places(body, set(buffers)), own)
+    body = replace_variables(_simplify_indices(body, set(buffers)), own)
     if not bound:
         return function.with_body(body)
     return function.with_body(
@@ -335,14 +335,14 @@ def _choose_plain(size: Any, moving: set[Any]) -> Any:
     return min(sides, key=rate)
 
 
-def _simplify_places(body: Any, buffers: set[Any]) -> Any:
+def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
     """Return a statement with simple indices of some buffers."""
     analyzer = tvm.sym.Analyzer()
     loops, binds = find_nodes(body, tirx.For), find_nodes(body, tirx.Bind)
     variables = {*(loop.loop_var for loop in loops), *(bind.var for bind in binds)}
     for var in variables:
         if str(var.ty.dtype) in SIZE_TYPES:
-            analyzer.bind(var, tvm.ir.Range(0, tirx.IntImm(var.ty.dtype, _MAX_PLACE)))
+            analyzer.bind(var, tvm.ir.Range(0, tirx.IntImm(var.ty.dtype, _MAX_INDEX)))
 
     def simplify(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         return list(map(analyzer.simplify, indices)) if buffer in buffers else list(indices)
@@ -387,7 +387,7 @@ def _hide(value: Any) -> Any:
 
 
 def _normalize(realize: SBlockRealize) -> SBlockRealize:
-    """Return a block whose conditions all have the form `place < end`."""
+    """Return a block whose conditions all have the form `position < end`."""
     simplify = tvm.sym.Analyzer().simplify
 
     def normalize(term: Any) -> Any:
@@ -717,8 +717,10 @@ def _clamp(loop: tirx.For, term: Any, rest: Any, first: Any = None) -> Any:
 
     kept = rewrite_indices(_without(loop.body, [term]), keep)
     # also where a value depends on the row itself, as the count of a mean at the border
-    place = row if first is None else _cast(first, row.ty.dtype) + row
-    return replace_variables(replace_variables(kept, {row: tirx.min(place, last - 1)}), {own: row})
+    position = row if first is None else _cast(first, row.ty.dtype) + row
+    return replace_variables(
+        replace_variables(kept, {row: tirx.min(position, last - 1)}), {own: row}
+    )
 
 
 def _cast(value: Any, dtype: Any) -> Any:
@@ -769,11 +771,11 @@ def _copy(body: Any) -> Any:
 def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:
     """Return a statement with other buffers; what matches a part of one begins at its own place."""
     own = {
-        place: tirx.Var(place.name, place.ty.dtype)
+        position: tirx.Var(position.name, position.ty.dtype)
         for block in find_nodes(body, SBlock)
         for match in block.match_buffers
-        for place in (match.buffer.elem_offset, *match.buffer.strides)
-        if isinstance(place, tvm.ir.Var)
+        for position in (match.buffer.elem_offset, *match.buffer.strides)
+        if isinstance(position, tvm.ir.Var)
     }
     return replace_variables(body, {**buffers, **own}) if buffers or own else body
 

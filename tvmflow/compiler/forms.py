@@ -294,17 +294,17 @@ def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes
     """
     length_at = content.index(_EXECUTABLE) + len(_EXECUTABLE)
     (length,) = _LENGTH.unpack_from(content, length_at)
-    places = sorted((_find_marker(content, index), index) for index in range(len(weights)))
+    positions = sorted((_find_marker(content, index), index) for index in range(len(weights)))
     added = sum(len(_header(array)) + array.nbytes for array in weights)
     added -= sum(len(_serialize(_make_marker(index))) for index in range(len(weights)))
     (total,) = _LENGTH.unpack_from(content)
-    if not all(length_at <= place < length_at + length for place, _ in places):
+    if not all(length_at <= position < length_at + length for position, _ in positions):
         raise AssertionError("the weights are outside of the executable")
     yield _LENGTH.pack(total + added)
     yield content[_LENGTH.size : length_at]
     yield _LENGTH.pack(length + added)
     copied = length_at + _LENGTH.size
-    for start, index in places:
+    for start, index in positions:
         yield content[copied:start]
         yield _header(weights[index])
         yield np.ascontiguousarray(weights[index]).reshape(-1).view(np.uint8).data

@@ -194,9 +194,9 @@ class LoweredModel:
         """Compute the weights that `main` takes, by place, where parameters differ from others."""
         arrays = [params[name] for name in self.weight_names]
         pairs = enumerate(zip(arrays, self.weight_names, strict=True))
-        changed = {place for place, (array, name) in pairs if array is not before[name]}
+        changed = {position for position, (array, name) in pairs if array is not before[name]}
         if self.weight_mod is None:
-            return {place: arrays[place] for place in changed}
+            return {position: arrays[position] for position in changed}
         found = evaluate_fields(self.weight_mod["main"], arrays, changed)
         return dict(enumerate(self.compute_weights(params))) if found is None else found
 

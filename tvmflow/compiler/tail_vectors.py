@@ -219,7 +219,7 @@ def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
         "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
     ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
     return is_harmless and all(
-        str(buffer.dtype) in types and _find_first_place(indices, lane) is not None
+        str(buffer.dtype) in types and _find_first_index(indices, lane) is not None
         for buffer, indices in [(store.buffer, store.indices), *loads]
     )
 
@@ -240,18 +240,18 @@ def _mask(loop: tirx.For) -> Any:
         return own
 
     def load_vector(load: Any) -> Any:
-        first = _find_first_place(load.indices, lane)
+        first = _find_first_index(load.indices, lane)
         is_row = lane in find_nodes(list(load.indices), tirx.Var)
         if not is_row or _has_lanes(load.source, first, lanes):
             return load
         own, dtype = make_registers(load.source), str(load.source.dtype)
-        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
-        value = tirx.op.masked_load(f"{dtype}x{lanes}", load.source, places, mask)
+        positions = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
+        value = tirx.op.masked_load(f"{dtype}x{lanes}", load.source, positions, mask)
         stmts.append(tirx.BufferStore(own, value.astype(f"{own.dtype}x{lanes}"), [ramp]))
         return tirx.BufferLoad(own, [lane]).astype(dtype)
 
     value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, load_vector))
-    first = _find_first_place(store.indices, lane)
+    first = _find_first_index(store.indices, lane)
     result, dtype = store.buffer, str(store.buffer.dtype)
     has_lanes = _has_lanes(result, first, lanes) and dtype != "bool"
     if has_lanes:
@@ -262,13 +262,13 @@ def _mask(loop: tirx.For) -> Any:
     count = tirx.IntImm(lane.ty.dtype, lanes)
     stmts.append(tirx.For(lane, loop.min, count, tirx.ForKind.VECTORIZED, body))
     if not has_lanes:
-        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
+        positions = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
         computed = tirx.BufferLoad(result, [ramp]).astype(f"{dtype}x{lanes}")
-        stmts.append(tirx.Evaluate(tirx.op.masked_store(store.buffer, computed, places, mask)))
+        stmts.append(tirx.Evaluate(tirx.op.masked_store(store.buffer, computed, positions, mask)))
     return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
-def _find_first_place(indices: Sequence[Any], lane: Any) -> Any:
+def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
     """Return the last index of a vector's first number; None if its numbers do not follow each other."""
     *outer, index = indices
     simplify = tvm.sym.Analyzer().simplify
@@ -278,9 +278,9 @@ def _find_first_place(indices: Sequence[Any], lane: Any) -> Any:
     return simplify(replace_variables(index, {lane: tirx.IntImm(lane.ty.dtype, 0)}))
 
 
-def _has_lanes(buffer: Any, place: Any, lanes: int) -> bool:
+def _has_lanes(buffer: Any, position: Any, lanes: int) -> bool:
     """Return whether a buffer holds one vector, which begins at a place."""
-    return as_int(place) == 0 and [as_int(size) for size in buffer.shape] == [lanes]
+    return as_int(position) == 0 and [as_int(size) for size in buffer.shape] == [lanes]
 
 
 def as_int(expr: Any) -> int | None:

@@ -115,11 +115,11 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
         tirx.BufferLoad(load.source, [*outer, tirx.Ramp(index.base + start, 1, lanes)])
         for start in starts
     ]
-    places = [
+    addresses = [
         number // lanes * lanes + number - starts[number // lanes]
         for number in range(0, end, stride)
     ]
-    return tirx.Shuffle(vectors, places)
+    return tirx.Shuffle(vectors, addresses)
 
 
 # ---------------------------------------------------------------- factors in lanes
@@ -238,11 +238,11 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
     analyzer, lanes = tvm.sym.Analyzer(), {}
     for group in _group_words(words, analyzer):
         first = min(group, key=group.__getitem__)
-        places = _place_vectors(sorted(set(group.values())), words[first].size)
-        if words[first].is_float and len(set(places.values())) == len(places):
+        addresses = _arrange_vectors(sorted(set(group.values())), words[first].size)
+        if words[first].is_float and len(set(addresses.values())) == len(addresses):
             continue
-        for factor, offset in group.items() if places else ():
-            word, start = words[factor], places[offset]
+        for factor, offset in group.items() if addresses else ():
+            word, start = words[factor], addresses[offset]
             index = analyzer.simplify(words[first].index + start // word.element)
             ramp = tirx.Ramp(index, 1, _VECTOR_BYTES // word.element)
             whole = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
@@ -275,7 +275,7 @@ def _group_words(
     ]
 
 
-def _place_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
+def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
     """Return where the vector of the word at each offset begins; nothing where they fill no vector.
 
     No vector reaches beyond the first or the last word.
@@ -283,7 +283,7 @@ def _place_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
     end = offsets[-1] + size
     if end < _VECTOR_BYTES:
         return {}
-    places: dict[int, int] = {}
+    addresses: dict[int, int] = {}
     start = -_VECTOR_BYTES
     for offset in offsets:
         is_inside = offset + size <= start + _VECTOR_BYTES and (offset - start) % size == 0
@@ -292,8 +292,8 @@ def _place_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
             start = offset - -(-beyond // size) * size
         if start < 0:
             return {}
-        places[offset] = start
-    return places
+        addresses[offset] = start
+    return addresses
 
 
 def _find_rest(value: Any, divisor: int, analyzer: Any) -> int | None:
@@ -307,21 +307,21 @@ def _find_rest(value: Any, divisor: int, analyzer: Any) -> int | None:
 # begin at these numbers in place of 0, which costs no instruction.
 
 
-class _Place(NamedTuple):
+class _Address(NamedTuple):
     """A place of a buffer."""
 
     buffer: Any
     number: int
 
     @classmethod
-    def of(cls, buffer: Any, indices: Sequence[Any]) -> _Place | None:
+    def of(cls, buffer: Any, indices: Sequence[Any]) -> _Address | None:
         """Return a vector of integers at a known place of a buffer; None for others."""
         is_known = len(indices) == 1 and isinstance(indices[0], tirx.IntImm)
         is_vector = str(buffer.dtype) == f"int32x{_WORD_BYTES[-1]}"
         return cls(buffer, int(indices[0])) if is_known and is_vector else None
 
     @classmethod
-    def of_load(cls, load: Any) -> _Place | None:
+    def of_load(cls, load: Any) -> _Address | None:
         """Return the place that an expression loads; None for others."""
         is_load = isinstance(load, tvm.ir.TensorLoad)
         return cls.of(load.source, load.indices) if is_load else None
@@ -331,7 +331,9 @@ class _Place(NamedTuple):
 def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
     """Let sums begin at what is subtracted from them, for 64-bit ARM."""
     statements = list(sequence)
-    zeros = [(place, at) for at, s in enumerate(statements) if (place := _find_zero(s)) is not None]
+    zeros = [
+        (address, at) for at, s in enumerate(statements) if (address := _find_zero(s)) is not None
+    ]
     starts = dict(zeros)
     if not starts or len(starts) < len(zeros):
         return sequence
@@ -339,18 +341,18 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
     for at, statement in enumerate(statements if offsets else ()):
         if not isinstance(statement, tirx.BufferStore):
             continue
-        place = _Place.of(statement.buffer, statement.indices)
-        if place is not None and starts.get(place) == at and place in offsets:
-            statements[at] = with_fields(statement, value=0 - offsets[place])
+        address = _Address.of(statement.buffer, statement.indices)
+        if address is not None and starts.get(address) == at and address in offsets:
+            statements[at] = with_fields(statement, value=0 - offsets[address])
         else:
             statements[at] = _replace_differences(statement, offsets, lambda sub: sub.a)
     return tirx.SeqStmt(statements)
 
 
-def _find_offsets(statements: Sequence[Any], starts: Mapping[_Place, int]) -> dict[_Place, Any]:
+def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> dict[_Address, Any]:
     """Return what is subtracted from sums wherever they are read, but by their own updates."""
-    offsets: dict[_Place, Any] = {}
-    refused: set[_Place | None] = set()
+    offsets: dict[_Address, Any] = {}
+    refused: set[_Address | None] = set()
     stored: set[Any] = set()
     loose: set[Any] = set()
     for at, statement in enumerate(statements):
@@ -360,48 +362,48 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Place, int]) -> di
         stored.update(store.buffer for store in stores)
         if isinstance(statement, tirx.BufferStore):
             for difference in find_nodes(statement.value, tirx.Sub):
-                place = _Place.of_load(difference.a)
-                if place is not None and place in starts:
-                    first = offsets.setdefault(place, difference.b)
+                address = _Address.of_load(difference.a)
+                if address is not None and address in starts:
+                    first = offsets.setdefault(address, difference.b)
                     if not tvm_ffi.structural_equal(first, difference.b):
-                        refused.add(place)
+                        refused.add(address)
             stores = [_replace_differences(statement, starts, lambda sub: sub.b)]
         for store in stores:
-            own = _Place.of(store.buffer, store.indices)
+            own = _Address.of(store.buffer, store.indices)
             loads = find_nodes(store.value, tvm.ir.TensorLoad)
-            read = {_Place.of_load(load) for load in loads}
-            loose.update(load.source for load in loads if _Place.of_load(load) is None)
+            read = {_Address.of_load(load) for load in loads}
+            loose.update(load.source for load in loads if _Address.of_load(load) is None)
             refused |= read - {own}
             if own is None:
                 loose.add(store.buffer)
             elif own not in read and starts.get(own) != at:
                 refused.add(own)
     return {
-        place: offset
-        for place, offset in offsets.items()
-        if place not in refused
-        and place.buffer not in loose
+        address: offset
+        for address, offset in offsets.items()
+        if address not in refused
+        and address.buffer not in loose
         and stored.isdisjoint(load.source for load in find_nodes(offset, tvm.ir.TensorLoad))
     }
 
 
-def _find_zero(statement: Any) -> _Place | None:
+def _find_zero(statement: Any) -> _Address | None:
     """Return the place where a statement stores zeros; None for other statements."""
     value = statement.value if isinstance(statement, tirx.BufferStore) else None
     if not isinstance(value, tirx.Broadcast):
         return None
     number = value.value
     is_zero = isinstance(number, tirx.IntImm) and int(number) == 0
-    return _Place.of(statement.buffer, statement.indices) if is_zero else None
+    return _Address.of(statement.buffer, statement.indices) if is_zero else None
 
 
 def _replace_differences(
-    store: tirx.BufferStore, places: Mapping[_Place, Any], choose: Callable[[Any], Any]
+    store: tirx.BufferStore, addresses: Mapping[_Address, Any], choose: Callable[[Any], Any]
 ) -> tirx.BufferStore:
     """Return a store with an operand in place of what is subtracted from sums at some places."""
 
     def replace(difference: Any) -> Any:
-        return choose(difference) if _Place.of_load(difference.a) in places else difference
+        return choose(difference) if _Address.of_load(difference.a) in addresses else difference
 
     return with_fields(store, value=tvm_ffi.structural_map(store.value, (tirx.Sub, replace)))
 
@@ -506,23 +508,23 @@ def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
 
 def _measure_distances(products: Iterable[tirx.BufferStore]) -> dict[Any, int]:
     """Return the buffers of sums, with the vectors from a pixel's or row's sums to the next one's."""
-    places: dict[Any, list[int]] = {}
+    addresses: dict[Any, list[int]] = {}
     for store in products:
-        place = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS
-        places.setdefault(store.buffer, []).append(place)
+        address = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS
+        addresses.setdefault(store.buffer, []).append(address)
     # an instruction for the first two results is followed by one for the others
-    return {buffer: second - first for buffer, (first, second, *_) in places.items()}
+    return {buffer: second - first for buffer, (first, second, *_) in addresses.items()}
 
 
 def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
     """Return the first vector of the sums of two pixels or rows, and which of the two is loaded or stored."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
-    place, distance = (
+    address, distance = (
         _find_accumulators(buffer, access.indices) // _VECTOR_ACCUMULATORS,
         accumulators[buffer],
     )
-    own = place // distance % 2
-    return place - own * distance, own
+    own = address // distance % 2
+    return address - own * distance, own
 
 
 def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
@@ -538,10 +540,10 @@ def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
         start = tirx.const(vector * _VECTOR_ACCUMULATORS + own * 2 + lane % 2, "int32")
         ramp = isinstance(load.indices[0], tirx.Ramp)
         return tirx.BufferLoad(load.source, [tirx.Ramp(start, 1, 2) if ramp else start])
-    places = [(first + n * distance) * _VECTOR_ACCUMULATORS // lanes for n in range(2)]
+    addresses = [(first + n * distance) * _VECTOR_ACCUMULATORS // lanes for n in range(2)]
     pair = [
         tirx.BufferLoad(load.source, [n if lanes > 1 else tirx.Ramp(n, 1, _VECTOR_ACCUMULATORS)])
-        for n in places
+        for n in addresses
     ]
     return tirx.Shuffle(pair, _PIXEL_LANES[own])
 

@@ -120,8 +120,8 @@ def compile_program(
     code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
     _write_constants(program, prefix, folder)
     if is_isa_level:
-        places = [[array.nbytes, _digest(array)] for array in program.constants]
-        (folder / isa_levels.PLACES).write_text(json.dumps(places))
+        pieces = [[array.nbytes, _digest(array)] for array in program.constants]
+        (folder / isa_levels.PLACES).write_text(json.dumps(pieces))
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
 
 
@@ -381,7 +381,7 @@ class LibraryForWeights:
 
     def __init__(self, model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> None:
         # equal constants would be one
-        distinct = [_mark(array, place) for place, array in enumerate(model.weights)]
+        distinct = [_mark(array, index) for index, array in enumerate(model.weights)]
         self._begins = [*accumulate((padded(array.nbytes) for array in distinct), initial=BEGIN)]
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
             file = Path(scratch) / "weights"
@@ -407,8 +407,8 @@ class LibraryForWeights:
         return self.program.with_weights(content)
 
     def _replace(self, content: Array, weights: Mapping[int, Array]) -> None:
-        for place, array in weights.items():
-            begin = self._begins[place]
+        for index, array in weights.items():
+            begin = self._begins[index]
             content[begin : begin + array.nbytes] = _bytes_of(array)
 
 
@@ -418,12 +418,12 @@ def _place(size: int) -> Array:
     return room[begin : begin + size]
 
 
-def _mark(array: Array, place: int) -> Array:
+def _mark(array: Array, index: int) -> Array:
     """Return an array like another one, with bytes of its own: NaN with a payload.
 
     Two of less than 4 bytes may have the same.
     """
-    pattern = np.array([0x7FA00000 + place], "<u4").view(np.uint8)
+    pattern = np.array([0x7FA00000 + index], "<u4").view(np.uint8)
     marked: Array = np.resize(pattern, array.nbytes).view(array.dtype).reshape(array.shape)
     return marked
 

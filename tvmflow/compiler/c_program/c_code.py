@@ -254,12 +254,12 @@ class _DynamicWriter(Writer):
         self._most_tasks = 1
         self._scratch: dict[Size, None] = {}
         tensors = list(program.above)
-        places = {storage: index for index, storage in enumerate(tensors)}
-        order = [[places[other] for other in program.above[storage]] for storage in tensors]
+        indices = {storage: index for index, storage in enumerate(tensors)}
+        order = [[indices[other] for other in program.above[storage]] for storage in tensors]
         offsets, self._arena, self._largest_arena = place_tensors(
             [storage.size for storage in tensors], reduce_order(order), self._values
         )
-        self._places = dict(zip(tensors, offsets, strict=True))
+        self._arena_offsets = dict(zip(tensors, offsets, strict=True))
 
     def _largest_size(self, storage: Storage) -> int:
         return self._values.find_largest(storage.size)
@@ -344,18 +344,18 @@ class _DynamicWriter(Writer):
     def _count_tasks(self, call: KernelCall) -> str:
         kernel = self._kernels[call.kernel]
         sizes = dict(zip(kernel.sizes, call.sizes, strict=True))
-        place = len(self._calls)
-        line, most = write_tasks(place, kernel.work, sizes, self._values)
+        number = len(self._calls)
+        line, most = write_tasks(number, kernel.work, sizes, self._values)
         self._calls.append(line)
         self._most_tasks = max(self._most_tasks, most)
         self._scratch[substitute(kernel.scratch, sizes)] = None
-        return f"tf->useful[{place}]"
+        return f"tf->useful[{number}]"
 
     def _size(self, storage: Storage) -> str:
         return f"(size_t){self._values.code(storage.size)}"
 
     def _place_in_arena(self, storage: Storage) -> str:
-        return f"arena + {self._places[storage]}"
+        return f"arena + {self._arena_offsets[storage]}"
 
 
 # ---------------------------------------------------------------- memory of open sizes
@@ -375,16 +375,16 @@ class Values:
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._bounds = {entry.name: (entry.min, entry.max) for entry in dimensions}
-        places = {entry.name: f"v[{index}]" for index, entry in enumerate(dimensions)}
-        self._codes: dict[Size, str] = dict(places.items())
+        variables = {entry.name: f"v[{index}]" for index, entry in enumerate(dimensions)}
+        self._codes: dict[Size, str] = dict(variables.items())
         self._language = Language(
-            name=lambda name: places[name],
+            name=lambda name: variables[name],
             divide="tf_divide({a}, {b})",
             remainder="tf_remainder({a}, {b})",
             least="tf_least({a}, {b})",
             largest="tf_largest({a}, {b})",
         )
-        self.count = len(places)
+        self.count = len(variables)
         self.lines: list[str] = []
 
     def find_largest(self, size: Size) -> int:
@@ -410,10 +410,10 @@ class Values:
 
     def add(self, code: str) -> str:
         """Return the C code of another value, of which this is the code that computes it."""
-        place = f"v[{self.count}]"
-        self.lines.append(f"{place} = {code};")
+        variable = f"v[{self.count}]"
+        self.lines.append(f"{variable} = {code};")
         self.count += 1
-        return place
+        return variable
 
 
 def largest(codes: Iterable[str]) -> str:
@@ -478,11 +478,11 @@ def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def write_tasks(
-    place: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
+    number: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> tuple[str, int]:
     """Return the C code that computes the useful tasks of a call, and the most of them.
 
-    The place is the number of the call; its kernel has `work` for the sizes of the call.
+    `number` is that of the call; its kernel has `work` for the sizes of the call.
     """
     if not sizes:
         most = count_tasks(work)
@@ -495,7 +495,7 @@ def write_tasks(
         if limit > _MAX_OPERATIONS:
             operations, limit = str(_MAX_OPERATIONS), _MAX_OPERATIONS
         most = min(max(limit // _TASK_OPERATIONS, 1), _MAX_TASKS)
-    return f"tasks[{place}] = tf_count_tasks({operations}, {loops}, &work);", most
+    return f"tasks[{number}] = tf_count_tasks({operations}, {loops}, &work);", most
 
 
 def _list_terms(

@@ -288,19 +288,21 @@ class SharedLayout(NamedTuple):
             shape[block] *= self.ratio
         return tuple(shape)
 
-    def place(self, indices: Sequence[Any]) -> list[Any]:
+    def stored_index(self, indices: Sequence[Any]) -> list[Any]:
         """Return the indices with wider blocks of an element; they may be expressions."""
-        placed = list(indices)
+        stored_indices = list(indices)
         for number, block in self.axes:
-            placed[number] = indices[number] // self.ratio
-            placed[block] = indices[number] % self.ratio * self.shape[block] + indices[block]
-        return placed
+            stored_indices[number] = indices[number] // self.ratio
+            stored_indices[block] = (
+                indices[number] % self.ratio * self.shape[block] + indices[block]
+            )
+        return stored_indices
 
     def store(self, array: Array) -> Array:
         """Return an array with wider blocks, and zeros where these are not full."""
         stored = np.zeros(self.shared_shape, array.dtype)
         grids = np.meshgrid(*map(np.arange, self.shape), indexing="ij", sparse=True)
-        stored[tuple(self.place(grids))] = array
+        stored[tuple(self.stored_index(grids))] = array
         return stored
 
     @classmethod
@@ -352,25 +354,25 @@ def share_weights(
     )
     for name, operands in _list_calls(mod):
         others.subtract(operand for operand in operands if operand in layouts)
-        for place, operand in enumerate(operands):
-            uses.setdefault((name, place), set()).add(operand)
+        for index, operand in enumerate(operands):
+            uses.setdefault((name, index), set()).add(operand)
     readable = {name: _list_readable(mod[name]) for name in {name for name, _ in uses}}
     shared = {var: layout for var, layout in layouts.items() if not others[var]}
     while True:
-        places: dict[tuple[str, int], SharedLayout | None] = {}
-        for (name, place), arguments in uses.items():
+        chosen: dict[tuple[str, int], SharedLayout | None] = {}
+        for (name, index), arguments in uses.items():
             own = {shared.get(argument) for argument in arguments}
-            is_fine = place in readable[name] and len(own) == 1
-            places[name, place] = own.pop() if is_fine else None
-        refused = {argument for use in uses if not places[use] for argument in uses[use]}
+            is_fine = index in readable[name] and len(own) == 1
+            chosen[name, index] = own.pop() if is_fine else None
+        refused = {argument for use in uses if not chosen[use] for argument in uses[use]}
         kept = {var: layout for var, layout in shared.items() if var not in refused}
         if len(kept) == len(shared):
             break
         shared = kept
     found: dict[str, dict[int, SharedLayout]] = {}
-    for (name, place), known in places.items():
+    for (name, index), known in chosen.items():
         if known:
-            found.setdefault(name, {})[place] = known
+            found.setdefault(name, {})[index] = known
     stored = [
         shared[var].store(weight) if var in shared else weight
         for var, weight in zip(variables, weights, strict=True)
@@ -407,8 +409,8 @@ def _list_readable(kernel: tirx.PrimFunc) -> set[int]:
         return sum(param.same_as(other) for other in found)
 
     return {
-        place
-        for place, param in enumerate(kernel.params[:-1])
+        index
+        for index, param in enumerate(kernel.params[:-1])
         if count(param, variables) == count(param, known) and not count(param, matched)
     }
 
@@ -422,16 +424,16 @@ def read_shared(layouts: KernelLayouts) -> tvm.transform.Pass:
             return kernel
         params = list(kernel.params)
         own = {}
-        for place, layout in known.items():
-            old = params[place]
-            params[place] = tirx.decl_buffer(layout.shared_shape, old.ty.dtype, old.name)
-            own[old] = params[place], layout
+        for index, layout in known.items():
+            old = params[index]
+            params[index] = tirx.decl_buffer(layout.shared_shape, old.ty.dtype, old.name)
+            own[old] = params[index], layout
 
         def load(node: Any) -> Any:
             if node.source not in own:
                 return node
             buffer, layout = own[node.source]
-            return tirx.BufferLoad(buffer, layout.place(node.indices))
+            return tirx.BufferLoad(buffer, layout.stored_index(node.indices))
 
         body = tvm_ffi.structural_map(kernel.body, (tvm.ir.TensorLoad, load))
         return tirx.PrimFunc(params, body, kernel.ret_type, kernel.attrs)

@@ -469,7 +469,7 @@ class DeviceCode(NamedTuple):
     digest: str
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """A tensor on the device: fields of `tf_place`, and the number of an input or output, from 1."""
 
     offset: int
@@ -487,7 +487,7 @@ class DeviceWriter(Writer):
     ) -> None:
         super().__init__(program, kernels, prefix)
         self._device = device
-        self._places: dict[_Place, int] = {}
+        self._places: dict[_Position, int] = {}
         self._weights: dict[int, int] = {}
         self._weight_bytes = 0
         launches = [launch for kernel in device.kernels.values() for launch in kernel.launches]
@@ -507,8 +507,8 @@ class DeviceWriter(Writer):
 
     def _write_plan(self) -> list[str]:
         device, program = self._device, self._program
-        inputs = self._list_places(len(program.inputs), device.tensors.inputs)
-        outputs = self._list_places(program.count_described(), device.tensors.outputs)
+        inputs = self._list_positions(len(program.inputs), device.tensors.inputs)
+        outputs = self._list_positions(program.count_described(), device.tensors.outputs)
         on_host = [
             str(index in self._host_inputs).lower() for index in range(len(program.inputs) + 1)
         ]
@@ -600,9 +600,9 @@ class DeviceWriter(Writer):
         if target.place == "device":
             place = f"tf->handles[{self._number(target)}]"
             if source.place in ("device", "constant"):
-                from_place = f"tf->handles[{self._number(source)}]"
+                from_index = f"tf->handles[{self._number(source)}]"
                 return [
-                    f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {place}, {from_place}, {size}));"
+                    f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {place}, {from_index}, {size}));"
                 ]
             copy_in = (
                 f"TF_TRY(tf_copy_in(tf->stream, {place}, {super()._address(source)}, {size}));"
@@ -627,7 +627,7 @@ class DeviceWriter(Writer):
             self._host_inputs.add(storage.index)
         return super()._address(storage)
 
-    def _list_places(self, count: int, tensors: Mapping[int, Storage]) -> str:
+    def _list_positions(self, count: int, tensors: Mapping[int, Storage]) -> str:
         places = [
             str(self._number(tensors[index])) if index in tensors else "TF_NO_PLACE"
             for index in range(count)
@@ -649,9 +649,9 @@ class DeviceWriter(Writer):
                 self._weights[storage.index] = self._weight_bytes
                 self._weight_bytes += _pad(size)
             offset, source = self._weights[storage.index], self._offsets[storage.index]
-            place = _Place(offset, size, source, is_weight=True)
+            place = _Position(offset, size, source, is_weight=True)
         else:
-            place = _Place(storage.offset, size, outer=self._outer.get(storage, 0))
+            place = _Position(storage.offset, size, outer=self._outer.get(storage, 0))
         return self._places.setdefault(place, len(self._places))
 
 

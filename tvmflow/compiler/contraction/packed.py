@@ -218,7 +218,7 @@ class Product(NamedTuple):
         (row, start), (first, count) = corner, terms
         stride = self.columns.padded if self.stride is None else self.stride
 
-        def place(point: Any, column: Any) -> Any:
+        def offset_of(point: Any, column: Any) -> Any:
             return (row + point) * stride + start + column
 
         tile, width = base + start * self.depth, vectors * self.columns.lanes
@@ -227,7 +227,9 @@ class Product(NamedTuple):
             initial = T.float32(0)
             if is_dynamic(self.depth) or count < self.depth:
                 zero = tirx.const(0, first.ty.dtype) if is_dynamic(first) else 0
-                initial = tirx.Select(tirx.EQ(first, zero), initial, result[place(point, column)])
+                initial = tirx.Select(
+                    tirx.EQ(first, zero), initial, result[offset_of(point, column)]
+                )
             sums.buffer[index] = initial
         with self._iterate_factors(count) as k:
             sums.add(
@@ -235,7 +237,7 @@ class Product(NamedTuple):
                 lambda column: packed[tile + (first + k) * width + column],
             )
         for index, point, column in sums.iterate():
-            result[place(point, column)] = sums.buffer[index]
+            result[offset_of(point, column)] = sums.buffer[index]
 
 
 class Accumulators(NamedTuple):

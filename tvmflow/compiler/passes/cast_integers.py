@@ -24,7 +24,7 @@ _BOOL: Final = "bool"
 _REPLACED: Final = frozenset({_WIDE, _BOOL})
 _FUNCTION_CALLS: Final = "relax.call_"
 # Whether it is the largest number whose place an operator returns.
-_PLACES: Final = {"relax.argmax": True, "relax.argmin": False}
+_ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
 
 
 def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
@@ -78,12 +78,12 @@ class _IntegerCaster(MainRewriter):
         if name == "relax.astype" and attrs.dtype in _REPLACED:
             value = self.cast(args[0], _BOOL) if attrs.dtype == _BOOL else args[0]
             return self.cast(value, _NARROW)
-        if name in _PLACES:
+        if name in _ARGREDUCTIONS:
             axis = None if attrs.axis is None else int(attrs.axis)
             if axis is None:
                 args[0] = self.reshape(args[0], [-1])
-            return self._find_places(
-                args[0], axis or 0, keeps_axis=bool(attrs.keepdims), largest=_PLACES[name]
+            return self._find_indices(
+                args[0], axis or 0, keeps_axis=bool(attrs.keepdims), largest=_ARGREDUCTIONS[name]
             )
         if name == "relax.topk":
             options = (int(attrs.k), int(attrs.axis), attrs.ret_type, attrs.largest, _NARROW)
@@ -120,7 +120,7 @@ class _IntegerCaster(MainRewriter):
             self.cast(result, _NARROW) if is_tensor and ir.dtype_of(result) in _REPLACED else result
         )
 
-    def _find_places(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
+    def _find_indices(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
         """Emit the places of the largest or smallest numbers along an axis, the first ones of equals."""
         shape = ir.known_shape(data)
         at = axis % len(shape)
@@ -132,19 +132,19 @@ class _IntegerCaster(MainRewriter):
             """Choose one of two pairs of place and number, in a form that TVM divides."""
             is_beyond = one[1] > other[1] if largest else one[1] < other[1]
             is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
-            place = tirx.Select(is_chosen, one[0], other[0])
-            return place, tirx.Select(is_beyond, one[1], other[1])
+            position = tirx.Select(is_chosen, one[0], other[0])
+            return position, tirx.Select(is_beyond, one[1], other[1])
 
         def find(tensor: te.Tensor, numbers: te.Tensor) -> te.Tensor:
             along = te.reduce_axis((0, shape[at]), "along")
             outer = [*shape[:at], *([1] if keeps_axis else []), *shape[at + 1 :]]
 
             def element(*indices: Any) -> Any:
-                place = (*indices[:at], along, *indices[at + keeps_axis :])
-                return reducer((numbers(along), tensor(*place)), axis=along)
+                position = (*indices[:at], along, *indices[at + keeps_axis :])
+                return reducer((numbers(along), tensor(*position)), axis=along)
 
             reducer = te.comm_reducer(
-                prefer, lambda place, number: (tirx.const(-1, place), limit(number))
+                prefer, lambda position, number: (tirx.const(-1, position), limit(number))
             )
             found = te.compute(outer, element, "found")
             return te.compute(outer, lambda *indices: found[0](*indices), "places")

@@ -117,10 +117,12 @@ def evaluate_fields(
     result = values.get(result, result)
     if not isinstance(result, relax.Tuple):
         return None
-    wanted = {place: _list_read(field) for place, field in enumerate(result.fields)}
+    wanted = {position: _list_read(field) for position, field in enumerate(result.fields)}
     if len(changed) < len(weights):
         dependent = _list_dependent(bindings, reads, parameter, changed)
-        wanted = {place: read for place, read in wanted.items() if not dependent.isdisjoint(read)}
+        wanted = {
+            position: read for position, read in wanted.items() if not dependent.isdisjoint(read)
+        }
     last_uses = {var: len(bindings) for read in wanted.values() for var in read}
     for step in reversed(range(len(bindings))):
         if bindings[step].var in last_uses:
@@ -137,10 +139,10 @@ def evaluate_fields(
         for var in reads[step]:
             if last_uses[var] == step:
                 values.pop(var, None)
-    fields = {place: _evaluate(result.fields[place], values) for place in wanted}
+    fields = {position: _evaluate(result.fields[position], values) for position in wanted}
     if not all(isinstance(array, np.ndarray) for array in fields.values()):
         return None
-    return {place: np.asarray(array, order="C") for place, array in fields.items()}
+    return {position: np.asarray(array, order="C") for position, array in fields.items()}
 
 
 def _list_read(expr: Any) -> list[Any]:
@@ -329,10 +331,12 @@ def list_positions(
 ) -> _Array | None:
     """Return the positions along an axis that a function of a tensor of a shape selects; None for none."""
     line = np.arange(shape[axis]).reshape([-1 if n == axis else 1 for n in range(len(shape))])
-    places = read(np.broadcast_to(line, shape))
-    if places is None or not places.size:
+    positions = read(np.broadcast_to(line, shape))
+    if positions is None or not positions.size:
         return None
-    return np.asarray(places[tuple(slice(None) if n == axis else 0 for n in range(places.ndim))])
+    return np.asarray(
+        positions[tuple(slice(None) if n == axis else 0 for n in range(positions.ndim))]
+    )
 
 
 def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:

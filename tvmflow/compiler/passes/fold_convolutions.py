@@ -149,28 +149,28 @@ class _Term(NamedTuple):
     sizes: Sequence[int]
     gaps: Sequence[int]
 
-    def find_place(self, other: _Term) -> list[int] | None:
+    def find_offsets(self, other: _Term) -> list[int] | None:
         """Return the pixel of this term along each axis at which another term begins.
 
         None if that reads other pixels, or other data.
         """
         if not self.data.same_as(other.data):
             return None
-        places = []
+        offsets = []
         for axis, (begin, size, gap) in enumerate(
             zip(self.begins, self.sizes, self.gaps, strict=True)
         ):
-            place, rest = divmod(other.begins[axis] - begin, gap)
+            offset, rest = divmod(other.begins[axis] - begin, gap)
             length = other.sizes[axis]
             if (
                 rest
-                or place < 0
-                or place + length > size
+                or offset < 0
+                or offset + length > size
                 or (length > 1 and other.gaps[axis] != gap)
             ):
                 return None
-            places.append(place)
-        return places
+            offsets.append(offset)
+        return offsets
 
 
 class ConvolutionMerger(TargetRewriter):
@@ -201,11 +201,11 @@ class ConvolutionMerger(TargetRewriter):
             if (base := terms.get(n)) is None:
                 continue
             # where the weights of other terms begin within its own
-            places = {m: self._place(base, term) for m, term in terms.items() if m != n}
-            parts = {m: place for m, place in places.items() if place is not None}
+            found = {m: self._offsets(base, term) for m, term in terms.items() if m != n}
+            parts = {m: offsets for m, offsets in found.items() if offsets is not None}
             if not parts:
                 continue
-            weights = [self._emit_weights(base, terms[m], place) for m, place in parts.items()]
+            weights = [self._emit_weights(base, terms[m], offsets) for m, offsets in parts.items()]
             kernel = self._sum([self.visit_expr(base.conv.args[1]), *weights])
             operands = [self.visit_expr(base.data), kernel]
             merged.append(self.emit(relax.Call(base.conv.op, operands, base.conv.attrs)))
@@ -283,7 +283,7 @@ class ConvolutionMerger(TargetRewriter):
         name = ir.operator_name(value)
         return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))
 
-    def _place(self, base: _Term, term: _Term) -> list[int] | None:
+    def _offsets(self, base: _Term, term: _Term) -> list[int] | None:
         """Return where the weights of a term begin within those of a convolution.
 
         None if they cannot be part of them.
@@ -298,9 +298,9 @@ class ConvolutionMerger(TargetRewriter):
             results, width = ir.known_shape(base.conv.args[1])[:2]
             is_alike = set(strides) == {1} and width * int(attrs.groups) == results
             is_alike = is_alike and results * width <= _MAX_ONES
-        return base.find_place(term) if is_alike else None
+        return base.find_offsets(term) if is_alike else None
 
-    def _emit_weights(self, base: _Term, term: _Term, place: Sequence[int]) -> Any:
+    def _emit_weights(self, base: _Term, term: _Term, offsets: Sequence[int]) -> Any:
         kernel = base.conv.args[1]
         results, width, *sizes = ir.known_shape(kernel)
         if term.conv is not None:
@@ -314,9 +314,15 @@ class ConvolutionMerger(TargetRewriter):
                 weights = self.emit(relax.op.multiply(weights, scale))
         after = [
             size - begin - length
-            for size, begin, length in zip(sizes, place, term.sizes, strict=True)
+            for size, begin, length in zip(sizes, offsets, term.sizes, strict=True)
         ]
-        widths = [0, 0, 0, 0, *(width for pair in zip(place, after, strict=True) for width in pair)]
+        widths = [
+            0,
+            0,
+            0,
+            0,
+            *(width for pair in zip(offsets, after, strict=True) for width in pair),
+        ]
         return self.emit(relax.op.nn.pad(weights, widths)) if any(widths) else weights
 
 

@@ -140,7 +140,7 @@ class _AttentionFuser(MainRewriter):
             steps = steps[1:]
         scalar = StridedMatrices(0, (), 0, 0)
         views += [MatrixView(tensor, scalar) for tensor, _ in factors]
-        place = None if replacement is None else len(views)
+        position = None if replacement is None else len(views)
         if replacement is not None:
             views.append(MatrixView(replacement, scalar))
         score_steps = []
@@ -171,7 +171,7 @@ class _AttentionFuser(MainRewriter):
             ),
             factors=tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
             steps=tuple(score_steps),
-            replacement=place,
+            replacement=position,
             out_shape=tuple(shape[axis] for axis in order),
             out=contiguous(shape, order),
         )

@@ -224,17 +224,17 @@ def _counts(
 def _reshape(tensor: Any, sizes: Sequence[Any], groups: Sequence[Sequence[Sequence[int]]]) -> Any:
     """Return a tensor in another shape, whose groups of axes keep their places."""
 
-    def read(*places: Any) -> Any:
+    def read(*positions: Any) -> Any:
         indices: list[Any] = []
         for before, after in groups:
-            place = places[after[0]]
+            position = positions[after[0]]
             for axis in after[1:]:
-                place = place * sizes[axis] + places[axis]
+                position = position * sizes[axis] + positions[axis]
             own: list[Any] = []
             for axis in reversed(before[1:]):
-                own.append(place % tensor.shape[axis])
-                place = place // tensor.shape[axis]
-            indices += [place, *reversed(own)]
+                own.append(position % tensor.shape[axis])
+                position = position // tensor.shape[axis]
+            indices += [position, *reversed(own)]
         return tensor(*indices)
 
     return te.compute(sizes, read, name="T_reshape")

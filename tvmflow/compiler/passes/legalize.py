@@ -28,10 +28,10 @@ def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IR
 def round_data(x: Any, *operands: Any) -> Any:
     """Return the numbers in place of data, see `RoundedData`."""
 
-    def element(*place: Any) -> Any:
-        kept, inverse, low, high, scale = (read_broadcast(own, place) for own in operands)
-        steps = tirx.round(tirx.Min(tirx.Max(x(*place) * inverse, low), high))
-        return x(*place) * kept + steps * scale
+    def element(*position: Any) -> Any:
+        kept, inverse, low, high, scale = (read_broadcast(own, position) for own in operands)
+        steps = tirx.round(tirx.Min(tirx.Max(x(*position) * inverse, low), high))
+        return x(*position) * kept + steps * scale
 
     return te.compute(x.shape, element, name="rounding")
 
@@ -80,14 +80,14 @@ def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], A
     """
     axis %= len(x.shape)
 
-    def row(place: Sequence[Any]) -> list[Any]:
-        return [*place[:axis], *place[axis + 1 :]]
+    def row(position: Sequence[Any]) -> list[Any]:
+        return [*position[:axis], *position[axis + 1 :]]
 
     def reduce(data: Any, combine: Callable[..., Any], what: str) -> Any:
         along = te.reduce_axis((0, x.shape[axis]), name="k")
 
-        def element(*place: Any) -> Any:
-            return combine(data(*place[:axis], along, *place[axis:]), axis=along)
+        def element(*position: Any) -> Any:
+            return combine(data(*position[:axis], along, *position[axis:]), axis=along)
 
         return te.compute(row(list(x.shape)), element, name=f"{name}_{what}")
 
@@ -129,7 +129,7 @@ def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -
         last, edge = float(size - 1), 0.0 if aligns_corners else -0.5
         length = last - 2 * edge
 
-        def place(n: Any, h: Any, w: Any) -> Any:
+        def position(n: Any, h: Any, w: Any) -> Any:
             at = (grid(n, coordinate, h, w) + 1.0) * (length / 2) + edge
             if reflects and length > 0:
                 away = te.abs(at - edge)
@@ -140,11 +140,11 @@ def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -
             # this way round, NaN is 0
             return tirx.Min(tirx.Max(at, tirx.const(0.0, "float32")), tirx.const(last, "float32"))
 
-        places = te.compute(shape, place, name="place")
-        first = te.compute(shape, lambda *i: te.floor(places(*i)).astype("int32"), name="first")
+        positions = te.compute(shape, position, name="place")
+        first = te.compute(shape, lambda *i: te.floor(positions(*i)).astype("int32"), name="first")
         second = te.compute(shape, lambda *i: tirx.Min(first(*i) + 1, size - 1), name="second")
         weight = te.compute(
-            shape, lambda *i: places(*i) - first(*i).astype("float32"), name="weight"
+            shape, lambda *i: positions(*i) - first(*i).astype("float32"), name="weight"
         )
         return first, second, weight
 

@@ -447,7 +447,7 @@ class BatchedMatmulPacker(TargetRewriter):
 
         def pack_right(group: Any, packed: Sequence[Any], slot: Any) -> None:
             def source(row: Any, column: Any) -> Any:
-                return factors[right.place(group * right.repeats, row, column)]
+                return factors[right.offset_of(group * right.repeats, row, column)]
 
             pack(
                 source, right.column == 1, depth, columns, packed[0], slot * depth * columns.padded
@@ -460,7 +460,7 @@ class BatchedMatmulPacker(TargetRewriter):
                 existing = first + row
                 if is_dynamic(rows) or rows % together:
                     existing = tirx.min(existing, rows - 1)
-                return data[left.place(matrix, existing, k)]
+                return data[left.offset_of(matrix, existing, k)]
 
             result = allocate(together * columns.padded)
             Product(
@@ -473,7 +473,7 @@ class BatchedMatmulPacker(TargetRewriter):
             with T.serial(together) as row, T.If(first + row < rows), T.Then():
                 for column in iterate_vectors(width, cpu.lanes):
                     value = result[row * columns.padded + column]
-                    products[out.place(matrix, first + row, column)] = value
+                    products[out.offset_of(matrix, first + row, column)] = value
 
         batches = Batches(
             matrices=count_elements(shape[:-2]),

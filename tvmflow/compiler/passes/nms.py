@@ -169,14 +169,14 @@ def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -
             numbers[group] = number
         total = Variable.allocate(tirx.const(0, "int32"))
         with B.serial(groups) as group:
-            with B.serial(numbers[group]) as place:
-                row = (total.get() + place) * SELECTED_COLUMNS
-                values = (group // classes, group % classes, kept[group * most + place])
+            with B.serial(numbers[group]) as position:
+                row = (total.get() + position) * SELECTED_COLUMNS
+                values = (group // classes, group % classes, kept[group * most + position])
                 for column, value in enumerate(values):
                     selected[row + column] = tirx.Cast("int64", value)
             total.set(total.get() + numbers[group])
-        with B.serial((operator.rows - total.get()) * SELECTED_COLUMNS) as place:
-            selected[total.get() * SELECTED_COLUMNS + place] = tirx.const(0, "int64")
+        with B.serial((operator.rows - total.get()) * SELECTED_COLUMNS) as position:
+            selected[total.get() * SELECTED_COLUMNS + position] = tirx.const(0, "int64")
         count[0] = tirx.Cast("int64", total.get())
     return builder.get()
 
@@ -217,8 +217,8 @@ def _emit_group(
         sides = [B.Bind(side) for pair in _sides(values, operator.is_centered) for side in pair]
         own = [*sides, B.Bind((sides[1] - sides[0]) * (sides[3] - sides[2]))]
         is_out = Variable.allocate(tirx.const(0, "int32"))
-        with B.serial(number.get()) as place:
-            other = [corner[place] for corner in corners]
+        with B.serial(number.get()) as position:
+            other = [corner[position] for corner in corners]
             is_out.set(is_out.get() | tirx.Cast("int32", _overlaps(own, other, overlap[0])))
         with _when(tirx.EQ(is_out.get(), 0)):
             for corner, value in zip(corners, own, strict=True):
@@ -234,7 +234,7 @@ class _Heap:
     def __init__(self, order: Order, most: int) -> None:
         self._order, self._words = order, Words.allocate(order, most)
         self.size = Variable.allocate(tirx.const(0, "int32"))
-        self._place = Variable.allocate(tirx.const(0, "int32"))
+        self._position = Variable.allocate(tirx.const(0, "int32"))
 
     def append(self, score: Any, box: Any, condition: Any) -> None:
         """Emit the addition of a box at the end where a condition is true."""
@@ -257,20 +257,20 @@ class _Heap:
 
     def _sink(self, word: Any, start: Any) -> None:
         """Emit the moves that put a word in its place below another one."""
-        place, size = self._place, B.Bind(self.size.get())
-        place.set(start)
+        position, size = self._position, B.Bind(self.size.get())
+        position.set(start)
         is_moving = Variable.allocate(tirx.const(1, "int32"))
-        with B.While(tirx.all(tirx.EQ(is_moving.get(), 1), place.get() * 2 + 1 < size)):
-            left = B.Bind(place.get() * 2 + 1)
+        with B.While(tirx.all(tirx.EQ(is_moving.get(), 1), position.get() * 2 + 1 < size)):
+            left = B.Bind(position.get() * 2 + 1)
             right = B.Bind(tirx.min(left + 1, size - 1))
             is_right = precedes(bind(self._words[right]), bind(self._words[left]))
             child = B.Bind(tirx.Select(is_right, right, left))
             below = bind(self._words[child])
             is_moving.set(tirx.Cast("int32", precedes(below, word)))
             with _when(tirx.EQ(is_moving.get(), 1)):
-                self._words[place.get()] = below
-                place.set(child)
-        self._words[place.get()] = word
+                self._words[position.get()] = below
+                position.set(child)
+        self._words[position.get()] = word
 
 
 # ---------------------------------------------------------------- GPUs
@@ -317,11 +317,14 @@ class _Groups(NamedTuple):
             numbers[group] = T.int32(0)
             with B.serial(words) as word:
                 removed[group, word] = T.uint32(0)
-            with B.serial(self.boxes) as place, _when(self.may_keep(group, place, numbers[group])):
-                box = B.Bind(self.box(group, place))
+            with (
+                B.serial(self.boxes) as position,
+                _when(self.may_keep(group, position, numbers[group])),
+            ):
+                box = B.Bind(self.box(group, position))
                 is_removed = removed[group, box // _BITS] & _bit(box % _BITS)
                 with _when(tirx.EQ(is_removed, T.uint32(0))):
-                    kept[group, numbers[group]] = place
+                    kept[group, numbers[group]] = position
                     numbers[group] = numbers[group] + 1
                     with B.serial(words) as word:
                         removed[group, word] = removed[group, word] | masks[image, box, word]
@@ -331,15 +334,15 @@ class _Groups(NamedTuple):
         """Emit a number whose bits say which of 32 boxes a box overlaps."""
         bits = B.buffer_proxy(B.alloc_buffer((1,), "uint32", scope="local"))
         bits[0] = T.uint32(0)
-        with B.serial(_BITS) as place:
-            other = word * _BITS + place
+        with B.serial(_BITS) as position:
+            other = word * _BITS + position
             with _when(other < self.boxes), _when(self.overlap(image, box, other)):
-                bits[0] = bits[0] | _bit(place)
+                bits[0] = bits[0] | _bit(position)
         masks[image, box, word] = bits[0]
 
 
-def _bit(place: Any) -> Any:
-    return tirx.const(1, "uint32") << tirx.Cast("uint32", place)
+def _bit(position: Any) -> Any:
+    return tirx.const(1, "uint32") << tirx.Cast("uint32", position)
 
 
 def _allocate(shape: Sequence[int], dtype: str) -> Any:
@@ -396,11 +399,11 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
         def overlaps(image: Any, one: Any, other: Any) -> Any:
             return _overlaps(corners(image, one), corners(image, other), overlap[0])
 
-        def box_of(group: Any, place: Any) -> Any:
-            return order[group // classes, group % classes, place]
+        def box_of(group: Any, position: Any) -> Any:
+            return order[group // classes, group % classes, position]
 
-        def may_keep(group: Any, place: Any, number: Any) -> Any:
-            score = scores[group // classes, group % classes, box_of(group, place)]
+        def may_keep(group: Any, position: Any, number: Any) -> Any:
+            score = scores[group // classes, group % classes, box_of(group, position)]
             is_high = score >= threshold[0] if operator.takes_all_scores else score > threshold[0]
             return tirx.all(is_high, tirx.Cast("int64", number) < limit[0])
 
@@ -418,9 +421,9 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
             for column in range(SELECTED_COLUMNS):
                 selected[row, column] = T.int64(0)
             with B.serial(batch * classes) as group:
-                place = row - start[0]
-                with _when(tirx.all(place >= 0, place < numbers[group])):
-                    box = box_of(group, kept[group, place])
+                position = row - start[0]
+                with _when(tirx.all(position >= 0, position < numbers[group])):
+                    box = box_of(group, kept[group, position])
                     values = (group // classes, group % classes, box)
                     for column, value in enumerate(values):
                         selected[row, column] = tirx.Cast("int64", value)
@@ -451,14 +454,14 @@ def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: 
             out[b, i, c] = tirx.const(-1, dtype)
             with _when(tirx.all(i < count[b], tirx.any(c > 0, not operator.suppresses))):
                 # Beyond the top k MXNet removes the class and leaves the rest.
-                place = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
-                out[b, i, c] = rows[b, place, c]
+                position = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
+                out[b, i, c] = rows[b, position, c]
         if operator.suppresses:
             overlap = functools.partial(_multibox_overlap, operator=operator, dtype=dtype)
             kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
             with iterate(batch, n) as (b, i), _when(i < numbers[b]):
-                place = kept[b, i]
-                out[b, place, 0] = rows[b, order[b, place], 0]
+                position = kept[b, i]
+                out[b, position, 0] = rows[b, order[b, position], 0]
     return builder.get()
 
 
@@ -512,11 +515,11 @@ def _select_rows(
         compared = _allocate((n, len(values)), str(values[0].ty.dtype))
         with B.serial(count(b)) as i:
             removed[i] = T.int32(0)
-            for place, value in enumerate(read(b, order[b, i])):
-                compared[i, place] = value
+            for position, value in enumerate(read(b, order[b, i])):
+                compared[i, position] = value
 
         def find(i: Any) -> list[Any]:
-            return [compared[i, place] for place in range(len(values))]
+            return [compared[i, position] for position in range(len(values))]
 
         with B.serial(count(b)) as i, _when(tirx.EQ(removed[i], 0)):
             kept[b, numbers[b]] = i

@@ -141,8 +141,8 @@ def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
     found = []
     for binding in ir.list_bindings(main.body):
         call = binding.value
-        for place, bound in _list_bounds(call):
-            operand = call.args[place]
+        for position, bound in _list_bounds(call):
+            operand = call.args[position]
             value = flow.values.get(operand, operand)
             fields = [(operand, bound)]
             if isinstance(value, relax.Tuple) and bound.sizes is not None:
@@ -161,7 +161,7 @@ def has_computed_operands(mod: tvm.IRModule) -> bool:
     main = mod["main"]
     flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
     operands = (
-        call.args[place] for call in flow.values.values() for place, _ in _list_bounds(call)
+        call.args[position] for call in flow.values.values() for position, _ in _list_bounds(call)
     )
     return len(mod.functions) > 1 or any(
         not flow.is_weight(operand) and not _find_inputs(flow, inputs, operand)
@@ -219,8 +219,8 @@ class _CheckRewriter(TargetRewriter):
         if ir.operator_name(call) in _EXTREMES:
             return self._check_extremes(call, rewritten)
         args = list(rewritten.args)
-        for place, bound in _list_bounds(call):
-            args[place] = self._check(call, call.args[place], args[place], bound)
+        for position, bound in _list_bounds(call):
+            args[position] = self._check(call, call.args[position], args[position], bound)
         if all(new.same_as(old) for new, old in zip(args, rewritten.args, strict=True)):
             return None
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
@@ -237,8 +237,8 @@ class _CheckRewriter(TargetRewriter):
         message = (
             f"{operator} looks for an extreme among 0 elements, along an axis of {plain(size)}"
         )
-        places = self.emit(rewritten)
-        return _call_check(self, places, Bound((size,), is_length=True), message)
+        positions = self.emit(rewritten)
+        return _call_check(self, positions, Bound((size,), is_length=True), message)
 
     def _check(self, call: relax.Call, original: Any, operand: Any, bound: Bound) -> Any:
         """Return an operand whose values are within its bound when the model goes on."""
@@ -309,13 +309,13 @@ class _CheckRewriter(TargetRewriter):
         """Emit indices, each the nearest one that is within its axis."""
 
         def clamp(data: Any) -> Any:
-            def element(*place: Any) -> Any:
-                value = data(*place)
+            def element(*position: Any) -> Any:
+                value = data(*position)
                 for column, size in _list_columns(bound):
                     limit = tirx.Cast(str(data.dtype), size) if is_dynamic(size) else size
                     own = tirx.Select(value < 0, value + limit, value) if bound.from_end else value
                     own = tirx.max(tirx.min(own, tirx.Cast(str(data.dtype), size - 1)), 0)
-                    is_own = True if column is None else place[-1] == column
+                    is_own = True if column is None else position[-1] == column
                     value = own if is_own is True else tirx.Select(is_own, own, value)
                 return value
 
@@ -393,11 +393,11 @@ def _make_kernel(
         wrong[0] = tirx.const(0, "int32")
         with T.serial(math.prod(shape) // width) as row:
             for column in range(width):
-                place = row * width + column
-                value = operand[place]
+                position = row * width + column
+                value = operand[position]
                 size = next((size for own, size in columns if own in (None, column)), None)
                 result, is_wrong = _test(value, dtype, size, bound)
-                checked[place] = result
+                checked[position] = result
                 if is_wrong is not None:
                     wrong[0] = wrong[0] | tirx.Cast("int32", is_wrong)
         failed[0] = wrong[0]

@@ -326,8 +326,8 @@ class _PoolEmitter:
         columns = self._pool.columns
         for start, count in ((0, columns.before), (columns.padded - columns.after, columns.after)):
             if count:
-                with T.serial(height) as row, T.serial(count) as place:
-                    strip[row * columns.padded + start + place] = self._initial
+                with T.serial(height) as row, T.serial(count) as position:
+                    strip[row * columns.padded + start + position] = self._initial
 
     def _reduce_columns(self, plane: Any, row: Any, strip: Any, target: Any) -> None:
         rows, columns = self._pool.rows, self._pool.columns
@@ -349,8 +349,8 @@ class _PoolEmitter:
                 strip[target + columns.before + column] = load(lowest, column)
             with T.serial(end - lowest - 1) as k:
                 for column in self._iterate(columns.extent, overlaps=False):
-                    place = target + columns.before + column
-                    strip[place] = self._combine(strip[place], load(lowest + 1 + k, column))
+                    position = target + columns.before + column
+                    strip[position] = self._combine(strip[position], load(lowest + 1 + k, column))
 
         if rows.size > _MAX_UNROLLED:
             reduce_part()
@@ -400,5 +400,5 @@ class _PoolEmitter:
                 start = tirx.min(start, length - width) if rest and overlaps else start
             yield start + loop.enter_context(T.vectorized(width))
         if rest and not overlaps:
-            with T.serial(rest) as place:
-                yield whole * width + place
+            with T.serial(rest) as position:
+                yield whole * width + position

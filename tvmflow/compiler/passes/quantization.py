@@ -529,8 +529,8 @@ def _round_to_bits(
 def read_broadcast(tensor: Any, index: Sequence[Any]) -> Any:
     """Return the element of a tensor that is broadcast to another one, at a place in that."""
     shape = tensor.shape
-    places = zip(shape, index[len(index) - len(shape) :], strict=True)
-    return tensor(*(0 if same_size(extent, 1) else place for extent, place in places))
+    positions = zip(shape, index[len(index) - len(shape) :], strict=True)
+    return tensor(*(0 if same_size(extent, 1) else position for extent, position in positions))
 
 
 def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -> Any:

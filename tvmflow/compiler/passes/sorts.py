@@ -200,18 +200,18 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
     )
     with (T.parallel if is_parallel else T.serial)(rows) as row:
 
-        def place(index: Any, length: int) -> Any:
+        def offset_of(index: Any, length: int) -> Any:
             part = positive(inner)
             return row // part * (length * inner) + index * inner + row % part
 
-        source = _Row(order, lambda index: data[place(index, sort.length)])
+        source = _Row(order, lambda index: data[offset_of(index, sort.length)])
         words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source)
         with T.serial(sort.k) as position:
             index = T.Bind(order.index(words[position]))
             outputs = [source.element(index)] if sort.has_values else []
             outputs += [tirx.Cast(sort.index_dtype, index)] if sort.index_dtype else []
             for result, value in zip(results, outputs, strict=True):
-                result[place(position, sort.k)] = value
+                result[offset_of(position, sort.k)] = value
 
 
 # ---------------------------------------------------------------- columns
@@ -257,13 +257,13 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
             """
             with T.vectorized(width) as lane:
                 new_key[lane] = tirx.Cast("uint32", order.key(load(index, lane)))
-            place = tirx.Cast("int32", index)
+            position = tirx.Cast("int32", index)
             # from the end, so that each is still there when the next one is replaced by it
             for position in reversed(range(min(filled + 1, sort.k))):
                 for kept in (first, keys):
                     with T.vectorized(width) as lane:
                         new = new_key[lane]
-                        moved = place if kept is first else new
+                        moved = position if kept is first else new
                         if position:
                             before, last = keys[position - 1][lane], kept[position - 1][lane]
                             moved = tirx.Select(new < before, last, moved)
@@ -276,10 +276,10 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
             insert(index, filled=index)
         with T.serial(sort.length - sort.k) as index:
             insert(sort.k + index, filled=sort.k)
-        for position, places in enumerate(first):
+        for position, positions in enumerate(first):
             for result in results:
                 with T.vectorized(width) as lane:
-                    index = places[lane]
+                    index = positions[lane]
                     is_index = sort.index_dtype and result is results[-1]
                     value = tirx.Cast(sort.index_dtype, index) if is_index else load(index, lane)
                     result[(row * sort.k + position) * inner + column + lane] = value
@@ -329,10 +329,13 @@ class Order:
 
     def word(self, value: Any, index: Any) -> Word:
         """Return the word of an element."""
-        key, place = (tirx.Cast(self.dtypes[0], self.key(value)), tirx.Cast(self.dtypes[-1], index))
+        key, position = (
+            tirx.Cast(self.dtypes[0], self.key(value)),
+            tirx.Cast(self.dtypes[-1], index),
+        )
         if len(self.dtypes) > 1:
-            return key, place
-        return (key << tirx.const(self._shift, self.dtypes[0]) | place,)
+            return key, position
+        return (key << tirx.const(self._shift, self.dtypes[0]) | position,)
 
     def index(self, word: Word) -> Any:
         """Return the place of a word's element."""
@@ -543,8 +546,8 @@ def _emit_least(order: Order, words: Words, size: int, count: int) -> Words:
 def _search_in_loop(words: Words, size: int, _: int, begin: Any, last: Any) -> Any:
     """Emit the search for the least word that is not below another one; return it."""
     least = Variable.allocate(last)
-    with T.serial(size) as place:
-        word = T.Bind(words[place][0])
+    with T.serial(size) as position:
+        word = T.Bind(words[position][0])
         least.set(tirx.min(least.get(), tirx.Select(word < begin, last, word)))
     return least.get()
 

@@ -97,7 +97,7 @@ def _view_of_call(
             view,
             before,
             int(split.attrs.axis),
-            lambda places: read_split(split, places, call.index),
+            lambda positions: read_split(split, positions, call.index),
         )
     match ir.operator_name(call).removeprefix("relax."):
         case "permute_dims":
@@ -111,13 +111,15 @@ def _view_of_call(
             if index is None or call.attrs.axis is None:
                 return None
             axis = int(call.attrs.axis)
-            part = _cut(view, before, axis, lambda places: np.take(places, [index], axis))
+            part = _cut(view, before, axis, lambda positions: np.take(positions, [index], axis))
             return None if part is None else part.reshape(after)
         case "strided_slice":
             sliced: StridedView | None = view
             for axis in map(int, getattr(call.args[1], "fields", ())):
                 if sliced is not None:
-                    sliced = _cut(sliced, before, axis, lambda places: read_slice(call, places))
+                    sliced = _cut(
+                        sliced, before, axis, lambda positions: read_slice(call, positions)
+                    )
             return sliced
         case _:
             return view.reshape(after)
@@ -133,16 +135,16 @@ def _cut(
     # of as many places along other axes as there are, since they may be selected, too
     shape = [1 if is_dynamic(size) else size for size in sizes]
     try:
-        places = list_positions(read, shape, axis)
+        positions = list_positions(read, shape, axis)
     except IndexError:
         return None
-    if places is None:
+    if positions is None:
         return None
-    steps = np.unique(np.diff(places))
+    steps = np.unique(np.diff(positions))
     if len(steps) > 1:
         return None
     step = int(steps[0]) if len(steps) else 1
-    return view.cut(axis, int(places[0]), step, len(places))
+    return view.cut(axis, int(positions[0]), step, len(positions))
 
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:

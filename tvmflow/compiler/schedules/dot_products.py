@@ -239,22 +239,22 @@ def _expand(store: Any) -> Any:
     accumulators, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
     lanes, *terms = weights.shape
     loops = [(lane, lanes), (term, terms[-1])]
-    place, weight = [lane], weights[lane, term]
+    position, weight = [lane], weights[lane, term]
     if len(terms) > 1:
         # matrices: a point of two blocks, each with its terms
         point, half = store.indices[0], tirx.Var("half", "int32")
         loops.append((half, terms[0]))
-        place, weight = [point, lane], weights[lane, half, term]
+        position, weight = [point, lane], weights[lane, half, term]
         value = data[half, 0, point, term]
     elif len(accumulators.shape) > 1:
         # rows of a matrix
         point = store.indices[0]
-        place, value = [point, lane], data[point, term]
+        position, value = [point, lane], data[point, term]
     else:
         # data of depthwise convolutions have channels of their own
         value = data[term] if len(data.shape) == 1 else data[term, lane]
     product = value.astype("int32") * weight.astype("int32")
-    body: Any = tirx.BufferStore(accumulators, accumulators[tuple(place)] + product, place)
+    body: Any = tirx.BufferStore(accumulators, accumulators[tuple(position)] + product, position)
     for var, extent in reversed(loops):
         body = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, body)
     return body
@@ -269,13 +269,13 @@ class _Operand(NamedTuple):
     Attributes:
         shape: Its shape.
         dtype: Its dtype.
-        place: Returns the place of the number for given indices of the loops.
+        offset_of: Returns the place of the number for given indices of the loops.
         strides: Those of its axes, None for any; empty where it is compact.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    place: Callable[..., tuple[Any, ...]]
+    offset_of: Callable[..., tuple[Any, ...]]
     strides: tuple[int | None, ...] = ()
 
     @property
@@ -308,8 +308,10 @@ def _register(
     def describe(a: Any, b: Any, c: Any) -> None:
         with T.grid(*extents) as loops, T.sblock("update"):
             axes = T.axis.remap(kinds, list(loops))
-            product = promote(a[data.place(*axes)]) * promote(b[weights.place(*axes)])
-            T.buffer_store(c, c[accumulators.place(*axes)] + product, accumulators.place(*axes))
+            product = promote(a[data.offset_of(*axes)]) * promote(b[weights.offset_of(*axes)])
+            T.buffer_store(
+                c, c[accumulators.offset_of(*axes)] + product, accumulators.offset_of(*axes)
+            )
 
     def define(body: Callable[[Any, Any, Any], None]) -> Any:
         @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it

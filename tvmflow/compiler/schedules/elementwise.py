@@ -431,8 +431,8 @@ def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
 def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
     """Return the value of a piece of a block, with other axes, which begin at 0."""
     shifted = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
-    places = dict(zip(block.axes, shifted, strict=True))
-    value = replace_variables(block.stmt.body.value, places)
+    positions = dict(zip(block.axes, shifted, strict=True))
+    value = replace_variables(block.stmt.body.value, positions)
     extents = list(zip(axes, _list_lengths(block, spans), strict=True))
     # one that becomes a constant may have lost its type
     simple = _make_analyzer(extents).simplify(value).astype(block.output.dtype)
@@ -536,8 +536,8 @@ def _make_nest(block: Block, spans: Sequence[_Span]) -> Any:
     loops = [tirx.Var(f"loop_{name}", dtype) for name in names]
     axes = [tirx.Var(name, dtype) for name in names]
     value = _shift(block, axes, spans)
-    places = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
-    body = tirx.BufferStore(block.output, value, places)
+    positions = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
+    body = tirx.BufferStore(block.output, value, positions)
     lengths = [
         tirx.IntImm(dtype, length) if isinstance(length, int) else length
         for length in _list_lengths(block, spans)

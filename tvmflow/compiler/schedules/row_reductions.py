@@ -258,7 +258,7 @@ def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
     What is reduced has `rank` axes; data have one more, at the position `reduced`.
     """
 
-    def place(axes: Sequence[Any]) -> Sequence[Any]:
+    def position(axes: Sequence[Any]) -> Sequence[Any]:
         return axes if len(axes) == rank else [*axes[:reduced], *axes[reduced + 1 :]]
 
     outputs = [block.output for block in blocks]
@@ -267,7 +267,7 @@ def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
         for block in blocks
         for load in list_loads(block)
         if any(load.source.same_as(output) for output in outputs)
-        for index, axis in zip(place(load.indices), place(block.spatial_axes), strict=True)
+        for index, axis in zip(position(load.indices), position(block.spatial_axes), strict=True)
     )
 
 

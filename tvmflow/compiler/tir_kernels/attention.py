@@ -144,8 +144,8 @@ class _Emitter:
             (self._largest, tile.rows, tirx.min_value(FLOAT)),
             (self._totals, tile.rows, T.float32(0)),
         ):
-            with T.unroll(size) as place:
-                memory[place] = first
+            with T.unroll(size) as position:
+                memory[position] = first
         self._copy_queries()
         with T.serial(-(-a.typical.keys // tile.keys)) as step:
             first = step * tile.keys
@@ -161,8 +161,8 @@ class _Emitter:
         self._write()
 
     def _load(self, position: int, row: Any, column: Any) -> Any:
-        place = self._attention.operands[position].matrices.place(self._matrix, row, column)
-        return tirx.BufferLoad(self._inputs[position], [place])
+        position = self._attention.operands[position].matrices.offset_of(self._matrix, row, column)
+        return tirx.BufferLoad(self._inputs[position], [position])
 
     def _copy(
         self, lengths: tuple[int, int], slow_first: bool, store: Callable[[Any, Any], None]
@@ -171,43 +171,43 @@ class _Emitter:
         tile, (rows, columns) = self._tile, lengths
         count = rows * columns
         with T.serial(-(-count // tile.threads)) as step:
-            place = step * tile.threads + self._down * tile.across + self._across
+            position = step * tile.threads + self._down * tile.across + self._across
             if count % tile.threads:
                 # what is left is copied by several threads, so that none has to be left out
-                place = tirx.min(place, count - 1)
+                position = tirx.min(position, count - 1)
             if slow_first:
-                store(place // columns, place % columns)
+                store(position // columns, position % columns)
             else:
-                store(place % rows, place // rows)
+                store(position % rows, position // rows)
 
     def _copy_queries(self) -> None:
         """Emit the copy of the queries of the block, multiplied with the factors of the scores."""
         a, tile = self._attention, self._tile
 
-        def store(row: Any, place: Any) -> None:
-            value = self._load(0, self._clamp_query(self._first + row), place)
+        def store(row: Any, position: Any) -> None:
+            value = self._load(0, self._clamp_query(self._first + row), position)
             for position, divides in a.factors:
                 factor = self._load(position, 0, 0)
                 value = value / factor if divides else value * factor
-            self._queries[place * tile.query_stride + row] = value
+            self._queries[position * tile.query_stride + row] = value
 
         self._copy((tile.queries, a.depth), a.operands[0].matrices.row != 1, store)
 
     def _copy_keys(self, first: Any) -> None:
         a, tile = self._attention, self._tile
 
-        def store(place: Any, key: Any) -> None:
-            value = self._load(1, place, self._clamp_key(first + key))
-            self._others[place * tile.key_stride + key] = value
+        def store(position: Any, key: Any) -> None:
+            value = self._load(1, position, self._clamp_key(first + key))
+            self._others[position * tile.key_stride + key] = value
 
         self._copy((a.depth, tile.keys), a.operands[1].matrices.row != 1, store)
 
     def _copy_values(self, first: Any) -> None:
         a, tile = self._attention, self._tile
 
-        def store(key: Any, place: Any) -> None:
-            value = self._load(2, self._clamp_key(first + key), place)
-            self._others[key * tile.value_stride + place] = value
+        def store(key: Any, position: Any) -> None:
+            value = self._load(2, self._clamp_key(first + key), position)
+            self._others[key * tile.value_stride + position] = value
 
         self._copy((tile.keys, a.values), a.operands[2].matrices.row != 1, store)
 
@@ -242,10 +242,12 @@ class _Emitter:
         ((left_memory, left_stride), (right_memory, right_stride)) = left, right
         inner = _UNROLLED if depth % _UNROLLED == 0 else 1
         with T.serial(depth // inner) as outer, T.unroll(inner) as one:
-            place = outer * inner + one
-            first = place * left_stride + self._down * tile.rows
+            position = outer * inner + one
+            first = position * left_stride + self._down * tile.rows
             _read(self._left, left_memory, first, tile.rows)
-            _read(self._right, right_memory, place * right_stride + self._across * columns, columns)
+            _read(
+                self._right, right_memory, position * right_stride + self._across * columns, columns
+            )
             with T.unroll(tile.rows) as row, T.unroll(columns) as column:
                 result = row * columns + column
                 accumulators[result] = accumulators[result] + self._left[row] * self._right[column]
@@ -253,20 +255,20 @@ class _Emitter:
     def _score(self, first: Any) -> None:
         """Emit the scores of a tile of keys, and the largest of each query in this thread."""
         a, tile = self._attention, self._tile
-        with T.unroll(tile.rows * tile.columns) as place:
-            self._scores[place] = T.float32(0)
+        with T.unroll(tile.rows * tile.columns) as position:
+            self._scores[position] = T.float32(0)
         keys = (self._others, tile.key_stride)
         queries = (self._queries, tile.query_stride)
         self._multiply(a.depth, queries, keys, self._scores, tile.columns)
         with T.unroll(tile.rows) as row:
             self._scales[row] = tirx.min_value(FLOAT)
         with T.unroll(tile.rows) as row, T.unroll(tile.columns) as column:
-            place = row * tile.columns + column
+            position = row * tile.columns + column
             query = self._clamp_query(self._first + self._down * tile.rows + row)
             key = self._key(first, column)
             if a.steps:
-                self._scores[place] = self._apply_steps(query, key, self._scores[place])
-            score = self._exists(key, self._scores[place], tirx.min_value(FLOAT))
+                self._scores[position] = self._apply_steps(query, key, self._scores[position])
+            score = self._exists(key, self._scores[position], tirx.min_value(FLOAT))
             self._scales[row] = tirx.max(self._scales[row], score)
 
     def _apply_steps(self, query: Any, key: Any, value: Any) -> Any:
@@ -287,16 +289,16 @@ class _Emitter:
                 self._largest[row] = tirx.max(self._largest[row], self._part(row, part))
             self._scales[row] = tirx.exp(self._scales[row] - self._largest[row])
             self._totals[row] = self._totals[row] * self._scales[row]
-            with T.unroll(tile.values) as place:
-                result = row * tile.values + place
+            with T.unroll(tile.values) as position:
+                result = row * tile.values + position
                 self._results[result] = self._results[result] * self._scales[row]
         with T.unroll(tile.rows) as row, T.unroll(tile.columns) as column:
             score = self._scores[row * tile.columns + column] - self._largest[row]
             key = self._key(first, column)
             self._right[0] = self._exists(key, tirx.exp(score), T.float32(0))
             self._totals[row] = self._totals[row] + self._right[0]
-            place = (self._across * tile.columns + column) * tile.query_stride
-            self._weights[place + self._down * tile.rows + row] = self._right[0]
+            position = (self._across * tile.columns + column) * tile.query_stride
+            self._weights[position + self._down * tile.rows + row] = self._right[0]
 
     def _part(self, row: Any, part: Any) -> Any:
         """Return what a thread wrote for a query."""
@@ -307,8 +309,8 @@ class _Emitter:
         """Emit what each thread has for its queries."""
         tile = self._tile
         with T.unroll(tile.rows) as row:
-            place = (self._down * tile.rows + row) * tile.across + self._across
-            self._parts[place] = parts[row]
+            position = (self._down * tile.rows + row) * tile.across + self._across
+            self._parts[position] = parts[row]
 
     def _write(self) -> None:
         """Emit the results: sums of weighted values, divided by the sums of the weights."""
@@ -321,19 +323,19 @@ class _Emitter:
                 # the sum is NaN, or 0 where all scores are -∞
                 with T.If(tirx.Not(self._totals[row] > 0)), T.Then():
                     self._replace_weights(a.replacement, row)
-        with T.unroll(tile.rows) as row, T.unroll(tile.values) as place:
+        with T.unroll(tile.rows) as row, T.unroll(tile.values) as position:
             query = self._first + self._down * tile.rows + row
-            column = self._across * tile.values + place
-            value = self._results[row * tile.values + place] / self._totals[row]
+            column = self._across * tile.values + position
+            value = self._results[row * tile.values + position] / self._totals[row]
             with T.If(tirx.all(query < a.queries, column < a.values)), T.Then():
-                T.buffer_store(self._out, value, [a.out.place(self._matrix, query, column)])
+                T.buffer_store(self._out, value, [a.out.offset_of(self._matrix, query, column)])
 
     def _replace_weights(self, replacement: int, row: Any) -> None:
         """Emit the result of a query all of whose weights are replaced."""
         a, tile = self._attention, self._tile
-        with T.unroll(tile.values) as place:
-            result = row * tile.values + place
-            column = tirx.min(self._across * tile.values + place, a.values - 1)
+        with T.unroll(tile.values) as position:
+            result = row * tile.values + position
+            column = tirx.min(self._across * tile.values + position, a.values - 1)
             self._results[result] = T.float32(0)
             with T.serial(a.keys) as key:
                 self._results[result] = self._results[result] + self._load(2, key, column)

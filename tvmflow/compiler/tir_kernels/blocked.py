@@ -271,7 +271,7 @@ def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
 
 def with_sizes(x: Any, shape: Sizes) -> Any:
     """Return a tensor whose sizes are the same numbers, but other expressions of dimensions."""
-    return _compute("with_sizes", shape, lambda *place: x(*place))
+    return _compute("with_sizes", shape, lambda *position: x(*position))
 
 
 def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:

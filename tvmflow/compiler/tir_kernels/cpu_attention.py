@@ -120,7 +120,7 @@ class _Emitter:
 
     def _load(self, position: int, matrix: Any) -> Callable[[Any, Any], Any]:
         buffer, matrices = self._inputs[position], self._attention.operands[position].matrices
-        return lambda row, column: buffer[matrices.place(matrix, row, column)]
+        return lambda row, column: buffer[matrices.offset_of(matrix, row, column)]
 
     def _pack(self, group: Any, packed: Sequence[Any], slot: Any) -> None:
         keys, values = packed
@@ -154,12 +154,12 @@ class _Emitter:
         ).emit(lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores)
         mixed = count_rows(a.queries, first, rows, self._value_points)
 
-        def end_rows(rest: IrSize) -> None:
+        def end_rows(tail: IrSize) -> None:
             with T.serial(mixed) as row:
-                self._end_row(matrix, self._clamp(first + row), row, rest, scores)
+                self._end_row(matrix, self._clamp(first + row), row, tail, scores)
 
         # Ahead of all rows, so that no vector is read shortly after a part of it was written.
-        self._emit_rest(end_rows)
+        self._emit_tail(end_rows)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
         Product(
@@ -178,7 +178,7 @@ class _Emitter:
                 guard.enter_context(T.Then())
             for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
                 value = result[row * self._values.padded + column] / totals[row]
-                self._out[a.out.place(matrix, first + row, column)] = value
+                self._out[a.out.offset_of(matrix, first + row, column)] = value
 
     @property
     def _is_whole(self) -> bool:
@@ -214,9 +214,9 @@ class _Emitter:
         reduce_lanes(largest, tirx.max, lanes)
         for start, count in self._iterate_vectors(self._keys.padded, lanes):
             with T.vectorized(count) as lane:
-                place = base + start + lane
-                scores[place] = self._exponential(scores[place] - largest[0])
-                total[lane] = total[lane] + scores[place]
+                position = base + start + lane
+                scores[position] = self._exponential(scores[position] - largest[0])
+                total[lane] = total[lane] + scores[position]
         reduce_lanes(total, tirx.Add, lanes)
         totals[row] = total[0]
         if a.replacement is not None:
@@ -243,32 +243,32 @@ class _Emitter:
             for inner, lanes in iterate_pieces(count, wide if count == wide else self._lanes):
                 yield start + inner, lanes
 
-    def _emit_rest(self, emit: Callable[[IrSize], None]) -> None:
+    def _emit_tail(self, emit: Callable[[IrSize], None]) -> None:
         """Emit what is to be done if some keys fill no vector; their number is passed."""
-        rest = self._attention.keys % self._lanes
-        if is_dynamic(rest):
-            with T.If(rest > 0), T.Then():
-                emit(rest)
-        elif rest:
-            emit(rest)
+        tail = self._attention.keys % self._lanes
+        if is_dynamic(tail):
+            with T.If(tail > 0), T.Then():
+                emit(tail)
+        elif tail:
+            emit(tail)
 
-    def _end_row(self, matrix: Any, query: Any, row: Any, rest: IrSize, scores: Any) -> None:
+    def _end_row(self, matrix: Any, query: Any, row: Any, tail: IrSize, scores: Any) -> None:
         """Emit the steps on the scores of keys that fill no vector, and -∞ for the lanes behind them."""
-        a, key = self._attention, self._attention.keys - rest
-        place = row * self._score_stride + key
+        a, key = self._attention, self._attention.keys - tail
+        position = row * self._score_stride + key
         if a.steps:
             # they read masks, of which there are no more numbers
             with (
-                iterate_last(rest, self._lanes) if is_dynamic(rest) else T.vectorized(rest) as lane
+                iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail) as lane
             ):
-                score = self._apply_steps(matrix, query, key + lane, scores[place + lane])
-                scores[place + lane] = score
+                score = self._apply_steps(matrix, query, key + lane, scores[position + lane])
+                scores[position + lane] = score
         lowest = tirx.min_value(FLOAT)
         with T.vectorized(self._lanes) as lane:
-            score = scores[place + lane]
+            score = scores[position + lane]
             # The sum is -∞, which TVM writes as C that compilers reject if it can compute it.
             other = tirx.min(score, lowest) + lowest
-            scores[place + lane] = tirx.Select(lane < rest, score, other)
+            scores[position + lane] = tirx.Select(lane < tail, score, other)
 
     def _find_largest(self, matrix: Any, query: Any, row: Any, scores: Any, largest: Any) -> None:
         """Emit the steps on whole vectors of a row of scores, and the largest score of each lane."""
@@ -278,17 +278,19 @@ class _Emitter:
         def keep(lane: Any, score: Any) -> None:
             largest[lane] = tirx.max(largest[lane], score)
 
-        def keep_rest(_: IrSize) -> None:
+        def keep_tail(_: IrSize) -> None:
             with T.vectorized(self._lanes) as lane:
                 keep(lane, scores[base + whole + lane])
 
         for start, count in self._iterate_vectors(whole, self._count_side_by_side()):
             with T.vectorized(count) as lane:
-                place = base + start + lane
+                position = base + start + lane
                 if a.steps:
-                    scores[place] = self._apply_steps(matrix, query, start + lane, scores[place])
-                keep(lane, scores[place])
-        self._emit_rest(keep_rest)
+                    scores[position] = self._apply_steps(
+                        matrix, query, start + lane, scores[position]
+                    )
+                keep(lane, scores[position])
+        self._emit_tail(keep_tail)
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, value: Any) -> Any:
         for step in self._attention.steps:
@@ -373,8 +375,8 @@ class _Emitter:
         with T.unroll(a.depth // lanes) as vector, T.unroll(together) as k, T.unroll(shared) as row:
             source = self._load(0, rows.matrix + row)
             with T.vectorized(lanes) as lane:
-                place = vector * lanes + lane
-                term = source(query, place) * keys(place, key + k)
+                position = vector * lanes + lane
+                term = source(query, position) * keys(position, key + k)
                 sums[k, row, lane] = sums[k, row, lane] + term
         width = lanes
         while width > 1:
@@ -390,9 +392,9 @@ class _Emitter:
 
     def _weigh(self, rows: _Rows, row: Any) -> None:
         """Emit the weights of a row of scores, and their sum."""
-        matrix, place = rows.matrix + row, rows.first + row
-        self._emit_rest(lambda rest: self._end_row(matrix, rows.query, place, rest, rows.scores))
-        self._softmax(matrix, rows.query, place, rows.scores, rows.totals)
+        matrix, position = rows.matrix + row, rows.first + row
+        self._emit_tail(lambda tail: self._end_row(matrix, rows.query, position, tail, rows.scores))
+        self._softmax(matrix, rows.query, position, rows.scores, rows.totals)
 
     def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
         """Emit some columns of the sums of weighted values."""
@@ -408,7 +410,7 @@ class _Emitter:
             )
         for index, row, column in sums.iterate():
             value = sums.buffer[index] / rows.totals[rows.first + row]
-            self._out[a.out.place(rows.matrix + row, rows.query, start + column)] = value
+            self._out[a.out.offset_of(rows.matrix + row, rows.query, start + column)] = value
 
 
 class _Rows(NamedTuple):

@@ -121,8 +121,8 @@ def launch_threads(*extents: IrSize) -> Iterator[list[Any]]:
         if is_dynamic(count) or count % threads:
             guard.enter_context(T.If(index < count))
             guard.enter_context(T.Then())
-        place: list[Any] = []
+        position: list[Any] = []
         for extent in reversed(extents):
-            place.insert(0, index % extent)
+            position.insert(0, index % extent)
             index = index // extent
-        yield place
+        yield position

@@ -137,8 +137,8 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0
     def element(n: Any, c: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = c if multiplier == 1 else c // multiplier
-        places = [*kernel_axes[:-1], kernel_axes[-1] * terms + term]
-        window = blocked.read_window(pixel, places, strides, dilation, padding)
+        positions = [*kernel_axes[:-1], kernel_axes[-1] * terms + term]
+        window = blocked.read_window(pixel, positions, strides, dilation, padding)
         value = DEPTHWISE.to_accumulator(x(n, source, *window, inner))
         return te.sum(
             value * DEPTHWISE.to_accumulator(w(c, *kernel_axes, inner, term)),

@@ -189,7 +189,7 @@ def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[An
     return list(results)
 
 
-class _Place(NamedTuple):
+class _StepIndex(NamedTuple):
     """The place of a step: the direction and its activations, the group's first sequence, and the step."""
 
     direction: Any
@@ -253,7 +253,7 @@ class _Loops:
         """Emit an allocation of sums: (rows, gates, lanes)."""
         raise NotImplementedError
 
-    def _list_phases(self) -> list[Callable[[_Place, _Buffers, Any], None]]:
+    def _list_phases(self) -> list[Callable[[_StepIndex, _Buffers, Any], None]]:
         """Return the functions that compute a tile of a step; each needs the one before it for all tiles."""
         if self._layer.operator.kind == "LSTM":
             return [self._compute_lstm]
@@ -269,66 +269,66 @@ class _Loops:
             with self._lanes() as lane:
                 yield row, lane, tile * self._layer.lanes + lane
 
-    def _compute_rnn(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.operand, tile, [0])
+    def _compute_rnn(self, at: _StepIndex, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(at, state.operand, tile, [0])
         for row, lane, unit in self._each(tile):
-            state.following[row, unit] = self._activate(place, 0, gates[row, 0, lane])
+            state.following[row, unit] = self._activate(at, 0, gates[row, 0, lane])
 
-    def _compute_lstm(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.operand, tile, [0, 1, 2, 3])
+    def _compute_lstm(self, at: _StepIndex, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(at, state.operand, tile, [0, 1, 2, 3])
         for row, lane, unit in self._each(tile):
             cell = state.cell[row, unit]
-            entry = gates[row, 0, lane] + self._peek(place, 0, unit, cell)
-            gates[row, 0, lane] = self._activate(place, 0, entry)
+            entry = gates[row, 0, lane] + self._peek(at, 0, unit, cell)
+            gates[row, 0, lane] = self._activate(at, 0, entry)
             if self._layer.operator.has_coupled_gates:
                 gates[row, 2, lane] = 1 - gates[row, 0, lane]
             else:
-                forget = gates[row, 2, lane] + self._peek(place, 2, unit, cell)
-                gates[row, 2, lane] = self._activate(place, 0, forget)
-            new = gates[row, 0, lane] * self._activate(place, 1, gates[row, 3, lane])
+                forget = gates[row, 2, lane] + self._peek(at, 2, unit, cell)
+                gates[row, 2, lane] = self._activate(at, 0, forget)
+            new = gates[row, 0, lane] * self._activate(at, 1, gates[row, 3, lane])
             gates[row, 3, lane] = gates[row, 2, lane] * cell + new
-            result = gates[row, 1, lane] + self._peek(place, 1, unit, gates[row, 3, lane])
-            gates[row, 1, lane] = self._activate(place, 0, result)
-            squashed = self._activate(place, 2, gates[row, 3, lane], clips=False)
+            result = gates[row, 1, lane] + self._peek(at, 1, unit, gates[row, 3, lane])
+            gates[row, 1, lane] = self._activate(at, 0, result)
+            squashed = self._activate(at, 2, gates[row, 3, lane], clips=False)
             state.following[row, unit] = gates[row, 1, lane] * squashed
-            state.cell[row, unit] = self._if_active(place, row, gates[row, 3, lane], cell)
+            state.cell[row, unit] = self._if_active(at, row, gates[row, 3, lane], cell)
 
-    def _peek(self, place: _Place, gate: int, unit: Any, cell: Any) -> Any:
+    def _peek(self, at: _StepIndex, gate: int, unit: Any, cell: Any) -> Any:
         """Return what a gate of an LSTM sees of the cell state."""
         if self._inputs.peepholes is None:
             return 0
-        return self._inputs.peepholes[place.direction, gate, unit] * cell
+        return self._inputs.peepholes[at.direction, gate, unit] * cell
 
-    def _compute_gru(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.operand, tile, [0, 1, 2], inputs=[0, 1])
+    def _compute_gru(self, at: _StepIndex, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(at, state.operand, tile, [0, 1, 2], inputs=[0, 1])
         for row, lane, unit in self._each(tile):
-            gates[row, 0, lane] = self._activate(place, 0, gates[row, 0, lane])
-            product = gates[row, 2, lane] + self._inputs.product_bias[place.direction, unit]
-            reset = self._activate(place, 0, gates[row, 1, lane])
-            gates[row, 2, lane] = reset * product + self._projected(place, row, unit, 2)
-            gates[row, 2, lane] = self._activate(place, 1, gates[row, 2, lane])
+            gates[row, 0, lane] = self._activate(at, 0, gates[row, 0, lane])
+            product = gates[row, 2, lane] + self._inputs.product_bias[at.direction, unit]
+            reset = self._activate(at, 0, gates[row, 1, lane])
+            gates[row, 2, lane] = reset * product + self._projected(at, row, unit, 2)
+            gates[row, 2, lane] = self._activate(at, 1, gates[row, 2, lane])
             state.following[row, unit] = _mix(
                 gates[row, 0, lane], state.hidden[row, unit], gates[row, 2, lane]
             )
 
-    def _compute_gru_gates(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.operand, tile, [0, 1])
+    def _compute_gru_gates(self, at: _StepIndex, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(at, state.operand, tile, [0, 1])
         for row, lane, unit in self._each(tile):
-            state.cell[row, unit] = self._activate(place, 0, gates[row, 0, lane])
-            reset = self._activate(place, 0, gates[row, 1, lane])
+            state.cell[row, unit] = self._activate(at, 0, gates[row, 0, lane])
+            reset = self._activate(at, 0, gates[row, 1, lane])
             state.scaled[row, unit] = self._to_operand(reset * state.hidden[row, unit])
 
-    def _compute_gru_state(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.scaled, tile, [2])
+    def _compute_gru_state(self, at: _StepIndex, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(at, state.scaled, tile, [2])
         for row, lane, unit in self._each(tile):
-            gates[row, 0, lane] = self._activate(place, 1, gates[row, 0, lane])
+            gates[row, 0, lane] = self._activate(at, 1, gates[row, 0, lane])
             state.following[row, unit] = _mix(
                 state.cell[row, unit], state.hidden[row, unit], gates[row, 0, lane]
             )
 
     def _gates(
         self,
-        place: _Place,
+        at: _StepIndex,
         source: Any,
         tile: Any,
         gates: Sequence[int],
@@ -340,25 +340,25 @@ class _Loops:
         """
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:
-            accumulators = self._add_dots(place, source, tile, gates)
+            accumulators = self._add_dots(at, source, tile, gates)
         else:
             # sums of floats start with the inputs, and those that scales multiply do not
             starts = with_input if self._inputs.scales is None else []
-            accumulators = self._add_products(place, source, tile, gates, starts)
+            accumulators = self._add_products(at, source, tile, gates, starts)
         if self._inputs.scales is None:
             return accumulators
         totals = self._allocate_accumulators(self._rows, len(gates))
         for row, index, gate, lane in self._each_gate(gates):
             unit = tile * self._layer.lanes + lane
-            scale = self._inputs.scales[place.direction, gate, unit]
+            scale = self._inputs.scales[at.direction, gate, unit]
             total = accumulators[row, index, lane].astype(self._dtype) * scale
             if gate in with_input:
-                total = total + self._projected(place, row, unit, gate)
+                total = total + self._projected(at, row, unit, gate)
             totals[row, index, lane] = total
         return totals
 
     def _add_products(
-        self, place: _Place, source: Any, tile: Any, gates: Sequence[int], starts: Sequence[int]
+        self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int], starts: Sequence[int]
     ) -> Any:
         """Emit sums of products of floats; those of the gates of `starts` begin with the projected inputs."""
         rows, count, depth = self._rows, len(gates), self._layer.units
@@ -369,13 +369,13 @@ class _Loops:
                 start = self._const(0)
                 if part == 0 and gate in starts:
                     unit = tile * self._layer.lanes + lane
-                    start = self._projected(place, row, unit, gate)
+                    start = self._projected(at, row, unit, gate)
                 accumulators[part * rows + row, index, lane] = start
         with T.serial(0, depth // together) as k:
             for step in range(together):
                 part, unit = step % parts, k * together + step
                 for row, index, gate, lane in self._each_gate(gates):
-                    weight = self._inputs.weights[place.direction, tile, unit, gate, lane]
+                    weight = self._inputs.weights[at.direction, tile, unit, gate, lane]
                     number = self._round(source[row, unit])
                     accumulators[part * rows + row, index, lane] += number * weight.astype(
                         self._dtype
@@ -400,7 +400,7 @@ class _Loops:
         """Return a number of the state as products of floats read it."""
         if self._inputs.rounding is None:
             return number
-        kept, rounded = (self._inputs.rounding[place] for place in range(2))
+        kept, rounded = (self._inputs.rounding[at] for at in range(2))
         steps = tirx.Cast(self._dtype, self._to_integer(number))
         return kept * number + rounded * (steps * self._const(1 / STATE_STEPS))
 
@@ -417,7 +417,7 @@ class _Loops:
             return number
         return tirx.Cast(dots.dtype, self._to_integer(number) + dots.zero_point)
 
-    def _add_dots(self, place: _Place, source: Any, tile: Any, gates: Sequence[int]) -> Any:
+    def _add_dots(self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int]) -> Any:
         """Emit sums of dot products of bytes, as int32."""
         layer, dots, rows = self._layer, self._layer.dots, self._rows
         assert dots is not None
@@ -426,25 +426,25 @@ class _Loops:
         quads = layer.units // TERMS
         parts = divide_accumulators(quads, count, _ACCUMULATORS)
         accumulators = allocate_registers(parts * rows, len(gates), layer.lanes, dtype="int32")
-        places = [(row, *own) for row in range(rows) for own in enumerate(gates)]
+        outputs = [(row, *own) for row in range(rows) for own in enumerate(gates)]
         for part in range(parts):
             for row, index, gate, lane in self._each_gate(gates):
                 start = tirx.const(0, "int32")
                 if part == 0 and self._inputs.starts is not None:
-                    start = self._inputs.starts[place.direction, gate, tile * layer.lanes + lane]
+                    start = self._inputs.starts[at.direction, gate, tile * layer.lanes + lane]
                 accumulators[part * rows + row, index, lane] = start
         with T.serial(0, quads // parts) as k:
             for part in range(parts):
                 quad = k * parts + part
                 terms = tirx.Ramp(quad * TERMS, 1, TERMS)
-                for row, index, gate in places:
+                for row, index, gate in outputs:
                     word = tirx.reinterpret("int32", source[row, terms])
                     for first in vectors:
                         lanes = tirx.Ramp(tirx.const(first, "int32"), 1, dots.lanes)
                         begin = tirx.const(first * TERMS, "int32")
                         terms_of_lanes = tirx.Ramp(begin, 1, dots.lanes * TERMS)
                         weights = self._inputs.weights[
-                            place.direction, tile, quad, gate, terms_of_lanes
+                            at.direction, tile, quad, gate, terms_of_lanes
                         ]
                         data = tirx.reinterpret(
                             f"{dots.dtype}x{dots.lanes * TERMS}", tirx.Broadcast(word, dots.lanes)
@@ -462,28 +462,28 @@ class _Loops:
         vectors = gates * -(-layer.lanes // layer.factors)
         return divide_accumulators(layer.factors, vectors, _SUMS_OF_LANES), layer.factors
 
-    def _projected(self, place: _Place, row: int, unit: Any, gate: int) -> Any:
-        position = self._position(place, row)
-        return self._inputs.projected[position, place.first + row, place.direction, gate, unit]
+    def _projected(self, at: _StepIndex, row: int, unit: Any, gate: int) -> Any:
+        position = self._position(at, row)
+        return self._inputs.projected[position, at.first + row, at.direction, gate, unit]
 
-    def _position(self, place: _Place, row: int) -> Any:
+    def _position(self, at: _StepIndex, row: int) -> Any:
         """Return the position in its sequence at which a step reads and writes."""
-        step, lengths = place.step, self._inputs.lengths
+        step, lengths = at.step, self._inputs.lengths
         if lengths is None:
             backward = self._layer.steps - 1 - step
         else:
             # beyond its end, a sequence is filled in its order
-            backward = self._if_active(place, row, lengths[place.first + row] - 1 - step, step)
+            backward = self._if_active(at, row, lengths[at.first + row] - 1 - step, step)
         if self._layer.operator.directions == 1:
             return backward if self._layer.operator.is_reversed[0] else step
-        return tirx.Select(tirx.EQ(place.direction, 1), backward, step)
+        return tirx.Select(tirx.EQ(at.direction, 1), backward, step)
 
-    def _if_active(self, place: _Place, row: int, value: Any, otherwise: Any) -> Any:
+    def _if_active(self, at: _StepIndex, row: int, value: Any, otherwise: Any) -> Any:
         """Return a value within a sequence, and another one beyond its end."""
         lengths = self._inputs.lengths
         if lengths is None:
             return value
-        return tirx.Select(place.step < lengths[place.first + row], value, otherwise)
+        return tirx.Select(at.step < lengths[at.first + row], value, otherwise)
 
     def _last(self, sequence: Any, state: Any) -> Any:
         if self._inputs.lengths is None:
@@ -491,11 +491,11 @@ class _Loops:
         # an empty sequence has no last state; ONNX Runtime gives zeros for it
         return tirx.Select(self._inputs.lengths[sequence] > 0, state, self._const(0))
 
-    def _activate(self, place: _Place, function: int, value: Any, *, clips: bool = True) -> Any:
+    def _activate(self, at: _StepIndex, function: int, value: Any, *, clips: bool = True) -> Any:
         if clips and self._layer.operator.clip is not None:
             limit = self._layer.operator.clip
             value = tirx.max(tirx.min(value, self._const(limit)), self._const(-limit))
-        return apply_activation(place.activations[function], value, self._dtype)
+        return apply_activation(at.activations[function], value, self._dtype)
 
     def _allocate(self, *shape: int, scope: str = "global", dtype: str = "") -> Any:
         return T.buffer_proxy(T.alloc_buffer(shape, dtype or self._dtype, scope=scope))
@@ -566,11 +566,11 @@ class _CpuLoops(_Loops):
                 if inputs.cell is not None:
                     state.cell[row, unit] = inputs.cell[direction, first + row, unit]
         with T.serial(0, layer.steps) as step:
-            place = _Place(direction, activations, first, step)
+            at = _StepIndex(direction, activations, first, step)
             for compute in self._list_phases():
                 with (T.parallel if self._has_parallel_tiles else T.serial)(0, layer.tiles) as tile:
-                    compute(place, state, tile)
-            self._advance(place, state)
+                    compute(at, state, tile)
+            self._advance(at, state)
         for output, buffer in zip(self._outputs[1:], (state.hidden, state.cell), strict=False):
             for row in range(self._rows):
                 with self._units(layer.hidden) as unit:
@@ -578,16 +578,16 @@ class _CpuLoops(_Loops):
                         first + row, buffer[row, unit]
                     )
 
-    def _advance(self, place: _Place, state: _Buffers) -> None:
+    def _advance(self, at: _StepIndex, state: _Buffers) -> None:
         """Emit the copy of the next hidden state to the present one and to the result."""
         for row in range(self._rows):
             with self._units(self._layer.hidden) as unit:
-                result = self._if_active(place, row, state.following[row, unit], self._const(0))
-                position = self._position(place, row)
-                self._outputs[0][position, place.direction, place.first + row, unit] = result
+                result = self._if_active(at, row, state.following[row, unit], self._const(0))
+                position = self._position(at, row)
+                self._outputs[0][position, at.direction, at.first + row, unit] = result
             with self._units(self._layer.units) as unit:
                 state.hidden[row, unit] = self._if_active(
-                    place, row, state.following[row, unit], state.hidden[row, unit]
+                    at, row, state.following[row, unit], state.hidden[row, unit]
                 )
                 if state.integers is not None:
                     state.integers[row, unit] = self._to_operand(state.hidden[row, unit])
@@ -646,34 +646,34 @@ class _GpuLoops(_Loops):
                 with T.serial(0, layer.steps) as step:
                     for compute in phases:
                         with launch_threads(*sizes) as (d, n, self._unit):
-                            place = _Place(directions.start + d, activations, n, step)
-                            state = self._view(hidden, cell, scaled, d, place)
-                            compute(place, state, 0)
+                            at = _StepIndex(directions.start + d, activations, n, step)
+                            state = self._view(hidden, cell, scaled, d, at)
+                            compute(at, state, 0)
                             if compute is phases[-1]:
-                                self._advance(place, state, hidden, d)
+                                self._advance(at, state, hidden, d)
                 with launch_threads(*sizes) as (d, n, unit):
                     states = (hidden[layer.steps % 2, d, n, unit], cell[d, n, unit])
                     for output, value in zip(self._outputs[1:], states, strict=False):
                         output[directions.start + d, n, unit] = self._last(n, value)
             return builder.get()
 
-    def _view(self, hidden: Any, cell: Any, scaled: Any, d: Any, place: _Place) -> _Buffers:
+    def _view(self, hidden: Any, cell: Any, scaled: Any, d: Any, at: _StepIndex) -> _Buffers:
         """Return the state of a thread's sequence."""
         following = self._allocate(1, scope="local")
         return _Buffers(
-            _View(hidden, lambda _, unit: (place.step % 2, d, place.first, unit)),
+            _View(hidden, lambda _, unit: (at.step % 2, d, at.first, unit)),
             _View(following, lambda *_: (0,)),
-            *(_View(b, lambda _, unit: (d, place.first, unit)) for b in (cell, scaled)),
+            *(_View(b, lambda _, unit: (d, at.first, unit)) for b in (cell, scaled)),
         )
 
-    def _advance(self, place: _Place, state: _Buffers, hidden: Any, d: Any) -> None:
+    def _advance(self, at: _StepIndex, state: _Buffers, hidden: Any, d: Any) -> None:
         """Emit the copy of a unit's next state to where the next step reads it, and to the result."""
         following = state.following[0, self._unit]
-        result = self._if_active(place, 0, following, self._const(0))
-        position = self._position(place, 0)
-        self._outputs[0][position, place.direction, place.first, self._unit] = result
-        hidden[(place.step + 1) % 2, d, place.first, self._unit] = self._if_active(
-            place, 0, following, state.hidden[0, self._unit]
+        result = self._if_active(at, 0, following, self._const(0))
+        position = self._position(at, 0)
+        self._outputs[0][position, at.direction, at.first, self._unit] = result
+        hidden[(at.step + 1) % 2, d, at.first, self._unit] = self._if_active(
+            at, 0, following, state.hidden[0, self._unit]
         )
 
     @contextmanager

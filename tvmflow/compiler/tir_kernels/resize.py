@@ -206,10 +206,10 @@ def compute_taps(
     def position(i: Any, tap: Any) -> Any:
         x, last = coordinate(i), source - 1
         if mode.method == "nearest_neighbor":
-            place = _ROUNDING[mode.rounding](_TIR, x)
+            pixel = _ROUNDING[mode.rounding](_TIR, x)
         else:
-            place = tirx.floor(tirx.max(tirx.min(x, last.astype("float32")), _TIR.constant(0)))
-        chosen = place.astype("int64") + tap
+            pixel = tirx.floor(tirx.max(tirx.min(x, last.astype("float32")), _TIR.constant(0)))
+        chosen = pixel.astype("int64") + tap
         return tirx.max(tirx.min(chosen, last), tirx.const(0, "int64")).astype("int32")
 
     def weight(i: Any, tap: Any) -> Any:
@@ -292,14 +292,14 @@ def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]
     positions, weights = tables[::2], tables[1::2]
     for axis, table in zip(axes, positions, strict=True):
         shape[axis] = plain(table.shape[0])
-    for axis, place in steps.items():
-        shape[axis] = shape[axis] * place.repeats if place.size is None else place.size
+    for axis, pixel in steps.items():
+        shape[axis] = shape[axis] * pixel.repeats if pixel.size is None else pixel.size
     counts = [range(int(table.shape[1])) for table in positions]
 
-    def element(*places: Any) -> Any:
-        values, index = [], list(places)
+    def element(*coordinates: Any) -> Any:
+        values, index = [], list(coordinates)
         for axis, (_, start, step, repeats) in steps.items():
-            index[axis] = (start + places[axis] * step) // repeats
+            index[axis] = (start + coordinates[axis] * step) // repeats
         for taps in itertools.product(*counts):
             source, factors = list(index), list[Any]()
             for axis, table, weight, tap in zip(axes, positions, weights, taps, strict=True):

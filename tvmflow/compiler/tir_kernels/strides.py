@@ -40,17 +40,17 @@ class StridedMatrices(NamedTuple):
     row: IrSize
     column: IrSize
 
-    def place(self, matrix: Any, row: Any, column: Any) -> Any:
+    def offset_of(self, matrix: Any, row: Any, column: Any) -> Any:
         """Return the place of an element; the arguments are numbers or TIR expressions."""
-        place, divisor = self.offset + row * self.row + column * self.column, 1
+        position, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
             digit = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix
             if position < len(self.digits) - 1:
                 digit = digit % positive(length)
             if is_dynamic(stride) or stride:
-                place = place + digit * stride
+                position = position + digit * stride
             divisor *= length
-        return place
+        return position
 
     @property
     def repeats(self) -> int:

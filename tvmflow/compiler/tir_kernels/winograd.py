@@ -193,8 +193,8 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
         half = te.compute(shape, down, name=DATA_COLUMNS)
 
-        def across(i: Any, j: Any, *place: Any) -> Any:
-            row = [half(i, z, *place) for z in range(width)]
+        def across(i: Any, j: Any, *coordinates: Any) -> Any:
+            row = [half(i, z, *coordinates) for z in range(width)]
             return _select_row(of_rows.data, of_rows.data_groups, row, j)
 
         return te.compute(shape, across, name=DATA)
@@ -217,11 +217,11 @@ def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
 
     def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
         source = d * geometry.stride + depth_step * geometry.dilation
-        place = [
+        coordinates = [
             at if edge == size else tirx.min(at, size - 1)
             for at, edge, size in zip((i, j), geometry.edges, last, strict=True)
         ]
-        weight = w(*place, o, depth_step, block, channel, inner).astype(x.dtype)
+        weight = w(*coordinates, o, depth_step, block, channel, inner).astype(x.dtype)
         own = o // (out // groups) * blocks + block if groups > 1 else block
         return te.sum(
             x[i, j, own, image, source, p, channel] * weight, axis=[depth_step, block, channel]
@@ -239,8 +239,8 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     row, column = te.reduce_axis((0, height), "row"), te.reduce_axis((0, width), "column")
     of_columns, of_rows = transforms_of(geometry)
 
-    def down(p: Any, z: Any, *place: Any) -> Any:
-        values = [x(y, z, *place) for y in range(height)]
+    def down(p: Any, z: Any, *coordinates: Any) -> Any:
+        values = [x(y, z, *coordinates) for y in range(height)]
         return _select_row(of_columns.image, of_columns.image_groups, values, p)
 
     def across(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
@@ -359,7 +359,7 @@ class _DynamicLoops:
         self._data_step = (self._inner * blocks.limit | 1) * self._lanes
         self._product_step = (blocks.tile.vectors * blocks.limit | 1) * self._lanes
         self._count: Any = None
-        self._places: Any = None
+        self._coordinates: Any = None
 
     def emit(self) -> None:
         own, blocks = self._own, self._blocks
@@ -371,7 +371,7 @@ class _DynamicLoops:
         with self._loop(divide_up(total, positive(size)), blocks.in_blocks) as block:
             first = T.Bind(block * size)
             self._count = T.Bind(tirx.min(size, total - first))
-            self._find_places(first, rows, columns)
+            self._find_coordinates(first, rows, columns)
             data = allocate(self._edge**2 * self._data_step)
             with (
                 self._loop(_int64(self._inner), not blocks.in_blocks) as channel,
@@ -388,21 +388,23 @@ class _DynamicLoops:
     def _loop(self, extent: Any, is_parallel: bool) -> Any:
         return (T.parallel if is_parallel and self._blocks.is_parallel else T.serial)(extent)
 
-    def _find_places(self, first: Any, rows: Any, columns: Any) -> None:
+    def _find_coordinates(self, first: Any, rows: Any, columns: Any) -> None:
         """Emit the computation of image, row and column of the result for each tile of a block."""
-        self._places = T.alloc_buffer((3 * self._blocks.limit,), "int64")
+        self._coordinates = T.alloc_buffer((3 * self._blocks.limit,), "int64")
         with T.serial(self._count) as t:
             row, column = (f(first + t, positive(columns)) for f in (tirx.floordiv, tirx.floormod))
             image, row = (f(row, positive(rows)) for f in (tirx.floordiv, tirx.floormod))
-            for axis, place in enumerate((image, row * self._own.tile, column * self._own.tile)):
-                T.buffer_store(self._places, place, [t * 3 + axis])
+            for axis, coordinates in enumerate(
+                (image, row * self._own.tile, column * self._own.tile)
+            ):
+                T.buffer_store(self._coordinates, coordinates, [t * 3 + axis])
 
-    def _read_place(self, t: Any) -> list[Any]:
-        return [T.Bind(tirx.BufferLoad(self._places, [t * 3 + axis])) for axis in range(3)]
+    def _read_coordinates(self, t: Any) -> list[Any]:
+        return [T.Bind(tirx.BufferLoad(self._coordinates, [t * 3 + axis])) for axis in range(3)]
 
     def _transform_data(self, data: Any, channel: Any, t: Any) -> None:
         own, edge = self._own, self._edge
-        image, *corner = self._read_place(t)
+        image, *corner = self._read_coordinates(t)
         # a variable below 0 would be taken for one that is not (`dynamic_tiles`)
         axes = list(zip(corner, own.padding, own.data.shape[2:4], strict=True))
         base = (channel * self._blocks.limit + t) * self._lanes
@@ -464,19 +466,21 @@ class _DynamicLoops:
             _unroll(points, vectors, lanes=self._lanes) as at,
         ):
             point, vector, lane = at
-            place = number * self._data_step + (block * limit + first + point) * self._lanes
+            coordinates = number * self._data_step + (block * limit + first + point) * self._lanes
             index = [i, j, group * vectors + vector, _int64(0), block, channel, lane]
             weight = tirx.BufferLoad(self._own.weights, index).astype(FLOAT)
-            total = tirx.BufferLoad(sums, at) + data[place + channel] * weight
+            total = tirx.BufferLoad(sums, at) + data[coordinates + channel] * weight
             T.buffer_store(sums, total, at)
         with _unroll(points, vectors, lanes=self._lanes) as at:
             point, vector, lane = at
-            place = number * self._product_step + (vector * limit + first + point) * self._lanes
-            product[place + lane] = tirx.BufferLoad(sums, at)
+            coordinates = (
+                number * self._product_step + (vector * limit + first + point) * self._lanes
+            )
+            product[coordinates + lane] = tirx.BufferLoad(sums, at)
 
     def _transform_product(self, product: Any, group: Any, vector: Any, t: Any) -> None:
         own, edge, tile = self._own, self._edge, self._own.tile
-        image, row, column = self._read_place(t)
+        image, row, column = self._read_coordinates(t)
         base = (vector * self._blocks.limit + t) * self._lanes
         result = self._allocate_registers(tile, tile)
         self._transform(
@@ -488,14 +492,14 @@ class _DynamicLoops:
 
         def store(y: Any, z: Any) -> None:
             with T.vectorized(_int64(self._lanes)) as lane:
-                place = [
+                coordinates = [
                     image,
                     group * self._blocks.tile.vectors + vector,
                     row + y,
                     column + z,
                     lane,
                 ]
-                own.store(place, tirx.BufferLoad(result, [y, z, lane]))
+                own.store(coordinates, tirx.BufferLoad(result, [y, z, lane]))
 
         height, width = own.size
         with T.If(tirx.all(row + tile <= height, column + tile <= width)):

@@ -213,7 +213,7 @@ def test_places_are_those_of_wider_blocks(shape: tuple[int, ...], shared: tuple[
     assert stored.shape == shared == layout.shared_shape
     assert sorted(stored[stored != 0]) == sorted(array.ravel())
     last = tuple(n - 1 for n in shape)
-    assert stored[tuple(layout.place(last))] == array[last]
+    assert stored[tuple(layout.stored_index(last))] == array[last]
 
 
 PRINT_VARIABLE = """

@@ -308,11 +308,11 @@ def _emit_kernel(
         count = tirx.min(_PIXELS, pixels - first) if is_ragged else min(_PIXELS, pixels)
         entry = (part // parts % blocks * groups + group) * 2
         target = (part // parts * pixels + first) * block + group * width
-        source, place = table[entry], table[entry + 1]
+        source, element = table[entry], table[entry + 1]
         if is_dynamic(pixels):
-            place = place // block * pixels * block + place % block
-        place += first * block
+            element = element // block * pixels * block + element % block
+        element += first * block
         for position, tensor in enumerate([*tensors, None]):
             with T.If(source == (position if tensor is not None else -1)), T.Then():
                 image = 0 if tensor is None else part // (parts * blocks) * sizes[position]
-                copy(tensor, image + place, target, count)
+                copy(tensor, image + element, target, count)

@@ -122,8 +122,8 @@ def _emit_convolution(
 
     if phases is not None:
         pixels = emit_direct(*pad_kernel(rewriter, kernel, window, image, phases))
-        places = (pixels, shape[0], phases, [0] * len(phases), list(image.result))
-        return rewriter.kernel(blocked.interleave_channels, "interleave", *places, pattern=None)
+        positions = (pixels, shape[0], phases, [0] * len(phases), list(image.result))
+        return rewriter.kernel(blocked.interleave_channels, "interleave", *positions, pattern=None)
     if geometry is not None:
         return _emit_winograd(rewriter, name, x, kernel, geometry)
     return emit_direct(kernel, window, image)

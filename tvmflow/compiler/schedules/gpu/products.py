@@ -276,8 +276,8 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     schedule.compute_at(local, inner, preserve_unit_loops=True)
     vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
     local = schedule.cache_read(main, find_position(schedule, main, left), "local")
-    place = middle if product.left_by_depth else inner
-    schedule.compute_at(local, place, preserve_unit_loops=True)
+    anchor = middle if product.left_by_depth else inner
+    schedule.compute_at(local, anchor, preserve_unit_loops=True)
     vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
 
     if total is not None:
@@ -321,14 +321,14 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
     stmt = schedule.get(main)
     axes = list(zip(product.kinds, (int(axis.dom.extent) for axis in stmt.iter_vars), strict=True))
     positions = {axis.var: position for position, axis in enumerate(stmt.iter_vars)}
-    places = {position: place for place, position in enumerate(product.order)}
+    ranks = {position: anchor for anchor, position in enumerate(product.order)}
 
     def fuse(variables: Sequence[Any], kinds: Sequence[str]) -> tirx.IndexMap:
         """Return the map from some axes to one of each kind."""
         inputs = [tirx.Var(f"i{number}", _DTYPE_INDEX) for number in range(len(variables))]
         used = [positions[variable] for variable in variables]
         fused: dict[str, Any] = {}
-        for number in sorted(range(len(used)), key=lambda number: places[used[number]]):
+        for number in sorted(range(len(used)), key=lambda number: ranks[used[number]]):
             kind, extent = axes[used[number]]
             fused[kind] = fused[kind] * extent + inputs[number] if kind in fused else inputs[number]
         zero = tirx.IntImm(_DTYPE_INDEX, 0)

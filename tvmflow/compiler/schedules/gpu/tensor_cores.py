@@ -158,16 +158,16 @@ def _store_result(
 
     def by_squares(batch: Any, row: Any, column: Any) -> list[Any]:
         square = row // SIDE
-        places = [square % count, square // count, column // SIDE]
-        return [batch, *places, row % SIDE, column % SIDE]
+        positions = [square % count, square // count, column // SIDE]
+        return [batch, *positions, row % SIDE, column % SIDE]
 
     # a square's numbers are neighbors, so that a block of threads needs memory for what it stores at once
     for block in (stored, result):
         schedule.transform_block_layout(block, by_squares)
     schedule.transform_layout(stored, ("write", 0), by_squares)
     schedule.reverse_compute_at(stored, warp, preserve_unit_loops=True)
-    *_, place, _, across, square, _ = schedule.get_loops(stored)
-    schedule.reverse_compute_at(result, place, preserve_unit_loops=True)
+    *_, position, _, across, square, _ = schedule.get_loops(stored)
+    schedule.reverse_compute_at(result, position, preserve_unit_loops=True)
     squares, row, column = schedule.get_loops(result)[-3:]
     schedule.reorder(row, squares, column)
     lanes = VECTOR if product.stores_columns else 1
@@ -178,8 +178,8 @@ def _store_result(
     if lanes > 1:
         schedule.vectorize(vector)
     # by NVRTC: TVM would give each row memory of its own
-    schedule.annotate(place, "pragma_auto_unroll_max_step", 2 * SIDE)
-    schedule.annotate(place, "pragma_unroll_explicit", 0)
+    schedule.annotate(position, "pragma_auto_unroll_max_step", 2 * SIDE)
+    schedule.annotate(position, "pragma_unroll_explicit", 0)
     schedule.unroll(across)
     schedule.tensorize(square, "wmma_store_16x16x16_f32_shared")
 
