@@ -39,7 +39,7 @@ _PEERS: Final = ("ort", OPEN_OPENVINO)
 
 
 class Case(NamedTuple):
-    """A network with open sizes.
+    """A network with dynamic shapes.
 
     Attributes:
         make: Returns the network.

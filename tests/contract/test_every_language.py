@@ -1,4 +1,5 @@
-"""Everything that writes text in another language, with hostile names: a parser of the language finds the same as with plain names."""
+"""Everything that writes text in another language, with hostile names: a parser of the language finds the same as
+with plain names."""
 
 from __future__ import annotations
 
@@ -372,7 +373,7 @@ def test_the_loader_of_webassembly_is_javascript(seed: int, size: int, count: Co
 
 @batches
 def test_recipes_have_the_names(seed: int, size: int, count: Count) -> None:
-    """As YAML reads them; sizes that are open are found by their lines."""
+    """As YAML reads them; sizes that are dynamic are found by their lines."""
     names = draw_names(seed, size)
     for what, write in RECIPES.items():
         document = parse_yaml(Path("recipe"), write(names))

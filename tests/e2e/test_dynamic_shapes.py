@@ -76,7 +76,7 @@ def test_checkpoints_with_open_sizes_are_verified_against_mxnet(
 
 @pytest.fixture
 def open_project(project: Project) -> Project:
-    """A project whose model has an open number of rows."""
+    """A project whose model has a dynamic number of rows."""
     project.write_products("rows")
     project.edit_recipe("inputs:", DIMENSIONS)
     project.edit_recipe("[shared-library, bundle]", "[bundle, cpp]")

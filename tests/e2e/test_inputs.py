@@ -52,7 +52,7 @@ def test_open_sizes_are_printed_to_paste_and_values_leave_the_library(project: P
     for done in refused:
         assert (done.code, done.out) == (2, "")
         assert done.err == (
-            "tvmflow: net.yaml:1:1: inputs: the model leaves sizes open; write this in the recipe, "
+            "tvmflow: net.yaml:1:1: inputs: the model has dynamic dimensions; write this in the recipe, "
             "with a number for each SIZE:\n\n"
             "inputs:\n  x: {shape: [SIZE]}  # float32, [time]\n  mode: {shape: []}  # int64\n\n"
             "or, for one library with all sizes, with the largest one for each SIZE:\n\n"

@@ -1,4 +1,4 @@
-"""Small networks with open sizes, in Relax, compiled once and run at several sizes."""
+"""Small networks with dynamic shapes, in Relax, compiled once and run at several sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Input(NamedTuple):
 
 
 class DynamicNetwork(NamedTuple):
-    """A model with open sizes.
+    """A model with dynamic shapes.
 
     Attributes:
         mod: The module, as a frontend gives it.
@@ -149,7 +149,7 @@ def make_network(
 
 
 def dynamic_rows(*tune_at: int) -> DynamicNetwork:
-    """Return a product of an open number of rows, up to 40, with a matrix of 16×32."""
+    """Return a product of a dynamic number of rows, up to 40, with a matrix of 16×32."""
     return make_network(
         [Dimension("rows", 1, 40, 1, tune_at)],
         {"x": Input(("rows", 16))},

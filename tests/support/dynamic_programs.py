@@ -1,4 +1,4 @@
-"""Random networks of open sizes as Relax models, compiled for both executors."""
+"""Random networks of dynamic shape as Relax models, compiled for both executors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WIDTH = 24
 
 
 class DynamicModel(NamedTuple):
-    """A model of open sizes: its module, its inputs and outputs, and its dimensions."""
+    """A model of dynamic shape: its module, its inputs and outputs, and its dimensions."""
 
     mod: tvm.IRModule
     inputs: tuple[TensorSpec, ...]

@@ -97,9 +97,9 @@ class InitOptions(Options):
     Examples:
         # NAME.tvmflow.yaml in the current folder
         tvmflow init model.onnx
-        # sizes that the model leaves open; for another machine, too
+        # sizes of dynamic dimensions; for another machine, too
         tvmflow init model.onnx --shape data=1,3,224,224 --target host --target cortex-a72
-        # one library for all sizes that the model leaves open
+        # one library for all sizes of dynamic dimensions
         tvmflow init model.onnx --open
         # int8 in place of float32
         tvmflow init model.onnx --quantize
@@ -116,7 +116,7 @@ class InitOptions(Options):
         "write what torch.export makes of a PyTorch model to FILE (.pt2); MODEL is then PACKAGE.MODULE:FUNCTION, "
         "whose code runs and returns (module, example inputs)",
     )
-    open: bool = flag("keep the sizes open that the model leaves open: one library for all of them")
+    open: bool = flag("keep dynamic dimensions: one library for all sizes")
     quantize: bool = flag("make a float model one of int8: adds the section `quantize`")
     stdout: bool = flag("print the recipe, and write no file")
     force: bool = flag("replace a recipe that exists")
@@ -232,7 +232,7 @@ def _describe_next(path: Path, recipe: NewRecipe, *, is_dynamic: bool) -> list[s
         if is_dynamic:
             return [f"next: write the largest size {place}, then", *lines]
         return [
-            f"next: write a number {place}, or keep them open (init --open --force), then",
+            f"next: write a number {place}, or keep them dynamic (init --open --force), then",
             *lines,
         ]
     return ["next:", *lines]
@@ -320,7 +320,7 @@ def _names_another_model(path: Path, text: str) -> bool:
 
 
 def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
-    """Return the error for a model that leaves sizes open, with the options that set them."""
+    """Return the error for a model that leaves sizes dynamic, with the options that set them."""
     from tvmflow.frontends.inputs import SIZE
 
     shapes = [
@@ -328,7 +328,7 @@ def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
         for name, shape in recipe.open_shapes.items()
     ]
     return UsageError(
-        f"{options.model} leaves sizes of its inputs open",
+        f"{options.model} has dynamic dimensions",
         fix=f"give them, with a number for each {SIZE}: {' '.join(shapes)}",
     )
 

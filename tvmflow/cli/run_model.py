@@ -37,7 +37,7 @@ class RunModelOptions(StoreOptions):
         tvmflow run-model net.tvmflow in.npz --output out.npz
         # a file for each of two inputs, an array and numbers as text
         tvmflow run-model net.tvmflow ids=ids.npy scale=scale.txt
-        # random inputs of a size that the model leaves open, timed
+        # random inputs with a size for a dynamic dimension, timed
         tvmflow run-model net.tvmflow --size seq=37 --print-time
         # beside another runtime
         tvmflow run-model net.tvmflow --compare onnxruntime
@@ -69,7 +69,7 @@ class RunModelOptions(StoreOptions):
     )
     size: tuple[str, ...] = option(
         "NAME=N",
-        "the size of a dimension, where no file is given and the model leaves it open; without it, one in the middle of its range (may be repeated)",
+        "the size of a dynamic dimension of random inputs; without it, one in the middle of its range (may be repeated)",
         default=(),
     )
     seed: int = option("N", "the seed of random inputs (0)", default=0)

@@ -118,7 +118,7 @@ class _Lets:
 
 @kernel_pass
 def keep_dynamic_indices_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Store products and quotients of open sizes in buffers.
+    """Store products and quotients of dynamic shape in buffers.
 
     Code generation simplifies each index with the values of all variables in their places, but does not look into
     buffers (apache-tvm 0.27), and LLVM makes registers of them.
@@ -159,7 +159,7 @@ def _store_indices(bind: tirx.Bind) -> Any:
 # ---------------------------------------------------------------- float16 conversions
 # Conversions of float16 with operations on integers, for CPUs without instructions for them.
 #
-# LLVM calls a function for each number there, and does not end for some vectors of WebAssembly
+# LLVM calls a function for each element there, and does not end for some vectors of WebAssembly
 # (LLVM 22).
 
 
@@ -177,7 +177,7 @@ _SHIFT: Final = 23 - 10
 # The difference of the exponents of a number, and of infinity.
 _REBIAS: Final = (127 - 15) << 23
 _REBIAS_INFINITY: Final = (255 - 31) << 23
-# The step of numbers below the smallest normal one, and the float32 number whose last bit has this value.
+# The step of values below the smallest normal one, and the float32 value whose last bit has this value.
 _STEP: Final = 2.0**-24
 _WITH_STEP: Final = 0.5
 _WITH_STEP_BITS: Final = 0x3F000000
@@ -215,12 +215,12 @@ def _let(dtype: str, value: Any, body: Callable[[Any], Any]) -> Any:
 
 
 def promote(value: Any) -> Any:
-    """Return the float32 number that equals a float16 number."""
+    """Return the float32 value that equals a float16 value."""
 
     def magnitude(bits: Any) -> Any:
         bias = tirx.Select(bits < _INFINITY, tirx.const(_REBIAS, _BITS), _REBIAS_INFINITY)
         normal = tirx.reinterpret(_WIDE, (bits << _SHIFT) + bias)
-        # as integers, because some CPUs take such float32 numbers as 0
+        # as integers, because some CPUs take such float32 values as 0
         small = tirx.Cast(_WIDE, bits) * tirx.const(_STEP, _WIDE)
         return tirx.Select(bits < _SMALLEST_NORMAL, small, normal)
 
@@ -232,7 +232,7 @@ def promote(value: Any) -> Any:
 
 
 def narrow(value: Any) -> Any:
-    """Return the float16 number that is nearest to a float32 number, of two the even one."""
+    """Return the float16 value that is nearest to a float32 value, of two the even one."""
 
     def magnitude(bits: Any) -> Any:
         half = (1 << _SHIFT - 1) - 1
@@ -321,7 +321,8 @@ def _renew_partition_hints(hint: tirx.AttrStmt) -> tirx.AttrStmt:
 def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Simplify the conditions of blocks.
 
-    `loop % 32 // 16 < 1`, 32 being the extent of the loop, makes CompactBufferAllocation divide by zero (apache-tvm 0.27).
+    `loop % 32 // 16 < 1`, 32 being the extent of the loop, makes CompactBufferAllocation divide by zero (apache-tvm
+    0.27).
     """
     analyzer = know_loops(function)
 

@@ -1,7 +1,7 @@
-"""Tiles and vectors of loops of open lengths: whole ones have no condition, the last is cut.
+"""Tiles and vectors of loops of dynamic lengths: whole ones have no condition, the last is cut.
 
-A schedule splits an open loop into tiles, and a condition leaves out what is beyond the end of the last
-one: TVM computes vectors with a condition number by number, and tests each row of a tile in all of them.
+A schedule splits a dynamic loop into tiles, and a condition leaves out what is beyond the end of the last
+one: TVM computes vectors with a condition element by element, and tests each row of a tile in all of them.
 Here whole tiles are told from the last one before either begins. What is left is computed by a smaller
 tile, or by one whose rows beyond the end read the last row and store nothing; of the last vector of a row, the
 numbers are computed one by one, or under a mask.
@@ -60,18 +60,18 @@ class _Condition(NamedTuple):
         term: The condition.
         variables: The variables of the loops within a tile that it depends on, and their lengths.
         is_whole: Whether it holds for all of them: the tile is whole.
-        rest: How many numbers or rows are left from the first one of the tile on.
+        tail: How many values or rows are left from the first one of the tile on.
     """
 
     term: Any
     variables: dict[Any, int]
     is_whole: Any
-    rest: Any
+    tail: Any
 
 
 @kernel_pass
 def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Tell whole tiles of open loops from the last one."""
+    """Tell whole tiles of dynamic loops from the last one."""
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops):
         return function
@@ -88,7 +88,7 @@ def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _roll(loop: tirx.For) -> tirx.For:
-    """Return a loop that is not unrolled around single numbers of a last vector.
+    """Return a loop that is not unrolled around single elements of a last vector.
 
     LLVM would make vectors of each copy, which takes seconds for a window of pooling.
     """
@@ -103,7 +103,7 @@ def _roll(loop: tirx.For) -> tirx.For:
 
 @kernel_pass
 def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Set first values of reductions of open lengths before their loops.
+    """Set first values of reductions of dynamic lengths before their loops.
 
     LowerInitBlock does in an iteration: there may be none, and a vector of partial sums reaches not all lanes of a
     row that is shorter.
@@ -142,7 +142,7 @@ def _contains(body: Any, node: Any) -> bool:
 def _start_reduction(
     realize: SBlockRealize, around: Sequence[tirx.For]
 ) -> tuple[tirx.For, Any] | None:
-    """Return the outermost loop of a reduction of open length, and the loops that set its first values."""
+    """Return the outermost loop of a reduction of dynamic length, and the loops that set its first values."""
     used: dict[int, set[Any]] = {tirx.IterVar.DataPar: set(), tirx.IterVar.CommReduce: set()}
     for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         used.setdefault(axis.iter_type, set()).update(find_nodes(value, tirx.Var))
@@ -191,7 +191,7 @@ def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize
 
 @kernel_pass
 def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compute the open lengths of a kernel's own buffers once.
+    """Compute the dynamic lengths of a kernel's own buffers once.
 
     Each index repeats them otherwise, and TVM simplifies them in each.
     """
@@ -258,9 +258,9 @@ def _with_local_lengths(body: Any) -> Any:
 
 
 def _bind_divisions(loop: tirx.For) -> tirx.For:
-    """Return a parallel loop that divides its variable by open lengths once.
+    """Return a parallel loop that divides its variable by dynamic lengths once.
 
-    Loops of open lengths that are fused have such indices.
+    Loops of dynamic lengths that are fused have such indices.
     """
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
@@ -289,7 +289,7 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
 
 
 def _guard_divisors(body: Any) -> Any:
-    """Return a statement whose divisions by an open length TVM never takes for one by 0.
+    """Return a statement whose divisions by a dynamic length TVM never takes for one by 0.
 
     It does in what only rows shorter than any would run, and fails (apache-tvm 0.27). Divisors that are data
     stay as they are: they may be negative.
@@ -418,7 +418,7 @@ class _Splitter:
         if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
             return loop
         found = self._find_conditions(loop)
-        # LoopPartition mixes the types of open lengths and others (apache-tvm 0.27)
+        # LoopPartition mixes the types of dynamic lengths and others (apache-tvm 0.27)
         annotations = {
             key: value for key, value in loop.annotations.items() if key != PARTITION_HINT
         }
@@ -507,7 +507,7 @@ class _Splitter:
         return prod(self._numbers.get(size, 0) for size in sizes) if sizes else 0
 
     def _cut_vectors(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
-        """Return the body of a loop over vectors for the last one: a loop over its numbers."""
+        """Return the body of a loop over vectors for the last one: a loop over its values."""
         lanes = {var: condition for condition in found for var in condition.variables}
 
         def cut(lane: tirx.For) -> Any:
@@ -518,7 +518,7 @@ class _Splitter:
             is_masked = may_mask(body, lane.loop_var, self._masked_types)
             return with_fields(
                 lane,
-                extent=condition.rest,
+                extent=condition.tail,
                 kind=tirx.ForKind.SERIAL,
                 body=body,
                 annotations={LAST_LANES: int(lane.extent)} if is_masked else {},
@@ -549,9 +549,9 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
             return None
         lengths[var] = int(loop.extent)
     simplify = tvm.sym.Analyzer().simplify
-    rest = term.b - term.a
+    tail = term.b - term.a
     for var in used:
-        step = simplify(rest - replace_variables(rest, {var: var + 1}))
+        step = simplify(tail - replace_variables(tail, {var: var + 1}))
         if not isinstance(step, tirx.IntImm) or int(step) < 1:
             return None
     last = {var: tirx.IntImm(var.ty.dtype, length - 1) for var, length in lengths.items()}
@@ -560,28 +560,28 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
         term=term,
         variables=lengths,
         is_whole=tirx.LT(simplify(replace_variables(term.a, last)), term.b),
-        rest=simplify(replace_variables(rest, first)),
+        tail=simplify(replace_variables(tail, first)),
     )
 
 
 def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
     """Return a serial loop that ends where a condition on its variable does; None for other conditions."""
-    rests = _unique(condition.rest for condition in found)
+    tails = _unique(condition.tail for condition in found)
     if (
         loop.kind != tirx.ForKind.SERIAL
-        or len(rests) > 1
+        or len(tails) > 1
         or any(condition.variables for condition in found)
         or not _holds_everywhere(loop, [condition.term for condition in found])
     ):
         return None
     var = loop.loop_var
     simplify = tvm.sym.Analyzer().simplify
-    step = simplify(rests[0] - replace_variables(rests[0], {var: var + 1}))
+    step = simplify(tails[0] - replace_variables(tails[0], {var: var + 1}))
     if not isinstance(step, tirx.IntImm) or int(step) != 1:
         return None
-    rest = simplify(replace_variables(rests[0], {var: tirx.IntImm(var.ty.dtype, 0)}))
+    tail = simplify(replace_variables(tails[0], {var: tirx.IntImm(var.ty.dtype, 0)}))
     body = _without(loop.body, [condition.term for condition in found])
-    return with_fields(loop, body=body, extent=tirx.min(loop.extent, rest))
+    return with_fields(loop, body=body, extent=tirx.min(loop.extent, tail))
 
 
 def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
@@ -628,13 +628,13 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
 
     `pixels` is the typical number of those of an image that has one last tile; 0 for rows.
     """
-    rest = found[0].rest
+    tail = found[0].tail
     size = max(length for condition in found for length in condition.variables.values())
-    terms = {var: (condition.term, rest) for condition in found for var in condition.variables}
+    terms = {var: (condition.term, tail) for condition in found for var in condition.variables}
     fewest, most = _count_unrolled(loop.body)
     if fewest == size > _MAX_EXACT_ROWS_OF_LONG_CODE and most > _MAX_STATEMENTS:
         # sums of one vector wait for each other: a few rows take as long as one
-        return _halve_rows(loop, terms, rest, -(-size // 2))
+        return _halve_rows(loop, terms, tail, -(-size // 2))
     *smaller_sizes, largest = _list_rows(size, most)
     if pixels:
         is_rare = pixels > _MIN_TILES_OF_IMAGE * size
@@ -642,18 +642,18 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     body = _with_rows(loop.body, terms, largest)
     for rows in reversed(smaller_sizes):
         smaller = _copy(_with_rows(loop.body, terms, rows))
-        test = tirx.LE(rest, tirx.IntImm(rest.ty.dtype, rows))
+        test = tirx.LE(tail, tirx.IntImm(tail.ty.dtype, rows))
         body = tirx.IfThenElse(test, smaller, body)
     return body
 
 
 def _halve_rows(
-    loop: tirx.For, terms: Mapping[Any, tuple[Any, Any]], rest: Any, rows: int
+    loop: tirx.For, terms: Mapping[Any, tuple[Any, Any]], tail: Any, rows: int
 ) -> tirx.For:
     """Return a loop over the last rows of a tile, half a tile at a time."""
-    dtype = rest.ty.dtype
+    dtype = tail.ty.dtype
     half = tirx.Var(f"{loop.loop_var.name}_half", dtype)
-    count = tirx.floordiv(rest + (rows - 1), tirx.IntImm(dtype, rows))
+    count = tirx.floordiv(tail + (rows - 1), tirx.IntImm(dtype, rows))
     body = _with_rows(loop.body, terms, rows, half * rows)
     return tirx.For(half, tirx.IntImm(dtype, 0), count, tirx.ForKind.SERIAL, body)
 
@@ -685,29 +685,29 @@ def _with_rows(
 ) -> Any:
     """Return the body of a tile with so many rows, of which those beyond the end read the last one.
 
-    The terms are, for the variables of loops over rows, the condition and how many rows are left; `first` is the first
-    row if that is not the first of the tile.
+    The terms are, for the variables of loops over rows, the condition and how many rows are left; `first` is the
+    first row if that is not the first of the tile.
     """
 
     def shorten(loop: tirx.For) -> tirx.For:
         if loop.loop_var not in terms:
             return loop
-        term, rest = terms[loop.loop_var]
+        term, tail = terms[loop.loop_var]
         is_one = rows == 1 and first is None
-        within = _without(loop.body, [term]) if is_one else _clamp(loop, term, rest, first)
+        within = _without(loop.body, [term]) if is_one else _clamp(loop, term, tail, first)
         extent = tirx.IntImm(loop.extent.ty.dtype, rows)
         return with_fields(loop, extent=extent, body=within)
 
     return tvm_ffi.structural_map(body, (tirx.For, shorten))
 
 
-def _clamp(loop: tirx.For, term: Any, rest: Any, first: Any = None) -> Any:
+def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any = None) -> Any:
     """Return the body of a loop over rows in which all rows beyond the end are the last one.
 
-    They compute and store the same numbers as it does. The rows begin at `first`.
+    They compute and store the same values as it does. The rows begin at `first`.
     """
     row = loop.loop_var
-    last = _cast(rest, row.ty.dtype)
+    last = _cast(tail, row.ty.dtype)
     own = tirx.Var(row.name, row.ty.dtype)
 
     def keep(buffer: Any, indices: Sequence[Any]) -> list[Any]:

@@ -39,7 +39,7 @@ def list_terms(condition: Any) -> list[Any]:
 #
 # A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors,
 # and a condition in the last one leaves out what is beyond the end: TVM computes a vector with
-# such a condition number by number. Here the last vector begins at 81 instead: it computes 15
+# such a condition element by element. Here the last vector begins at 81 instead: it computes 15
 # numbers a second time, and has no condition. So does that of a search for the greatest or least
 # number, which may meet a number twice.
 
@@ -83,7 +83,7 @@ def _is_conditional(loop: tirx.For) -> bool:
 
 
 def _find_searched(body: Any) -> Any:
-    """Return the numbers among which a reduction finds the greatest or least ones; None for another body."""
+    """Return the values among which a reduction finds the greatest or least ones; None for another body."""
     if not (
         isinstance(body, tirx.SeqStmt)
         and len(body) == _START_AND_STEP
@@ -159,7 +159,7 @@ def _find_end(condition: Any, lane: Any) -> _End | None:
 def _may_repeat(
     store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], own: Mapping[Any, set[Any]]
 ) -> bool:
-    """Return whether numbers of a row may be computed a second time, after its other vectors.
+    """Return whether elements of a row may be computed a second time, after its other vectors.
 
     The loops over vectors are a nest; buffers that are no parameters are a kernel's own, with the loops within them.
     """
@@ -225,7 +225,7 @@ def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
 
 
 def _mask(loop: tirx.For) -> Any:
-    """Return a loop over the last numbers of a row as one vector."""
+    """Return a loop over the last elements of a row as one vector."""
     store, lane = loop.body, loop.loop_var
     lanes = int(loop.annotations[LAST_LANES])
     ramp = tirx.Ramp(loop.min, tirx.IntImm(lane.ty.dtype, 1), lanes)
@@ -269,7 +269,7 @@ def _mask(loop: tirx.For) -> Any:
 
 
 def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
-    """Return the last index of a vector's first number; None if its numbers do not follow each other."""
+    """Return the last index of a vector's first number; None if its values do not follow each other."""
     *outer, index = indices
     simplify = tvm.sym.Analyzer().simplify
     step = simplify(replace_variables(index, {lane: lane + 1}) - index)

@@ -40,10 +40,10 @@ def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
 
 
 # ---------------------------------------------------------------- strided loads
-# Loads of every second, third or fourth number, or of each number twice: whole vectors of which
+# Loads of every second, third or fourth number, or of each element twice: whole vectors of which
 # numbers are selected.
 #
-# TVM loads such numbers one by one. Pooling with stride 2 and slices with steps read the former,
+# TVM loads such elements one by one. Pooling with stride 2 and slices with steps read the former,
 # and resizing to nearest pixels the latter.
 
 
@@ -66,7 +66,7 @@ def shuffle_strided_loads(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
-    """Return the numbers that a load reads several times each, from one vector."""
+    """Return the values that a load reads several times each, from one vector."""
     terms = _list_summands(index)
     quotients = [term for term in terms if isinstance(term, tirx.FloorDiv)]
     others = [term.value for term in terms if isinstance(term, tirx.Broadcast)]
@@ -84,7 +84,7 @@ def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
         return load
     start = sum(others, ramp.base // count)
     vector = tirx.BufferLoad(load.source, [*load.indices[:-1], tirx.Ramp(start, 1, lanes // count)])
-    # TVM selects at most as many numbers as there are
+    # TVM selects at most as many values as there are
     return tirx.Shuffle([vector] * count, [lane // count for lane in range(lanes)])
 
 
@@ -100,7 +100,7 @@ def _as_number(expr: Any) -> int:
 
 
 def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
-    """Return the numbers that a load reads, selected from vectors that do not reach beyond the tensor."""
+    """Return the values that a load reads, selected from vectors that do not reach beyond the tensor."""
     stride, lanes = _as_number(index.stride), int(index.lanes)
     if not 1 < stride <= MAX_STRIDE:
         return load
@@ -108,7 +108,7 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
     is_known = isinstance(extent, tirx.IntImm)
     if not is_known or analyzer.const_int_bound(index.base).max_value + end > int(extent):
         end -= stride - 1
-    # whole vectors, so that loads of the numbers between them read the same ones
+    # whole vectors, so that loads of the values between them read the same ones
     starts = [min(n * lanes, end - lanes) for n in range(stride)]
     outer = list(load.indices[:-1])
     vectors = [
@@ -141,29 +141,29 @@ def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     lanes = find_multiplicand_lanes(function.attrs["target"].attrs)
     analyzer = know_loops(function)
 
-    def take(factor: tirx.Broadcast) -> Any:
-        return _take_from_lane(factor, lanes, analyzer)
+    def take(multiplicand: tirx.Broadcast) -> Any:
+        return _take_from_lane(multiplicand, lanes, analyzer)
 
     body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, take))
     return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _take_words_from_lanes)))
 
 
-def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
+def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
     """Return a vector of one loaded number, selected from a vector whose place is a multiple of its lanes.
 
     It is the same expression where the lane is not known, or the tensor may end within that vector.
     """
-    load = factor.value
+    load = multiplicand.value
     dtype = str(load.source.dtype) if isinstance(load, tvm.ir.TensorLoad) else ""
     lanes *= _LANES_PER_FLOAT32.get(dtype, 0)
-    count = _as_number(factor.lanes)
+    count = _as_number(multiplicand.lanes)
     # several vectors that a loop computes side by side have one factor
     if not lanes or not count or count % lanes:
-        return factor
+        return multiplicand
     *outer, index = load.indices
-    lane = _find_rest(index, lanes, analyzer)
-    if lane is None or _find_rest(load.source.ty.shape[-1], lanes, analyzer) != 0:
-        return factor
+    lane = _find_tail(index, lanes, analyzer)
+    if lane is None or _find_tail(load.source.ty.shape[-1], lanes, analyzer) != 0:
+        return multiplicand
     start = analyzer.simplify(index - lane)
     vector = tirx.BufferLoad(load.source, [*outer, tirx.Ramp(start, 1, lanes)])
     # TVM selects no more lanes than there are
@@ -195,15 +195,15 @@ class _Word(NamedTuple):
         return str(self.load.ty.dtype) == "float32"
 
     @classmethod
-    def read(cls, factor: tirx.Broadcast) -> _Word | None:
+    def read(cls, multiplicand: tirx.Broadcast) -> _Word | None:
         """Return the word in all lanes of a vector; None for other vectors."""
-        is_word = operator_name(factor.value) == _REINTERPRET
-        load = factor.value.args[0] if is_word else factor.value
+        is_word = operator_name(multiplicand.value) == _REINTERPRET
+        load = multiplicand.value.args[0] if is_word else multiplicand.value
         if not isinstance(load, tvm.ir.TensorLoad):
             return None
         dtype, index = load.ty.dtype, load.indices[-1]
         if not is_word:
-            is_float = str(dtype) == "float32" and _as_number(factor.lanes) == _FLOAT_LANES
+            is_float = str(dtype) == "float32" and _as_number(multiplicand.lanes) == _FLOAT_LANES
             return cls(load, index, _FLOAT_BYTES, _FLOAT_BYTES) if is_float else None
         if dtype.bits != _BYTE_BITS or dtype.lanes not in _WORD_BYTES:
             return None
@@ -227,12 +227,15 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
     """
     if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
-    found = [(factor, _Word.read(factor)) for factor in find_nodes(loop.body, tirx.Broadcast)]
+    found = [
+        (multiplicand, _Word.read(multiplicand))
+        for multiplicand in find_nodes(loop.body, tirx.Broadcast)
+    ]
     # numbers that a condition guards are not read without it
     is_guarded = any(operator_name(c) == IF_THEN_ELSE for c in find_nodes(loop.body, tvm.ir.Call))
     words = {
-        factor: word
-        for factor, word in found
+        multiplicand: word
+        for multiplicand, word in found
         if word is not None and not (is_guarded and word.is_float)
     }
     analyzer, lanes = tvm.sym.Analyzer(), {}
@@ -241,19 +244,21 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
         addresses = _arrange_vectors(sorted(set(group.values())), words[first].size)
         if words[first].is_float and len(set(addresses.values())) == len(addresses):
             continue
-        for factor, offset in group.items() if addresses else ():
-            word, start = words[factor], addresses[offset]
+        for multiplicand, offset in group.items() if addresses else ():
+            word, start = words[multiplicand], addresses[offset]
             index = analyzer.simplify(words[first].index + start // word.element)
             ramp = tirx.Ramp(index, 1, _VECTOR_BYTES // word.element)
             whole = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
             lane = (offset - start) // word.size
-            if operator_name(factor.value) == _REINTERPRET:
-                dtype = f"{factor.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
+            if operator_name(multiplicand.value) == _REINTERPRET:
+                dtype = f"{multiplicand.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
                 whole = tirx.reinterpret(dtype, whole)
-            lanes[factor] = tirx.Shuffle([whole], [lane] * _as_number(factor.lanes))
+            lanes[multiplicand] = tirx.Shuffle([whole], [lane] * _as_number(multiplicand.lanes))
     if not lanes:
         return loop
-    return tvm_ffi.structural_map(loop, (tirx.Broadcast, lambda factor: lanes.get(factor, factor)))
+    return tvm_ffi.structural_map(
+        loop, (tirx.Broadcast, lambda multiplicand: lanes.get(multiplicand, multiplicand))
+    )
 
 
 def _group_words(
@@ -261,16 +266,16 @@ def _group_words(
 ) -> list[dict[tirx.Broadcast, int]]:
     """Return words of one tensor at known distances, each with the bytes from the first of them."""
     groups: list[dict[tirx.Broadcast, int]] = []
-    for factor, word in words.items():
+    for multiplicand, word in words.items():
         for group in groups:
             distance = word.distance(words[next(iter(group))], analyzer)
             if distance is not None:
-                group[factor] = distance
+                group[multiplicand] = distance
                 break
         else:
-            groups.append({factor: 0})
+            groups.append({multiplicand: 0})
     return [
-        {factor: offset - min(group.values()) for factor, offset in group.items()}
+        {multiplicand: offset - min(group.values()) for multiplicand, offset in group.items()}
         for group in groups
     ]
 
@@ -296,15 +301,15 @@ def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
     return addresses
 
 
-def _find_rest(value: Any, divisor: int, analyzer: Any) -> int | None:
+def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
     """Return an integer modulo a number; None where it is not always the same."""
     steps = analyzer.modular_set(value)
     return None if int(steps.coeff) % divisor else int(steps.base) % divisor
 
 
 # ---------------------------------------------------------------- first values of sums
-# Sums of products from which numbers are subtracted at the end, as the zero point of quantized data asks for: they
-# begin at these numbers in place of 0, which costs no instruction.
+# Sums of products from which values are subtracted at the end, as the zero point of quantized data asks for: they
+# begin at these values in place of 0, which costs no instruction.
 
 
 class _Address(NamedTuple):
@@ -549,7 +554,7 @@ def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
 
 
 # ---------------------------------------------------------------- narrow stores
-# Stores of words of bytes that lie next to each other, as points of a tile are stored after rounding: the numbers
+# Stores of words of bytes that lie next to each other, as points of a tile are stored after rounding: the values
 # are narrowed in whole vectors, and stored together.
 #
 # LLVM 22 narrows each word by itself, with three instructions; four words together take three, too.
@@ -610,15 +615,15 @@ def _join_run(run: Sequence[tirx.BufferStore]) -> list[tirx.BufferStore]:
     known = [int(step) for step in steps if isinstance(step, tirx.IntImm)]
     if len(set(known)) < len(run):
         return list(run)
-    rest = sorted(zip(known, range(len(run)), strict=True))
+    tail = sorted(zip(known, range(len(run)), strict=True))
     joined = []
-    while rest:
-        first = rest[0][0]
-        ends = {n: first + (n - 1) * width for n in _STORED_WORDS if n <= len(rest)}
-        count = next((n for n, end in ends.items() if rest[n - 1][0] == end), 1)
-        group = [run[position] for _, position in rest[:count]]
-        joined.append(_join(group, starts[rest[0][1]], width) if count > 1 else group[0])
-        rest = rest[count:]
+    while tail:
+        first = tail[0][0]
+        ends = {n: first + (n - 1) * width for n in _STORED_WORDS if n <= len(tail)}
+        count = next((n for n, end in ends.items() if tail[n - 1][0] == end), 1)
+        group = [run[position] for _, position in tail[:count]]
+        joined.append(_join(group, starts[tail[0][1]], width) if count > 1 else group[0])
+        tail = tail[count:]
     return joined
 
 
@@ -627,7 +632,7 @@ def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.Bu
     vectors = [store.value.value for store in stores]
     dtype, bits = stores[0].value.ty.dtype, 32
     while bits > _BYTE_BITS:
-        # halves of numbers are selected, because LLVM narrows four vectors at once by a table of registers
+        # halves of values are selected, because LLVM narrows four vectors at once by a table of registers
         bits //= 2
         narrow = f"int{bits}x{_VECTOR_BYTES * _BYTE_BITS // bits}"
         halves = [tirx.reinterpret(narrow, vector) for vector in vectors]

@@ -30,7 +30,8 @@ Size = int | str
 class Dimension(NamedTuple):
     """A size that each call of a library chooses. Its name is an identifier.
 
-    All sizes are multiples of `multiple_of`, `min` and `max` included. Kernels are fast at the largest size of `tune_at`.
+    All sizes are multiples of `multiple_of`, `min` and `max` included. Kernels are fast at the largest size of
+    `tune_at`.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Dimension(NamedTuple):
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
-    Where sizes are open, `shape` is the largest one, and `sizes` has them, those of an input as numbers or
+    With dynamic shapes, `shape` is the largest one, and `sizes` has them, those of an input as numbers or
     names of dimensions. The size of `bounded_axis` is known only after a call, and at most that of the shape;
     only axes of one element are before it.
     """

@@ -229,7 +229,7 @@ def shape_text(sizes: Sequence[Any]) -> str:
 
 
 def unfixed_text(sizes: Sequence[Any]) -> str:
-    """Return which dimensions leave sizes open that an operator needs as numbers."""
+    """Return which dimensions make sizes dynamic that an operator needs as constants."""
     names = {str(var.name) for size in sizes for var in list_symbols(size)}
     have = "has" if len(names) == 1 else "have"
     return f"{names_text(sorted(names))} {have} no fixed size, and it needs one"
@@ -238,7 +238,7 @@ def unfixed_text(sizes: Sequence[Any]) -> str:
 def tensor_spec(
     name: str, kind: Any, largest: Mapping[str, int] = MappingProxyType({})
 ) -> TensorSpec:
-    """Return a tensor of a model with its shape, and its sizes where some are open."""
+    """Return a tensor of a model with its shape, and its sizes where some are dynamic."""
     sizes = sizes_of(SimpleNamespace(ty=kind))
     try:
         texts = tuple(map(size_text, sizes)) if sizes is not None else None

@@ -1,7 +1,7 @@
 """Runs the reference in a process of its own, isolated from the one that compares.
 
-Both sides exchange framed JSON and arrays, no pickle. Imports no framework but numpy, because some must be set up before
-anything else is imported.
+Both sides exchange framed JSON and arrays, no pickle. Imports no framework but numpy, because some must be set up
+before anything else is imported.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class ReferenceProcess:
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
-    """Return whether an input may have a shape; the framework itself checks that open sizes agree."""
+    """Return whether an input may have a shape; the framework itself checks that dynamic shapes agree."""
     sizes = spec.sizes or spec.shape
     return len(shape) == len(sizes) and all(
         isinstance(size, str) or size == actual for size, actual in zip(sizes, shape, strict=True)
@@ -184,8 +184,8 @@ def start(
 ) -> Iterator[ReferenceProcess]:
     """Run a reference process while the block runs; it also ends with this process.
 
-    The module `worker` calls `serve`, and loads the model from the first message. The log is in the folder `scratch`, and
-    `install` is the command that installs the framework.
+    The module `worker` calls `serve`, and loads the model from the first message. The log is in the folder `scratch`,
+    and `install` is the command that installs the framework.
 
     Raises:
         StageError: when the framework rejects the model.

@@ -153,12 +153,12 @@ class InputRequest(NamedTuple):
     """The fields of an input in a recipe; None for those that are left to the model.
 
     Attributes:
-        shape: Its shape; where sizes are open, the largest one.
+        shape: Its shape; with dynamic shapes, the largest one.
         value: The constant that it is bound to: a number, a truth value, or nested lists of them.
             A number fills the shape.
         range: Minimum and maximum of random inputs.
         image: How an image becomes this input.
-        sizes: Its sizes where some are open, each a number or the name of a dimension; else empty.
+        sizes: Its sizes where some are dynamic, each a number or the name of a dimension; else empty.
         dimensions: The dimensions that its sizes name.
     """
 

@@ -60,7 +60,7 @@ def find_input_problems(
             f", with a number for each {SIZE}" if any(line.needs_size for line in lines) else ""
         )
         text = "\n".join(["inputs:", *(line.text for line in lines)])
-        text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
+        text = f"the model has dynamic dimensions; write this in the recipe{advice}:\n\n{text}"
         if open_lines := suggest_dimensions(inputs, requests):
             section = "\n".join(open_lines)
             advice = f", with the largest one for each {SIZE}" if SIZE in section else ""
@@ -233,7 +233,7 @@ def _holds(dtype: str, number: float) -> bool:
 
 
 def _shape_problem(value: ModelInput, request: InputRequest) -> str:
-    """Return why an input has no shape to compile for, or an empty string; sizes that are open are none."""
+    """Return why an input has no shape to compile for, such as a dynamic one; else an empty string."""
     name, dims, shape = quoted(value.name), value.dims, _requested_shape(request)
     if dims is not None and 0 in dims:
         return f"input {name} has shape {dimensions_text(dims)}, which is empty: export the model with another size"
@@ -305,7 +305,7 @@ def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[Siz
             for dim, size in zip(value.dims or (), shape, strict=False)
             if isinstance(size, str) and not _is_free(dim)
         ]
-        advice = f": export it with open sizes for {names_text(fixed)}" if fixed else ""
+        advice = f": export it with dynamic dimensions for {names_text(fixed)}" if fixed else ""
         return f"{text}which {sizes} does not fit{advice}"
     advice = "" if shape else "; a number fills the `shape` that stands beside it"
     return f"{text}and the value has shape {list(shape)}{advice}"
@@ -351,7 +351,7 @@ def suggest_inputs(
 
 
 def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
-    """Return `dimensions` and `inputs` that keep all free sizes open; nothing where some are chosen."""
+    """Return `dimensions` and `inputs` that keep all dynamic dimensions; nothing where some are fixed."""
     pairs = [pair for pair in _pair(inputs, requests) if not pair[0].problem]
     free = [pair for pair in pairs if pair[0].dims is None or any(map(_is_free, pair[0].dims))]
     if any(_requested_shape(request) is not None for _, request in free):

@@ -1,9 +1,9 @@
-"""Open sizes in a model's IR: the dimensions of `main`, and sizes that are expressions of them.
+"""Dynamic shapes in a model's IR: the dimensions of `main`, and sizes that are expressions of them.
 
 A dimension is a variable in the shapes of the inputs, named like it. `main` carries the dimensions in an
 attribute, so that all passes know the ranges.
 
-A kernel has variables of its own. `with_numbers` gives each kernel an attribute with numbers for them, by
+A kernel has variables of its own. `with_numbers` gives each kernel an attribute with values for them, by
 which schedule rules estimate; what these generate holds for all sizes.
 """
 
@@ -34,14 +34,14 @@ DIMENSIONS: Final = "tvmflow.dimensions"
 """The attribute of `main`: for each dimension its name, then minimum, maximum, multiple, and sizes to tune at."""
 
 DYNAMIC_SHAPES: Final = "tvmflow.open_sizes"
-"""The attribute of a kernel with open sizes: a number for each variable in its shapes, for decisions."""
+"""The attribute of a kernel with dynamic shapes: a tuning size for each variable in its shapes."""
 
 TUNED_SIZES: Final = "tvmflow.tuned_sizes"
-"""The attribute beside it: for each variable the numbers at which schedules are measured, then one at which alone
+"""The attribute beside it: for each variable the sizes at which schedules are measured, then one at which alone
 their values are compared."""
 
 MULTIPLES: Final = "tvmflow.multiples"
-"""The attribute of a kernel with a number for each variable in its shapes that is always a multiple of it."""
+"""The attribute of a kernel with a known divisor of each variable in its shapes."""
 
 IrSize = Any
 """An int, or an expression of TIR over the dimensions."""
@@ -94,7 +94,7 @@ def read_dimensions(function: relax.Function) -> tuple[Dimension, ...]:
 
 
 def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
-    """Return an imported model with numbers in place of all its dimensions."""
+    """Return an imported model with constants in place of all its dimensions."""
     main = mod["main"].bind_symbolic_vars(dict(sizes)).without_attr(DIMENSIONS)
     return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main})
 
@@ -168,7 +168,7 @@ def _text(size: Any) -> str:
 
 
 class TuningSizes:
-    """Numbers in place of open sizes, for decisions of one kernel for all sizes; `sizes` are others."""
+    """Numbers in place of dynamic shape, for decisions of one kernel for all sizes; `sizes` are others."""
 
     def __init__(self, function: relax.Function, sizes: Mapping[str, int] | None = None) -> None:
         self._values = sizes or {
@@ -185,7 +185,7 @@ class TuningSizes:
         return size if isinstance(size, int) else evaluate(_text(size), self._values)
 
     def shape(self, expr: Any) -> tuple[int, ...] | None:
-        """Return the shape of a tensor with numbers in place of open sizes.
+        """Return the shape of a tensor with tuning sizes in place of dynamic ones.
 
         None where `sizes_of` has none, and where sizes depend on data.
         """
@@ -287,7 +287,7 @@ def list_size_variables(kernel: tirx.PrimFunc) -> list[Any]:
 
 
 def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a lowered module whose kernels with open sizes have numbers for them in attributes."""
+    """Return a lowered module whose kernels with dynamic shapes have numbers for them in attributes."""
     main = mod["main"]
     dimensions = read_dimensions(main)
     if not dimensions:

@@ -12,7 +12,8 @@ from tvm import relax
 
 from tvmflow.graph import ir
 
-# They turn numbers into flags or integers element by element: of interest only where the result is returned, or selects.
+# They turn numbers into flags or integers element by element: of interest only where the result is returned, or
+# selects.
 _ELEMENTWISE: Final = ir.operators(
     "astype equal not_equal less less_equal greater greater_equal isnan isinf isfinite"
 )
@@ -111,7 +112,7 @@ def _is_number(expr: Any, reader: str) -> bool:
 
 
 def find_quantized(main: relax.Function) -> list[Any]:
-    """Return, in order, the variables of an imported `main` that are numbers rounded to bytes.
+    """Return, in order, the variables of an imported `main` that are rounded to 8 bits.
 
     The numbers are computed.
     """

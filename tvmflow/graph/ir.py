@@ -100,8 +100,8 @@ class DataFlow:
     """
 
     def __init__(self, function: relax.Function) -> None:
-        # By hash, which is the object: to compare variables, most of all those of open sizes, takes longer than all
-        # else here. The function keeps them.
+        # By hash, which is the object: to compare variables, most of all those of dynamic shape, takes longer than
+        # all else here. The function keeps them.
         self._function = function
         self._weights = set(map(hash, list_weights(function)))
         self.values: dict[Any, Any] = {}
@@ -325,7 +325,7 @@ def is_size(param: Any) -> bool:
 def is_view(function: tirx.PrimFunc) -> bool:
     """Return whether a kernel only copies its one input to its output, so that both can be one tensor.
 
-    Of some with open sizes, TVM's analysis fails (apache-tvm 0.27): those may do something else.
+    Of some with dynamic shapes, TVM's analysis fails (apache-tvm 0.27): those may do something else.
     """
     tensors = [param for param in function.params if not is_size(param)]
     # a copy of the first elements, as of blocks without their padding, has the pattern of a reshape, too
@@ -338,7 +338,7 @@ def is_view(function: tirx.PrimFunc) -> bool:
 
 
 def _have_same_length(first: Any, second: Any) -> bool:
-    """Return whether two shapes have the same number of elements, whatever their open sizes are."""
+    """Return whether two shapes have the same number of elements, whatever their dynamic shapes are."""
     if not any(map(is_dynamic, (*first, *second))):
         return prod(map(int, first)) == prod(map(int, second))
     lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]

@@ -1,6 +1,6 @@
 """Marks of Relax calls: the nodes of the user's model that each one computes.
 
-The marks of a call are numbers in its span, which no structural equality, key or generated code
+The marks of a call are values in its span, which no structural equality, key or generated code
 depends on. TVM's passes copy spans, or keep the variable that a call is bound to.
 """
 

@@ -264,7 +264,7 @@ def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     else:
         return
     yield (
-        f"{planned.where(target)}: targets: '{target.name}' cannot have the open sizes of {names_text(names)}: {reason}; "
+        f"{planned.where(target)}: targets: '{target.name}' does not support the dynamic dimensions {names_text(names)}: {reason}; "
         "write numbers in their place in a recipe or variant for this target (`variants: {NAME: {inputs: …}}`)"
     )
 

@@ -74,7 +74,7 @@ class Choices(NamedTuple):
     """The choices of a user for a recipe.
 
     Attributes:
-        is_dynamic: Whether sizes that the model leaves open stay so, as dimensions.
+        is_dynamic: Whether dynamic dimensions of the model stay dynamic.
         is_quantized: Whether the model becomes one of integers.
     """
 
@@ -91,7 +91,8 @@ class NewRecipe(NamedTuple):
     Attributes:
         open_lines: The lines with SIZE in them, in place of sizes that nobody says.
         open_shapes: The shapes of the inputs of these lines.
-        batches_of_one: The inputs whose open batch size became 1, with their shapes in the model and in the recipe.
+        batches_of_one: The inputs whose dynamic batch size became 1, with their shapes in the model and in the
+            recipe.
     """
 
     text: str
@@ -100,7 +101,7 @@ class NewRecipe(NamedTuple):
     batches_of_one: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({})
 
     def describe_batch(self) -> list[str]:
-        """Return a sentence about open sizes that became 1, and how to choose another one; else nothing."""
+        """Return a sentence about dynamic shapes that became 1, and how to choose another one; else nothing."""
         if not self.batches_of_one:
             return []
         names = names_text(
@@ -109,7 +110,7 @@ class NewRecipe(NamedTuple):
         name, (_, shape) = next(iter(self.batches_of_one.items()))
         other = ",".join(_OTHER_BATCH if size == "1" else size for size in shape)
         return [
-            f"the model leaves its batch size open, and it is 1 here: {names}; "
+            f"the batch size is dynamic in the model and 1 here: {names}; "
             f"for another one: --shape {name}={other}"
         ]
 
@@ -308,7 +309,7 @@ def _check_readable(text: str, open_lines: Sequence[int]) -> None:
 
 
 def _list_free(value: ModelInput) -> list[str]:
-    """Return what a recipe has for the sizes that a model leaves open."""
+    """Return the recipe's lines about dynamic dimensions of the model."""
     pairs = zip(value.dims or (), suggest_shape(value), strict=True)
     return [suggested for size, suggested in pairs if str(size) != suggested]
 
@@ -327,14 +328,14 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
 
 
 def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[InputLine]:
-    """Return the lines of `dimensions` and `inputs` for the sizes that a model leaves open."""
+    """Return the lines of `dimensions` and `inputs` for dynamic dimensions of the model."""
     if any(request.shape for request in requests):
         text = "--open and --shape exclude each other"
         raise UsageError(text, fix="write numbers in the recipe for the sizes that are fixed")
     lines = suggest_dimensions(model.inputs, requests)
     if not lines:
         raise UsageError(
-            "--open: the model leaves no sizes open",
+            "--open: the model has no dynamic dimensions",
             fix="leave --open out, or export the model with dynamic dimensions",
         )
     return [InputLine(line, needs_size=SIZE in line) for line in lines]
@@ -343,7 +344,7 @@ def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[Inp
 def _head_inputs(inputs: Sequence[InputLine], *, is_dynamic: bool) -> list[str]:
     has_sizes = any(line.needs_size for line in inputs)
     number = "the largest size" if is_dynamic else "a number"
-    note = f"# The model leaves sizes open: write {number} in place of each {SIZE}."
+    note = f"# The model has dynamic dimensions: write {number} in place of each {SIZE}."
     title = [] if is_dynamic or not inputs else ["inputs:"]
     return [*([note] if has_sizes else []), *title]
 

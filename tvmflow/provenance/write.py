@@ -513,7 +513,7 @@ def _image_call(lineage: Lineage) -> str:
 
 
 def _feed(signature: Mapping[str, Json]) -> str:
-    """Return an expression for inputs of zeros, the smallest where sizes are open."""
+    """Return an expression for inputs of zeros, the smallest with dynamic shapes."""
     inputs, dimensions = signature["inputs"], signature.get("dimensions", ())
     if len(inputs) > _FEW_INPUTS and not dimensions:
         return "{tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}"

@@ -173,9 +173,9 @@ def _find_range_problem(size: str, dimensions: Mapping[str, DimensionSpec]) -> s
 
 
 def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> None:
-    """Check that images become an input whose batch alone is open."""
+    """Check that images become an input whose batch alone is dynamic."""
     if any(isinstance(size, str) for size in request.sizes[1:]):
-        text = "makes images of one size, and the input has an open one besides its batch: leave one of them out"
+        text = "makes images of one size, and the input has a dynamic dimension besides its batch: remove one of them"
         raise field_error(text, *loc, "image")
     if spec.image is not None and spec.dtype is not None:
         try:

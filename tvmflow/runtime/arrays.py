@@ -168,7 +168,7 @@ def match_inputs(
 
 
 def _is_dense(value: Any, spec: TensorSpec) -> bool:
-    """Return whether a value is an array as kernels read it; open sizes are checked elsewhere."""
+    """Return whether a value is an array as kernels read it; dynamic shapes are checked elsewhere."""
     import numpy as np
 
     return (
@@ -232,7 +232,7 @@ def _match(
     return arrays, problems
 
 
-# ---------------------------------------------------------------- tensors of open sizes
+# ---------------------------------------------------------------- tensors of dynamic shape
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -321,7 +321,7 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
     """Check the dimensions of a signature, and the sizes that depend on them.
 
     Returns:
-        The bytes of all inputs and outputs of open sizes, at most.
+        The bytes of all inputs and outputs of dynamic shape, at most.
 
     Raises:
         ValueError: They are none that tvmflow writes.
@@ -354,7 +354,7 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
 
 
 def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) -> int:
-    """Return the bytes of a tensor of open sizes, at most."""
+    """Return the bytes of a tensor of dynamic shape, at most."""
     if len(spec.sizes) != len(spec.shape) or not all(
         type(size) in (int, str) for size in spec.sizes
     ):
@@ -369,6 +369,6 @@ def list_codes(dimensions: Sequence[Dimension]) -> list[tuple[Any, ...]]:
 
 
 def describe_in_c(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor as a C library describes it: open sizes are -1."""
+    """Return a tensor as a C library describes it: dynamic shapes are -1."""
     shape = tuple(-1 if isinstance(size, str) else size for size in _sizes_of(spec))
     return spec._replace(shape=shape, sizes=())

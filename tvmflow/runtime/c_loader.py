@@ -212,7 +212,7 @@ class NativeProgram:
 
     Attributes:
         threads: The threads of each call, at most.
-        dynamic_tensors: The inputs and outputs where sizes are open; else None.
+        dynamic_tensors: The inputs and outputs with dynamic shapes; else None.
         level: The level of CPUs whose code it runs; empty for a library with code for one CPU.
 
     Raises:
@@ -252,7 +252,7 @@ class NativeProgram:
         return other
 
     def _check_dimensions(self) -> None:
-        """Check that the same sizes are open in the library as in the signature; else BundleError."""
+        """Check that library and signature have the same dynamic dimensions; else BundleError."""
         if self.dynamic_tensors is None and not self.dimension_names:
             return
         if self.dynamic_tensors is not None:

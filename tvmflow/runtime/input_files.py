@@ -61,7 +61,7 @@ def read_inputs(
 
     An npz file has an array for each input, by name; any other file has one: an npy file, numbers
     as text, or images, which become the input by the model's preprocessing. Several images are for
-    one input. Where sizes are open, files have their own.
+    one input. With dynamic shapes, files have their own.
 
     Raises:
         UsageError: when a file is missing, cannot be read, or does not fit.
@@ -196,7 +196,7 @@ def _read_text(content: bytes, file: InputFile, spec: TensorSpec) -> Array:
 
 
 def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int, ...]:
-    """Return the shape of so many numbers for an input; UsageError when more than one size is open."""
+    """Return the shape of so many numbers for an input; UsageError when more than one size is dynamic."""
     fixed = math.prod(size for size in spec.sizes if isinstance(size, int))
     names = [size for size in spec.sizes if isinstance(size, str)]
     if len(names) > 1 or not all(map(is_name, names)):

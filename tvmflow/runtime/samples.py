@@ -148,7 +148,7 @@ def make_samples(
 ) -> Samples:
     """Return arrays by name, divided into batches; the last sample fills up the last batch.
 
-    Where sizes are open, those of the arrays are taken, and the last batch has the samples that are left, as far
+    With dynamic shapes, those of the arrays are taken, and the last batch has the samples that are left, as far
     as the dimension allows. Arrays of different sizes are named `NUMBER/INPUT`: all of one number are a batch.
 
     Where an array has one axis more than its input, that axis, the first, is the samples, as of a state whose own

@@ -213,7 +213,7 @@ class VirtualMachine:
         self._weights = tuple(weights)
         self._lock = threading.Lock()
         self._specs = tuple(inputs)
-        # those of open sizes are made for the shapes of a call
+        # those of dynamic shape are made for the shapes of a call
         fixed = [] if any(spec.sizes for spec in inputs) else self._specs
         self._shapes = [spec.shape for spec in fixed]
         self._buffers = [InputBuffer(spec, device) for spec in fixed]

@@ -145,7 +145,7 @@ class BuildFacts(NamedTuple):
         kernels: How many kernels it has.
         schedule_rules: The kernels of each schedule rule.
         unscheduled_shares: The estimated share of the time of each kernel without a schedule; None
-            where it depends on open sizes or on data.
+            where it depends on dynamic shapes or on data.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
         runtime: What executes the library.
         needs_tvm_for: The operator that needs TVM's runtime; empty for none.

@@ -107,7 +107,7 @@ class SizeTimes(TypedDict):
 
 
 class _OpenJudgement(TypedDict, total=False):
-    """A kernel with open sizes: times of the winner, and what is `wrong` with finalists' values."""
+    """A kernel with dynamic shapes: times of the winner, and what is `wrong` with finalists' values."""
 
     sizes: list[SizeTimes]
     wrong: list[str]
@@ -182,8 +182,8 @@ class PickBestFacts(NamedTuple):
         peak_gflops: The peak of the machine; None where it is not known.
         threads: The threads that kernels ran with; None where nothing was measured.
         library: What became of the whole library.
-        size_speedups: For each tuned kernel with open sizes, the speedup at each size to tune at.
-        wrong: For kernels with open sizes, what is wrong with the values of schedules that are banned for it.
+        size_speedups: For each tuned kernel with dynamic shapes, the speedup at each size to tune at.
+        wrong: For kernels with dynamic shapes, what is wrong with the values of schedules that are banned for it.
     """
 
     tuned: int
@@ -630,8 +630,8 @@ LIBRARY_SLOWER: Final = "the library is not faster"
 NEGLIGIBLE: Final = "its gain is negligible"
 """Why a kernel has its untuned schedule, though it is faster tuned when it runs alone."""
 
-# Where kernels together save a smaller share of a call, the positions of code and data in memory decide which library is
-# faster, and another build has others.
+# Where kernels together save a smaller share of a call, the positions of code and data in memory decide which library
+# is faster, and another build has others.
 _MIN_LIBRARY_GAIN: Final = 0.01
 # Two compilations of the model, and its calls.
 _TIMEOUT_S: Final = 1800.0

@@ -487,7 +487,7 @@ def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
     count = count_text(len(dynamic), "workload")
     verb = "has" if len(dynamic) == 1 else "have"
     return [
-        f"{count} {verb} open sizes: each schedule is measured at {'; '.join(dynamic[0].sizes)}"
+        f"{count} {verb} dynamic shapes: each schedule is measured at {'; '.join(dynamic[0].sizes)}"
     ]
 
 

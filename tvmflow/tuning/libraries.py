@@ -3,7 +3,7 @@
 A schedule that wins alone, with its data in the cache, may lose between other kernels, and an operator computed
 otherwise shares layouts with its neighbors. So each kernel is timed once more where it will run, what loses there is
 left out, and both libraries are called interleaved. Their weights are random: no time depends on them, so that a
-model with new weights has the same choice. A library with open sizes is measured at each size to tune at.
+model with new weights has the same choice. A library with dynamic shapes is measured at each size to tune at.
 """
 
 from __future__ import annotations

@@ -390,8 +390,8 @@ _SLOW_S: Final = 0.1
 _MAX_ROUNDS_FACTOR: Final = 4
 _MAX_SECONDS: Final = 5.0
 MIN_GAIN: Final = 0.02
-# Sums in another order differ by less than this share of the largest value, those of float16 by less than ten times as
-# much.
+# Sums in another order differ by less than this share of the largest value, those of float16 by less than ten times
+# as much.
 _MAX_ERROR: Final = 1e-3
 
 
@@ -498,8 +498,8 @@ def _build_or_none(request: FinalistsRequest, trace: Json) -> Any:
 def find_wrong_values(mod: tvm.IRModule, untuned: Any, kernel: Any) -> str:
     """Return how values of a kernel differ from those of the untuned one; empty if they do not.
 
-    A schedule for open sizes is found by its times at a few of them. It is called at these, and at one that no tile
-    divides. One for a device is called at its sizes: where threads miss a barrier, the driver does not say so.
+    A schedule for dynamic shapes is found by its times at a few of them. It is called at these, and at one that no
+    tile divides. One for a device is called at its sizes: where threads miss a barrier, the driver does not say so.
 
     Args:
         mod: The workload; of one for a CPU with fixed sizes nothing is compared here.

@@ -67,7 +67,7 @@ class Roofline(NamedTuple):
 
         Args:
             mod: The saved module of the workload.
-            flops: Arithmetic operations of one call; those at open sizes are counted anew.
+            flops: Arithmetic operations of one call; those at dynamic shapes are counted anew.
         """
         import tvm
 

@@ -4,7 +4,7 @@ A workload is a kernel with normalized names. Its key is the digest of its struc
 layers of one shape are one workload, in one model or in two. Everything that tuning stores
 (traces refer to blocks by name) is about the normalized form, never about the model's own.
 
-A kernel with open sizes carries the numbers at which it is measured, for variables that are named in the
+A kernel with dynamic shapes carries the numbers at which it is measured, for variables that are named in the
 order of its shapes: it has one key whatever a recipe calls its dimensions, and another for other numbers.
 """
 
@@ -37,7 +37,7 @@ class Workload(NamedTuple):
     Attributes:
         names: The functions of the lowered module that share it.
         weight: Calls in one inference.
-        flops: Arithmetic operations of one call; of one with open sizes the geometric mean.
+        flops: Arithmetic operations of one call; of one with dynamic shapes the geometric mean.
         untunable_reason: The reason why no schedule is searched for it; otherwise empty.
         mod: The saved normalized module; empty for a library function that TVM only calls.
         has_dynamic_shape: Whether each call chooses sizes of it.
@@ -95,7 +95,7 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     return _with_size_numbers(normalized, sizes) if sizes else normalized
 
 
-# ---------------------------------------------------------------- open sizes
+# ---------------------------------------------------------------- dynamic shapes
 
 
 class _SizeNumbers(NamedTuple):
@@ -106,7 +106,7 @@ class _SizeNumbers(NamedTuple):
 
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
-    """Return the numbers of a kernel's open sizes, in their order; none where one is not known."""
+    """Return the numbers of a kernel's dynamic shapes, in their order; none where one is not known."""
     from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}

@@ -1,4 +1,4 @@
-// Uses the interface of a model of open sizes: writes outputs of many sizes to a file, and prints what each misuse is
+// Uses the interface of a model of dynamic shape: writes outputs of many sizes to a file, and prints what each misuse is
 // answered with.
 
 #include <net.hpp>

@@ -16,7 +16,7 @@ from tvmflow.core.types import Dimension, Size, TensorSpec
 
 
 class DynamicNetwork(NamedTuple):
-    """A network with open sizes.
+    """A network with dynamic shapes.
 
     Attributes:
         model: The network, with names in place of some sizes.

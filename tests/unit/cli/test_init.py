@@ -118,7 +118,7 @@ def test_open_sizes_are_to_be_filled_in(folder: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert f"a number in place of each SIZE (ids-model.tvmflow.yaml:{number})" in out
     sentence = (
-        "the model leaves its batch size open, and it is 1 here: ids ['batch', 'length', 4]; "
+        "the batch size is dynamic in the model and 1 here: ids ['batch', 'length', 4]; "
         "for another one: --shape ids=8,SIZE,4"
     )
     assert out.count(sentence) == 1

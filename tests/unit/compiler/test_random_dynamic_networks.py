@@ -34,7 +34,7 @@ TOLERANCE = 4e-5
 
 
 def check(made: onnx.ModelProto, feed: Feed, seed: int, folder: Path, count: Count) -> None:
-    """Compare a network with open sizes with ONNX Runtime; the levels of this machine take turns."""
+    """Compare a network with dynamic shapes with ONNX Runtime; the levels of this machine take turns."""
     opened = make_dynamic(made, feed, seed)
     try:
         loaded = frontend.load(
@@ -42,7 +42,7 @@ def check(made: onnx.ModelProto, feed: Feed, seed: int, folder: Path, count: Cou
         )
     except ImportFailed as error:
         assert "cannot be imported" in error.message
-        count("random networks whose open sizes are refused", 1)
+        count("random networks whose dynamic shapes are refused", 1)
         return
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_dimensions(loaded.mod[main], opened.dimensions))

@@ -1,4 +1,4 @@
-"""`cpp` of a model of open sizes: its header and its tools take any sizes, and name those that are wrong."""
+"""`cpp` of a model of dynamic shape: its header and its tools take any sizes, and name those that are wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES: Final = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
 
 @pytest.fixture(scope="module")
 def bundle(dynamic_bundles: DynamicBundles) -> Path:
-    """A random network of open sizes."""
+    """A random network of dynamic shape."""
     return dynamic_bundles.doubling
 
 

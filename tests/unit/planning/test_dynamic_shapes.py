@@ -64,7 +64,7 @@ def test_targets_that_need_fixed_sizes_are_refused_with_a_remedy(
             plan_of(planned(made(), wrong, stages=STAGES))
         problem = "; ".join(refused.value.problems)
         assert (
-            f"targets: '{wrong.name}' cannot have the open sizes of batch: {reason}; write"
+            f"targets: '{wrong.name}' does not support the dynamic dimensions batch: {reason}; write"
             in problem
         )
     assert plan_of(planned(made(), gpu("host"), stages=("import",))).stages

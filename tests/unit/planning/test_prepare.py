@@ -60,7 +60,7 @@ def two_inputs(*dims: Any, **more: Any) -> ModelProto:
             "{lefd: {shape: [2, 3]}, right: {shape: [2, 3]}}",
             [
                 "r.yaml:4:16: inputs.lefd: the model has no input 'lefd'; did you mean 'left'? (its inputs are left, right)",
-                "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe:\n\n"
+                "r.yaml:4:9: inputs: the model has dynamic dimensions; write this in the recipe:\n\n"
                 "inputs:\n"
                 "  left: {shape: [1, 3]}  # float32, [n, 3]\n"
                 "  right: {shape: [2, 3]}  # float32, [n, 3]",
@@ -90,7 +90,7 @@ def test_inputs_that_do_not_fit_have_their_position(inputs: str, expected: list[
 def test_open_dimensions_are_one_problem_with_the_section_to_write() -> None:
     """Without `inputs`, the position is that of the recipe; -1 counts as open, 0 as wrong."""
     text = (
-        "r.yaml:1:1: inputs: the model leaves sizes open; write this in the recipe:\n\n"
+        "r.yaml:1:1: inputs: the model has dynamic dimensions; write this in the recipe:\n\n"
         "inputs:\n  left: {{shape: [1, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [1, 3]}}  # float32, [{0}, 3]\n\n"
         "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
         "dimensions:\n  {1}: {{max: SIZE}}\ninputs:\n"
@@ -142,9 +142,9 @@ def test_dimensions_are_named_like_the_sizes_of_the_model() -> None:
             "{left: {shape: [3, n]}, right: {shape: [3, n]}}",
             [
                 "r.yaml:5:24: inputs.left.shape: input 'left' has shape ['n', 3], which [3, n] does not fit: export it with "
-                "open sizes for `n`",
+                "dynamic dimensions for `n`",
                 "r.yaml:5:48: inputs.right.shape: input 'right' has shape ['n', 3], which [3, n] does not fit: export it "
-                "with open sizes for `n`",
+                "with dynamic dimensions for `n`",
             ],
         ),
     ],
@@ -169,7 +169,7 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     [problem] = problems(text, made)
     head, _, section = problem.partition("\n\n")
     assert head == (
-        "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:"
+        "r.yaml:4:9: inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:"
     )
     assert section.splitlines() == [
         "inputs:",
@@ -367,7 +367,7 @@ def test_the_inputs_of_an_mxnet_model() -> None:
     Path("m-0000.params").touch()
     assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == []
     assert problems(f"{recipe}inputs: {{data: {{dtype: uint8}}}}\n") == [
-        "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+        "r.yaml:4:9: inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:\n\n"
         "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions\n\n"
         "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
         "dimensions:\n  batch: {max: SIZE}\ninputs:\n"

@@ -48,7 +48,7 @@ def test_the_recipes_on_the_page_are_valid(folder: Path) -> None:
     shortest, complete, pipeline = blocks("yaml")
     assert complete == EXAMPLE
     loaded = load_recipe(write(Path("digits.yaml"), complete)).recipe
-    # only ONNX models can have custom operators; the page shows open sizes in a comment; float models stay float
+    # only ONNX models can have custom operators; the page shows dynamic shapes in a comment; float models stay float
     assert loaded.model_fields_set == set(Recipe.model_fields) - {
         "operators",
         "dimensions",

@@ -1038,7 +1038,7 @@ WRONG = [
 
 
 def wrong_dimension(name: str, dimensions: str, shape: str, *problems: str) -> Any:
-    """The recipe with open sizes, and all that is wrong with them."""
+    """The recipe with dynamic shapes, and all that is wrong with them."""
     edit = ("  data: {shape: [1, 3, 8, 8],", f"  data: {{shape: {shape},")
     return (
         wrong(name, edit, *problems)
@@ -1152,7 +1152,7 @@ WRONG_DIMENSIONS = [
         "6:21: inputs.data.shape.1: is the dimension seq, and an input with a value has sizes that are numbers",
     ),
     wrong_dimension(
-        "images of an open size",
+        "images of dynamic size",
         "{h: {max: 80}, w: {max: 80}}",
         "[1, 3, h, w], image: {}",
         "6:38: inputs.data.image: makes images of one size, and the input has an open one besides its batch: leave one of "

@@ -1,4 +1,4 @@
-"""Bundles of open sizes: arrays of any allowed sizes in, outputs of their own sizes out, with each runtime."""
+"""Bundles of dynamic shape: arrays of any allowed sizes in, outputs of their own sizes out, with each runtime."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def run(settings: Json, files: dict[str, Path], folder: Path) -> Json:
 
 
 def shifted() -> Any:
-    """Return the sum of two integer inputs of an open size."""
+    """Return the sum of two integer inputs of dynamic size."""
     inputs = [value("x", ["time"], "int64"), value("shift", [], "int64")]
     return model([helper.make_node("Add", ["x", "shift"], ["y"])], inputs, [value("y", None)])
 
@@ -60,7 +60,7 @@ def test_only_new_fields_change_the_key() -> None:
 
 
 def open_recipe(**fields: Any) -> Recipe:
-    """A recipe with an open size."""
+    """A recipe with a dynamic size."""
     return Recipe(
         recipe=1,
         name="net",
@@ -149,7 +149,7 @@ def test_a_dtype_and_an_input_with_a_value_come_from_the_model(tmp_path: Path) -
 def test_a_model_that_planning_could_not_read_is_checked(tmp_path: Path) -> None:
     """One that had to be downloaded: the message is that of planning."""
     for inputs, text in (
-        ({}, "inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:"),
+        ({}, "inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:"),
         ({"x": InputSpec(shape=(3, 3))}, r"inputs.x.shape: input 'x' has shape \['time'\], which \[3, 3\] does not fit"),
         ({"x": InputSpec(shape=(3,), dtype="int8")}, "inputs.x.dtype: input 'x' has dtype int64, not int8"),
         ({"x": InputSpec(value=(0.5,))}, "inputs.x.value: input 'x' has dtype int64, whose values are whole numbers, not 0.5"),

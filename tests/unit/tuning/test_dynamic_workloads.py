@@ -1,4 +1,4 @@
-"""Kernels with open sizes as workloads: their keys, their records, and the schedule that is kept."""
+"""Kernels with dynamic shapes as workloads: their keys, their records, and the schedule that is kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHEN = "2024-01-01T00:00:00.000+00:00"
 
 
 def product(rows: Dimension, columns: int = 16) -> Workload:
-    """The workload of a product with an open number of rows, and a size that follows from it."""
+    """The workload of a product with a dynamic number of rows, and a size that follows from it."""
     network = make_network(
         [rows],
         {"x": Input((rows.name, 8))},

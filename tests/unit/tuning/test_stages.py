@@ -151,7 +151,7 @@ def test_a_second_run_measures_nothing_and_gives_the_same_records(pipeline: Pipe
 def tune_at(
     pipeline: Pipeline, *sizes: int, until: str = "tune"
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Tune a product with an open number of rows, with two trials."""
+    """Tune a product with a dynamic number of rows, with two trials."""
     chosen = recipe(Kernels(), trials=2)
     chosen.list_dimensions = lambda: (Dimension("rows", 1, 40, 1, sizes),)
     facts, files = pipeline(dynamic_rows().mod, chosen, until=until)

@@ -43,7 +43,7 @@ from tvmflow.targets.linking import padded
 class KernelTraits(NamedTuple):
     """The needs of a call of a kernel: its symbol in C, its work in parallel loops, and memory in bytes.
 
-    Where sizes are open, `sizes` are their names in the order in which it takes them, of which scratch memory
+    With dynamic shapes, `sizes` are their names in the order in which it takes them, of which scratch memory
     and work are expressions. `failure` is what it reports where an operand has a wrong value; empty for others.
     """
 
@@ -358,7 +358,7 @@ class _DynamicWriter(Writer):
         return f"arena + {self._arena_offsets[storage]}"
 
 
-# ---------------------------------------------------------------- memory of open sizes
+# ---------------------------------------------------------------- memory of dynamic shape
 # C code that computes sizes and offsets, and runs when a dimension changes. A plan for one size of each
 # dimension says which tensor lies below which. With other sizes, a tensor begins where all of those end: so
 # none that live at the same time overlap, and the order fits all sizes about as well.
@@ -595,9 +595,9 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """A part of the work of a kernel in parallel loops: both numbers times all extents.
+    """A part of the work of a kernel in parallel loops: both counts times all extents.
 
-    Extents are open, expressions of `core.dimensions`; `loops` is how often a call begins one.
+    Extents may be dynamic: expressions of `core.dimensions`; `loops` is how often a call begins one.
     """
 
     extents: tuple[str, ...]
@@ -608,7 +608,7 @@ class ParallelWork(NamedTuple):
 def estimate_parallel_work(
     function: tirx.PrimFunc, names: Mapping[Any, str]
 ) -> tuple[ParallelWork, ...]:
-    """Return the work of a scheduled kernel in parallel loops, with names of its open sizes."""
+    """Return the work of a scheduled kernel in parallel loops, with names of its dynamic shapes."""
     work = _count_operations(function.body, _Repeats(1.0), names, is_parallel=False)
     return tuple(ParallelWork(key, int(total), int(loops)) for key, (total, loops) in work.items())
 
@@ -642,7 +642,7 @@ def count_useful_tasks(
 
 
 class _Repeats(NamedTuple):
-    """The number of runs of a statement: a number times all extents that are open."""
+    """The number of runs of a statement: a number times all extents that are dynamic."""
 
     times: float
     extents: tuple[str, ...] = ()
@@ -653,7 +653,7 @@ class _Repeats(NamedTuple):
         return _Repeats(self.times * extent, self.extents)
 
 
-# Open extents -> operations in parallel loops, and how often one of the loops begins.
+# Dynamic extents -> operations in parallel loops, and how often one of the loops begins.
 _Work = dict[tuple[str, ...], tuple[float, float]]
 
 

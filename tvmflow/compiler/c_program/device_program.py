@@ -81,7 +81,7 @@ def lower_device_kernels(
     """Lower scheduled kernels to device functions and launches.
 
     Raises:
-        UnsupportedKernel: A kernel does something on the host besides launching, or has open sizes.
+        UnsupportedKernel: A kernel does something on the host besides launching, or has dynamic shapes.
     """
     names = {_shorten(name, place): name for place, name in enumerate(sorted(kernels))}
     functions = {

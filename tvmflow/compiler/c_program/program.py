@@ -35,7 +35,7 @@ class Storage:
     """The memory of a tensor, which views of it share.
 
     `bytes` is its size, `index` the number of the input, output or constant, and `offset` where it begins in
-    the arena, in bytes; where sizes are open, these are for the sizes that decisions are made for, and
+    the arena, in bytes; with dynamic shapes, these are for the sizes that decisions are made for, and
     `open_bytes` is an expression of the dimensions. `replacement` took its place.
     """
 
@@ -114,7 +114,7 @@ class Program:
     Outputs are those of the steps, or in the order of `main`, then the `counts` of some. Each constant is there
     once; they have places now, or where the library is linked. `arena` is the memory for all other tensors in
     bytes, and `device_arena` that on a device. With dimensions that sizes depend on, there are the shapes of
-    inputs and outputs, all open sizes of tensors (`axes`), and for each tensor in the arena those above which
+    inputs and outputs, all dynamic shapes of tensors (`axes`), and for each tensor in the arena those above which
     it lies, in an order that fits all sizes.
     """
 

@@ -158,7 +158,7 @@ def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     All parts of a condition are tested, and a number may be loaded that is not needed: WGSL defines what
     any load and any division gives. SwiftShader takes twice as long for each branch more within a loop,
-    and copies of padded tensors had five for each number.
+    and copies of padded tensors had five for each element.
     """
     callbacks = [
         (tirx.And, lambda both: tirx.BitwiseAnd(both.a, both.b)),

@@ -80,8 +80,8 @@ class Contraction(NamedTuple):
         has_long_loop: Whether the innermost loop over the terms is too long to be unrolled.
         has_dynamic_rows: Whether a smaller tile computes the last rows, so that none are tested.
         has_dynamic_vectors: The same of the last vectors.
-        holds_vectors: Whether LLVM keeps the vectors of weights of a term in registers, not the values of all rows: the
-            loop over vectors is the inner one in kernels that pack a matrix while they run.
+        holds_vectors: Whether LLVM keeps the vectors of weights of a term in registers, not the values of all rows:
+            the loop over vectors is the inner one in kernels that pack a matrix while they run.
         kernel_width: The positions of a row of a depthwise kernel; 0 for others.
         row_stride: By how many positions of the kernel two rows lie apart.
         spreads_columns: Whether the vectors of a tile may lie in several blocks of packed columns.
@@ -348,8 +348,8 @@ _MAX_WINDOW_HEIGHTS: Final = 4
 class Tile(NamedTuple):
     """The part of a result that is held in registers, and the order of the loops around it.
 
-    So many `window_rows` of the result share a window of padded data; 0 to pad all data first. The speed is the estimated
-    share of the peak throughput.
+    So many `window_rows` of the result share a window of padded data; 0 to pad all data first. The speed is the
+    estimated share of the peak throughput.
     """
 
     shape: RegisterTile
@@ -524,12 +524,12 @@ def pad_rows(
 # vectors, so that nothing is tested.
 
 
-# The most rows of a tile where their number is open: the last tile should compute few others.
+# The most rows of a tile where their number is dynamic: the last tile should compute few others.
 _MAX_DYNAMIC_ROWS: Final = 4
 
 
 def most_tile_rows(rows: Any) -> int:
-    """Return the most rows of a tile, of a number of rows that may be open."""
+    """Return the most rows of a tile, of a number of rows that may be dynamic."""
     return MAX_ROWS if isinstance(rows, int) else _MAX_DYNAMIC_ROWS
 
 
@@ -546,7 +546,8 @@ def choose_row_block(
 ) -> RowBlock:
     """Return the block of rows with which products of the same rows take the least time.
 
-    Each product has so many `vectors` in a row. At most `max_rows` are computed together, in tiles of `max_tile_rows`.
+    Each product has so many `vectors` in a row. At most `max_rows` are computed together, in tiles of
+    `max_tile_rows`.
     """
     blocks: list[tuple[float, RowBlock]] = []
     for together in range(1, min(MAX_ROWS, max_rows, rows + 2) + 1):
@@ -575,7 +576,8 @@ def _choose_dividing_tile(
 def choose_packing_tile(rows: int, columns: int, cpu: CpuModel) -> RegisterTile:
     """Return the fastest tile of a kernel that packs the vectors of a tile once for all rows.
 
-    There is at least one vector of columns. The last tile ends where the columns do: no tile is wider than all of them.
+    There is at least one vector of columns. The last tile ends where the columns do: no tile is wider than all of
+    them.
     """
     vectors = -(-columns // cpu.lanes)
     widest = min(columns // cpu.lanes, _MAX_PACKED_VECTORS)

@@ -99,8 +99,8 @@ _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
 # A number that is copied from the memory of the GPU takes as long as so many products.
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
-# Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the same unit
-# of time. The numbers of a step are loaded during the one before.
+# Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the
+# same unit of time. The numbers of a step are loaded during the one before.
 _PIPELINES: Final = 128
 _WAIT: Final = 800
 _GROUPS: Final = (1, 2, 4, 8)
@@ -175,7 +175,7 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
     for tile in (tile._replace(groups=groups) for groups in _GROUPS for tile in TILES):
         sums = tile.rows * tile.columns if tile.groups > 1 else 0
         numbers = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
-        # its results, the numbers that it multiplies and those of the next step, and addresses
+        # its results, the values that it multiplies and those of the next step, and addresses
         registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
         if (
             4 * tile.threads <= device.threads
@@ -200,7 +200,7 @@ _BYTES: Final = 2
 _RESULT_BYTES: Final = 4
 ROW_OFFSET: Final = SIDE // 2
 """Rows that begin in different banks of shared memory are loaded at once."""
-# Of the numbers that are multiplied, at least so many must be of the product, and not fill squares up.
+# Of the values that are multiplied, at least so many must be of the product, and not fill squares up.
 _LEAST_USE: Final = 0.25
 # Cycles for copies to shared memory that threads wait for.
 _WAIT_FOR_COPIES: Final = 100
@@ -294,7 +294,7 @@ _WAIT_COST: Final = 100
 
 
 class AttentionTile(NamedTuple):
-    """A block of `down` threads along queries, and `across` along keys and numbers of a result.
+    """A block of `down` threads along queries, and `across` along keys and elements of a result.
 
     A thread computes the scores of so many queries (`rows`) and keys (`columns`) at once, and `values` of a result.
     """
@@ -322,7 +322,7 @@ class AttentionTile(NamedTuple):
 
     @property
     def query_stride(self) -> int:
-        """The distance of rows in shared memory that have a number for each query, in few banks."""
+        """The distance of rows in shared memory that have a value for each query, in few banks."""
         return self.queries + VECTOR
 
     @property
@@ -336,7 +336,7 @@ class AttentionTile(NamedTuple):
         return self.values * self.across
 
     def shared_sizes(self, depth: int) -> tuple[int, int, int, int]:
-        """Return the numbers in shared memory: queries, keys or values, weights, and parts of sums."""
+        """Return the values in shared memory: queries, keys or values, weights, and parts of sums."""
         return (
             depth * self.query_stride,
             max(depth * self.key_stride, self.keys * self.value_stride),

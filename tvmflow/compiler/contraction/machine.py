@@ -1,8 +1,8 @@
 """CPUs as kernels and schedules see them: vectors, instructions, caches, costs of register tiles.
 
 All figures of a CPU that decide how code is divided stand here, with where they come from: data sheets, or times that
-`benchmarks/kernels/tile_ranks.py` measured on machines A (Zen 4 and 5, AVX-512) and B (Zen 3, AVX2) of `benchmarks/RESULTS.md`,
-or cycles that models of ARM cores count (docs/emulation.md).
+`benchmarks/kernels/tile_ranks.py` measured on machines A (Zen 4 and 5, AVX-512) and B (Zen 3, AVX2) of
+`benchmarks/RESULTS.md`, or cycles that models of ARM cores count (docs/emulation.md).
 """
 
 from __future__ import annotations
@@ -263,10 +263,12 @@ class CpuModel(NamedTuple):
         has_quads: Whether these add four products to each sum; two otherwise.
         has_narrow_dots: Whether `PAIR_INSTRUCTIONS` are the fastest that multiply bytes: their weights have 7 bits.
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
-        bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
+        bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without
+            them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         has_float16: Whether instructions multiply and add vectors of float16.
-        multiplicand_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
+        multiplicand_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such
+            instructions.
         issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
         divides_slowly: Whether a division of vectors takes as long as dozens of additions.
     """
@@ -344,7 +346,7 @@ class CpuModel(NamedTuple):
         return self._replace(dot_dtype="uint8") if self.has_narrow_dots else self
 
     def for_float16(self) -> CpuModel:
-        """Return the CPU with vectors of float16, twice as many numbers as of float32 in registers and caches."""
+        """Return the CPU with vectors of float16, twice as many values as of float32 in registers and caches."""
         return self._replace(
             lanes=2 * self.lanes,
             multiplicand_lanes=2 * self.multiplicand_lanes,

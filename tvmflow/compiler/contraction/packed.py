@@ -26,7 +26,7 @@ LAST_LANES: Final = "tvmflow.last_lanes"
 
 
 def positive(size: IrSize) -> IrSize:
-    """Return a size as a divisor: TVM takes some open ones for 0 (apache-tvm 0.27)."""
+    """Return a size as a divisor: TVM takes some dynamic ones for 0 (apache-tvm 0.27)."""
     return tirx.max(size, 1) if is_dynamic(size) else size
 
 
@@ -71,7 +71,7 @@ class Columns(NamedTuple):
     def iterate_tiles(self) -> Iterator[tuple[Any, int]]:
         """Emit the loop over all tiles; yield the first column of a tile and how many vectors it has.
 
-        Where the number of columns is open, the last tile is one of several that are emitted.
+        Where the number of columns is dynamic, the last tile is one of several that are emitted.
         """
         if not is_dynamic(self.size):
             for start, count in self.iterate():
@@ -89,7 +89,7 @@ class Columns(NamedTuple):
 def iterate_pieces(length: IrSize, size: int) -> Iterator[tuple[Any, IrSize]]:
     """Emit the loop over pieces of a range; yield the start and the length of each.
 
-    The last piece may be shorter; that of an open range may have no elements.
+    The last piece may be shorter; that of a dynamic range may have no elements.
     """
     if is_dynamic(length):
         with T.serial(length // size) as piece:
@@ -109,7 +109,7 @@ def iterate_pieces(length: IrSize, size: int) -> Iterator[tuple[Any, IrSize]]:
 def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
     """Emit vector loops over a range; yield the index.
 
-    The last vector may be shorter; that of an open range is a loop over its numbers.
+    The last vector may be shorter; that of a dynamic range is a loop over its values.
     """
     for start, count in iterate_pieces(length, lanes):
         with iterate_last(count, lanes) if is_dynamic(count) else T.vectorized(count) as lane:
@@ -138,7 +138,7 @@ def pack(
         width = divide_up(count, columns.lanes) * columns.lanes
         tile = base + start * depth
         if is_dynamic(count):
-            # whole vectors of zeros, over which the last numbers are written
+            # whole vectors of zeros, over which the last values are written
             lanes = T.vectorized(columns.lanes)
             with T.If(count > 0), T.Then(), T.serial(depth) as k, lanes as lane:
                 packed[tile + k * width + (width - columns.lanes) + lane] = T.float32(0)
@@ -159,10 +159,10 @@ class Product(NamedTuple):
     """A product of some rows and a packed matrix.
 
     Attributes:
-        rows: The number of rows, a multiple of `points`.
-        depth: The length of a sum, which may be open.
+        rows: The number of rows, a multiple of `tile_rows`.
+        depth: The length of a sum, which may be dynamic.
         columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
-        points: The rows of a tile.
+        tile_rows: The rows of a tile.
         factors: The rows of the right matrix whose factors are lanes of one vector; 1 if each is loaded.
         stride: The distance of the rows of the result; None if there is nothing between them.
     """
@@ -170,7 +170,7 @@ class Product(NamedTuple):
     rows: IrSize
     depth: IrSize
     columns: Columns
-    points: int
+    tile_rows: int
     factors: int = 1
     stride: IrSize | None = None
 
@@ -178,8 +178,8 @@ class Product(NamedTuple):
         """Emit the product of rows and what `pack` has written at a base."""
         for start, vectors in self.columns.iterate_tiles():
             for terms in self._iterate_terms(vectors * self.columns.lanes):
-                with T.serial(self.rows // self.points) as group:
-                    corner = group * self.points, start
+                with T.serial(self.rows // self.tile_rows) as group:
+                    corner = group * self.tile_rows, start
                     self._emit_tile(left, packed, base, result, vectors, corner, terms)
 
     def _iterate_terms(self, width: int) -> Iterator[tuple[Any, IrSize]]:
@@ -218,26 +218,26 @@ class Product(NamedTuple):
         (row, start), (first, count) = corner, terms
         stride = self.columns.padded if self.stride is None else self.stride
 
-        def offset_of(point: Any, column: Any) -> Any:
-            return (row + point) * stride + start + column
+        def offset_of(tile_row: Any, column: Any) -> Any:
+            return (row + tile_row) * stride + start + column
 
         tile, width = base + start * self.depth, vectors * self.columns.lanes
-        sums = Accumulators.allocate(self.points, vectors, self.columns.lanes)
-        for index, point, column in sums.iterate():
+        sums = Accumulators.allocate(self.tile_rows, vectors, self.columns.lanes)
+        for index, tile_row, column in sums.iterate():
             initial = T.float32(0)
             if is_dynamic(self.depth) or count < self.depth:
                 zero = tirx.const(0, first.ty.dtype) if is_dynamic(first) else 0
                 initial = tirx.Select(
-                    tirx.EQ(first, zero), initial, result[offset_of(point, column)]
+                    tirx.EQ(first, zero), initial, result[offset_of(tile_row, column)]
                 )
             sums.buffer[index] = initial
         with self._iterate_factors(count) as k:
             sums.add(
-                lambda point: left(row + point, first + k),
+                lambda tile_row: left(row + tile_row, first + k),
                 lambda column: packed[tile + (first + k) * width + column],
             )
-        for index, point, column in sums.iterate():
-            result[offset_of(point, column)] = sums.buffer[index]
+        for index, tile_row, column in sums.iterate():
+            result[offset_of(tile_row, column)] = sums.buffer[index]
 
 
 class Accumulators(NamedTuple):
@@ -264,17 +264,17 @@ class Accumulators(NamedTuple):
             self.buffer[index] = self.buffer[index] + left(row) * right(column)
 
 
-def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
-    """Return how many rows of a block of `together` are computed: whole tiles of an open number of rows."""
+def count_rows(rows: IrSize, first: Any, together: int, tile_rows: int) -> IrSize:
+    """Return how many rows of a block of `together` are computed: whole tiles of a dynamic number of rows."""
     if not is_dynamic(rows):
         return together
-    return tirx.min(divide_up(rows - first, points) * points, together)
+    return tirx.min(divide_up(rows - first, tile_rows) * tile_rows, together)
 
 
 class Batches(NamedTuple):
     """The blocks of rows of matrices; `shared` consecutive ones of these share packed ones.
 
-    There are `typical` matrices where their number is open.
+    There are `typical` matrices where their number is dynamic.
     """
 
     matrices: IrSize

@@ -41,7 +41,7 @@ class Costs(NamedTuple):
 
 
 _COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
-# With 16 registers, which do not hold the 36 numbers of a tile.
+# With 16 registers, which do not hold the 36 elements of a tile.
 _SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
 # For 64-bit ARM it is assumed that a core reads 2 bytes from memory in the time of a multiplication: 3 GB/s of a
 # Cortex-A72 of 1.5 GHz, 10 GB/s of a Neoverse N1 of 2.6 GHz, which does two in a cycle.
@@ -213,7 +213,7 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 _MIN_TILES: Final = 96
 # The relative time of a product whose parts do not keep all cores busy.
 _IMBALANCE: Final = 1.2
-# There are loops for each number of tiles that may be left of an open one.
+# There are loops for each number of tiles that may be left of a dynamic one.
 _MAX_DYNAMIC_ROWS: Final = 8
 # With so many accumulators, reading the weights from the second-level cache takes no time of its own.
 _ENOUGH_ACCUMULATORS: Final = 14
@@ -277,8 +277,8 @@ def list_splits(product: TiledProduct, cpu: CpuModel) -> list[Split]:
     splits = []
     for vectors in _list_divisors(product.out_blocks // product.groups):
         rows = _choose_rows(product, product.count_bytes(vectors), in_strips, cpu)
-        for points in _list_divisors(rows * product.tiles[1]):
-            tile = RegisterTile(points, vectors)
+        for tile_rows in _list_divisors(rows * product.tiles[1]):
+            tile = RegisterTile(tile_rows, vectors)
             if candidates.holds_operands(tile, cpu):
                 splits.append(Split(rows, tile, in_strips))
     return sorted(splits, key=lambda split: product.estimate_cost(split.tile, in_strips, cpu))
@@ -306,7 +306,7 @@ def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: C
 
 
 class DynamicBlocks(NamedTuple):
-    """The division of an open number of tiles.
+    """The division of a dynamic number of tiles.
 
     Attributes:
         limit: The most tiles of a block, a multiple of the rows of `tile`.
@@ -324,13 +324,13 @@ class DynamicBlocks(NamedTuple):
 
 
 def divide_dynamic(product: TiledProduct, cpu: CpuModel) -> DynamicBlocks:
-    """Return the division of an open number of tiles."""
+    """Return the division of a dynamic number of tiles."""
     in_blocks = product.weight_bytes <= cpu.cached_weight_bytes
     tiles = [
         tile
         for vectors in _list_divisors(product.out_blocks)
-        for points in range(1, _MAX_DYNAMIC_ROWS + 1)
-        if candidates.holds_operands(tile := RegisterTile(points, vectors), cpu)
+        for tile_rows in range(1, _MAX_DYNAMIC_ROWS + 1)
+        if candidates.holds_operands(tile := RegisterTile(tile_rows, vectors), cpu)
     ]
 
     def rate(tile: RegisterTile) -> tuple[float, int, int]:

@@ -23,7 +23,7 @@ _BOOL: Final = "bool"
 # The dtypes that tensors in memory do not have.
 _REPLACED: Final = frozenset({_WIDE, _BOOL})
 _FUNCTION_CALLS: Final = "relax.call_"
-# Whether it is the largest number whose place an operator returns.
+# Whether an operator returns the index of the maximum.
 _ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
 
 
@@ -121,7 +121,7 @@ class _IntegerCaster(MainRewriter):
         )
 
     def _find_indices(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
-        """Emit the places of the largest or smallest numbers along an axis, the first ones of equals."""
+        """Emit the indices of the largest or smallest values along an axis, the first ones of equals."""
         shape = ir.known_shape(data)
         at = axis % len(shape)
         # TVM widens the comparison of places that it knows to be numbers of a loop
@@ -129,7 +129,7 @@ class _IntegerCaster(MainRewriter):
         limit = tirx.min_value if largest else tirx.max_value
 
         def prefer(one: Any, other: Any) -> Any:
-            """Choose one of two pairs of place and number, in a form that TVM divides."""
+            """Choose one of two (index, value) pairs, in a form that TVM divides."""
             is_beyond = one[1] > other[1] if largest else one[1] < other[1]
             is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
             position = tirx.Select(is_chosen, one[0], other[0])
@@ -174,7 +174,7 @@ class _ConstantCaster(MainRewriter):
 
 
 def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return int64 and bool as int32, and other numbers as they are.
+    """Return int64 and bool as int32, and other values as they are.
 
     Raises:
         StageError: They do not fit.

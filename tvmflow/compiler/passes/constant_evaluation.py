@@ -241,7 +241,7 @@ class _ConstantEvaluator(MainRewriter):
 
 
 def _list_tensors(call: Any) -> list[Any]:
-    """Return the arguments of a call that are tensors, or tuples of them; no shapes, axes and numbers."""
+    """Return the arguments of a call that are tensors, or tuples of them; no shapes, axes and scalars."""
 
     def is_tensor(kind: Any) -> bool:
         if isinstance(kind, relax.TupleType):

@@ -126,7 +126,7 @@ class IntegerProductRewriter(MainRewriter):
 
 
 class DequantizeMover(TargetRewriter):
-    """Moves conversions from bytes behind operators that select numbers, next to each reader.
+    """Moves conversions from bytes behind operators that select values, next to each reader.
 
     They have one constant scale. Bytes get the dtype that dot product instructions take, and conversion forth and
     back is removed.
@@ -212,7 +212,7 @@ def _has_one_scale(call: Any) -> bool:
 
 
 def _add(zero_point: Any, shift: int) -> Any:
-    """Return a zero point plus a number, which may exceed the dtype of the zero point."""
+    """Return a zero point plus a constant, which may exceed the dtype of the zero point."""
     if not shift:
         return zero_point
     return relax.const(zero_point.value.numpy().astype(np.int32) + np.int32(shift), "int32")

@@ -109,7 +109,7 @@ def _fits(tensor: Any) -> bool:
 # Numbers are widened where they are loaded, and rounded where results are stored.
 #
 # Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
-# one number at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
+# one element at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
 
 # The name of the block around all others of a kernel.
 _ROOT: Final = "root"

@@ -61,7 +61,7 @@ def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
 
 
 class _Processor(NamedTuple):
-    """A CPU, and the function that computes exponentials of negative numbers on it."""
+    """A CPU, and the function that computes exponentials of negative values on it."""
 
     model: CpuModel
     exponential: Callable[[Any], Any]

@@ -153,7 +153,7 @@ class GroupNormRewriter(MainRewriter):
             # a sum, into whose kernel the squares go
             sums = emit(relax.op.sum(numbers, list(range(2, rank)), keepdims=True))
             name, options = function.__name__, (groups, math.prod(image), *args)
-            # Opaque: a kernel of images that reads it would find the group of each number.
+            # Opaque: a kernel of images that reads it would find the group of each element.
             return self.kernel(function, name, sums, *options, pattern=OPAQUE)
 
         mean = reduce(data, group_mean)

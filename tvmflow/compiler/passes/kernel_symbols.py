@@ -1,4 +1,4 @@
-"""Sizes of open kernels: variables of their own, and reshapes by the multiples of dimensions.
+"""Sizes of dynamic kernels: variables of their own, and reshapes by the multiples of dimensions.
 
 A tensor whose height is `(h - 1) // 4 + 1` gives a kernel an expression of a dimension that no buffer
 has, and that each call passes. With a variable in place of the expression, the buffers bind it, kernels
@@ -53,7 +53,7 @@ def give_kernel_symbols(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
-    """Rewrite the kernels with open sizes; the same module where no dimension is open."""
+    """Rewrite the kernels with dynamic shapes; the same module where no dimension is dynamic."""
     if not read_dimensions(mod["main"]):
         return mod
     kernels = {
@@ -143,7 +143,7 @@ def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, lis
 
 
 def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> Any:
-    """Return an expression of dimensions as a size plus a number; itself where it is none."""
+    """Return an expression of dimensions as a size plus a constant; itself where it is none."""
     symbols = list_symbols(node)
     if symbols and dimensions.issuperset(symbols):
         for size, variable in sizes:
@@ -154,10 +154,11 @@ def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> A
 
 
 # ---------------------------------------------------------------- reshapes
-# Reshapes of open sizes by groups of axes, which fit by the multiples of dimensions.
+# Reshapes of dynamic shape by groups of axes, which fit by the multiples of dimensions.
 #
-# A window of 4 rows of an image of `h // 2` rows, `h` being a multiple of 8, is one of `h // 8`. TVM knows no multiples:
-# it divides the place of each element in the whole tensor by all sizes, and fuses such a kernel with no other.
+# A window of 4 rows of an image of `h // 2` rows, `h` being a multiple of 8, is one of `h // 8`. TVM knows no
+# multiples: it divides the place of each element in the whole tensor by all sizes, and fuses such a kernel with no
+# other.
 
 
 class _Group(NamedTuple):

@@ -26,7 +26,7 @@ def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IR
 
 
 def round_data(x: Any, *operands: Any) -> Any:
-    """Return the numbers in place of data, see `RoundedData`."""
+    """Return the values in place of data, see `RoundedData`."""
 
     def element(*position: Any) -> Any:
         kept, inverse, low, high, scale = (read_broadcast(own, position) for own in operands)
@@ -37,7 +37,7 @@ def round_data(x: Any, *operands: Any) -> Any:
 
 
 def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
-    """Return the kernel of a softmax, or of its logarithm; TVM's for other numbers than float32."""
+    """Return the kernel of a softmax, or of its logarithm; TVM's for other values than float32."""
     is_logarithm = ir.operator_name(call) == "relax.nn.log_softmax"
     theirs = relax.transform.legalize_ops.nn
     if not ir.is_float32(call):
@@ -63,7 +63,7 @@ def softmax(x: Any, axis: int) -> Any:
 def log_softmax(x: Any, axis: int) -> Any:
     """Return the logarithm of the softmax of float32 data along an axis.
 
-    No exponential is of a positive number. The greatest number and the logarithm of the sum are
+    No exponential is of a positive number. The maximum and the logarithm of the sum are
     subtracted one after the other: their sum would lose digits of the logarithm.
     """
     row, largest, _, total = _exponentiate(x, axis, "log_softmax")
@@ -74,7 +74,7 @@ def log_softmax(x: Any, axis: int) -> Any:
 
 
 def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
-    """Return the largest numbers along an axis, the exponentials of what others are less, and their sums.
+    """Return the maxima along an axis, the exponentials of the differences from them, and their sums.
 
     Before these comes what removes the axis from indices. Names of tensors begin with `name`.
     """
@@ -100,7 +100,7 @@ def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], A
 
 # ---------------------------------------------------------------- samples of images
 # TVM computes where a pixel of the result is in the image again for each channel, and reflects
-# numbers one by one. Here a table has the places of the four pixels around it, and their weights.
+# elements one by one. Here a table has the places of the four pixels around it, and their weights.
 
 
 def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:

@@ -432,13 +432,13 @@ class BatchedMatmulPacker(TargetRewriter):
     ) -> tirx.PrimFunc:
         """Return the kernel; its parameters are the left and the right tensor and the result.
 
-        The left matrices are (rows, depth), the right ones (depth, columns); `typical` is the shape of the result, and
-        the depth, with numbers in place of open sizes.
+        The left matrices are (rows, depth), the right ones (depth, columns); `typical` is the shape of the result,
+        and the depth, with tuning sizes in place of dynamic ones.
         """
         cpu, (rows, width) = self._cpu, shape[-2:]
         *outer, typical_rows, typical_width, typical_depth = typical
         count = -(-typical_width // cpu.lanes)
-        together, ((points, vectors),) = candidates.choose_row_block(
+        together, ((tile_rows, vectors),) = candidates.choose_row_block(
             typical_rows, (count,), candidates.MAX_ROWS, candidates.most_tile_rows(rows), cpu
         )
         columns = Columns(width, cpu.lanes, vectors)
@@ -464,10 +464,10 @@ class BatchedMatmulPacker(TargetRewriter):
 
             result = allocate(together * columns.padded)
             Product(
-                rows=count_rows(rows, first, together, points),
+                rows=count_rows(rows, first, together, tile_rows),
                 depth=depth,
                 columns=columns,
-                points=points,
+                tile_rows=tile_rows,
                 factors=max(1, cpu.multiplicand_lanes),
             ).emit(source, packed[0], slot * depth * columns.padded, result)
             with T.serial(together) as row, T.If(first + row < rows), T.Then():

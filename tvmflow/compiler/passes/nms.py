@@ -300,8 +300,8 @@ class _Groups(NamedTuple):
     def emit_selection(self) -> tuple[Any, Any]:
         """Emit the launches that compare boxes, and that select.
 
-        Return the places of those that are kept among the candidates of a group (groups, candidates), and their number
-        (groups,).
+        Return the places of those that are kept among the candidates of a group (groups, candidates), and their
+        number (groups,).
         """
         words = -(-self.boxes // _BITS)
         masks = _allocate((self.images, self.boxes, words), "uint32")
@@ -356,7 +356,7 @@ def _when(condition: Any) -> Iterator[None]:
 
 
 def _list_extents(rows: Any) -> list[Any]:
-    """Return the numbers of images and rows, variables where they are open, and of columns."""
+    """Return the numbers of images and rows, variables where they are dynamic, and of columns."""
     return [
         tirx.Var(name, "int64") if is_dynamic(size) else size
         for name, size in zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
@@ -495,7 +495,8 @@ def _select_rows(
 ) -> tuple[Any, Any]:
     """Emit the selection among the first rows of each image in their order, see `_Groups`.
 
-    `read` gives what is compared of an image's row, and `overlap` the conditions under which of two rows one is removed.
+    `read` gives what is compared of an image's row, and `overlap` the conditions under which of two rows one is
+    removed.
     """
     batch, n = order.shape
     if is_gpu:

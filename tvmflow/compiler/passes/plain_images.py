@@ -96,7 +96,7 @@ def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, 
 def _find_steps_along(
     rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
 ) -> Steps | None:
-    """Return the steps along an axis; of an open one only where each pixel is repeated, at all sizes."""
+    """Return the steps along an axis; of a dynamic one only where each pixel is repeated, at all sizes."""
     if not is_dynamic(source) and not is_dynamic(size):
         return operators.find_steps(operators.find_taps(source, size, mode))
     factor = next((n for n in range(2, _MAX_FACTOR + 1) if same_size(source * n, size)), None)
@@ -112,7 +112,7 @@ def _find_steps_along(
 def _make_tables(
     rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
 ) -> list[Any]:
-    """Return the tables of an axis: constants, or what a kernel computes from open sizes."""
+    """Return the tables of an axis: constants, or what a kernel computes from dynamic shapes."""
     if not is_dynamic(source) and not is_dynamic(size):
         return [relax.const(table) for table in operators.find_taps(source, size, mode)]
     function = functools.partial(operators.compute_taps, mode=mode)
@@ -155,7 +155,7 @@ class ResizeRewriter(MainRewriter):
 _FLOAT: Final = "float32"
 _KINDS: Final = {"relax.nn.avg_pool2d": "avg", "relax.nn.max_pool2d": "max"}
 _MAX_ELEMENTS: Final = 1 << 31
-# So many numbers are reduced along columns before the first of them is read along a row: what was just stored in
+# So many values are reduced along columns before the first of them is read along a row: what was just stored in
 # two vectors is not yet to be loaded as one.
 _STRIP: Final = 2048
 # Windows of more rows are no sequence of additions, but a loop.
@@ -212,7 +212,7 @@ class Window(NamedTuple):
         return self.before + self.extent + self.after
 
     def counts(self) -> np.ndarray[Any, Any]:
-        """Return how many numbers of the data each window has."""
+        """Return how many elements of the data each window has."""
         start = np.arange(self.results) * self.stride - self.before
         counts: np.ndarray[Any, Any]
         counts = np.minimum(start + self.size, self.extent) - np.maximum(start, 0)
@@ -227,7 +227,7 @@ class Pool(NamedTuple):
         outer: The lengths of the axes of samples and channels.
         rows: The windows along columns.
         columns: The windows along rows.
-        counts_inside: Whether an average is one of the numbers inside of the image.
+        counts_inside: Whether an average is one of the values inside of the image.
     """
 
     kind: str
@@ -388,17 +388,17 @@ class _PoolEmitter:
     def _iterate(self, length: int, *, overlaps: bool = True) -> Iterator[Any]:
         """Emit a loop over vectors of a row; yield the places of one.
 
-        The last vector may overlap the one before it, and compute its numbers again, or else has fewer.
+        The last vector may overlap the one before it, and compute its values again, or else has fewer.
         """
         width = min(self._cpu.lanes, 1 << length.bit_length() - 1)
-        whole, rest = divmod(length, width)
+        whole, tail = divmod(length, width)
         with ExitStack() as loop:
-            count = whole + bool(rest and overlaps)
+            count = whole + bool(tail and overlaps)
             start: Any = 0
             if count > 1:
                 start = loop.enter_context(T.serial(count)) * width
-                start = tirx.min(start, length - width) if rest and overlaps else start
+                start = tirx.min(start, length - width) if tail and overlaps else start
             yield start + loop.enter_context(T.vectorized(width))
-        if rest and not overlaps:
-            with T.serial(rest) as position:
+        if tail and not overlaps:
+            with T.serial(tail) as position:
                 yield whole * width + position

@@ -44,7 +44,7 @@ WEIGHT_RANKS: Final = {
 }
 """The products with constant weights of which there are kernels of integers -> the rank of their weights."""
 SELECTIONS: Final = ir.operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
-"""Operators that give some of the numbers that they read: integers go through them."""
+"""Operators that give some of the values that they read: integers go through them."""
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
@@ -162,7 +162,7 @@ def scale_accumulators(
 ) -> Any:
     """Emit the float32 of sums of products of data and integer weights.
 
-    The first axis of the weights is that of the results; `shape` is that of one number for each, which broadcasts.
+    The first axis of the weights is that of the results; `shape` is that of one value for each, which broadcasts.
     """
     zero_point = data.zero_point
     if not isinstance(zero_point, int) or zero_point:
@@ -242,8 +242,8 @@ def _find_parameters(call: Any) -> tuple[float, int] | None:
 class RequantizeFuser(TargetRewriter):
     """Rewrites quantization that dequantization follows at once to rounding of float32, without divisions.
 
-    Besides it rewrites quantization alone, and sums of quantized data. The results are the same, except that a zero may
-    be −0. Where the CPU has dot products, what goes from kernel to kernel stays bytes.
+    Besides it rewrites quantization alone, and sums of quantized data. The results are the same, except that a zero
+    may be −0. Where the CPU has dot products, what goes from kernel to kernel stays bytes.
     """
 
     OPERATORS = ir.operators("quantize dequantize add multiply")
@@ -318,7 +318,7 @@ class RequantizeFuser(TargetRewriter):
             accumulators = self.visit_expr(data)
 
         def scaled(weights: Sequence[Any]) -> Any:
-            # rounded once, because all numbers of a channel are multiplied by it
+            # rounded once, because all elements of a channel are multiplied by it
             product = relax.const(1 / np.float64(np.float32(scale)), "float64")
             for weight in map(self.visit_expr, weights):
                 product = self.emit(relax.op.multiply(self.cast(weight, "float64"), product))
@@ -514,7 +514,7 @@ def _round_to_bits(
 ) -> Any:
     """Return the bits of a number whose last ones are the rounded quotient, clamped, plus `at`.
 
-    Bits of positive numbers have the order of the numbers; those of negative numbers are less.
+    Bits of positive values have the order of the values; those of negative values are less.
     """
     accumulators, *others = data
     one = [tirx.const(float(np.float32(1) / np.float32(scale)), _FLOAT)]

@@ -19,7 +19,7 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_o
 
 # ---------------------------------------------------------------- reductions of whole tensors
 
-# Each of these gives the same of all numbers as of the results of rows of the same length. The mean
+# Each gives the same for all elements as for the results of rows of equal length. The mean
 # of rows of integers would be rounded, and the product of a row can be too large where that of all is not.
 _FLOATS: Final = frozenset({"float32", "float64"})
 _INTEGERS: Final = frozenset({"int32", "int64"})
@@ -76,7 +76,7 @@ def _choose_axes(shape: Sequence[int]) -> list[int] | None:
 
 
 def _choose_row(numbers: int) -> int | None:
-    """Return the length of rows into which numbers can be divided, of whole vectors if possible."""
+    """Return the row length into which elements can be divided, of whole vectors if possible."""
 
     def rate(row: int) -> tuple[bool, float]:
         return row % _WHOLE_VECTORS != 0, abs(math.log(row / _GOOD_ROW))
@@ -98,7 +98,7 @@ COMPARED_DTYPES: Final = {
 """The dtype of data -> that in which they are compared."""
 # LLVM makes vectors of the unrolled comparisons of shorter rows.
 _MIN_LENGTH: Final = 16
-# The bits of a float32 number but its sign, and of infinity.
+# The bits of a float32 value but its sign, and of infinity.
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITY: Final = 0x7F800000
 # So many vectors are compared side by side, if a row has some times as many.

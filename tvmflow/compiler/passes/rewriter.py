@@ -33,7 +33,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`.
 
     Attributes: OPERATORS: The operators whose calls `_replace` and `_rewrite` take. numbers: Numbers in place of
-    its open sizes.
+    its dynamic shapes.
     """
 
     OPERATORS: ClassVar[Collection[str]] = frozenset()
@@ -136,7 +136,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         shape = known_sizes(tensor)
         widths = [0] * (2 * len(shape))
         for axis, multiple in enumerate(multiples):
-            # an open size is only padded to multiples of 1
+            # a dynamic size is only padded to multiples of 1
             widths[2 * axis + 1] = -shape[axis] % multiple if multiple > 1 else 0
         return self.emit(relax.op.nn.pad(tensor, widths)) if any(widths) else tensor
 

@@ -77,7 +77,7 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 #
 # An element becomes a *word*: an unsigned number whose high bits are its key, in the wanted order, and
 # whose low bits are its place in the row. No two words of a row are equal, so that any order of
-# comparisons gives the stable sort. NaN is greater than every number, as in numpy and PyTorch, and
+# comparisons gives the stable sort. NaN is greater than every other value, as in numpy and PyTorch, and
 # -0.0 equals 0.0. Words of one integer are compared in one instruction; keys of 64 bits need a second
 # integer for the place.
 #
@@ -89,9 +89,9 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
-# So many words are found one by one in a row of several times as many. LLVM makes vectors of these loops, but unrolls those
-# over shorter rows. There, fewer vectors must be read than a sort costs, as measured: its time grows with the words beyond
-# a first few.
+# So many words are found one by one in a row of several times as many. LLVM makes vectors of these loops, but unrolls
+# those over shorter rows. There, fewer vectors must be read than a sort costs, as measured: its time grows with the
+# words beyond a first few.
 _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8
@@ -123,8 +123,8 @@ class Sort(NamedTuple):
     """A sort along one axis.
 
     Attributes:
-        shape: The shape of the data, in which all axes but the sorted one may be open.
-        typical: The same with numbers in place of open sizes.
+        shape: The shape of the data, in which all axes but the sorted one may be dynamic.
+        typical: The same with tuning sizes in place of dynamic ones.
         dtype: Their dtype.
         axis: The axis, not negative.
         k: How many of the sorted elements are wanted.
@@ -319,7 +319,7 @@ class Order:
         return ~key if self._descending else key
 
     def _float_key(self, pattern: Any, sign: Any) -> Any:
-        """Return the key of a float's bits: greater numbers have greater ones."""
+        """Return the key of a float's bits: greater values have greater ones."""
         bits, dtype, mantissa = _BITS[self._dtype], self.key_dtype, _MANTISSA_BITS[self._dtype]
         magnitude = pattern & tirx.const((1 << (bits - 1)) - 1, dtype)
         infinity = tirx.const(((1 << (bits - 1 - mantissa)) - 1) << mantissa, dtype)

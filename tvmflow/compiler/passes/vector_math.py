@@ -2,8 +2,9 @@
 
 LLVM would call libm for each lane.
 
-The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹; 3 for `asin`, `acos` and `atan`). Infinities
-and NaN are those of IEEE 754, and denormals too, except for `exp`: this is no fast-math.
+The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below
+2³¹; 3 for `asin`, `acos` and `atan`). Infinities and NaN are those of IEEE 754, and denormals too, except for `exp`:
+this is no fast-math.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ _ROUNDINGS: Final = frozenset(
 def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel in which quotients of constants are products with their inverses.
 
-    These may be off by one unit in the last place. A division takes as long as 14 multiplications. Kernels that round numbers keep it.
+    These may be off by one unit in the last place. A division takes as long as 14 multiplications. Kernels that round
+    values keep it.
     """
 
     def multiply(quotient: Any) -> Any:
@@ -139,7 +141,7 @@ _EXP_SERIES: Final = (1.3814540e-3, 8.3687451e-3, 4.1668391e-2, 1.6666520e-1, 4.
 _LN2: Final = (0.693359375, -2.12194440e-4)
 # The logarithm of the smallest normal number, rounded up.
 _LEAST_EXPONENT: Final = -87.33654
-# The logarithm of the greatest number, rounded down.
+# The logarithm of the greatest value, rounded down.
 _GREATEST_EXPONENT: Final = 88.72283172607422
 _GREATEST: Final = (2 - 2.0**-23) * 2.0**127
 
@@ -288,7 +290,7 @@ Divide = Callable[[Any, Any], Any]
 _RECIPROCAL_BITS: Final = 0x7EF311C3
 # Each step of Newton's method squares the error: 0.12, 0.015, 2e-4, 5e-8.
 _RECIPROCAL_STEPS: Final = 3
-# The reciprocals of larger numbers are no normal numbers, and 0 here.
+# The reciprocals of larger values are no normal numbers, and 0 here.
 _GREATEST_DIVISOR: Final = 2.0**126
 
 
@@ -342,7 +344,7 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
 
     x is reduced to r = x − n·π/2 with |r| ≤ π/4 in float64, after Cody and Waite, "Software Manual
     for the Elementary Functions"; sin r or cos r are the series of Cephes' sinf. From 2³¹ on, where
-    numbers of float32 are 256 apart, r is 0.
+    float32 values are 256 apart, r is 0.
     """
 
     def function(x: Any) -> Any:

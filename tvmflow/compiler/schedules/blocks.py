@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
-# LLVM moves these, and one function, out of a loop; several functions of one another it computes for each number.
+# LLVM moves these, and one function, out of a loop; several functions of one another it computes for each element.
 _MOVABLE_CALLS: Final = {
     *_FAST_CALLS,
     *(f"tirx.{name}" for name in ("round", "floor", "ceil", "trunc", "sqrt", "reinterpret")),
@@ -32,7 +32,7 @@ _MOVABLE_CALLS: Final = {
 _MOVABLE_FUNCTIONS: Final = frozenset(
     f"tirx.{name}" for name in ("exp", "log", "pow", "sigmoid", "tanh", "erf", "sin", "cos")
 )
-# Open sizes of which nothing is known, and the least that rules see.
+# Dynamic shapes of which nothing is known, and the least that rules see.
 _UNKNOWN_SIZE: Final = 31
 _MIN_DYNAMIC_LENGTH: Final = 17
 # Fewer numbers are not worth it to compute the indices of no vectors.
@@ -50,11 +50,11 @@ class Block(NamedTuple):
     Attributes:
         handle: The schedule's reference to the block.
         stmt: The block's statement in TIR.
-        spatial_extents: The lengths of the spatial axes, outermost first; a prime number for an open one.
+        spatial_extents: The lengths of the spatial axes, outermost first; a prime number for a dynamic one.
         reduction_extents: The lengths of the reduction axes, outermost first; likewise.
         output: The buffer that the block writes.
         dynamic_axes: The positions of the axes whose lengths each call chooses.
-        sizes: Numbers for the variables of open sizes (see `_choose_primes`).
+        sizes: Numbers for the variables of dynamic shape (see `_choose_primes`).
         typical_extents: The lengths of the spatial axes at the representative size.
     """
 
@@ -175,8 +175,8 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     )
 
 
-# ---------------------------------------------------------------- open sizes
-# Rules decide by numbers. A prime number in place of an open length lets none of them take for
+# ---------------------------------------------------------------- dynamic shapes
+# Rules decide by concrete sizes. A prime number in place of a dynamic length lets none of them take for
 # granted what holds for some sizes only: that vectors or tiles divide it.
 
 
@@ -185,7 +185,7 @@ def _choose_primes(numbers: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def _read_numbers(schedule: Schedule) -> dict[Any, int]:
-    """Return the representative size of each variable in the shapes of a kernel with open sizes."""
+    """Return the representative size of each variable in the shapes of a kernel with dynamic shapes."""
     function = schedule.mod["main"]
     known = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
     return {
@@ -194,7 +194,7 @@ def _read_numbers(schedule: Schedule) -> dict[Any, int]:
 
 
 def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
-    """Return the length of an axis; a prime number if it is open, and 0 if it is not known at all."""
+    """Return the length of an axis; a prime number if it is dynamic, and 0 if it is not known at all."""
     if isinstance(extent, tirx.IntImm):
         return int(extent)
     length = evaluate_size(extent, sizes)
@@ -202,7 +202,7 @@ def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
 
 
 def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
-    """Return a size with numbers in place of its variables; None if it depends on others."""
+    """Return a size with values in place of its variables; None if it depends on others."""
     if isinstance(size, tirx.Var):
         return sizes.get(size)
     if sizes and not isinstance(size, tirx.IntImm):
@@ -212,7 +212,7 @@ def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
 
 
 def count_elements(buffer: Any, block: Block) -> int:
-    """Return how many numbers a buffer holds that a block reads or writes; about, if its sizes are open."""
+    """Return how many values a buffer holds that a block reads or writes; about, if its shape is dynamic."""
     sizes = [evaluate_size(size, block.sizes) for size in buffer.shape]
     return math.prod(_UNKNOWN_SIZE if size is None else size for size in sizes)
 
@@ -223,7 +223,7 @@ def _prime_up_to(size: int) -> int:
 
 
 def loop_length(schedule: Schedule, loop: Any) -> int:
-    """Return the number of iterations of a loop; a representative one if it is open."""
+    """Return the number of iterations of a loop; a representative one if it is dynamic."""
     extent = schedule.get(loop).extent
     if isinstance(extent, tirx.IntImm):
         return int(extent)
@@ -244,7 +244,7 @@ def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _are_shifted(store: Any, axes: Sequence[Any]) -> bool:
-    """Return whether indices are axes, each plus a number; the last one may be that of several."""
+    """Return whether indices are axes, each plus a constant; the last one may be that of several."""
     indices, shape = list(store.indices), list(store.buffer.shape)
     while len(indices) > len(axes):
         inner, length = indices.pop(), shape.pop()
@@ -341,7 +341,7 @@ def is_contiguous(block: Block, axis: Any) -> bool:
 
 
 def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
-    """Return whether each load reads vectors of a small stride, or each number a few times."""
+    """Return whether each load reads vectors of a small stride, or each element a few times."""
     return all(
         not depends_on(load, axis)
         or linear_stride(load, block, axis, extent) in range(1, MAX_STRIDE + 1)
@@ -351,7 +351,7 @@ def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
 
 
 def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
-    """Return whether a load reads each number as many times, 2, 4 or 8, before the next one."""
+    """Return whether a load reads each element as many times, 2, 4 or 8, before the next one."""
     steps = {*range(1, min(extent, _MAX_REPEATS + 2)), extent // 2, extent - 1}
     distances = {step: element_stride(load, block, axis, step) for step in steps}
     return any(
@@ -426,7 +426,7 @@ def find_distance(
 
 
 def _with_numbers(expr: Any, block: Block) -> Any:
-    """Return an expression with numbers in place of open sizes."""
+    """Return an expression with tuning sizes in place of dynamic ones."""
     if not block.sizes:
         return expr
     numbers = {var: tirx.IntImm(var.ty.dtype, number) for var, number in block.sizes.items()}

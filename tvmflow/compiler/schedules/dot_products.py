@@ -1,6 +1,6 @@
 """Dot product instructions of CPUs as tensor intrinsics of TVM.
 
-Each adds some products of narrow numbers to each of its sums.
+Each adds some products of small integers to each of its sums.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length.
 
     What is left after the last whole vector is computed element by element. The pass
-    `split_dynamic_tiles` finds it for an open loop.
+    `split_dynamic_tiles` finds it for a dynamic loop.
     """
     is_dynamic = is_dynamic_loop(schedule, loop)
     extent = loop_length(schedule, loop)
@@ -185,13 +185,13 @@ def count_fused_axes(block: Block, lanes: int) -> int:
     count = 1
     while math.prod(extents[-count:]) % lanes and count < len(extents):
         if len(extents) - count in block.dynamic_axes:
-            # TVM does not simplify the indices of loops that are fused by open lengths
+            # TVM does not simplify the indices of loops that are fused by dynamic lengths
             break
         if not follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
             break
         lengths = [extent for extent in extents[-count - 1 :] if extent > 1]
         if len(lengths) > 2 and lanes % lengths[-1] == 0:
-            # nor those of parts of a vector, along three axes: each number would be loaded by itself
+            # nor those of parts of a vector, along three axes: each element would be loaded by itself
             break
         count += 1
     return count
@@ -231,7 +231,7 @@ def _tile_transposition(
     """Compute a transposition in tiles whose lines stay in the cache; return the loops around them.
 
     A tile spans the axis along which results are contiguous and the one along which data are.
-    Results are stored as vectors, of which each number is loaded by itself.
+    Results are stored as vectors, of which each element is loaded by itself.
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {
@@ -268,7 +268,7 @@ def _tile_transposition(
 
 
 def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
-    """Compute a transposition in tiles, one number at a time; return the loops around them.
+    """Compute a transposition in tiles, one element at a time; return the loops around them.
 
     Data are contiguous along the axis at `position`. The innermost loop is the one whose other side has the shorter
     stride: lines whose distance is a large power of two would displace each other.
@@ -315,7 +315,7 @@ def _choose_rows(extent: int) -> int:
 # Divides kernels that compute their elements in different ways, such as concatenations, into
 # pieces that do so in one way.
 #
-# A vector that one condition divides is computed number by number. The pieces between the indices
+# A vector that one condition divides is computed element by element. The pieces between the indices
 # at which conditions on an axis change have none: each becomes a kernel with its own schedule, and
 # they are joined into one again.
 
@@ -368,7 +368,7 @@ def _with_body(function: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
 
 
 def count_reads(block: Block, source: Any) -> int:
-    """Return how many numbers a block reads of a buffer: none where a condition chooses others."""
+    """Return how many values a block reads of a buffer: none where a condition chooses others."""
     if not any(load.source.same_as(source) for load in list_loads(block)):
         return 0
     total = 0
@@ -383,7 +383,7 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
     """Return the pieces of a block: the whole one if no condition divides its vectors."""
     whole = tuple(_Span(0, extent) for extent in block.spatial_extents)
     parts = _divide(block, whole)
-    # a condition on another axis chooses between whole vectors, unless these reach beyond its numbers
+    # a condition on another axis chooses between whole vectors, unless these reach beyond its values
     is_divided = any(
         part[axis] != whole[axis]
         and (axis == len(whole) - 1 or math.prod(block.spatial_extents[axis + 1 :]) % _MOST_LANES)
@@ -448,7 +448,7 @@ def _rename(let: Any) -> Any:
 
 
 def _list_lengths(block: Block, spans: Sequence[_Span]) -> list[Any]:
-    """Return the lengths of a piece: numbers, and the expressions of open axes, which are whole."""
+    """Return the lengths of a piece: numbers, and the expressions of dynamic axes, which are whole."""
     return [
         block.stmt.iter_vars[position].dom.extent if position in block.dynamic_axes else span.extent
         for position, span in enumerate(spans)
@@ -476,7 +476,7 @@ def _list_conditions(value: Any) -> list[Any]:
 def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) -> set[int]:
     """Return the indices of an axis from which on a comparison holds, fails, or depends on axes within it.
 
-    There are none along an open axis. All axes come with their lengths, outermost first.
+    There are none along a dynamic axis. All axes come with their lengths, outermost first.
     """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     variables = set(find_nodes(condition, tirx.Var))

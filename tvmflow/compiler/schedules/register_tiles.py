@@ -69,7 +69,7 @@ _VECTOR_BYTES: Final = 16
 # Of padded data.
 _SHORT_ROW: Final = 12
 # The points of which an instruction multiplies the bytes as rows of a matrix.
-_MATRIX_POINTS: Final = 2
+_MATRIX_ROWS: Final = 2
 # A reduction and its result.
 _PARTS: Final = 2
 
@@ -445,7 +445,7 @@ def _schedule_reduction(
     unit_loops, register_loops, vector = _order_spatial_loops(schedule, spatial, axes)
     points = []
     if is_matrix:
-        outer, inner = schedule.split(register_loops.pop(), [None, _MATRIX_POINTS])
+        outer, inner = schedule.split(register_loops.pop(), [None, _MATRIX_ROWS])
         register_loops.append(outer)
         points.append(inner)
     schedule.reorder(*unit_loops, *reduction_loops, *register_loops, *points, vector, *terms)
@@ -554,7 +554,7 @@ def _unroll_short(
 # ---------------------------------------------------------------- the contraction of a block
 
 
-# Pooling reads vectors of numbers with so small a stride.
+# Pooling reads vectors of values with so small a stride.
 _STRIDES: Final = range(1, MAX_STRIDE + 1)
 # The first axes of a convolution's data and result are images and channels.
 _FIRST_SPATIAL: Final = 2

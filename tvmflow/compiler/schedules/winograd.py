@@ -258,13 +258,13 @@ def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> An
     return channel
 
 
-# ---------------------------------------------------------------- open images
-# Tiles of an open number are computed by loops that are written statement by statement
+# ---------------------------------------------------------------- dynamic images
+# Tiles of a dynamic number are computed by loops that are written statement by statement
 # (`tir_kernels.winograd`), which end with the epilogue of the kernel.
 
 
 def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
-    """Return a convolution of images of open sizes as loops; None for other kernels."""
+    """Return a convolution of images of dynamic shape as loops; None for other kernels."""
     function, final = schedule.mod["main"], blocks.final
     crop, image, (tile, _) = blocks.epilogue[0], blocks.image.output, blocks.tile
     size, cropped = ([axis.dom.extent for axis in block.stmt.iter_vars] for block in (final, crop))

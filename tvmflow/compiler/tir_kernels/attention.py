@@ -36,7 +36,7 @@ class ScoreStep(NamedTuple):
 
 
 class Typical(NamedTuple):
-    """The sizes for which a kernel is divided: the sizes themselves, or numbers in place of open ones."""
+    """The sizes for which a kernel is divided, with tuning sizes in place of dynamic ones."""
 
     batch: int
     queries: int
@@ -47,10 +47,10 @@ class Attention(NamedTuple):
     """The computation of an attention kernel.
 
     Attributes:
-        batch: The number of pairs of query and key matrices, which may be open.
-        queries: The number of queries, N, which may be open.
-        keys: The number of keys, M, which may be open.
-        typical: The same as numbers.
+        batch: The number of pairs of query and key matrices, which may be dynamic.
+        queries: The number of queries, N, which may be dynamic.
+        keys: The number of keys, M, which may be dynamic.
+        typical: The same as tuning sizes.
         depth: The length of a query, D.
         values: The length of a value, E.
         operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
@@ -84,7 +84,7 @@ class Attention(NamedTuple):
 def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
     """Return the kernel for a GPU, whose parameters are the operands and the result.
 
-    None where sizes are open, queries are few, or no tile fits.
+    None with dynamic shapes, queries are few, or no tile fits.
     """
     sizes = (attention.batch, attention.queries, attention.keys)
     if any(map(is_dynamic, sizes)) or attention.queries < _MIN_QUERIES:

@@ -270,7 +270,7 @@ def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
 
 
 def with_sizes(x: Any, shape: Sizes) -> Any:
-    """Return a tensor whose sizes are the same numbers, but other expressions of dimensions."""
+    """Return a tensor whose sizes are the same values, but other expressions of dimensions."""
     return _compute("with_sizes", shape, lambda *position: x(*position))
 
 
@@ -333,7 +333,7 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
     """Return the product (…, rows, columns) of a matrix (…, rows, k) and weights (⌈columns/b⌉, k, b).
 
     So many `padded_rows` are computed, the last one again where there are more; None for those of the matrix, whose
-    number may be open.
+    number may be dynamic.
     """
     *outer, rows, depth = map(plain, x.shape)
     blocks, _, block = (int(extent) for extent in w.shape)

@@ -1,8 +1,8 @@
 """Emits fused attention for CPUs: softmax(q·kᵀ)·v of a few queries at a time.
 
 Their scores stay in the cache. Keys and values are packed for register tiles (`contraction.packed`), which pays for
-itself where many queries read them. A few queries, as in a step of a decoder, read keys and values where they are, once
-for all heads that share them. All keys of a row are scored before their softmax, so nothing must be rescaled: at
+itself where many queries read them. A few queries, as in a step of a decoder, read keys and values where they are,
+once for all heads that share them. All keys of a row are scored before their softmax, so nothing must be rescaled: at
 lengths of a few thousand this is faster than an online softmax over blocks of keys.
 """
 
@@ -62,7 +62,7 @@ def make_cpu_kernel(
 ) -> tvm.tirx.PrimFunc:
     """Return the kernel for a CPU, whose parameters are the operands and the result.
 
-    `exponential` computes exponentials of negative numbers.
+    `exponential` computes exponentials of negative values.
     """
     return _Emitter(attention, cpu, exponential).emit()
 
@@ -78,13 +78,14 @@ class _Emitter:
         typical = attention.typical
         padded_keys = -(-typical.keys // cpu.lanes) * cpu.lanes
         max_rows = max(4, cpu.cached_data_bytes // 4 // padded_keys)
-        points = most_tile_rows(attention.queries)
+        tile_rows = most_tile_rows(attention.queries)
         counts = tuple(-(-size // cpu.lanes) for size in (typical.keys, attention.values))
-        self._rows, ((self._key_points, key_vectors), (self._value_points, value_vectors)) = (
-            choose_row_block(typical.queries, counts, max_rows, points, cpu)
+        self._rows, ((self._key_rows, key_vectors), (self._value_rows, value_vectors)) = (
+            choose_row_block(typical.queries, counts, max_rows, tile_rows, cpu)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
-        # Rows a power of two apart would evict each other from the cache, of which the second product reads many at once.
+        # Rows a power of two apart would evict each other from the cache, of which the second product reads many at
+        # once.
         self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
         self._key_size = attention.depth * self._keys.padded
@@ -143,16 +144,16 @@ class _Emitter:
         totals = allocate(rows)
         result = allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
-        scored = count_rows(a.queries, first, rows, self._key_points)
+        scored = count_rows(a.queries, first, rows, self._key_rows)
         Product(
             rows=scored,
             depth=a.depth,
             columns=self._keys,
-            points=self._key_points,
+            tile_rows=self._key_rows,
             factors=factors,
             stride=self._score_stride,
         ).emit(lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores)
-        mixed = count_rows(a.queries, first, rows, self._value_points)
+        mixed = count_rows(a.queries, first, rows, self._value_rows)
 
         def end_rows(tail: IrSize) -> None:
             with T.serial(mixed) as row:
@@ -166,7 +167,7 @@ class _Emitter:
             rows=mixed,
             depth=a.keys,
             columns=self._values,
-            points=self._value_points,
+            tile_rows=self._value_rows,
             factors=factors,
         ).emit(
             lambda row, k: scores[row * self._score_stride + k],
@@ -257,7 +258,7 @@ class _Emitter:
         a, key = self._attention, self._attention.keys - tail
         position = row * self._score_stride + key
         if a.steps:
-            # they read masks, of which there are no more numbers
+            # they read masks, of which there are no more values
             with (
                 iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail) as lane
             ):
@@ -318,8 +319,8 @@ class _Emitter:
     def _emit_direct(self, cores: int) -> None:
         """Emit attention for a few queries, one after the other.
 
-        Where fewer groups of heads than cores share keys, cores divide the keys for the scores, and then the columns of
-        the values.
+        Where fewer groups of heads than cores share keys, cores divide the keys for the scores, and then the columns
+        of the values.
         """
         a, rows, vectors = self._attention, self._shared, self._count_mixed_vectors()
         groups, columns = a.batch // rows, a.values // (vectors * self._lanes)

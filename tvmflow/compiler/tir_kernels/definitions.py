@@ -56,7 +56,7 @@ ROUNDING_BITS: Final = 0x4B400000
 
 
 def round_to_integer(number: Any) -> Any:
-    """Return the integer (int32) nearest to a float32 number below 2²², of two the even one."""
+    """Return the integer (int32) nearest to a float32 value below 2²², of two the even one."""
     bits = tirx.reinterpret("int32", number + tirx.const(ROUNDING, "float32"))
     return bits - ROUNDING_BITS
 
@@ -90,8 +90,8 @@ def with_kernel_symbols(
 ) -> tuple[tirx.PrimFunc, list[Any]]:
     """Return a kernel with variables of its own in place of a model's dimensions, and those that it takes.
 
-    These are arguments between its inputs and its results: the dimensions that are no size of a tensor by themselves, and
-    those that it computes with besides (`used`). The last parameters are its results.
+    These are arguments between its inputs and its results: the dimensions that are no size of a tensor by themselves,
+    and those that it computes with besides (`used`). The last parameters are its results.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]
     symbols = [symbol for size in sizes for symbol in list_symbols(size)]

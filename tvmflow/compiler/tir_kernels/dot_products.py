@@ -1,4 +1,4 @@
-"""Products of narrow numbers on layouts for dot product instructions.
+"""Products of small integers on layouts for dot product instructions.
 
 Such are `vpdpbusd` and `vdpbf16ps`.
 
@@ -19,8 +19,8 @@ from tvmflow.compiler.tir_kernels import bfloat16, blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic, plain, same_size, same_sizes
 
-_OPEN_TILE: Final = 8
-"""How many rows of an open number make a tile."""
+_DYNAMIC_TILE: Final = 8
+"""How many rows of a dynamic number make a tile."""
 
 
 class Products(NamedTuple):
@@ -178,7 +178,7 @@ def dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> An
 def _round_up(points: IrSize) -> IrSize:
     """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
     if is_dynamic(points):
-        return divide_up(points, _OPEN_TILE) * _OPEN_TILE
+        return divide_up(points, _DYNAMIC_TILE) * _DYNAMIC_TILE
     return pad_dot_rows(points)
 
 

@@ -1,7 +1,7 @@
 """Products of weights and matrices as they lie in memory, stored with bias and activation.
 
 The rows of a matrix are channels, its columns are pixels. A tile is `vectors` of columns times
-`points`, which are rows of the weights (see `schedules.register_tiles`). The columns of a tile are
+`tile_rows`, which are rows of the weights (see `schedules.register_tiles`). The columns of a tile are
 packed once for all rows, so that they stay in the cache.
 """
 
@@ -51,9 +51,9 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """
     number, outputs, depth, image = product[:4]
     pixels = product.pixels
-    points, vectors = choose_packing_tile(outputs, pixels, cpu)
+    tile_rows, vectors = choose_packing_tile(outputs, pixels, cpu)
     parameters = {
-        "weights": ((-(-outputs // points), depth, points), FLOAT),
+        "weights": ((-(-outputs // tile_rows), depth, tile_rows), FLOAT),
         "data": ((number, depth, *image), FLOAT),
         **({"bias": ((outputs,), FLOAT)} if product.has_bias else {}),
         "out": ((number, outputs, *image), FLOAT),
@@ -74,11 +74,11 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
                 sums.buffer[index] = T.float32(0)
             with T.serial(depth) as k:
                 sums.add(
-                    lambda row: weights[(group * depth + k) * points + row],
+                    lambda row: weights[(group * depth + k) * tile_rows + row],
                     lambda column: packed[k * (shape.vectors * cpu.lanes) + column],
                 )
-            for index, point, column in sums.iterate():
-                row = group * points + point
+            for index, tile_row, column in sums.iterate():
+                row = group * tile_rows + tile_row
                 value = sums.buffer[index]
                 for bias in others:
                     value = value + bias[row]
@@ -93,9 +93,9 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
             with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(cpu.lanes) as lane:
                 column = v * cpu.lanes + lane
                 packed[k * width + column] = data[(matrix * depth + k) * pixels + start + column]
-            groups, rows = divmod(outputs, points)
+            groups, rows = divmod(outputs, tile_rows)
             with T.serial(groups) as group:
-                multiply((matrix, start), packed, group, RegisterTile(points, vectors))
+                multiply((matrix, start), packed, group, RegisterTile(tile_rows, vectors))
             if rows:
                 multiply((matrix, start), packed, groups, RegisterTile(rows, vectors))
 

@@ -101,13 +101,13 @@ class RecurrentLayer(NamedTuple):
 
     Attributes:
         operator: The layer, in the terms of ONNX's operators.
-        steps: The number of time steps, which may be open.
-        batch: The number of sequences, which may be open.
+        steps: The number of time steps, which may be dynamic.
+        batch: The number of sequences, which may be dynamic.
         hidden: The number of hidden units.
         units: That number with those of padding.
         lanes: The hidden units of a tile, which divide `units`.
         factors: The numbers of the state that are lanes of one vector; 1 if each is loaded.
-        typical: Steps and batch, with numbers in place of open sizes.
+        typical: Steps and batch, with tuning sizes in place of dynamic ones.
         dots: The dot products of bytes; None for products of floats.
     """
 
@@ -137,8 +137,8 @@ class RecurrentInputs(NamedTuple):
 
     Attributes:
         projected: Inputs times weights, plus biases: (steps, n, d, gates, units).
-        weights: The recurrent weights: (d, tiles, units, gates, lanes), zero where a unit is padding; for dot products
-            int8 (d, tiles, units/4, gates, 4 lanes).
+        weights: The recurrent weights: (d, tiles, units, gates, lanes), zero where a unit is padding; for dot
+            products int8 (d, tiles, units/4, gates, 4 lanes).
         hidden: The initial hidden state: (d, n, units).
         cell: The initial cell state of an LSTM: (d, n, units).
         peepholes: The weights of an LSTM's cell state in its input, output and forget gate: (d, 3, units).
@@ -167,7 +167,7 @@ def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[An
     The tensors are the fields of `RecurrentInputs`; None for those that the layer lacks.
     """
     dtype = str(tensors[0].dtype)
-    # open sizes are variables of this kernel's own
+    # dynamic shapes are variables of this kernel's own
     steps, batch = map(plain, tensors[0].shape[:2])
     layer = layer._replace(steps=steps, batch=batch)
     names = [
@@ -201,8 +201,8 @@ class _StepIndex(NamedTuple):
 class _Buffers(NamedTuple):
     """The state of a group of sequences, each (rows, units): the hidden one, and that of the next step.
 
-    The cell is that of an LSTM or the update gate of a GRU; what is scaled is a GRU's hidden state times its reset gate, as
-    products read it, integers the hidden state as dot products read it.
+    The cell is that of an LSTM or the update gate of a GRU; what is scaled is a GRU's hidden state times its reset
+    gate, as products read it, integers the hidden state as dot products read it.
     """
 
     hidden: Any
@@ -336,7 +336,8 @@ class _Loops:
     ) -> Any:
         """Emit the sums of some gates of a tile, and return them: (rows, gates, lanes).
 
-        The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`; None for all.
+        The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`;
+        None for all.
         """
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:
@@ -531,7 +532,7 @@ class _CpuLoops(_Loops):
             return builder.get()
 
     def _build_dynamic_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
-        """Return the loop over an open batch: whole groups of sequences, then those that are left."""
+        """Return the loop over a dynamic batch: whole groups of sequences, then those that are left."""
         batch, whole = self._layer.batch, self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial
         sizes = [whole >> shift for shift in range(whole.bit_length())]

@@ -98,8 +98,8 @@ def find_taps(
 ) -> Taps:
     """Return the taps along an axis in a mode that `is_supported`, in float32 as ONNX Runtime has them.
 
-    The length is that of the source times the factor, which is no integer where `size` is rounded. With `antialias`, a
-    pixel of a smaller result is the mean of all pixels that it covers.
+    The length is that of the source times the factor, which is no integer where `size` is rounded. With `antialias`,
+    a pixel of a smaller result is the mean of all pixels that it covers.
     """
     length = float(size) if length is None else length
     x = np.arange(size, dtype=np.float32)
@@ -179,7 +179,7 @@ def _antialiased(
 _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic}
 
 
-# ---------------------------------------------------------------- open sizes
+# ---------------------------------------------------------------- dynamic shapes
 
 
 def compute_taps(
@@ -228,7 +228,7 @@ def compute_taps(
 
 
 def _as_int64(size: Any) -> Any:
-    """Return a fixed or an open size as an expression of int64."""
+    """Return a fixed or a dynamic size as an expression of int64."""
     return tirx.const(size, "int64") if isinstance(size, int) else size.astype("int64")
 
 

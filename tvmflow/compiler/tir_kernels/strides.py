@@ -26,7 +26,7 @@ Digit = tuple[IrSize, IrSize]
 class StridedMatrices(NamedTuple):
     """The place of each element of a batch of matrices, in elements from the start of a buffer.
 
-    All lengths and strides may be open.
+    All lengths and strides may be dynamic.
 
     Attributes:
         offset: The place of the first element.
@@ -41,7 +41,7 @@ class StridedMatrices(NamedTuple):
     column: IrSize
 
     def offset_of(self, matrix: Any, row: Any, column: Any) -> Any:
-        """Return the place of an element; the arguments are numbers or TIR expressions."""
+        """Return the place of an element; the arguments are values or TIR expressions."""
         position, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
             digit = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix

@@ -167,8 +167,8 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
     (rows, columns), (height, width) = geometry.tiles, geometry.edges
     extents = [1, *map(plain, x.shape[2:-1])][-3:]
 
-    def padded(i: Any, c: Any, *point: Any) -> Any:
-        *positions, lane = point
+    def padded(i: Any, c: Any, *tile_row: Any) -> Any:
+        *positions, lane = tile_row
         offset = [
             position - before for position, before in zip(positions, geometry.padding, strict=True)
         ]
@@ -259,8 +259,8 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
         half = te.compute((tile_rows, *map(plain, x.shape[1:])), down, name=IMAGE_COLUMNS)
     image = te.compute(shape, across if geometry.is_separate else element, name=IMAGE)
 
-    def cropped(i: Any, o: Any, *point: Any) -> Any:
-        *d, y, z, lane = point
+    def cropped(i: Any, o: Any, *tile_row: Any) -> Any:
+        *d, y, z, lane = tile_row
         tile = (y // tile_rows, z // tile_columns, y % tile_rows, z % tile_columns)
         return image(i, o, *(d or [0]), *tile, lane)
 
@@ -316,15 +316,15 @@ def _sum_terms(terms: Sequence[tuple[float, Any]]) -> Any:
     return total
 
 
-# ---------------------------------------------------------------- open images
-# The loops of a convolution with an open number of tiles. The tiles of all images are numbered, and a block
+# ---------------------------------------------------------------- dynamic images
+# The loops of a convolution with a dynamic number of tiles. The tiles of all images are numbered, and a block
 # of them is computed at a time, in buffers of a fixed size; the last block has what is left. Data and product
 # of a tile are transformed along one axis and then along the other, which takes fewer sums than the tensor
 # expression does.
 
 
 class DynamicConvolution(NamedTuple):
-    """A convolution of images with an open number of tiles.
+    """A convolution of images with a dynamic number of tiles.
 
     Attributes:
         data: The buffer of data (n, i, h, w, b).
@@ -349,7 +349,7 @@ def emit_dynamic(convolution: DynamicConvolution, blocks: DynamicBlocks) -> None
 
 
 class _DynamicLoops:
-    """Emits the loops of a convolution of open images."""
+    """Emits the loops of a convolution of dynamic images."""
 
     def __init__(self, convolution: DynamicConvolution, blocks: DynamicBlocks) -> None:
         self._own, self._blocks = convolution, blocks
@@ -436,12 +436,12 @@ class _DynamicLoops:
                 self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
 
     def _multiply(self, data: Any, product: Any, group: Any) -> None:
-        points = self._blocks.tile.rows
+        tile_rows = self._blocks.tile.rows
         with T.serial(_int64(self._edge)) as i, T.serial(_int64(self._edge)) as j:
-            with T.serial(self._count // points) as piece:
-                self._multiply_tiles(data, product, group, (i, j), piece * points, points)
-            rest = self._count % points
-            for size in range(1, points):
+            with T.serial(self._count // tile_rows) as piece:
+                self._multiply_tiles(data, product, group, (i, j), piece * tile_rows, tile_rows)
+            rest = self._count % tile_rows
+            for size in range(1, tile_rows):
                 with T.If(tirx.EQ(rest, _int64(size))), T.Then():
                     self._multiply_tiles(data, product, group, (i, j), self._count - size, size)
 
@@ -452,29 +452,31 @@ class _DynamicLoops:
         group: Any,
         element: tuple[Any, Any],
         first: Any,
-        points: int,
+        tile_rows: int,
     ) -> None:
         """Emit the product of some tiles, whose sums are held in registers."""
         (i, j), limit, vectors = element, self._blocks.limit, self._blocks.tile.vectors
         number = i * self._edge + j
-        sums = self._allocate_registers(points, vectors)
-        with _unroll(points, vectors, lanes=self._lanes) as at:
+        sums = self._allocate_registers(tile_rows, vectors)
+        with _unroll(tile_rows, vectors, lanes=self._lanes) as at:
             T.buffer_store(sums, T.float32(0), at)
         with (
             T.serial(_int64(self._inner)) as block,
             T.serial(_int64(self._lanes)) as channel,
-            _unroll(points, vectors, lanes=self._lanes) as at,
+            _unroll(tile_rows, vectors, lanes=self._lanes) as at,
         ):
-            point, vector, lane = at
-            coordinates = number * self._data_step + (block * limit + first + point) * self._lanes
+            tile_row, vector, lane = at
+            coordinates = (
+                number * self._data_step + (block * limit + first + tile_row) * self._lanes
+            )
             index = [i, j, group * vectors + vector, _int64(0), block, channel, lane]
             weight = tirx.BufferLoad(self._own.weights, index).astype(FLOAT)
             total = tirx.BufferLoad(sums, at) + data[coordinates + channel] * weight
             T.buffer_store(sums, total, at)
-        with _unroll(points, vectors, lanes=self._lanes) as at:
-            point, vector, lane = at
+        with _unroll(tile_rows, vectors, lanes=self._lanes) as at:
+            tile_row, vector, lane = at
             coordinates = (
-                number * self._product_step + (vector * limit + first + point) * self._lanes
+                number * self._product_step + (vector * limit + first + tile_row) * self._lanes
             )
             product[coordinates + lane] = tirx.BufferLoad(sums, at)
 

@@ -43,7 +43,7 @@ _RESERVED: Final = frozenset(
     "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
     "while xor xor_eq main std tvmflow_models".split()
 )
-# A line that says for which models the lines after it are: those of fixed sizes, those of open sizes, or all.
+# A line that says for which models the lines after it are: those of fixed sizes, those of dynamic shape, or all.
 _MARK: Final = re.compile(r"^//@(fixed|open|all)\n", re.MULTILINE)
 # Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
 _TYPES: Final[Mapping[str, str]] = {

@@ -300,13 +300,13 @@ def _cut(
     stops: Sequence[IrSize],
     steps: Sequence[int] | None = None,
 ) -> Expr:
-    """Return a slice; bounds that are open are known to lie within the data."""
+    """Return a slice; bounds that are dynamic are known to lie within the data."""
     within = any(map(is_dynamic, (*starts, *stops)))
     return R.strided_slice(value, axes, starts, stops, steps, assume_inbound=within)
 
 
 def _dynamic_bounds(op: Op, axis: int, begin: int, end: int | None, step: int) -> tuple[Any, Any]:
-    """Return where a slice of an open size begins and ends; it has an element at all sizes."""
+    """Return where a slice of dynamic size begins and ends; it has an element at all sizes."""
     size = op.sizes()[axis]
     if step < 1:
         raise DynamicShapeProblem(f"a step below 1 along {size} is not supported")

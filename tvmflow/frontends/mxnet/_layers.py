@@ -158,7 +158,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
 
 
 def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Expr:
-    """Pool images of an open size: what is divided by must be the same number at all sizes."""
+    """Pool images of dynamic size: what is divided by must be the same number at all sizes."""
     dims, size = spatial_rank(op), op.sizes()[2:]
     kind = op.choice("pool_type", "max", tuple(pools))
     op.ignore("p_value", "count_include_pad")
@@ -492,7 +492,8 @@ def _roi_align(op: Op) -> Expr:
     )
 
 
-# ---------------------------------------------------------------- detection: anchors, boxes, and non-maximum suppression
+# ---------------------------------------------------------------- detection: anchors, boxes, and non-maximum
+# suppression
 
 
 _FORMATS: Final = ("corner", "center")
@@ -523,7 +524,7 @@ def _multibox_prior(op: Op) -> Expr:
 def _columns(value: Expr, start: int = 0, count: int = 4) -> list[Expr]:
     """Return columns of the last axis, each of size 1."""
     sizes = sizes_of(value)
-    # TVM counts axes from the start where sizes are open
+    # TVM counts axes from the start with dynamic shapes
     axis = len(sizes) - 1 if sizes and any(map(is_dynamic, sizes)) else -1
     return [R.strided_slice(value, [axis], [i], [i + 1]) for i in range(start, start + count)]
 

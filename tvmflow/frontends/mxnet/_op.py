@@ -88,7 +88,7 @@ class Op:
         return [self[index] for index in range(count)]
 
     def sizes(self, index: int = 0) -> tuple[IrSize, ...]:
-        """Return the sizes of an input; where they are open, expressions of the dimensions."""
+        """Return the sizes of an input; dynamic ones are expressions of the dimensions."""
         return tuple(map(self.ranges.simplify, known_sizes(self[index])))
 
     def shape(self, index: int = 0) -> tuple[int, ...]:

@@ -729,7 +729,7 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
             is_whole = _is(start, -1) and isinstance(end, int) and end <= -NO_END
             if step == -1 and is_whole and len(starts) == 1:
                 return relax.op.flip(data, axis)
-            raise DynamicShapeProblem("a step below 1 of an open size is not supported")
+            raise DynamicShapeProblem("a step below 1 along a dynamic dimension is not supported")
         begin = sizes.clamp(start, extent)
         stop = sizes.at_least(sizes.clamp(end, extent), begin)
         count = sizes.divide_up(sizes.simplify(stop - begin), step)
@@ -802,7 +802,7 @@ def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
 
 
 def _convert_top_k(sizes: Sizes, node: NodeProto) -> Any:
-    """Refuse a TopK of an open number of elements."""
+    """Refuse a TopK of a dynamic number of elements."""
     count = sizes.dynamic_operand(node, 1)
     if count is not None:
         raise DynamicShapeProblem(f"its K is {shape_text(count)}, and it needs a number")
@@ -813,7 +813,7 @@ _ROUNDINGS: Final = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
-    """Convert a Resize of open height and width to sizes that follow from the dimensions."""
+    """Convert a Resize of dynamic height and width to sizes that follow from the dimensions."""
     data = sizes.data(node.input[0])
     shape = sizes.shape_of(data)
     lengths = sizes.operand(node, 3)
@@ -839,9 +839,7 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     is_image = len(shape) == 4 and all(map(sizes.is_equal, shape[:2], lengths[:2]))
     odd = {"antialias", "axes", "keep_aspect_ratio_policy"} & attributes.keys()
     if not is_image or odd or mode.coordinates not in _COORDINATES:
-        raise DynamicShapeProblem(
-            "only height and width of images can be resized where sizes are open"
-        )
+        raise DynamicShapeProblem("only height and width of images of dynamic shape can be resized")
     if any(scales[2:]) and mode.coordinates != "align_corners":
         return _resize_by_fractions(sizes, data, lengths[2:], scales[2:], mode)
     is_nearest = mode.method == "nearest_neighbor"

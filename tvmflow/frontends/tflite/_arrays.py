@@ -243,7 +243,7 @@ def _bounds(operation: Operation, part: slice, size: IrSize) -> tuple[IrSize, Ir
     if step == -1 and part.start is None and part.stop is None:
         return -1, -NO_END, -1
     if step < 1:
-        raise DynamicShapeProblem(f"a step of {step} along an open size is not supported")
+        raise DynamicShapeProblem(f"a step of {step} along a dynamic dimension is not supported")
     start = ranges.clamp(0 if part.start is None else part.start, size)
     stop = size if part.stop is None else ranges.clamp(part.stop, size)
     return start, ranges.at_least(stop, start), step

@@ -1,4 +1,4 @@
-"""Converts a TFLite model to ONNX, with the shapes of its inputs fixed, or open for dimensions."""
+"""Converts a TFLite model to ONNX, with the shapes of its inputs fixed or dynamic."""
 
 from __future__ import annotations
 

@@ -158,10 +158,10 @@ class Graph:
         self._nodes.append(node)
         return results
 
-    # ------------------------------------------------------------ open sizes
+    # ------------------------------------------------------------ dynamic shapes
 
     def _add_dynamic(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        """Add a node with operands of open sizes."""
+        """Add a node with operands of dynamic shape."""
         largest = [self._at_largest(value) for value in operands]
         known = _infer(node, largest, self.prefix)
         shapes = _infer_dynamic(self.ranges, node, operands)
@@ -361,7 +361,7 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[
     return results
 
 
-# ---------------------------------------------------------------- shapes of results that are open
+# ---------------------------------------------------------------- shapes of results that are dynamic
 # ONNX infers numbers alone.
 
 

@@ -41,7 +41,8 @@ _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The float32 values of a vector of AVX-512.
 _WIDE_LANES: Final = 16
-# What schedules have unrolled and made of vectors hardly gets faster by more than this, which takes LLVM 0.7 of the time.
+# What schedules have unrolled and made of vectors hardly gets faster by more than this, which takes LLVM 0.7 of the
+# time.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
 _OBSERVED_BYTES: Final = 256 << 20
@@ -189,8 +190,8 @@ class ModelObserver:
         """Return the same library for a model with the same outputs.
 
         Args:
-            origins: For each tensor of that model the one of this model that it is a product of, and the factors; None
-                for the same one.
+            origins: For each tensor of that model the one of this model that it is a product of, and the factors;
+                None for the same one.
         """
         following = copy(self)
         following._origins = dict(origins)
@@ -328,7 +329,7 @@ def _spec_of(name: str, var: Any) -> TensorSpec:
     shape = ir.shape_of(var)
     if shape is None:
         raise StageError(
-            "the model cannot be calibrated: inner tensors have open sizes",
+            "the model cannot be calibrated: inner tensors have dynamic shapes",
             fix="give its inputs fixed sizes, or set `quantize.activations` to `none`",
         )
     return TensorSpec(name, shape, ir.dtype_of(var))
@@ -394,8 +395,8 @@ class EmulatedChoices:
 class SwitchedModel:
     """A model as `EmulatedChoices`, where each call computes the ranges of integers.
 
-    Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits on
-    every machine of an architecture. What computes both is compiled when layers are first chosen.
+    Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits
+    on every machine of an architecture. What computes both is compiled when layers are first chosen.
     """
 
     def __init__(

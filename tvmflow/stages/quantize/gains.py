@@ -16,9 +16,9 @@ from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.stages.quantize.points import Layer
 
-# How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse V1
-# (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two), and measured with AVX2 (weights of 7 bits):
-# see benchmarks/RESULTS.md.
+# How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
+# V1 (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two), and measured with AVX2 (weights of
+# 7 bits): see benchmarks/RESULTS.md.
 _MATRICES: Final = 6.0
 _QUADS: Final = 3.6
 _PAIRS: Final = 1.9
@@ -59,7 +59,7 @@ def _estimate(
     """Return the cycles of a layer with floats, and with integers."""
     call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
     size, steps = math.prod(weights), 1
-    # open sizes are those of all layers, about
+    # dynamic shapes are those of all layers, about
     if layer.is_recurrent:
         # each step reads all weights
         sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]

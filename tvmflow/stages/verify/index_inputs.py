@@ -73,7 +73,7 @@ def find_index_inputs(
     except StageError as error:
         return unloaded._replace(reason=f"the import cannot return it: {error}")
     if loaded is None and settings.quantized:
-        return unloaded._replace(reason="a condition decides on it, or its sizes are open")
+        return unloaded._replace(reason="a condition decides on it, or its shape is dynamic")
     if loaded is None:
         name = FRONTENDS[kind].REFERENCE.name
         return unloaded._replace(reason=f"it has no name by which {name} returns it")

@@ -119,7 +119,7 @@ def return_inner(
     Only tensors of some dtypes are returned, where these are given.
 
     Returns:
-        None with control flow, and where sizes are open.
+        None with control flow, and with dynamic shapes.
     """
     main = mod["main"]
     if not ir.is_straight_line(mod):

@@ -48,8 +48,8 @@ _COPIED: Final = (
     *("android.h", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
     *("threads_windows.h", "weights.c"),
 )
-# System -> what a shared library has in it that a program has from elsewhere: Microsoft's C library, were a DLL linked
-# with one; the compiler of Android's programs.
+# System -> what a shared library has in it that a program has from elsewhere: Microsoft's C library, were a DLL
+# linked with one; the compiler of Android's programs.
 _ADDITIONS: Final[Mapping[str, str]] = {"android": "android.c", "windows": "dll.c"}
 _LOADER: Final = "library.js"
 # A link to the shared library that was linked from the objects in a folder.
@@ -538,7 +538,7 @@ def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> lis
 
 
 def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
-    """Return the sizes of a tensor as a description in C has them: -1 where they are open."""
+    """Return the sizes of a tensor as in a description in C: -1 where they are dynamic."""
     sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
     return [str(size) if isinstance(size, int) else "-1" for size in sizes]
 

@@ -1,4 +1,4 @@
-"""C libraries of open sizes: exact at every size in any order, in memory that grows with the sizes."""
+"""C libraries of dynamic shape: exact at every size in any order, in memory that grows with the sizes."""
 
 from __future__ import annotations
 

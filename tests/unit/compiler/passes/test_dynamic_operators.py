@@ -1,4 +1,4 @@
-"""Scans, scatters, sorts and reductions of open sizes have the kernels of fixed ones."""
+"""Scans, scatters, sorts and reductions of dynamic shape have the kernels of fixed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of an open number of rows get the kernels that those of a fixed number have."""
+"""Products of a dynamic number of rows get the kernels that those of a fixed number have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS = (1, 7, 16, 37, 64, 131)
 
 
 def make_dense(columns: int) -> DynamicNetwork:
-    """Return a product with weights, a bias and a ReLU, of open batch and length."""
+    """Return a product with weights, a bias and a ReLU, of dynamic batch and length."""
 
     def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
         return emit(relax.op.nn.relu(emit(relax.op.add(emit(relax.op.matmul(x, w)), b))))
@@ -169,7 +169,7 @@ def test_products_of_computed_matrices() -> None:
 
 @pytest.mark.parametrize("flag", DOT_TARGETS)
 def test_bytes_are_multiplied_by_dot_products(flag: str) -> None:
-    """A quantized layer of an open number of rows."""
+    """A quantized layer of a dynamic number of rows."""
     rng = np.random.default_rng(3)
     integers = rng.integers(-127, 128, (40, 48)).astype(np.int8)
 

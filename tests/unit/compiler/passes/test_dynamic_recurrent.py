@@ -1,4 +1,4 @@
-"""Recurrent layers over an open number of steps, of an open number of sequences."""
+"""Recurrent layers over a dynamic number of steps, of a dynamic number of sequences."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def draw_data(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -
 def test_first_element_of_rows_of_which_there_are_any_number(
     descending: bool, dtype: str, mcpu: str
 ) -> None:
-    """Values and places where the number of rows is open, with NaN and zeros of both signs."""
+    """Values and places where the number of rows is dynamic, with NaN and zeros of both signs."""
 
     def body(emit: Any, x: Any, **_: Any) -> list[Any]:
         found = emit(relax.op.topk(x, 1, -1, "both", descending, "int64"))

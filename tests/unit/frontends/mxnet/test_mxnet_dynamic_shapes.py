@@ -39,7 +39,7 @@ def test_a_checkpoint_computes_batches_of_all_sizes() -> None:
 
 
 def load(folder: Path, op: str, *dimensions: Dimension, **attrs: str) -> LoadedModel:
-    """Import one operator of open images; its output has the name `it_output`."""
+    """Import one operator of dynamic images; its output has the name `it_output`."""
     nodes = [var("data"), node(op, "it", [0], **attrs)]
     files = write_checkpoint(folder, nodes, [[1, 0, 0]], {})
     return frontend.load(files, (IMAGES,), dimensions=dimensions or (BATCH, H, W))

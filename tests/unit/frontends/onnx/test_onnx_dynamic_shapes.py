@@ -296,7 +296,7 @@ def integers_of_scale(scale: float) -> Any:
 
 
 def classifier() -> onnx.ModelProto:
-    """A convolutional network with an open image, a global average and Flatten."""
+    """A convolutional network with a dynamic image, a global average and Flatten."""
     g = Graph()
     x = convolution(g, "image", 3, 8, 2)
     x = g.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -734,7 +734,7 @@ def test_negative_divisors_of_open_shapes(tmp_path: Path, dtype: str) -> None:
 
 
 def test_windows_of_float16_follow_channels_and_sizes(tmp_path: Path) -> None:
-    """Loops over open rows, in which loops over open columns have been split before."""
+    """Loops over dynamic rows, in which loops over open columns have been split before."""
     pool = node("AveragePool", ["x"], ["y"], kernel_shape=[5, 3], strides=[2, 2], pads=[0, 0, 0, 1])
     made = model([pool], [value("x", [1, "h", "w", "h"], "float16")], [value("y", None, "float16")])
     dimensions = (Dimension("h", 3, 7), Dimension("w", 5, 12))

@@ -103,7 +103,7 @@ def test_types_of_other_packages_are_listed() -> None:
             "{imag: {shape: [4, 3, 8]}, ids: {shape: [4, 7], dtype: int64}}",
             [
                 "r.yaml:4:16: inputs.imag: the model has no input 'imag'; did you mean 'image'? (its inputs are image, ids)",
-                "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+                "r.yaml:4:9: inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:\n\n"
                 "inputs:\n  image: {shape: [SIZE, 3, 8]}  # float32, [s0, 3, 8]\n"
                 "  ids: {shape: [4, 7], dtype: int64}  # int64, [s0, s1]",
             ],

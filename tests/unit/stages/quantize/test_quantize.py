@@ -331,7 +331,7 @@ def import_dynamic_shapes(
 
 
 def test_weights_of_a_model_with_open_sizes(tmp_path: Path) -> None:
-    """With integers of data, too, where these are inputs: inner tensors of open sizes are not calibrated."""
+    """With integers of data, too, where these are inputs: inner tensors of dynamic shape are not calibrated."""
     weights = {"w": RNG.normal(0, 0.2, (24, 16)).astype(np.float32)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
     data = {"0/x": RNG.normal(size=(4, 24)).astype(np.float32)}
@@ -352,7 +352,7 @@ def test_inner_tensors_of_open_sizes_are_refused(tmp_path: Path) -> None:
     ]
     data = {"x": RNG.normal(size=(4, 24)).astype(np.float32)}
     files = import_dynamic_shapes(nodes, weights, tmp_path, **data)
-    with pytest.raises(StageError, match="inner tensors have open sizes") as caught:
+    with pytest.raises(StageError, match="inner tensors have dynamic shapes") as caught:
         run(settings_of(activations="int8"), files, tmp_path / "int8")
     assert "`quantize.activations` to `none`" in caught.value.fix
     facts = run(settings_of(activations="none"), files, tmp_path / "none")

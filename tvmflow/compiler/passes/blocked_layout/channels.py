@@ -122,7 +122,7 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
     before, after = known_sizes(data), known_sizes(call)
     has_dynamic = any(map(is_dynamic, after)) and len(before) > 2
     if has_dynamic and set(before[2:]) == {1} and same_sizes(before[:2], after):
-        # images of one pixel: TVM fuses no reshape of open sizes
+        # images of one pixel: TVM fuses no reshape of dynamic shape
         return rewriter.emit(relax.op.squeeze(data, list(range(2, len(before)))))
     blocked_data = rewriter.blocked_form(data)
     if same_sizes(before, after):
@@ -241,7 +241,7 @@ def copy_channels(selection: Selection, cpu: CpuModel) -> Any:
 
     The tensors are (n, c/b, …, b). The parameters of the kernel are the tensors, the table and the result. The
     table (groups of lanes of the result, 2) has the position of a group's tensor, or -1 for zeros, and the place of
-    its first number in an image of the tensor, or in one pixel of it where images have open sizes.
+    its first element in an image of the tensor, or in one pixel of it where images have dynamic shapes.
     """
     shapes = [known_sizes(tensor) for tensor in selection.tensors]
     n, _, *size, block = shapes[0]

@@ -226,7 +226,7 @@ def _find_winograd(
         or min(window.padding) < 0
         # each block of a tile belongs to one group
         or (groups > 1 and (out // groups % lanes or inner % lanes))
-        # the tiles of an open volume are not numbered; those with a stride or groups have fixed places
+        # the tiles of a dynamic volume are not numbered; those with a stride or groups have fixed places
         or (
             (len(edges) > _IMAGE_AXES or step > 1 or groups > 1)
             and any(map(is_dynamic, known_sizes(call)[2:]))
@@ -239,7 +239,7 @@ def _find_winograd(
     is_fixed = not any(map(is_dynamic, (n, *sizes)))
     measured = context.measured_tiles if is_fixed and terms == 1 else ()
     if terms > 1 or any(map(is_dynamic, sizes)):
-        # more products an instruction save more than larger weights; the tiles of an open image are squares
+        # more products an instruction save more than larger weights; the tiles of a dynamic image are squares
         tiles = tuple(tile for tile in tiles if tile != winograd.RECTANGLE)
     depth, height, width = [1, *shape[2:]][-3:]
     front, top, left = [0, *window.padding[: len(sizes)]][-3:]
@@ -466,7 +466,7 @@ def _take_strides(rewriter: LayoutRewriter, x: Any, window: Window) -> tuple[Any
 
 
 def _count_points(x: Any, window: Window, kernel: Sizes) -> int:
-    """Return the pixels in a row of the result of a convolution without dilation; 0 for an open row."""
+    """Return the pixels in a row of the result of a convolution without dilation; 0 for a dynamic row."""
     width, padding = known_sizes(x)[-2], window.padding
     read = width + padding[len(window.strides) - 1] + padding[-1] - kernel[-1]
     return 0 if is_dynamic(width) else int(read // window.strides[-1]) + 1

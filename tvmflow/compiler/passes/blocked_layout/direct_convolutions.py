@@ -97,7 +97,7 @@ def emit(
 def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
     """Return to a multiple of how many columns a result is computed, so that tiles divide them.
 
-    The columns are the pixels of a row. Rules divide an open number of them into tiles.
+    The columns are the pixels of a row. Rules divide a dynamic number of them into tiles.
     """
     cpu, rank = rewriter.cpu, len(window.strides)
     blocks, *reads, lanes = ir.known_shape(weights)
@@ -217,7 +217,7 @@ def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: An
 
 
 def _find_bias(rewriter: LayoutRewriter, product: PlainProduct, original: Any, operand: Any) -> Any:
-    """Return a weight that is added to all pixels of a channel as one number for each; None for others."""
+    """Return a weight that is added to all pixels of a channel as one value for each; None for others."""
     shape = ir.shape_of(operand)
     channels = (product.outputs, *[1] * len(product.image))
     if (
@@ -273,7 +273,7 @@ class Image(NamedTuple):
 
     @property
     def is_fixed(self) -> bool:
-        """True if no extent is open."""
+        """True if no extent is dynamic."""
         return not any(map(is_dynamic, (*self.data, *self.result)))
 
 

@@ -32,7 +32,7 @@ def rewrite_elementwise(
 ) -> relax.Expr | None:
     """Rewrite an elementwise operator of which an operand is blocked."""
     shape = known_sizes(call)
-    # The limits of `clip` are numbers, not tensors.
+    # The limits of `clip` are scalars, not tensors.
     tensors = [argument for argument in arguments if not _is_number(argument)]
     if any(sizes_of(tensor) is None for tensor in tensors):
         return None

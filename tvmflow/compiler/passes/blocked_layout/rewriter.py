@@ -36,7 +36,7 @@ Handlers = Mapping[str, Handler]
 """Operator -> its handler."""
 
 MOVES: Final = ir.operators("reshape permute_dims")
-"""Operators that move numbers: the channels of an image, if they do not change its other axes."""
+"""Operators that move values: the channels of an image, if they do not change its other axes."""
 
 
 class LayoutRewriter(TargetRewriter):
@@ -120,7 +120,7 @@ class LayoutRewriter(TargetRewriter):
 
     def pack(self, data: Any, lanes: int) -> Any:
         """Emit data packed in blocks of so many channels."""
-        # fused with a function, a transposition would compute it one number at a time
+        # fused with a function, a transposition would compute it one element at a time
         pattern = OPAQUE if self._calls_function(data) else None
         return self.kernel(blocked.pack, "pack", data, lanes, pattern=pattern)
 

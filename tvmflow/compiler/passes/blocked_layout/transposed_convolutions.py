@@ -45,7 +45,7 @@ _MAX_PLAIN_SHARE: Final = 0.85
 
 
 class _Geometry(NamedTuple):
-    """The convolution behind a transposed one; one number for each spatial axis.
+    """The convolution behind a transposed one; one value for each spatial axis.
 
     Attributes:
         strides: The strides of the transposed convolution.

@@ -67,7 +67,7 @@ def schedule_for_gpu(
 
 
 def _try_rule(rule: GpuRule, kernel: tvm.IRModule, device: Device) -> Schedule | None:
-    """Return a kernel with the schedule of a rule; None for open sizes, and where TVM rejects it."""
+    """Return a kernel with the schedule of a rule; None for dynamic shapes, and where TVM rejects it."""
     schedule = Schedule(kernel, seed=1)
     handles = list_all_blocks(schedule)
     if not handles or not has_fixed_sizes(schedule, handles):

@@ -22,7 +22,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name
 
 _THREADS: Final = 128
-# A square of so many numbers is read along one axis and written along another.
+# A square of so many values is read along one axis and written along another.
 _SIDE: Final = 32
 _SIDE_ROWS: Final = 8
 _MIN_SIDE: Final = 8
@@ -87,7 +87,7 @@ def transpose(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def _divide_square(schedule: Schedule, copy: Any, load: Any, variable: Any) -> None:
-    """Divide the copy of a square between threads: neighbors read neighboring numbers."""
+    """Divide the copy of a square between threads: neighbors read neighboring values."""
     loops = list(schedule.get_loops(copy)[1:])
     (axis,) = (i for i, index in enumerate(load.indices) if uses(index, variable))
     nearest = loops[len(loops) - len(load.indices) + axis]
@@ -133,7 +133,7 @@ def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def _choose_lanes(stmt: Any) -> int:
-    """Return how many numbers a thread computes: a vector if all that it reads and writes are."""
+    """Return how many values a thread computes: a vector if all that it reads and writes are."""
     axes = list(stmt.iter_vars)
     accesses = [stmt.body, *list_loads(stmt)]
     count = math.prod(int(axis.dom.extent) for axis in axes)
@@ -182,7 +182,7 @@ def _is_vector(access: Any, axes: list[Any]) -> bool:
 
 
 def _find_axis_without_slow_indices(stmt: Any) -> int | None:
-    """Return the position of an axis along which places of numbers need computing only once."""
+    """Return the position of an axis along which places of values need computing only once."""
     axes = list(stmt.iter_vars)
     indices = [index for load in list_loads(stmt) for index in load.indices]
     slow = [index for index in indices if find_nodes(index, tvm.ir.Call, tirx.Cast)]

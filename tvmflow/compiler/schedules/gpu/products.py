@@ -204,7 +204,7 @@ def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
 
 
 def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
-    """Return how many numbers along the axes of a kind are neighbors in memory: 0, 1 or whole vectors."""
+    """Return how many values along the axes of a kind are neighbors in memory: 0, 1 or whole vectors."""
     count = 1
     others: list[int | None] = []
     for axis, other in reversed(axes):
@@ -351,7 +351,7 @@ def find_position(schedule: Schedule, main: Any, operand: int) -> int:
 
 
 def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
-    """Divide a copy to shared memory between all threads: neighbors copy neighboring numbers."""
+    """Divide a copy to shared memory between all threads: neighbors copy neighboring values."""
     loops = schedule.get_loops(copy)[-3:]
     count = math.prod(length(schedule, loop) for loop in loops)
     threads = tile.groups * tile.threads

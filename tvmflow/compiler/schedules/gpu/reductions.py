@@ -1,6 +1,6 @@
 """The rules `block_reductions`, for softmax, norms, means and products with a vector, and `windows`.
 
-The threads of a block share the numbers that are added up for one result or for a few. A row that
+The threads of a block share the values that are added up for one result or for a few. A row that
 several steps need is loaded into shared memory once, and all steps are one launch.
 """
 
@@ -27,7 +27,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 )
 
 _THREADS: Final = 128
-# A thread adds up at least so many numbers by itself.
+# A thread adds up at least so many values by itself.
 _MIN_SERIAL: Final = 4
 # Blocks share a compute unit only if each takes a part of its memory.
 _SHARED_PART: Final = 4
@@ -116,7 +116,7 @@ def _split_extents(stmt: Any) -> tuple[list[int], list[int]]:
 
 
 def _is_contiguous_along_rows(stmt: Any) -> bool:
-    """Return whether neighboring results read neighboring numbers, and what is added up does not."""
+    """Return whether neighboring results read neighboring values, and what is added up does not."""
     load = max(list_loads(stmt), key=lambda one: math.prod(int(size) for size in one.source.shape))
     axes = [axis for axis in stmt.iter_vars if int(axis.dom.extent) > 1]
     used = [axis for axis in axes if depends_on(load, axis.var)]
@@ -197,7 +197,7 @@ def _load_once(
 # ---------------------------------------------------------------- windows
 # The rule `windows`: depthwise convolutions and pooling.
 #
-# A thread computes some neighboring rows of one column of pixels. It loads the numbers that it needs
+# A thread computes some neighboring rows of one column of pixels. It loads the values that it needs
 # into registers once, though several results read most of them; neighboring threads load neighboring
 # numbers.
 

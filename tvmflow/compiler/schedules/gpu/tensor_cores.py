@@ -1,6 +1,6 @@
-"""The rule `tensor_cores`: products of float16 by units of a GPU that multiply squares of numbers.
+"""The rule `tensor_cores`: products of float16 by units of a GPU that multiply squares of values.
 
-A warp multiplies squares of 16×16 numbers (`wmma` in CUDA C), and adds up float32. Where the numbers of
+A warp multiplies squares of 16×16 values (`wmma` in CUDA C), and adds up float32. Where the numbers of
 a square are in its registers is not known: it loads squares from shared memory, and stores them there.
 """
 
