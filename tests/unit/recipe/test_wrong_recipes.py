@@ -1155,8 +1155,8 @@ WRONG_DIMENSIONS = [
         "images of dynamic size",
         "{h: {max: 80}, w: {max: 80}}",
         "[1, 3, h, w], image: {}",
-        "6:38: inputs.data.image: makes images of one size, and the input has an open one besides its batch: leave one of "
-        "them out",
+        "6:38: inputs.data.image: makes images of one size, and the input has a dynamic dimension "
+        "besides its batch: remove one of them",
     ),
     wrong_dimension(
         "images for an input without channels",
