@@ -87,9 +87,10 @@ recording: $(VENV)/.ready
 	@$(INSTALL) -e '.[mxnet,docs]'
 	$(BIN)/python tools/record_demo.py
 
-# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields
+# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields; benchmarks/RESULTS.md, from its data
 docs-reference: $(VENV)/.ready
 	$(BIN)/python tools/generate_reference.py
+	$(BIN)/python tools/benchmark_results.py
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/pipeline/noop.py

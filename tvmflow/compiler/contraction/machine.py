@@ -1,8 +1,8 @@
 """CPUs as kernels and schedules see them: vectors, instructions, caches, costs of register tiles.
 
 All figures of a CPU that decide how code is divided stand here, with where they come from: data sheets, or times that
-`benchmarks/kernels/tile_ranks.py` measured on machines A (Zen 4 and 5, AVX-512) and B (Zen 3, AVX2) of
-`benchmarks/RESULTS.md`, or cycles that models of ARM cores count (docs/emulation.md).
+`benchmarks/kernels/tile_ranks.py` measured on machines A (EPYC Zen 4 and 5, AVX-512) and B (EPYC
+Zen 3, AVX2), or cycles that models of ARM cores count (docs/emulation.md).
 """
 
 from __future__ import annotations

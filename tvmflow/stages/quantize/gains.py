@@ -18,7 +18,7 @@ from tvmflow.stages.quantize.points import Layer
 
 # How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
 # V1 (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two), and measured with AVX2 (weights of
-# 7 bits): see benchmarks/RESULTS.md.
+# 7 bits).
 _MATRICES: Final = 6.0
 _QUADS: Final = 3.6
 _PAIRS: Final = 1.9
