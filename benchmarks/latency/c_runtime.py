@@ -53,7 +53,7 @@ def compile_program(folder: Path) -> Path:
     """Return the program, compiled in a folder."""
     triple = f"{os.uname().machine}-linux-gnu"
     model = c_runtime.DescribedModel("bench", SIGNATURE, (), triple)
-    c_runtime.write_sources(model, SOURCES / "program.c", folder)
+    c_runtime.write_sources(model, {c_runtime.PROGRAM: SOURCES / c_runtime.PROGRAM}, folder)
     for name in ("main.c", "kernels.c"):
         shutil.copyfile(SOURCES / name, folder / name)
     sources = ["main.c", "kernels.c", c_runtime.SOURCE]
