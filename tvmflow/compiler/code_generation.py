@@ -495,7 +495,7 @@ def split_loops_where_indices_repeat(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _split(loop: tirx.For) -> tirx.For:
-    """Return a loop, or nested ones, of which none has an index that repeats."""
+    """Return a loop, or nested ones, without repeated indices."""
     period = _find_period(loop)
     if not period:
         return loop

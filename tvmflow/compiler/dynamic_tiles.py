@@ -382,7 +382,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
 
 
 def _hide(value: Any) -> Any:
-    """Return a value that is not below 0, and of which TVM knows nothing: it leaves it where it is."""
+    """Return a non-negative value that is opaque to TVM, which therefore does not move it."""
     return tirx.call_llvm_intrin(value.ty.dtype, "llvm.smax", value, tirx.IntImm(value.ty.dtype, 0))
 
 
@@ -683,7 +683,7 @@ def _list_rows(size: int, statements: int) -> list[int]:
 def _with_rows(
     body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int, first: Any = None
 ) -> Any:
-    """Return the body of a tile with so many rows, of which those beyond the end read the last one.
+    """Return the body of a tile of this many rows; rows beyond the end read the last one.
 
     The terms are, for the variables of loops over rows, the condition and how many rows are left; `first` is the
     first row if that is not the first of the tile.

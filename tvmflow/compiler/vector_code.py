@@ -40,8 +40,7 @@ def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
 
 
 # ---------------------------------------------------------------- strided loads
-# Loads of every second, third or fourth number, or of each element twice: whole vectors of which
-# numbers are selected.
+# Loads of every second, third or fourth element, or of each element twice, load whole vectors and select from them.
 #
 # TVM loads such elements one by one. Pooling with stride 2 and slices with steps read the former,
 # and resizing to nearest pixels the latter.

@@ -104,7 +104,7 @@ def list_names(size: Size) -> list[str]:
 
 
 def is_name(size: Size) -> TypeGuard[str]:
-    """Return whether a size is that of one dimension: a name alone, of which shapes tell the size.
+    """Return whether a size is the name of one dimension, which shapes determine.
 
     >>> is_name("seq"), is_name("past + seq"), is_name(7)
     (True, False, False)

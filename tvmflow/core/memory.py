@@ -227,7 +227,7 @@ def _sum(workers: Mapping[int, Mapping[int, int]]) -> int:
 
 
 # ---------------------------------------------------------------- CPU time
-# A limit of this process, of which other programs take nothing away.
+# A limit of this process alone.
 
 # How much longer this process may run where no Python code is interrupted.
 _GRACE_S: Final = 2

@@ -404,7 +404,7 @@ class _PackageReader:
         self.programs: set[str] = set()
 
     def add_recorded(self, recorded: Mapping[str, str]) -> None:
-        """Add the files of a RECORD, of which there may be tens of thousands."""
+        """Add the files of a RECORD, possibly tens of thousands."""
         stat, lines, prefix = os.stat, self.lines, f"{self._folder}/"
         modified_ns, changed_ns = self._modified_ns, self._changed_ns
         for name, line in recorded.items():

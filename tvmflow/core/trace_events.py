@@ -74,7 +74,7 @@ class Trace:
         self._flows: list[tuple[Slice, Slice]] = []
 
     def track(self, process: str, name: str) -> Track:
-        """Return a track of a process, both of which may be new."""
+        """Return a track of a process, and add either if it is new."""
         tracks = self._tracks.setdefault(process, {})
         if name not in tracks:
             number = _FIRST_TRACK + sum(map(len, self._tracks.values()))

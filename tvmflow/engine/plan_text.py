@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- estimates
 # What the stages that must run will cost, as far as the history in the store says it. What is not known is
-# not invented: a stage of which no result was made here has no estimate.
+# not invented: a stage that never ran here has no estimate.
 
 # A range that is wider than this says nothing.
 _WIDEST_RANGE: Final = 4.0

@@ -120,7 +120,7 @@ def _measured(library: ComparedLibrary) -> tuple[int, tuple[str, ...]]:
 def _is_pareto_optimal(
     costs: Mapping[str, float], comparable: Sequence[Mapping[str, float]]
 ) -> bool:
-    """Return whether none of the comparable libraries, of which it is one, dominates a library."""
+    """Return whether no comparable library dominates a library."""
     # The size alone says nothing of what was given up for it.
     is_known = len(costs) > 1 and len(comparable) > 1
     return is_known and not any(

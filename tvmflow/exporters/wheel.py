@@ -186,7 +186,7 @@ def _runtime_metadata() -> str:
 
 FORM: Final = ""
 
-# The modules of which the wheel's own are made.
+# The modules that the wheel's own are generated from.
 _INIT: Final = "exporters/_wheel_package.py"
 _MAIN: Final = "exporters/_wheel_main.py"
 

@@ -50,7 +50,7 @@ class _Count(NamedTuple):
 
 
 class _WrongShape(NamedTuple):
-    """A shape, or a tensor with its sizes, of which one size is larger than what counts."""
+    """A shape, or a tensor and its shape, with one padded dimension."""
 
     axis: int
 

@@ -35,7 +35,7 @@ _Read = TypeVar("_Read")
 _ENTRY: Final = f"{__name__}:read_file"
 _PRELOADED: Final = ("tvmflow.frontends",)
 _MAX_MEMORY: Final = 800_000_000
-# Of CPU time, of which other programs take nothing away: for small files, and at most.
+# Limits of CPU time, which other programs do not affect: for small files, and at most.
 _MIN_SECONDS: Final = 7
 _MAX_SECONDS: Final = 60
 _BYTES_PER_SECOND: Final = 16 << 20

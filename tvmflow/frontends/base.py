@@ -46,7 +46,7 @@ class LoadedModel(NamedTuple):
         outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.
         nodes: The name of the node that each binding of `main` came from, in their order; empty
-            for a binding of which none is known.
+            for a binding without known nodes.
     """
 
     mod: tvm.IRModule

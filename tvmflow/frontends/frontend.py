@@ -172,7 +172,7 @@ class Frontend(ABC):
 
         Args:
             files: Path of each file by its role.
-            inputs: The inputs; those of which the model tells everything may be missing.
+            inputs: The inputs; fully specified ones may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
             bound: The constants of those inputs that are no inputs of the library.
             dimensions: The dimensions that inputs have in their sizes.

@@ -25,7 +25,7 @@ MAX_SIGNATURE: Final = 10_000
 """The most inputs and outputs of a model; no exporter makes more."""
 
 DEFAULT_DTYPE: Final = "float32"
-"""The dtype of an input of which neither the model nor the recipe tells it."""
+"""The dtype of an input without one in the model and in the recipe."""
 
 _MAX_PROBLEMS: Final = 20
 SIZE: Final = "SIZE"
@@ -50,7 +50,7 @@ def find_input_problems(
 
     Args:
         inputs: The model's inputs.
-        requests: The recipe's inputs; only those of which the model does not tell everything are needed.
+        requests: The recipe's inputs; only those are needed that the model does not specify fully.
     """
     yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)

@@ -25,7 +25,7 @@ COUNT_ATTRIBUTES: Final = (SIZES_NEEDED, _COUNTS)
 
 
 class OutputCount(NamedTuple):
-    """An output of which only the first elements along an axis count.
+    """An output that is padded along an axis: only its first elements count.
 
     Attributes:
         output: The place of the output.

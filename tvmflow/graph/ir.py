@@ -37,7 +37,7 @@ TRANSPOSED_CONVOLUTIONS: Final = {f"{name}_transpose": n for name, n in CONVOLUT
 """The same of transposed convolutions."""
 
 IF_THEN_ELSE: Final = "prim.if_then_else"
-"""The operator of which only one branch is computed."""
+"""The operator that computes only one of its branches."""
 
 WEIGHTS_FUNCTION: Final = "main_transform_params"
 """The function that computes the weights, as TVM's pass LiftTransformParams names it."""

@@ -431,7 +431,7 @@ def prepare_run(
     """Plan what a command line requests.
 
     `on_download` is called a few times a second while a file is downloaded for what it says of others.
-    `query` asks LLVM about targets of which the store knows nothing.
+    `query` asks LLVM about targets that the store does not know.
 
     Raises:
         RecipeError: with all mistakes in all recipes.

@@ -278,8 +278,8 @@ def make_measurement_statement(
 ) -> bytes:
     """Return the statement about what was measured of delivered files as canonical JSON.
 
-    Measured files are given by their sha256; `statement` is the text of `make_statement`, and `sources` are the recipe
-    and its pipeline, if it is known where they are.
+    Measured files are given by their sha256; `statement` is the text of `make_statement`, and `sources` are the
+    recipe and its pipeline, if it is known where they are.
     """
     stages = [stage for stage in lineage.stages if not stage.spec.traits.is_locked]
     stages += [stage for stage in lineage.stages if stage.spec.traits.searches]
@@ -450,7 +450,7 @@ def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
     """Return the entry of each kernel in the library, as a statement has it.
 
     It has `name` and `schedule` (`tuned` or a rule); for a model in parts, the `part`; for a tuned model, the
-    key of its `workload`; for a tuned kernel, the trial (`record`), of which a locked run knows only the id.
+    key of its `workload`; for a tuned kernel, the trial (`record`); a locked run knows only its id.
     """
     return [
         kernel

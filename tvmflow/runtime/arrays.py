@@ -47,7 +47,7 @@ def allocate_aligned(spec: TensorSpec) -> Array:
 
 
 def _place(raw: Array, spec: TensorSpec) -> Array:
-    """Return the aligned array in some bytes, of which there are `ALIGNMENT` more than it has."""
+    """Return the aligned array in some bytes, which have `ALIGNMENT` bytes to spare."""
     start = -address_of(raw) % ALIGNMENT
     array: Array = raw[start : start + spec.bytes].view(dtype_of(spec.dtype)).reshape(spec.shape)
     return array

@@ -74,7 +74,7 @@ def runtime_of(manifest: Mapping[str, Json]) -> str:
 
 
 def read_bundle(path: str | Path, *, with_libraries: bool = True) -> Bundle:
-    """Return the content of a bundle, all of which is as its manifest describes it.
+    """Return the content of a bundle, checked against its manifest.
 
     Without libraries, everything is read and checked all the same.
 
@@ -313,7 +313,7 @@ def _find_wrong_files(
 def _digest(
     archive: zipfile.ZipFile, name: str, contents: Mapping[str, bytes], copy: Path | None
 ) -> str:
-    """Return the digest of a file, of which a copy may be written."""
+    """Return the digest of a file, and optionally write a copy."""
     if name in contents:
         return hashlib.sha256(contents[name]).hexdigest()
     digest = hashlib.sha256()

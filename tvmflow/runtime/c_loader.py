@@ -207,7 +207,7 @@ class NativeProgram:
     Args:
         prefix: The beginning of all names in it, without the underscore after it.
         threads: The threads of each call.
-        signature: The inputs and outputs, of which a library with dimensions tells only a part.
+        signature: The inputs and outputs, which a library with dynamic shapes describes only in part.
         weights: The content of the file of its weights, at a multiple of 64 bytes, for a library without them.
 
     Attributes:

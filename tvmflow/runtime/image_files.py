@@ -1,6 +1,6 @@
 """Images as a program has them, as pixels: arrays, images of Pillow, and files, which Pillow decodes.
 
-Files are opened here alone, by the decoders that are named here: Pillow has others, one of which
+Files are opened only here, and only by the decoders named here. One of Pillow's others
 starts another program (Ghostscript for EPS), and it chooses by the content, not by the name.
 """
 

@@ -109,7 +109,7 @@ def _temporary_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPool) -> Module:
-    """Load a model in parts, all of which are checked before the code of any of them is loaded."""
+    """Load a model in parts, after checking all parts."""
     _check_tensors(path, bundle.signature, max_bytes)
     _check_images(path, bundle)
     names = {name: f"{path}, part '{name}'," for name in bundle.parts}

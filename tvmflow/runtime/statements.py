@@ -47,7 +47,7 @@ class Statement(NamedTuple):
     Attributes:
         subjects: The sha256 of each file that it is about, by name in its folder.
         names: The first name of each sha256.
-        body: The whole statement, of which nothing else was checked.
+        body: The whole statement, otherwise unchecked.
     """
 
     subjects: Mapping[str, str]

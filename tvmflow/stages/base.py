@@ -61,10 +61,12 @@ class StageTraits:
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
         needs_of_isa_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
             of others it reads those of the level that this machine measures.
-        needs_all: Those of `needs` -> whether a recipe, as it is for one target, makes this one read all of their files.
+        needs_all: Those of `needs` -> whether a recipe, as it is for one target, makes this one read all of their
+            files.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside
             the key, for the framework that it came from; `operators`: the files of the recipe's own
-            operators; `data`: the recipe's `verify.data`; `labels`: its `labels`; `labels-check`: these outside the key; `calibration`: its `quantize.data`.
+            operators; `data`: the recipe's `verify.data`; `labels`: its `labels`; `labels-check`: these outside the
+            key; `calibration`: its `quantize.data`.
         tools: Distributions whose code can change the output, whatever the recipe says.
         timeout_s: Seconds after which a run is taken to hang.
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
@@ -76,7 +78,7 @@ class StageTraits:
             ledger and the TVM build. None for a stage that searches nothing.
         weights: The files of its result that hold weights, and nothing else of a model: the others stay
             the same when only the weights of the model that it reads have changed.
-        added_with: The stages of a pipeline with the first of which it is planned; none for one that pipelines name.
+        added_with: The stages of a pipeline that add it; none for a stage that pipelines name.
         is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part, a partitioned target or a quantized model.
         run: What the code must know that runs, locks and reports it.

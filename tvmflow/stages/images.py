@@ -224,7 +224,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def list_files(files: Sequence[str]) -> ImageList:
-    """Return images by their paths in a folder, of which the first part is the class.
+    """Return images by their paths in a folder, whose first component is the class.
 
     Raises:
         ValueError: when only some are in the folder of a class.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Before so many trials, the first of which start slowly, nothing is said of the time that is left.
+# No remaining time is shown before this many trials: the first ones start slowly.
 _FEWEST_TRIALS: Final = 8
 # An untuned kernel that takes longer is timed once.
 _SLOW_S: Final = 0.1

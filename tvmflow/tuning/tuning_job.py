@@ -112,8 +112,8 @@ class TuneFacts(NamedTuple):
         reused: Those of the ledger.
         stopped: `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`.
         drift: By how much one kernel's time changed meanwhile.
-        exhausted: The workloads of which no schedule is left to try.
-        untunable: Those of which no trial worked.
+        exhausted: The workloads without a schedule left to try.
+        untunable: The workloads whose trials all failed.
         repairs: A sentence for each repair of the ledger, and each search that failed.
         known: All trials in the ledger.
         threads: The threads that kernels ran with; None where nothing was measured.

@@ -43,7 +43,7 @@ from tvmflow.targets.linking import padded
 class KernelTraits(NamedTuple):
     """The needs of a call of a kernel: its symbol in C, its work in parallel loops, and memory in bytes.
 
-    With dynamic shapes, `sizes` are their names in the order in which it takes them, of which scratch memory
+    With dynamic shapes, `sizes` are their names in the order of its arguments, and scratch memory
     and work are expressions. `failure` is what it reports where an operand has a wrong value; empty for others.
     """
 
@@ -409,7 +409,7 @@ class Values:
         return self._codes[size]
 
     def add(self, code: str) -> str:
-        """Return the C code of another value, of which this is the code that computes it."""
+        """Add a value that some C code computes; return the C code that reads it."""
         variable = f"v[{self.count}]"
         self.lines.append(f"{variable} = {code};")
         self.count += 1

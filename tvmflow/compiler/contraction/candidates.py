@@ -56,7 +56,7 @@ class Arithmetic(Enum):
     VECTORS = auto()
     """Vectors times vectors, as in depthwise convolutions, or no products, as in pooling."""
     DOT = auto()
-    """Products of bytes or of bfloat16, several of which an instruction adds to each accumulator."""
+    """int8 or bfloat16 dot products: an instruction adds several products to each accumulator."""
     DOT_BY_ELEMENT = auto()
     """The same with a word of data from any lane of a vector."""
     BYTE_MATRICES = auto()
@@ -257,7 +257,7 @@ def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
         # two products a cycle, of four instructions
         time = max(tile.accumulators + moves, (tile.accumulators + others) / 2, MIN_ACCUMULATORS)
     else:
-        # a product is two instructions, of which two run in a cycle, of three
+        # a product is two instructions; two of three run in a cycle
         issued = (2 * tile.accumulators + others) / 3
         time = max(tile.accumulators + moves / 2, issued, MIN_ACCUMULATORS)
     return tile.accumulators / (time + BY_ELEMENT.exposed_load * loads)

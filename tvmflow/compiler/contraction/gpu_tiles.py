@@ -28,7 +28,7 @@ _CUDA_UNITS: Final = {
 }
 # The oldest architecture with tensor cores that CUDA C is compiled for: LLVM has no code of TVM's for them.
 _TENSOR_CORES: Final = 75
-# Of GPUs of which nothing is known: what integrated ones have.
+# Figures of an integrated GPU, for unknown GPUs.
 _UNITS: Final = 16
 # The least that OpenCL, WebGPU and Metal promise.
 _THREADS: Final = 256

@@ -38,7 +38,7 @@ BATCHES_PER_CORE: Final = 4
 MIN_LANES: Final = 4
 """Vectors of fewer lanes are not worth their instructions."""
 FUNCTION_VECTORS: Final = 4
-"""The vectors of which functions are computed side by side, with their constants loaded once for all."""
+"""Functions are computed for as many vectors side by side, which share their constants."""
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
 _FEW_REGISTERS: Final = 16
@@ -161,7 +161,7 @@ class BroadcastCosts(NamedTuple):
     broadcast_lanes: int = 8
     loads_of_shuffle: int = 2  # the loads that a shuffle counts as
     spilled: float = 0.65  # the speed of a tile that is spilled
-    # pairs of bytes take so many, the first of which reads weights from memory
+    # a pair of bytes takes as many instructions; the first reads weights from memory
     pair_instructions: int = 3
     weight_load_of_pairs: float = 0.2  # the time of that load
     broadcast_of_pairs: float = 0.8  # the time of the broadcast of a word of data
@@ -230,7 +230,7 @@ def converts_float16(target: tvm.target.Target) -> bool:
 
 
 def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
-    """Return the dtypes of which a CPU loads and stores some lanes of a vector in one instruction."""
+    """Return the dtypes of masked loads and stores that take one instruction."""
     if _arch(target.attrs) not in ("", "x86_64"):
         # TVM crashes when it is asked for the features of a triple that LLVM does not know.
         return frozenset()
@@ -241,7 +241,7 @@ def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
 
 
 def find_multiplicand_lanes(target: Mapping[str, Json]) -> int:
-    """Return the lanes of a vector of which instructions take any one as a factor; 0 without such."""
+    """Return the lanes that by-element FMA instructions select from; 0 without such instructions."""
     return _NEON_LANES if _arch(target) in _ARM64 else 0
 
 
@@ -267,7 +267,7 @@ class CpuModel(NamedTuple):
             them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         has_float16: Whether instructions multiply and add vectors of float16.
-        multiplicand_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such
+        multiplicand_lanes: The lanes that by-element FMA selects from; 0 without such
             instructions.
         issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
         divides_slowly: Whether a division of vectors takes as long as dozens of additions.

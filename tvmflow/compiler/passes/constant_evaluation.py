@@ -225,7 +225,7 @@ def _apply_rule(call: Any, arrays: Sequence[Any]) -> _Array | None:
 
 
 class _ConstantEvaluator(MainRewriter):
-    """Replaces calls of which all tensors are constants."""
+    """Replaces calls whose tensors are all constants."""
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)
@@ -260,7 +260,7 @@ def _flatten(values: Sequence[Any]) -> list[Any]:
 # What operators compute, in numpy.
 #
 # Each rule gives the bits that TVM's own operator gives on a CPU without fused multiply-add:
-# values are moved, or rounded once as IEEE 754 defines. It returns None for a call of which that
+# values are moved, or rounded once as IEEE 754 defines. It returns None for a call where that
 # does not hold.
 
 

@@ -63,7 +63,7 @@ class IntegerProductRewriter(MainRewriter):
         return relax.Call(product.op, [data, weights], product.attrs)
 
     def _find_difference(self, expr: Any) -> _Difference | None:
-        """Return the bytes and the zero point of which a tensor of int32 is the difference; None for others."""
+        """Return the int8 data and zero point whose int32 difference a tensor is, or None."""
         value, zero_point = self.flow.find_call(expr, "relax.subtract"), None
         if value is None:
             integers = self._find_source(expr)

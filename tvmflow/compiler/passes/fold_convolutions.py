@@ -278,7 +278,7 @@ class ConvolutionMerger(TargetRewriter):
         return _Term(conv=conv, scale=None, data=data, begins=begins, sizes=sizes, gaps=gaps)
 
     def _is_quantized(self, weights: Any) -> bool:
-        """Return whether weights are bytes in the library, of which a sum would be float32."""
+        """Return whether the library has these weights as int8, whose sum would be float32."""
         value: Any = self.flow.values.get(weights)
         name = ir.operator_name(value)
         return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))

@@ -144,7 +144,7 @@ def _box_overlap(
 def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -> Any:
     """Return the kernel; its results are the rows, and their number.
 
-    Of each class, the boxes above the threshold become a heap, of which one after the other is taken until
+    Of each class, the boxes above the threshold become a heap, from which boxes are popped until
     enough are selected, and compared with all selected ones at once. Classes are independent of each other.
     """
     batch, classes, n = ir.known_shape(operands[1])
@@ -229,7 +229,7 @@ def _emit_group(
 
 
 class _Heap:
-    """The words of candidates, at most so many, of which the first in the order of their scores is taken."""
+    """A heap of candidates' words by falling score."""
 
     def __init__(self, order: Order, most: int) -> None:
         self._order, self._words = order, Words.allocate(order, most)
@@ -279,7 +279,7 @@ _BITS: Final = 32
 
 
 class _Groups(NamedTuple):
-    """Candidates by groups, of which those of one group are compared, by falling score.
+    """Candidates by falling score; only those of one group are compared.
 
     Attributes:
         groups: The number of groups.

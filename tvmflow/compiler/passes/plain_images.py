@@ -32,7 +32,7 @@ RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
 _DEFAULT_ROUNDING: Final = {"align_corners": "round"}
 
 
-# Pixels are repeated at all sizes where they are at these, of which the last one is beyond any image.
+# Pixels that repeat at these sizes repeat at all sizes; the last size is beyond any image.
 _CHECKED_SOURCES: Final = (2, 3, 37, 65_536)
 _MAX_FACTOR: Final = 8
 

@@ -42,7 +42,7 @@ WEIGHT_RANKS: Final = {
     _MATMUL: 2,
     **{name: 2 + n for name, n in {**ir.CONVOLUTIONS, **ir.TRANSPOSED_CONVOLUTIONS}.items()},
 }
-"""The products with constant weights of which there are kernels of integers -> the rank of their weights."""
+"""Products with constant weights that have integer kernels -> the rank of their weights."""
 SELECTIONS: Final = ir.operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
 """Operators that give some of the values that they read: integers go through them."""
 
@@ -195,7 +195,7 @@ def _find_source(name: str, weights: Any, flow: ir.DataFlow) -> WeightSource | N
 
 
 class WeightDequantizeFolder(MainRewriter):
-    """Rewrites products with weights s·w, of which w are int8, to products with w, multiplied by s."""
+    """Rewrites products with weights s·w to products with the int8 weights w, multiplied by s."""
 
     OPERATORS = tuple(WEIGHT_RANKS)
 

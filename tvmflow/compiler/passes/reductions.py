@@ -48,7 +48,7 @@ class ReductionSplitter(MainRewriter):
         if ir.dtype_of(call.args[0]) not in _SPLIT_DTYPES[name] or shape is None or results is None:
             return None
         numbers, last = math.prod(shape), len(shape) - 1
-        # a reduction of rows, of which there happens to be one
+        # a reduction of a single row
         reduced = [int(axis) % len(shape) for axis in call.attrs.axis or ()]
         is_row = last > 0 and reduced == [last] and shape[-1] <= _MAX_SINGLE_ROW
         if math.prod(results) != 1 or numbers < _MIN_NUMBERS or is_row:
@@ -303,7 +303,7 @@ class ScanRewriter(TargetRewriter):
         lanes = self._cpu.lanes
 
         def emit_columns(buffers: Sequence[Any], start: Any, count: int) -> None:
-            """Emit the operation on columns next to each other, the first of which begins at `start`."""
+            """Emit the operation on adjacent columns from `start` on."""
             source, out = buffers
             totals = allocate_registers(count, dtype=dtype)
             for column in iterate_vectors(count, lanes):

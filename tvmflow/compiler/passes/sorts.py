@@ -216,7 +216,7 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
 
 # ---------------------------------------------------------------- columns
 # The first few along another axis than the last: the elements of a row are lanes of vectors, each
-# of which keeps the first ones of its column so far, in order.
+# of which keeps the first values of its column so far, in order.
 
 
 def _selects_in_columns(sort: Sort) -> bool:

@@ -137,7 +137,7 @@ class _Lets:
 
 # The coefficients of eʳ for |r| ≤ ln 2 / 2 from r⁶ to r², with the least error: 3.1e-9.
 _EXP_SERIES: Final = (1.3814540e-3, 8.3687451e-3, 4.1668391e-2, 1.6666520e-1, 4.9999993e-1)
-# ln 2 in two parts, of which the first has few bits: its products with exponents are exact.
+# ln 2 in two parts; the first has few bits, so that its products with exponents are exact.
 _LN2: Final = (0.693359375, -2.12194440e-4)
 # The logarithm of the smallest normal number, rounded up.
 _LEAST_EXPONENT: Final = -87.33654
@@ -331,7 +331,7 @@ def _rational(
     return function
 
 
-# π/2 in three parts, of which the first two have 22 bits, so that their products with integers up to 2³¹ are exact.
+# π/2 in three parts; the first two have 22 bits, so that their products with integers up to 2³¹ are exact.
 _HALF_PI: Final = (1.570796012878418, 3.139164164167596e-07, 6.223372171896613e-14)
 _SINE: Final = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _COSINE: Final = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)

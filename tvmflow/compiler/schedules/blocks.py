@@ -32,7 +32,7 @@ _MOVABLE_CALLS: Final = {
 _MOVABLE_FUNCTIONS: Final = frozenset(
     f"tirx.{name}" for name in ("exp", "log", "pow", "sigmoid", "tanh", "erf", "sin", "cos")
 )
-# Dynamic shapes of which nothing is known, and the least that rules see.
+# The size of unknown dynamic dimensions, and the minimum for rules.
 _UNKNOWN_SIZE: Final = 31
 _MIN_DYNAMIC_LENGTH: Final = 17
 # Fewer numbers are not worth it to compute the indices of no vectors.

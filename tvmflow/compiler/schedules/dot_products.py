@@ -299,7 +299,7 @@ def _register(
 ) -> str:
     """Register an intrinsic of TVM that adds products of data and weights to sums, and return its name.
 
-    It takes the place of loops of these extents, on the last of which sums do not depend. `compute` writes the sums,
+    It replaces loops of these extents; accumulators do not depend on the last. `compute` writes the sums,
     given the buffers of data, weights and sums, and `promote` returns a number as one of them.
     """
     data, weights, accumulators = operands

@@ -231,7 +231,7 @@ def _tile_transposition(
     """Compute a transposition in tiles whose lines stay in the cache; return the loops around them.
 
     A tile spans the axis along which results are contiguous and the one along which data are.
-    Results are stored as vectors, of which each element is loaded by itself.
+    Results are stored as vectors, whose elements are loaded one by one.
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {

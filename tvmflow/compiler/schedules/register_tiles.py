@@ -68,7 +68,7 @@ _MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
 # Of padded data.
 _SHORT_ROW: Final = 12
-# The points of which an instruction multiplies the bytes as rows of a matrix.
+# The rows of an int8 matrix instruction.
 _MATRIX_ROWS: Final = 2
 # A reduction and its result.
 _PARTS: Final = 2
@@ -476,7 +476,7 @@ def _schedule_reduction(
 
 
 def _count_factors(block: Block, cpu: CpuModel) -> int:
-    """Return how many factors a vector holds of which instructions take any; 0 without such."""
+    """Return how many multiplicands of by-element FMA fit a vector; 0 without such instructions."""
     products = dot_products.find_products(block)
     if products is None:
         return cpu.multiplicand_lanes

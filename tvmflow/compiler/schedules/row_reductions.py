@@ -116,7 +116,7 @@ def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
 def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:
     """Sum numbers in the loop that computes them, where a sum reads what the step before it stores.
 
-    To load a vector of which two others were stored takes many cycles, as the last of a row overlap.
+    Loading a vector that overlaps two stored ones is slow, as at the end of a row.
     """
     for before, step in itertools.pairwise(steps):
         block, reduction = before.block, step.block
@@ -285,7 +285,8 @@ def _choose_columns(
 ) -> _Columns | None:
     """Return the most columns of a part whose data stay in the cache; None where they would be few.
 
-    The shape is that of the axes that are not reduced, `reduced` the position of the first one after the reduced axis.
+    The shape is that of the axes that are not reduced, `reduced` the position of the first one after the reduced
+    axis.
     """
     kept = cpu.cached_data_bytes // (4 * length)
     limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)

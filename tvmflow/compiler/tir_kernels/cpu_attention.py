@@ -84,7 +84,7 @@ class _Emitter:
             choose_row_block(typical.queries, counts, max_rows, tile_rows, cpu)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
-        # Rows a power of two apart would evict each other from the cache, of which the second product reads many at
+        # Rows a power of two apart would evict each other from the cache; the second product reads many at
         # once.
         self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
@@ -258,7 +258,7 @@ class _Emitter:
         a, key = self._attention, self._attention.keys - tail
         position = row * self._score_stride + key
         if a.steps:
-            # they read masks, of which there are no more values
+            # they read masks, which end there
             with (
                 iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail) as lane
             ):

@@ -129,7 +129,7 @@ class StridedView(NamedTuple):
 
 
 def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
-    """Remove and return the highest digits with a product, of which one may be divided; None if none."""
+    """Remove and return the highest digits with a product, dividing one if needed; None if none."""
     taken: list[Digit] = []
     while not same_size(size, 1):
         if not digits:

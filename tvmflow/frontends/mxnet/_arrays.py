@@ -177,7 +177,7 @@ def _nchw_shape(op: Op) -> tuple[IrSize, int, IrSize, IrSize]:
 
 
 def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Expr]:
-    """Return the data split along `axis` at `starts`, the first of which is 0."""
+    """Return the data split along `axis` at `starts`, which begin with 0."""
     squeeze = op.flag("squeeze_axis", False)
     pieces = []
     end = op.sizes()[axis]

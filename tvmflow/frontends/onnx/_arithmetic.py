@@ -173,7 +173,7 @@ def _hardmax(node: NodeToConvert) -> Any:
 
 
 def _bit_shift(node: NodeToConvert) -> Any:
-    """Return shifted bits, none of which are left after as many places as the type has, or more."""
+    """Return shifted bits: 0 for shifts by the width of the type or more."""
     x, places = node.inputs
     shifted = node.emit(node.by_tvm())
     bits = np.iinfo(dtype_of(x)).bits

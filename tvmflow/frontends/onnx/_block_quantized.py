@@ -150,7 +150,7 @@ class _Additions:
         return name
 
     def declare(self, name: str, shape: tuple[int, int]) -> None:
-        """Declare a result of which ONNX knows nothing."""
+        """Declare a result whose shape ONNX cannot infer."""
         self._model.graph.value_info.append(value_info(name, "float32", shape))
 
 
@@ -396,7 +396,7 @@ class _Conversion(Replacement):
         return self._additions.add_weight(name, array, is_shared=bool(source))
 
     def _add_node(self, operands: list[str], rows: int, attributes: Mapping[str, int]) -> str:
-        """Add the node of the weights, and declare its result, of which ONNX knows nothing."""
+        """Add the node of the weights, and declare its result, whose shape ONNX cannot infer."""
         name = f"{self._node.output[0]}/weights"
         self._additions.declare(name, (rows, attributes["depth"]))
         return self.add(OPERATOR, *operands, output=name, domain=DOMAIN, **attributes)

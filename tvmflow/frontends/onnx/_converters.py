@@ -175,7 +175,7 @@ _MAX_PARTS: Final = 4096
 def _split_to_sequence(node: NodeToConvert) -> Any:
     """Return a tuple of parts: of given sizes, or all of one size except the last.
 
-    TVM divides the axis evenly instead, and returns a call, of which there is no end of parts.
+    TVM divides the axis evenly instead, and returns a call, which has no known number of parts.
     """
     data, *sizes = node.inputs
     rank = len(list_sizes(data))
@@ -484,7 +484,7 @@ def _grid_sample(node: NodeToConvert) -> Any:
 
 
 def _sample_reflected(node: NodeToConvert) -> Any:
-    """Sample images of dynamic shapes at reflected places, of which all lie within the images."""
+    """Sample images of dynamic shape at reflected positions within the images."""
     data, grid = node.inputs
 
     def number(value: float) -> Any:
@@ -734,7 +734,7 @@ def _known_or(expr: Any, name: str, default: Any) -> Any:
 
 
 def _block_quantized(node: NodeToConvert) -> Any:
-    """Return weights of 4 or 8 bits, groups of which share a scale."""
+    """Return block-quantized weights of 4 or 8 bits."""
     attributes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
     operator = BlockQuantizedWeights(**attributes, rounds_data=bool(node.attributes["rounds_data"]))
     return operator.call(*BlockQuantizedOperands(*node.inputs))

@@ -336,7 +336,7 @@ class _Samples:
 
 
 def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any]:
-    """Return tables of the pixels around samples, of which each bin has a fixed number.
+    """Return tables of the pixels around samples; each bin has a fixed number of samples.
 
     Args:
         boxes: The regions (R, 4): left, top, right, bottom.

@@ -60,7 +60,7 @@ _Id = tuple[str, str, str]
 # Hides operators from ONNX's converter.
 _LATER_DOMAIN: Final = "tvmflow.later"
 _GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-# What calls may become. Protobuf reads messages in 100 others, of which each graph in a node is three.
+# What calls may become. Protobuf reads 100 nested messages, and each graph in a node is three.
 _MAX_BYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 30
 
@@ -467,8 +467,8 @@ class _Iterations(Replacement):
     def run_body_if(self, iteration: int, arguments: Sequence[str], count: int) -> list[str]:
         """Add an If that runs one iteration while the loop lasts, and return the names of its results.
 
-        The arguments are the number of the iteration, the condition, and the states; the first `count` results, the condition
-        and the states, are kept.
+        The arguments are the number of the iteration, the condition, and the states; the first `count` results, the
+        condition and the states, are kept.
         """
         start = len(self.nodes)
         results = self.run_body(iteration, arguments)[:count]
@@ -680,7 +680,7 @@ class _Counters:
         return None
 
     def _conjuncts(self, name: str) -> Iterator[str]:
-        """Give the values of which a condition is the And."""
+        """Yield the operands of a condition that is an And."""
         node = self._makers.get(name)
         if node is not None and node.op_type in ("And", "Identity") and is_standard(node):
             for operand in node.input:

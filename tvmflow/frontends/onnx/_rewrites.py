@@ -102,7 +102,7 @@ class _Rewriting(Replacement):
         return value if factor == 1 else self.add("Mul", value, self.number(factor))
 
     def finish(self, result: str) -> list[NodeProto]:
-        """Return the nodes, one of which makes the result."""
+        """Return the nodes, including the one of the result."""
         made = next(node for node in self.nodes if result in node.output)
         if result != self.result():
             made.output[0] = self.result()

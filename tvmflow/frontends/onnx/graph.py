@@ -196,7 +196,7 @@ def replace_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def set_entries(field: Any, entries: Sequence[Any]) -> None:
-    """Set the entries of a repeated field, some of which may be its present ones."""
+    """Set the entries of a repeated field, which may include its present ones."""
     del field[:]
     field.extend(entries)
 

@@ -76,10 +76,10 @@ def import_prepared(
     *,
     counts_rows: bool = True,
 ) -> LoadedModel:
-    """Import a model that `prepare` returned, the last outputs of which are inner tensors.
+    """Import a model that `prepare` returned, whose last outputs are inner tensors.
 
-    The label of the user's node that computes each tensor is in `labels`. Where `counts_rows` is not set, a number of rows
-    that is known only when the model runs is no count.
+    The label of the user's node that computes each tensor is in `labels`. Where `counts_rows` is not set, a number of
+    rows that is known only when the model runs is no count.
 
     Raises:
         ImportFailed: with operator and node.
@@ -337,7 +337,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._nodes.update(zip(node.output, results, strict=True))
 
     def _construct_if(self, node: NodeProto) -> None:
-        """Convert an If, of which only the branch that is taken is computed."""
+        """Convert an If, which computes only the branch that is taken."""
         branches = [attributes_of(node)[name] for name in ("then_branch", "else_branch")]
         inner = [n for branch in branches for graph in all_graphs(branch) for n in graph.node]
         advice = _binding_advice(self._model, node.input[0])

@@ -257,15 +257,15 @@ class _Candidates(NamedTuple):
     """A float model, and the layers and tensors of it that may become integers.
 
     Attributes:
-        tables: The tables of which it looks rows up.
+        tables: The tables that it gathers rows from.
         floats: The weights of layers, by the variable of each; computed ones are not known.
         ranged: The tensors that become integers with a range that calibration finds.
         shared: These, and those that become integers with them.
-        states: The recurrent layers whose state may be multiplied as bytes, by their variables, with the tensor that it
-            begins with where calibration data decide; None where it begins within -1 and 1.
+        states: The recurrent layers whose state may be multiplied as bytes, by their variables, with the tensor that
+            it begins with where calibration data decide; None where it begins within -1 and 1.
         emulation: The model with parameters that emulate integers; None where each call computes ranges.
         factors: What the channels of tensors of the emulated model are divided by in this one.
-        observer: The model that also returns each tensor of which something has to be known.
+        observer: The model that also returns each observed tensor.
     """
 
     model: FloatModel

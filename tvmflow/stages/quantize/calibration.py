@@ -68,7 +68,7 @@ def find_targets(built: Mapping[str, Json]) -> Targets:
     """Return the targets of libraries that calibrate: the same on all machines, but for the code.
 
     Kernels for the CPU at hand would add up in another order on each, and ranges would differ. For a target with
-    AVX-512 they have its vectors, of which AVX2 computes the halves, to the same bits.
+    AVX-512 they have its vectors; AVX2 computes the halves, to the same bits.
 
     Args:
         built: TVM's mapping of the target that the model is quantized for.
@@ -164,7 +164,7 @@ class CompiledModel:
 class ModelObserver:
     """A float model that also returns inner tensors, compiled once for all that is asked of them.
 
-    Tensors that take much memory are watched in groups, each by a library of its own, of which one is kept.
+    Large tensors are observed in groups, each by a library of its own; one library is kept.
 
     Args:
         tensors: Variables of its `main`.

@@ -356,7 +356,7 @@ def _list_squares(comparison: Comparison) -> list[Array]:
 
 
 def _find_side(values: Array, left: float) -> int:
-    """Return on which side of 0 the mean surely is of which values are samples; 0 if it may be either.
+    """Return the sign of the mean of some samples; 0 if it is not significant.
 
     Args:
         values: The samples.

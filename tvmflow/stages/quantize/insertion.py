@@ -501,7 +501,7 @@ class _TableRewriter(MainRewriter):
 
 
 def _find_table(value: Any, weights: Collection[Any]) -> Any:
-    """Return the weights of which a lookup reads rows; None for anything else."""
+    """Return the weights that a gather reads rows of, or None."""
     if ir.operator_name(value) != _TAKE or value.attrs.axis is None or int(value.attrs.axis):
         return None
     table = value.args[0]

@@ -87,7 +87,8 @@ class Histogram:
     def add_some(self, values: Array, first: int, step: int) -> None:
         """Count one in `step` values of a tensor, from the `first` one on, as so many.
 
-        The range is that of all values. Where few are larger than half the largest one, each of these is counted: a rare one decides the range.
+        The range is that of all values. Where few are larger than half the largest one, each of these is counted: a
+        rare one decides the range.
         """
         flat = np.asarray(values).reshape(-1)
         if step == 1 or not flat.size:
@@ -230,7 +231,7 @@ def _least_divergence(
     """Return the threshold whose distribution loses least information, in both directions.
 
     TensorRT's method: S. Migacz, 8-bit inference with TensorRT, GPU Technology Conference 2017. As in
-    NVIDIA's pytorch-quantization, the first bin counts like the second: zeros, of which ReLU makes
+    NVIDIA's pytorch-quantization, the first bin counts like the second: zeros, of which a ReLU makes
     many, are exact with any threshold.
     """
     magnitudes, width = histogram.count_magnitudes()

@@ -21,8 +21,8 @@ from tvmflow.stages.quantize.insertion import LayerRewriter
 from tvmflow.stages.quantize.points import Array, FloatModel, Layer, take_nodes
 from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order
 
-# The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a scale
-# for each channel, and takes all of them.
+# The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a
+# scale for each channel, and takes all of them.
 _PARTS: Final = (1, 2, 3, 4)
 # An estimated error that is not less by this much is not worth a multiplication of the data.
 _WORTH: Final = 0.5
@@ -139,7 +139,7 @@ def _to_matrix(weights: Array, axis: int | None) -> Array:
 
 
 def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
-    """Return `sizes^(part/4) / weights^(1 - part/4)` as powers of two, the largest of which is 1."""
+    """Return `sizes^(part/4) / weights^(1 - part/4)` as powers of two, at most 1."""
     data = _exponents(sizes)
     exponents = (part * data - (4 - part) * _exponents(weights)) // 4
     exponents -= exponents.max()

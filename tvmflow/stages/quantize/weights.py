@@ -1,4 +1,4 @@
-"""Rounds the weights of matrix products to integers of 4 or 8 bits, groups of which share a scale.
+"""Quantizes the weights of matrix products to blocks of 4 or 8 bits, with a scale for each group.
 
 numpy adds and multiplies elements here and sums no products by a library, so that any machine gives the same bits.
 """
@@ -15,7 +15,7 @@ from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 Array = np.ndarray[Any, Any]
 
-# By these factors the largest number of a group is clipped, of which the best is taken.
+# The factors that clip the largest value of a group; the best one is taken.
 _FACTORS: Final = tuple(1 - step / 32 for step in range(14))
 # So many weights are compared with a candidate at a time.
 _COMPARED: Final = 1 << 15

@@ -61,7 +61,7 @@ _FOR_BRANCHES: Final = (
 )
 # The largest integers without a range; those of 8 bits have any value.
 _LARGEST_INTEGER: Final = 1000
-# The batches of a recipe's samples of which branches are observed.
+# The batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
 # So many further batches have enough values of each class to tell a scaled one.
 _REPEATS: Final = 64

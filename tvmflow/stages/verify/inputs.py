@@ -171,7 +171,7 @@ class ReferenceOutputs(NamedTuple):
 
     Attributes:
         outputs: Outputs and inner tensors by name, for each batch.
-        undetected: The outputs of which a wrong library would pass, with what it could do.
+        undetected: The outputs whose check a wrong library would pass, with what it could compute.
         random_inputs: The distribution of random inputs; empty for the usual one, and for other inputs.
         added: How many samples, the last ones, were added for outputs that are indices.
     """
@@ -376,7 +376,7 @@ class Images(NamedTuple):
 
 
 def load_images(settings: VerifySettings, context: StageContext) -> Images:
-    """Return the images for a model, of which the recipe describes some inputs as such.
+    """Return the images for a model with image inputs in the recipe.
 
     Raises:
         StageError: when an image cannot be read, or has no class.

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 
 
-# Linux counts the seconds of a process in hundredths, of which a thread that spins takes at least one in this time.
+# Linux counts CPU time in hundredths of a second; a spinning thread takes at least one in this time.
 _POLL_S: Final = 0.02
 _MAX_SETTLE_S: Final = 2.0
 # An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.

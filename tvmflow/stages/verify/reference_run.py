@@ -42,7 +42,7 @@ class ReferenceRun(NamedTuple):
 
     Attributes:
         note: What a report must say of it besides its name, or nothing.
-        results: What it computed, and of which samples.
+        results: Its outputs, and the indices of their samples.
         tolerance: How closely outputs must agree with its own.
         timed: The reference, which still runs, to be timed in turns with the library; None where that
             runs on another machine.
@@ -91,7 +91,8 @@ def run_reference(
     """Run the reference in a process of its own, which then ends where it is not timed.
 
     It may be run on any of the `candidates`, with their distribution; `tolerance_of_draws` is for inputs of other
-    magnitudes, `elements` those of all tensors of a model of fixed sizes. At `swept_sizes` outputs alone are compared.
+    magnitudes, `elements` those of all tensors of a model of fixed sizes. At `swept_sizes` outputs alone are
+    compared.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()

@@ -212,7 +212,7 @@ class DrawVerdict(CallVerdict, total=False):
     """The verdict on a library for a batch of random inputs beside the usual ones.
 
     Attributes:
-        scaled: The outputs of which a channel is scaled, over many batches together.
+        scaled: The outputs with a scaled channel, over many batches together.
     """
 
     inputs: str
@@ -232,7 +232,7 @@ class Exercise(TypedDict):
 
 
 class SweepVerdict(TypedDict):
-    """The verdict on a library at many sizes, of which only outputs are compared.
+    """The verdict on a library at many sizes, where only outputs are compared.
 
     Attributes:
         coverage: Which of the sizes of each dimension these are.
@@ -358,12 +358,12 @@ class Verdict(_Judged, total=False):
 
     `reference` names what it was compared with, and `reference_note` says why that is not the
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
-    not this process, `samples` counts samples (or random batches), of which the last
+    not this process, `samples` counts samples (or random batches); the last
     `added_samples` reach more elements of an index. `latency` has the library, the
     same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
-    `reference_speedup` where the reference was timed, and `profile` where the library ran in this process. `tolerance` is for the arithmetic that it names. `images`
-    has the preprocessing of each input that takes images. `vm` is
-    the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
+    `reference_speedup` where the reference was timed, and `profile` where the library ran in this process.
+    `tolerance` is for the arithmetic that it names. `images` has the preprocessing of each input that takes images.
+    `vm` is the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons. `gates` has the limits of latency, memory and size.
     `index_inputs` has the tensors that go into an index, and `index_inputs_not_compared` says why
     there are none; `layers` is there where the outputs of a quantized model do not tell enough.
@@ -371,14 +371,15 @@ class Verdict(_Judged, total=False):
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
-    verdict at others, and `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels` has the verdict on each level
-    of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run. `deliveries` has the
-    verdict on each output that was loaded as users do.
-    `threads` says whether the bits are the same with other numbers of threads. `draws` has the verdict on random inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has
-    the branches of operators that all inputs reach, `unexercised` a phrase for each that none does, and
-    `exercises_not_observed` the reference that cannot tell.
-    A library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is the
-    root mean square of what it differs by from the `reference`, which computes the float model, relative to that.
+    verdict at others, and `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels`
+    has the verdict on each level of CPUs that the library has code for, `fallback` that on what browsers without
+    WebGPU run. `deliveries` has the verdict on each output that was loaded as users do.
+    `threads` says whether the bits are the same with other numbers of threads. `draws` has the verdict on random
+    inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has the branches of operators
+    that all inputs reach, `unexercised` a phrase for each that none does, and `exercises_not_observed` the reference
+    that cannot tell. A library of a recipe with `quantize` is compared with the quantized model, computed in float32;
+    `float_error` is the root mean square of what it differs by from the `reference`, which computes the float model,
+    relative to that.
     """
 
     samples: int

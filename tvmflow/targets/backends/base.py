@@ -115,7 +115,7 @@ class Backend(ABC):
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
         """Return why TVM's wheel has no runtime for a target, or an empty string.
 
-        A target of which nothing but its kind is known is for most devices of that kind.
+        A target with only a kind is for most devices of that kind.
         """
         return f"TVM's wheel has no runtime for {self.KIND}"
 

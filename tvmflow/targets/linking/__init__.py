@@ -115,7 +115,7 @@ def link_c_library(
     interface: Interface,
     import_library: Path | None = None,
 ) -> None:
-    """Link a shared library of which programs see some functions alone."""
+    """Link a shared library that exports only some functions."""
     platform = parse_triple(triple)
     with _scratch_folder(objects, output.parent) as (folder, names):
         linked = _C_LINKERS[platform.system].link(folder, names, platform, interface)

@@ -50,7 +50,7 @@ class Selection(NamedTuple):
     channels: Indices
 
     def first_block(self, block: int) -> int | None:
-        """Return the first block of a tensor of which the channels are a range of whole blocks, or None."""
+        """Return the first block of a tensor whose whole blocks are the channels, or None."""
         start, count = int(self.channels[0]), len(self.channels)
         is_range = np.array_equal(self.channels, np.arange(start, start + count))
         is_whole = is_range and start % block == 0 and count % block == 0

@@ -30,7 +30,7 @@ ELEMENTWISE: Final = _SAFE_ON_EMPTY_LANES | ir.operators(
 def rewrite_elementwise(
     rewriter: LayoutRewriter, call: relax.Call, *arguments: Any
 ) -> relax.Expr | None:
-    """Rewrite an elementwise operator of which an operand is blocked."""
+    """Rewrite an elementwise operator with a blocked operand."""
     shape = known_sizes(call)
     # The limits of `clip` are scalars, not tensors.
     tensors = [argument for argument in arguments if not _is_number(argument)]

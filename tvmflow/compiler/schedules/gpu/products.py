@@ -291,7 +291,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
 
 
 def _add_groups(schedule: Schedule, total: Any, tile: Tile, block: Any) -> None:
-    """Add up the results of all groups of threads, of which each thread takes a part."""
+    """Add up the results of all groups of threads, each thread a part."""
     schedule.reverse_compute_at(total, block, preserve_unit_loops=True)
     group, batch, row, column = schedule.get_loops(total)[-4:]
     schedule.reorder(batch, row, column, group)

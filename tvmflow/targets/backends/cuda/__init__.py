@@ -94,7 +94,7 @@ class CudaBackend(Backend):
         return device_code.lowering_target(target)
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return machine code and PTX, of which a driver takes what fits its GPU."""
+        """Return machine code and PTX; a driver takes what fits its GPU."""
         from tvmflow.targets.backends.cuda import device_code
 
         return device_code.generate_device_code(mod, target)

@@ -90,7 +90,7 @@ def lowering_target(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
-    """Return the code of kernels, of which a driver takes the first image that it can load.
+    """Return the code of kernels; a driver takes the first image that it can load.
 
     It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`).
 
