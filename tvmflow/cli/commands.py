@@ -61,7 +61,7 @@ GROUPS: Final = {
     "Maintain": {
         "cache": "Show, check and share stored results; remove unused ones.",
         "records": "Show, carry, prune and check measured trials.",
-        "clean": "Remove stored results, except those that are pinned.",
+        "clean": "Remove stored results, except pinned ones.",
     },
 }
 """All commands with their summaries, in the groups and in the order in which they are listed."""

@@ -70,7 +70,7 @@ def explain_command(word: str) -> UsageError:
 
 
 def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageError:
-    """Return the error for a word that is no subcommand of a command; `names` are those that it has."""
+    """Return the error for a word that is no subcommand of a command with the subcommands `names`."""
     fix = f"the commands of `{command}` are {', '.join(names)}"
     if word.startswith("-"):
         first = f"{command} {names[0]}"

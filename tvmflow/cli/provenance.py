@@ -93,7 +93,7 @@ class SignOptions(Options):
 class KeygenOptions(Options):
     """Create a key pair: to sign with, and to verify with.
 
-    The public key for those who verify is beside the private one.
+    The public key for verification is beside the private one.
 
     Examples:
         # writes release.key and release.key.pub
@@ -189,7 +189,7 @@ def keygen(options: KeygenOptions) -> int:
     print_notes(
         options,
         f"{options.file}: the private key; keep it secret",
-        f"{public.name}: the public key, for those who verify",
+        f"{public.name}: the public key, for verification",
         f"id {public.id}",
         f"sign with it:  export {signing.KEY_VARIABLE}={options.file.absolute()}",
         f"trust it:      export {signing.TRUSTED_VARIABLE}={Path(public.name).absolute()}",
@@ -201,7 +201,7 @@ def keygen(options: KeygenOptions) -> int:
 
 
 def _load_trusted_keys(paths: Sequence[Path]) -> tuple[signing.PublicKey, ...]:
-    """Return the keys in files and folders; without any, those that the environment trusts."""
+    """Return the keys in files and folders; without any, those of the environment."""
     from tvmflow.core import signing
 
     named = tuple(key for path in paths for key in signing.load_public_keys(path))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tvmflow.tuning.trials import Trial
 
 CHECK_HELP: Final = (
-    "apply each schedule to its kernel, in a child process, and refuse those that do not apply"
+    "apply each schedule to its kernel, in a child process, and refuse schedules that do not apply"
 )
 
 

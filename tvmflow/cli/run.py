@@ -70,7 +70,7 @@ class RunOptions(Options):
     output: OutputOptions
     dump_ir: Path | None = option(
         "DIR",
-        "then lower the models once more, also those that are up to date, and write the IR after each pass to DIR",
+        "then lower all models again, even if up to date, and write the IR after each pass to DIR",
     )
     check_reproducible: bool = flag(
         "then build everything twice more, each time from an empty store, and report the first difference"

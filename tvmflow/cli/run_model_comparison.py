@@ -246,7 +246,7 @@ _MODEL: Final = "model"
 class OtherRuntime(NamedTuple):
     """A runtime that can run the model of a library.
 
-    The name is one of `PEERS`; inputs are those of the library, then those that the recipe binds to constants
+    The name is one of `PEERS`; inputs are the library's, then the recipe's constant inputs
     (`bound`). The tolerance is that of `verify`, and the note is of the model's file.
     """
 
@@ -263,7 +263,8 @@ def find_runtime(
 ) -> OtherRuntime:
     """Return what is needed to run the model of a library in another runtime.
 
-    The statement of provenance beside the bundle, and notes of the store, say which file it was built from, if `model` is None.
+    The statement of provenance beside the bundle, and notes of the store, say which file it was built from, if
+    `model` is None.
 
     Raises:
         UsageError: for an unknown runtime, one that runs no such models, or a model's file that is missing.

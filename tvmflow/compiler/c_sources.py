@@ -280,7 +280,7 @@ def _check_calls(text: str, functions: Mapping[str, re.Match[str]]) -> None:
 
 
 def _reachable(name: str, callees: Mapping[str, set[str]]) -> set[str]:
-    """Return the functions that a function calls, and those that these call."""
+    """Return the functions that a function calls, directly or not."""
     reached: set[str] = set()
     waiting = [name]
     while waiting:

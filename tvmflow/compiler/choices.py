@@ -1,7 +1,7 @@
 """Choices: how an operator is computed where lowering has alternatives, by a rule or by measurement.
 
 A choice is a small JSON object such as `{"winograd": 4}` or `{"rows": 258, "columns": 512}`. Ledgers, packs and lock
-files of anybody may hold some, so that only those that are listed here are taken.
+files of anybody may hold some, so that only the listed ones are accepted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The forms in which a model is compiled.
 
-`build` makes the one for the library's runtime, and those that exporters need.
+`build` makes the one for the library's runtime, and the ones that exporters need.
 
 Each form fills a folder with the files that its exporter delivers or links.
 """

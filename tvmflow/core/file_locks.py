@@ -92,7 +92,7 @@ def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: s
     except OSError as error:
         raise _explain_refusal(descriptor, error) from error
     if subject:
-        # those who wait read it; the file may be another user's
+        # waiting processes read it; the file may be another user's
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
@@ -127,7 +127,7 @@ def held(
 
 
 def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
-    """Wait in a thread: the operating system serves those who wait in turn, and no signal ends its wait."""
+    """Wait in a thread: the operating system serves waiters in order, and no signal ends the wait."""
     # a copy of the descriptor has the same lock, and stays open if this wait is given up
     copy = os.dup(descriptor)
     errors: list[OSError] = []

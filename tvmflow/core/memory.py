@@ -1,4 +1,4 @@
-"""Memory: how much there is, how much processes take, and a watch that stops those that take too much.
+"""Memory: how much there is, how much processes take, and a watch that stops processes above a limit.
 
 What counts is memory that is really in use, not address space: TVM and CUDA's driver map far more
 than they touch, so that a limit of the address space (RLIMIT_AS) would end programs that fit.
@@ -139,7 +139,7 @@ class MemoryExcess(NamedTuple):
 
 
 class MemoryWatch:
-    """Watches workers with all that they start, and stops those that take more memory than they may.
+    """Watches workers and their descendants, and stops workers above their memory limit.
 
     Workers without a limit of their own share one: a part of this machine's memory.
     """

@@ -324,7 +324,7 @@ _SHA256: Final = "sha256"
 
 
 class PackageFiles(NamedTuple):
-    """The files of a package: a line for each as in a RECORD, their names, and those that are executable."""
+    """The files of a package: a line for each as in a RECORD, their names, and the executable ones."""
 
     lines: list[str]
     names: list[str]
@@ -391,7 +391,7 @@ def list_libraries(folder: str, prefix: str) -> list[str]:
 
 
 class _PackageReader:
-    """Collects the files of a package, and hashes those that may have been changed."""
+    """Collects the files of a package, and hashes files that may have changed."""
 
     def __init__(self, folder: str, record: str, digests: dict[str, Any]) -> None:
         self._folder = folder

@@ -20,7 +20,7 @@ from tvmflow.core.version import schema_url
 _VERSION: Final = 1
 
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
-"""Names of recipes, targets, variants and pipelines, but for those that no folder may have: see FolderName."""
+"""Names of recipes, targets, variants and pipelines, except names that no folder may have: see FolderName."""
 
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

@@ -89,7 +89,7 @@ _termination = _Termination()
 
 
 def watch_signals() -> None:
-    """Handle the signals in this process; those that it was started to ignore stay ignored."""
+    """Handle the signals in this process; signals that it was started to ignore stay ignored."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     _signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

@@ -233,7 +233,7 @@ class Delivery(NamedTuple):
     """Files of one stage that are delivered to `dist/RECIPE/TARGET`.
 
     `files` are pairs of a name in the artifact and in dist. The stage `verified_by` must have succeeded before.
-    `known_digests` are those that a lock file gave by name, of files in the store; the stage is then any of the
+    `known_digests` are digests by name from a lock file, of files in the store; the stage is then any of the
     target.
     """
 

@@ -86,8 +86,8 @@ class KernelShare(NamedTuple):
 class SizeResult(NamedTuple):
     """The finding of `verify` at some sizes of a library's dimensions.
 
-    Latencies are medians of one call in seconds, errors the largest absolute one of any output. `fixed` is a library of
-    these sizes alone.
+    Latencies are medians of one call in seconds, errors the largest absolute one of any output. `fixed` is a library
+    of these sizes alone.
     """
 
     sizes: str
@@ -129,7 +129,7 @@ class Build(NamedTuple):
             float model's output; `error` is that of the library relative to the quantized model.
         unexercised: A phrase for each branch of an operator that no input of `verify` reached.
         search: Why the search of this run ended before its budget, and what is left to gain; empty for others.
-        tuned_kernels: Number of those whose schedule was found by a search.
+        tuned_kernels: Number of kernels with a schedule from a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
         sizes: The sizes at which `verify` ran a library with dimensions; empty for one of fixed sizes.
         measured_at: The sizes at which its latency is, as reports name them.

@@ -56,7 +56,7 @@ def deliver(
     """Copy the files that are missing or changed in `dist`, and return the paths of all of them.
 
     Nothing of a target is delivered while the stage that verifies it has no result. All files are
-    written beside those that they replace before the first one takes its place.
+    written beside the old ones before the first one takes its place.
 
     Raises:
         StoreError: when `dist` cannot be written.

@@ -170,8 +170,8 @@ PENDING: Final = "pending"
 class StageProgress:
     """One stage of a run.
 
-    Its state is `pending`, `running`, or its outcome. `latest` is its last event of progress, and `workloads` has that of
-    each workload; `note` is what it waits for or downloads.
+    Its state is `pending`, `running`, or its outcome. `latest` is its last event of progress, and `workloads` has
+    that of each workload; `note` is what it waits for or downloads.
     """
 
     def __init__(self, stage_id: str) -> None:
@@ -284,7 +284,7 @@ _NAME_WIDTHS: Final = (28, 60)
 class Printer:
     """Prints the events of a run to a stream. Safe to call from several threads.
 
-    Of more than MAX_SHOWN stages, those that are up to date are only counted, in the summary.
+    With more than MAX_SHOWN stages, up-to-date ones are only counted, in the summary.
     """
 
     def __init__(
@@ -537,7 +537,7 @@ _WIDEST_RANGE: Final = 2.5
 
 
 def draw_run(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return at most `height` lines that show a run at a time of its clock, those that matter most."""
+    """Return at most `height` lines that show the most important parts of a run at a time of its clock."""
     details = [_draw_running(stage, columns, now) for stage in progress.running]
     head = _draw_head(progress, columns, now)
     room = height - 1 - sum(map(len, details))
@@ -608,7 +608,7 @@ def _draw_table(progress: RunProgress, columns: int, height: int, now: float) ->
 
 
 def _group_by_target(progress: RunProgress) -> dict[tuple[str, str], dict[str, StageProgress]]:
-    """Return the stages of each recipe and target by name, with those that all its targets share."""
+    """Return the stages of each recipe and target by name, with the stages that all its targets share."""
     shared: dict[str, dict[str, StageProgress]] = {}
     rows: dict[tuple[str, str], dict[str, StageProgress]] = {}
     for stage in progress.stages.values():

@@ -146,7 +146,7 @@ def _read_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> tuple[Te
 def _add_bytes(
     spec: StageSpec, specs: Mapping[str, StageSpec], artifacts: Mapping[str, Artifact]
 ) -> int | None:
-    """Return the size of the library that a stage reads, or of those that it was joined from."""
+    """Return the size of the library that a stage reads, or of the libraries that it was joined from."""
     sizes = []
     for need in spec.needs:
         if need.stage.partition("/")[0] == export.NAME:

@@ -1,7 +1,7 @@
 """Run records: what each run did, kept in the store as `history/ID.json`; and logs of stages.
 
 A run that was up to date leaves no record. An id is the time at which the run began, so that ids
-sort by it: seven characters of Crockford's base 32, which leaves out those that look alike.
+sort by it: seven characters of Crockford's base 32, which omits similar characters.
 """
 
 from __future__ import annotations

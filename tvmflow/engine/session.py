@@ -388,7 +388,7 @@ def with_best_so_far(plan: Plan) -> Plan:
 
 
 def select_stages(plan: Plan, ids: Iterable[str], deliveries: Iterable[Delivery] = ()) -> Plan:
-    """Return the plan of these stages and of those that they need, with these deliveries alone."""
+    """Return the plan of these stages and their inputs, with only these deliveries."""
     specs = {spec.id: spec for spec in plan.stages}
     pending = [specs[stage_id] for stage_id in dict.fromkeys(ids)]
     selected = {spec.id for spec in pending}

@@ -63,7 +63,7 @@ def make_graph(plan: Plan, decisions: Mapping[str, Decision]) -> PlanGraph:
 
 
 def list_edges(needs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """Yield the edges from stages to those that need them, but for those that a longer way implies."""
+    """Yield the edges from stages to their dependents, without those that a longer path implies."""
     ancestors: dict[str, set[str]] = {}
     for stage_id, needed in needs.items():
         befores = list(dict.fromkeys(needed))

@@ -499,7 +499,7 @@ def make_payload(
 
 
 def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
-    """Return the stages that lead to one, by stage; none of those that several parts have."""
+    """Return the inputs of each stage, directly or not, without stages that several parts share."""
     specs = {stage.id: stage for stage in plan.stages}
     makers: dict[str, dict[str, StageSpec]] = {}
     pending = [spec]

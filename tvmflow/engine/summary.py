@@ -37,7 +37,7 @@ _NUMBERS: Final = ("error", "error vs float", "accuracy", "untuned", "latency", 
 # What a narrow terminal does without, first things first; then the other runtimes.
 _EXPENDABLE: Final = ("stages", "inputs", "error", "untuned")
 _UNKNOWN: Final = "–"
-# Columns that say nothing where all rows are the same, and those whose cells may be empty.
+# Columns that are hidden if all rows are the same, and columns with empty cells.
 _TELLING: Final = ("inputs", "stages")
 _MARKS: Final = ("stages", "")
 # What is delivered beside libraries and tells about them.
@@ -58,7 +58,8 @@ def summary(
 ) -> str:
     """Return the last lines of a run.
 
-    `quiet` leaves problems, and a line with verdict and folder for each delivery; `verbose` adds what each stage says of its result, and every delivered file.
+    `quiet` leaves problems, and a line with verdict and folder for each delivery; `verbose` adds what each stage says
+    of its result, and every delivered file.
     """
     lines = list(_list_problems(report))
     builds = list_builds(report)
@@ -171,7 +172,7 @@ def _select_rows(builds: Sequence[Build]) -> list[Build]:
 
 
 def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
-    """Return a row for each build, its cells by heading: those that are known of at least one."""
+    """Return a row for each build, its cells by heading, for headings that at least one build knows."""
     peers = _list_peers(builds)
     rows = [
         _cells(name, build, peers) for name, build in zip(_name_builds(builds), builds, strict=True)
@@ -351,7 +352,7 @@ def _speed_text(build: Build) -> str:
 
 
 def choose_peer(build: Build) -> Peer | None:
-    """Return the fastest runtime of those whose outputs are the reference's."""
+    """Return the fastest runtime whose outputs agree with the reference."""
     compared = [peer for peer in build.peers if peer.speedup is not None and not peer.differs]
     return min(compared, key=lambda peer: peer.latency_s, default=None)
 

@@ -63,7 +63,7 @@ class StageRequest(NamedTuple):
     """A stage to run on a worker.
 
     `token` marks its events, `key` names everything that the stage gets, `call` is a StageCall
-    without paths, and `resources` are those that dask gave the worker for.
+    without paths, and `resources` are the ones that dask assigned.
     """
 
     token: str
@@ -467,7 +467,7 @@ def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor
 def _share_trials(
     connection: RemoteConnection, call: StageCall, on_event: OnEvent
 ) -> Iterator[OnEvent]:
-    """Pull the trials of others before a search; push those that it measures.
+    """Pull the trials of others before a search; push the ones that it measures.
 
     A worker may be lost at any moment: what it has pushed by then need not be measured again.
 

@@ -145,7 +145,7 @@ class DaskExecutor:
 
     def cancel(self) -> None:
         """Stop every running stage, and let none start."""
-        # may be called by a signal handler at any moment: those who wait for a stage poll this
+        # may be called by a signal handler at any moment: waiters for a stage poll this
         self.cancelled = True
 
     def close(self) -> None:
@@ -544,8 +544,9 @@ _LOCAL_METRICS: Final = "127.0.0.1:0"
 class WorkerOptions(NamedTuple):
     """The options of a worker that joins a cluster.
 
-    `host` is the address of this machine for others: None for the one that dask finds. `slots` is the number of stages
-    that it runs at a time. `remote_url` is the remote cache as this machine reaches it; empty for the one of a run.
+    `host` is the address of this machine for others: None for the one that dask finds. `slots` is the number of
+    stages that it runs at a time. `remote_url` is the remote cache as this machine reaches it; empty for the one of a
+    run.
     """
 
     scheduler: str

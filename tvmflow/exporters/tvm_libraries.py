@@ -109,7 +109,7 @@ def write_system_header(built: BuiltModel) -> str:
 
 
 # ---------------------------------------------------------------- params
-# The weights are those that the kernels take, folded and laid out when the library was built. They
+# The weights are in the form that the kernels take, folded and laid out at build time. They
 # are made from the model's own weights, and are not the same.
 
 

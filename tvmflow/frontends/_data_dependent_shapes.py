@@ -37,7 +37,7 @@ class MixedRows(StageError):
 
 
 class _Count(NamedTuple):
-    """The number of rows that count, of those that a tensor has along an axis.
+    """The number of valid rows of a padded axis.
 
     Attributes:
         var: The count, int64 of shape [1].

@@ -42,7 +42,7 @@ class LoadedModel(NamedTuple):
             Integer tensors that the graph needs as constants (shapes, axes) are constants here.
         params: Everything else that is learned, so that new weights for the same architecture
             give the same `mod`.
-        inputs: The model's inputs, without those that are bound to a constant.
+        inputs: The model's inputs, without constant ones.
         outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.
         nodes: The name of the node that each binding of `main` came from, in their order; empty
@@ -114,7 +114,7 @@ class ModelFacts(NamedTuple):
     """Facts of a model that stand in one of its files: all that planning needs of it.
 
     Attributes:
-        inputs: Its inputs; those that have a default, or may be weights, are not required.
+        inputs: Its inputs; inputs with a default, or that may be weights, are optional.
         data_files: The names of files with weights, where they stand in the model's file.
         weights: The names of weights, where a file has weights alone.
         unsupported: Why it cannot be imported, as the end of a sentence; or nothing.
@@ -150,7 +150,7 @@ def number_repeated(names: Iterable[str]) -> Iterator[str]:
 
 
 class InputRequest(NamedTuple):
-    """The fields of an input in a recipe; None for those that are left to the model.
+    """The fields of an input in a recipe; None for fields that the model decides.
 
     Attributes:
         shape: Its shape; with dynamic shapes, the largest one.

@@ -148,7 +148,7 @@ class Frontend(ABC):
         """Return what the files of a model tell without a framework.
 
         Args:
-            files: Path of each file by its role; of those that `files` returned, the first is there.
+            files: Path of each file by its role; of the names from `files`, the first is present.
 
         Raises:
             ImportFailed: when a file is not of this framework.

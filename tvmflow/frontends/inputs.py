@@ -403,7 +403,7 @@ class _DimensionNames:
         return self._by_size[key]
 
     def _list_parts(self, text: str) -> list[str]:
-        """Return the dimensions in an expression of those that stand alone; none for any other text."""
+        """Return the dimensions that are operands in an expression; none for any other text."""
         try:
             parts = list_names(text)
         except WrongSize:
@@ -428,7 +428,7 @@ def is_dimension_name(name: str) -> bool:
 
 
 def suggest_shape(value: ModelInput) -> list[str]:
-    """Return the sizes of an input as a recipe may have them: SIZE for those that nobody says."""
+    """Return the sizes of an input for a recipe, with SIZE for unknown ones."""
     dims = value.dims if value.dims is not None else (SIZE,)
     return [_suggest(at, size) for at, size in enumerate(dims)]
 

@@ -30,7 +30,7 @@ class OutputCount(NamedTuple):
     Attributes:
         output: The place of the output.
         axis: The axis; those before it have one element.
-        place: The place of the count among those that `main` returns after its outputs.
+        place: The index of the count among the counts that `main` returns after its outputs.
     """
 
     output: int

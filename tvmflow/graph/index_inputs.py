@@ -57,7 +57,7 @@ def find_indices(main: relax.Function) -> FoundIndices:
 
 
 def _find_inputs(values: Mapping[Any, Any], outputs: Sequence[Any]) -> tuple[set[Any], set[Any]]:
-    """Return the variables before some outputs that go into an index, and those that one selects."""
+    """Return the variables before some outputs that become an index, and those that an index selects."""
     into_indices: set[Any] = set()
     selected: set[Any] = set()
 

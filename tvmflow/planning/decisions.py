@@ -66,7 +66,7 @@ class PlanState:
             self.decide(spec)
 
     def decide(self, spec: StageSpec) -> Decision:
-        """Decide about one stage, after those that it needs. Raises what `decide_all` does."""
+        """Decide about one stage, after its inputs. Raises the same as `decide_all`."""
         makers = [need.maker for need in spec.needs if need.stage_id not in self.artifacts]
         if makers:
             decision = Decision(spec.id, "wait", f"after {' and '.join(dict.fromkeys(makers))}")
@@ -250,7 +250,7 @@ def input_digests(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> dict[st
 
 
 def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
-    """Check the files of a result against those that a lock file names."""
+    """Check the files of a result against a lock file."""
     digests = artifact.digests(())
     for name, expected in spec.pinned:
         actual = digests.get(name, "(not made)")

@@ -36,7 +36,7 @@ _SUBSTITUTES: Final = {
 
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
-    """Return the stages of all recipes, each after those that it needs.
+    """Return the stages of all recipes, each after its inputs.
 
     Raises:
         RecipeError: when two recipes have one name, when a target cannot be built, when it would
@@ -67,7 +67,7 @@ def _origin(planned: PlannedRecipe) -> RecipeOrigin:
 
 
 def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
-    """Yield the stages of a recipe's pipeline, and those that are planned along with them, in order."""
+    """Yield the stages of a recipe's pipeline, and the stages that they add, in order."""
     planned_ids: set[str] = set()
     for name in planned.stages:
         for added in _with_added(name):
@@ -80,7 +80,7 @@ def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
 
 
 def _with_added(name: str) -> list[str]:
-    """Return a stage of a pipeline with those that are planned along, each after those that it needs."""
+    """Return a stage of a pipeline and the stages that it adds, each after its inputs."""
     return [other for other, stage in STAGES.items() if name in (other, *stage.TRAITS.added_with)]
 
 
@@ -185,7 +185,8 @@ def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
     """Return the stage that provides the files of `other` to a stage of this target.
 
     A part of a model is a model by itself to most stages, and a partitioned target has one library:
-    other stages provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported one.
+    other stages provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported
+    one.
     """
     if other not in _SUBSTITUTES:
         return other

@@ -48,7 +48,7 @@ class Pipeline(NamedTuple):
     """The stages of a run in order; a pipeline that is run by itself also names recipes, and what follows.
 
     Attributes:
-        stages: Its stages, each after those that it needs.
+        stages: Its stages, each after its inputs.
         recipes: The recipes that it runs.
         targets: What they are built for in place of their own targets; none to keep those.
         release: The release that it makes.

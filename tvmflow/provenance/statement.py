@@ -162,7 +162,7 @@ class Lineage(NamedTuple):
 
     @property
     def repeatable(self) -> tuple[FinishedStage, ...]:
-        """The stages that a locked run has too: all but those that search."""
+        """The stages that a locked run has too: all except searches."""
         return tuple(stage for stage in self.stages if not stage.spec.traits.searches)
 
     def sources(self) -> list[Source]:

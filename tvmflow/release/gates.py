@@ -421,7 +421,7 @@ StageSettings = tuple[str, str, Mapping[str, Json]]
 
 
 class ContentChange(NamedTuple):
-    """The names that only a release has, and those that only the one before it has.
+    """Names that only a release has, and names that only its predecessor has.
 
     Names are `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, and `RECIPE/TARGET/verify` for a
     target that is verified against a reference. What is inside of one that is named is not.

@@ -81,7 +81,7 @@ class Pulled(NamedTuple):
 
 
 def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
-    """Bring the files of a folder to a registry; those that it has are not sent again.
+    """Push the files of a folder to a registry; files that it has are not sent again.
 
     The tag names the artifact once everything is there.
 

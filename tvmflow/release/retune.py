@@ -149,6 +149,6 @@ def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
 
 
 def select_stage(plan: Plan, stage: StageSpec) -> Plan:
-    """Return a plan of `stage`, in place of the one with its id, and of those that it needs."""
+    """Return a plan of `stage`, in place of the one with its id, and of its inputs."""
     stages = tuple(stage if spec.id == stage.id else spec for spec in plan.stages)
     return select_stages(Plan(stages, ()), [stage.id])

@@ -190,7 +190,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 def match_outputs(
     specs: tuple[TensorSpec, ...], out: Mapping[str, Any] | None, gives: object
 ) -> list[Array | None]:
-    """Return the arrays that take outputs, in the order of the outputs; None for those that `out` lacks.
+    """Return the arrays that receive outputs, in the order of the outputs; None if `out` lacks one.
 
     Raises:
         BundleError: a ValueError that names every array that does not fit.

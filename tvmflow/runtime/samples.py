@@ -465,7 +465,7 @@ def _convert(array: Array, spec: TensorSpec, source: str) -> Array:
         raise StageError(
             f"{source}: '{spec.name}' is {array.dtype} and has numbers beyond the range of {spec.dtype}, "
             "which the model takes",
-            fix="scale the samples as those that the model was trained with, or leave these out",
+            fix="scale the samples like the training data, or leave them out",
         ) from None
 
 

@@ -45,7 +45,7 @@ STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
     emulation_program.NAME: emulation_program,
     verify.NAME: verify,
 }
-"""Every stage by its name, each after those that it needs."""
+"""Every stage by its name, each after its inputs."""
 
 
 def read_facts(stage: str, facts: Mapping[str, Json]) -> Any:

@@ -151,7 +151,7 @@ def parse_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
 
 
 def find_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
-    """Return recorded facts as their type; None also for those that cannot be read, which reports say."""
+    """Return recorded facts as their type; None also for unreadable ones, which reports mention."""
     try:
         return parse_facts(kind, value)
     except Mismatch:

@@ -280,7 +280,7 @@ def _read_json(path: Path | None) -> dict[str, Json]:
 
 
 def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many kernels each schedule rule scheduled; those that no rule fits are named."""
+    """Return how many kernels each schedule rule scheduled, and the names of kernels without a rule."""
     rules = facts.schedule_rules
     counts = [
         f"{len(rules[rule])} {text}"

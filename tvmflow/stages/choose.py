@@ -113,7 +113,7 @@ def read_choices(inputs: Mapping[str, Path]) -> dict[str, Choice]:
     """Return the choices among the inputs of a stage; none where nothing was chosen by measuring.
 
     Raises:
-        StageError: They are not those that tvmflow makes.
+        StageError: tvmflow did not make them.
     """
     path = inputs.get(CHOICES_ROLE)
     choices: dict[str, Choice] = json.loads(path.read_text()) if path else {}

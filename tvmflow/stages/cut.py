@@ -33,7 +33,7 @@ describe = explain = no_lines
 
 
 class CutSettings(StageSettings):
-    """The tensors that parts before this one have computed, and those that it computes for later ones."""
+    """The tensors of earlier parts, and the tensors that this part computes for later ones."""
 
     input_tensors: tuple[str, ...]
     output_tensors: tuple[str, ...]

@@ -88,7 +88,7 @@ class ReleaseSettings(StageSettings):
     """The release and its outputs.
 
     `sources` is the digest of the files of this package that outputs copy, `zlib` the version of
-    the library that compresses them, `license` that of the model, `inputs` those that take images.
+    the library that compresses them, `license` that of the model, `inputs` the image inputs.
     """
 
     name: str

@@ -263,7 +263,7 @@ def _resolve_inputs(
     dimensions: Sequence[Dimension],
     files: Mapping[str, Path],
 ) -> tuple[TensorSpec, ...]:
-    """Return all inputs with shapes and dtypes, also those that have a value."""
+    """Return all inputs with shapes and dtypes, including constant ones."""
     requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
     inputs = frontend.read_facts(files).inputs
     check_inputs(inputs, requests)

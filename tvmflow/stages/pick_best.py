@@ -488,7 +488,7 @@ def choose_finalist(
 ) -> Finalist | None:
     """Return the finalist to keep; None when none is faster than the untuned kernel beyond the noise.
 
-    Among those that the samples cannot tell apart it is the one that the ledger knows as
+    Among those without a significant difference it is the one that the ledger knows as
     fastest, so that measuring again does not change the choice. One that is slower at one of several
     sizes is not kept, however fast it is at the others.
 

@@ -50,7 +50,7 @@ class InputSettings(Settings):
 
 
 class CompareSettings(Settings):
-    """The runtimes that the library is timed beside, and those that could be and are not installed.
+    """The runtimes that the library is compared with, and the ones that are not installed.
 
     `fixed` asks for a library of each size that a library with dimensions is verified at.
     """
@@ -98,9 +98,9 @@ class VerifySettings(StageSettings):
 
     `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
     untuned variant; a partitioned target has none. `tune_at` has the sizes that matter most,
-    by dimension. `levels` are those that the library has code for, and `prefix` is that of its names,
-    which the variable that chooses a level has. `quantized` says that the model is the recipe's float model with integers.
-    `deliveries` are the files of each output that is loaded as users do.
+    by dimension. `levels` are the ISA levels of the library, and `prefix` is that of its names,
+    which the variable that chooses a level has. `quantized` says that the model is the recipe's float model with
+    integers. `deliveries` are the files of each output that is loaded as users do.
     """
 
     verify: CheckSettings

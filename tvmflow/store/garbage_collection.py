@@ -523,7 +523,7 @@ def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | 
 
 _CLEANED: Final = "last failures work logs stats facts plans delivered tmp damaged runs".split()
 _SELECTED: Final = ("actions", "cas", "downloads", "spool")
-"""The folders of files that are named by a key or a digest: those that a pin needs stay."""
+"""The folders of files that are named by a key or a digest; pinned files stay."""
 
 
 class Cleaning(NamedTuple):
@@ -544,7 +544,8 @@ class Cleaning(NamedTuple):
 def clean_store(store: LocalStore, *, ledger: bool, dry_run: bool = False) -> Cleaning:
     """Remove all results that no lock file and no release needs, and notes, logs and leftovers.
 
-    `ledger` removes the measured trials, too, which may have cost hours; `dry_run` only returns what would be removed.
+    `ledger` removes the measured trials, too, which may have cost hours; `dry_run` only returns what would be
+    removed.
 
     Raises:
         StoreError: while a run is using the store; for a pin that cannot be read, because what it

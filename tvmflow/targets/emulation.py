@@ -273,7 +273,7 @@ def emulator_for(tvm: TvmTarget) -> Emulator:
 def choose_cpu(arch: EmulatedArch, tvm: TvmTarget, known_cpus: Iterable[str]) -> str:
     """Return qemu's CPU for a target: one that rejects the instructions that the target's CPU lacks.
 
-    Where this qemu has none (`known_cpus` are those that it has), that is `max`.
+    That is `max` if none is among `known_cpus`, which this qemu has.
 
     >>> choose_cpu(EMULATED_ARCHS["x86_64"], {"kind": "llvm", "mcpu": "x86-64-v3"}, ["Haswell", "max"])
     'Haswell'

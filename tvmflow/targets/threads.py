@@ -31,7 +31,7 @@ def count_cpus() -> int:
 
 
 def count_usable_cpus() -> int:
-    """Return how many CPUs this process may keep busy: those that it may run on, limited by its quota."""
+    """Return how many CPUs this process may use: its affinity, limited by its quota."""
     return max(1, min(len(list_allowed_cpus()), read_quota()))
 
 
@@ -59,7 +59,7 @@ def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
 def thread_variables(count: int) -> dict[str, str]:
     """Return the environment with which TVM starts `count` threads on the CPUs that the process may use.
 
-    TVM would otherwise bind threads to the first CPUs of the machine, even to those that the process was told
+    TVM would otherwise bind threads to the first CPUs of the machine, even to CPUs that the process was told
     not to use: all processes of a machine would share these.
     """
     return {VARIABLE: str(count), _BINDING: os.environ.get(_BINDING, "0")}

@@ -30,7 +30,7 @@ def target_kind(tvm: TvmTarget) -> str:
 
 
 def target_words(tvm: TvmTarget) -> list[str]:
-    """Return the kind, triple, CPU and architecture of a target, of those that it names."""
+    """Return the kind, triple, CPU and architecture of a target, as far as it names them."""
     return [str(tvm[field]) for field in ("kind", "mtriple", "mcpu", "arch") if field in tvm]
 
 

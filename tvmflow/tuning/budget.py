@@ -92,7 +92,7 @@ class BudgetRules(NamedTuple):
         patience: Trials without a gain that end the tuning of a workload; None to end it when its trials
             show that what it may still gain is too little.
         min_gain: The relative improvement that counts as a gain.
-        minutes: Minutes of all workloads together, those that earlier searches spent included; None
+        minutes: Minutes of all workloads together, including earlier searches; None
             without a limit.
     """
 

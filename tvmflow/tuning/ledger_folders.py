@@ -67,7 +67,7 @@ class TargetFolder(NamedTuple):
         return Ledger(self.path)
 
     def workload_files(self, prefixes: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
-        """Yield key and file of each workload, or of those whose key starts with a prefix."""
+        """Yield key and file of each workload, or of workloads whose key has a prefix."""
         for path in sorted(self.path.glob("*.jsonl")):
             key = path.name.removesuffix(".jsonl")
             is_named = WORKLOAD_KEY.fullmatch(key) and key.startswith(tuple(prefixes) or "")
@@ -77,7 +77,7 @@ class TargetFolder(NamedTuple):
 
 
 def list_target_folders(root: Path, prefixes: Sequence[str] = ()) -> list[TargetFolder]:
-    """Return the target folders of a ledger, or those whose key starts with one of `prefixes`.
+    """Return the target folders of a ledger, or folders whose key has one of `prefixes`.
 
     Raises:
         UsageError: No target has a key with one of the prefixes.
@@ -218,7 +218,7 @@ def _find_irregular_files(folder: TargetFolder) -> list[str]:
 
 
 class PruneCriteria(NamedTuple):
-    """The criteria for trials to remove: those that fit all criteria that are set.
+    """The criteria for trials to remove, which match all criteria that are set.
 
     Attributes:
         keep_best: Keep this many of each workload's fastest trials, and all failures.

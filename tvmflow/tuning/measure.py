@@ -251,7 +251,7 @@ def make_arguments(mod: tvm.IRModule, sizes: Mapping[Any, int] = MappingProxyTyp
 
     Args:
         mod: The workload.
-        sizes: A number for each of its size variables; those that it takes are arguments as well.
+        sizes: A size for each of its size variables; its size parameters are arguments as well.
     """
     import numpy as np
     import tvm

@@ -690,7 +690,7 @@ def _write_workload(
     records: WorkloadRecords,
     trials: Sequence[Trial],
 ) -> None:
-    """Write the lines of one workload: its records, but of the trials only those that were chosen."""
+    """Write the lines of one workload: its records, with only the chosen trials."""
     about, kernel = folder.ledger.description(key), folder.ledger.kernel(key)
     # That a search space is exhausted is true of all trials together.
     exhausted = records.exhausted_searches() if same_trials(records, trials) else []

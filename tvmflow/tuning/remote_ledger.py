@@ -67,7 +67,7 @@ def measured_machine_class(settings: Mapping[str, Json]) -> MachineClass | None:
 
 
 def list_machine_classes(store: LocalStore) -> list[MachineClass]:
-    """Return the class of this machine, and those that the local ledger has trials of."""
+    """Return the class of this machine, and the classes with trials in the local ledger."""
     descriptions = [folder.description for folder in list_target_folders(Path(store.ledger))]
     known = [description.machine_class for description in descriptions if description]
     classes = [this_machine_class(), *known]
@@ -337,7 +337,7 @@ def read_index(
 def add_to_index(
     connection: RemoteConnection, key: str, pack: SignedPack, replaced: set[str]
 ) -> None:
-    """Add a pack to an index in place of those that it replaces, until it stays there.
+    """Add a pack to an index in place of the packs that it replaces, until it stays there.
 
     Raises:
         TransferError: when the remote cache does not accept it.

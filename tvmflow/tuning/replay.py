@@ -1,4 +1,4 @@
-"""Replays recorded schedules: applies each to its kernel again, and names those that fail.
+"""Replays recorded schedules: applies each to its kernel again, and names failing ones.
 
 Nothing here imports TVM but `apply_traces` and `read_kernel`, which run in forked children: an
 imported schedule or kernel may crash the compiler, and that ends one child.
@@ -59,7 +59,7 @@ def find_kernels(store: LocalStore) -> dict[str, str]:
 def replay_ledger(
     root: Path, kernels: Mapping[str, str], targets: Sequence[str] = ()
 ) -> ReplayResult:
-    """Apply every trace of the workloads whose kernel is known, and quarantine those that fail."""
+    """Apply every trace of the workloads whose kernel is known, and quarantine failing ones."""
     workloads = trials = unknown = quarantined = 0
     findings: list[str] = []
     with ForkServer.start(_PRELOADED) as fork_server:

@@ -440,7 +440,7 @@ class RemoteMeasurer(Measurer):
         record: RecordTrial,
         may_continue: MayContinue = lambda: True,
     ) -> None:
-        """Measure all jobs; those that wait for a device when `may_continue` turns false are left out."""
+        """Measure all jobs, except jobs that wait for a device when `may_continue` turns false."""
         if not jobs:
             return
         self._builders = min(self._pool.size() + self._cores, _MAX_JOBS)

@@ -445,7 +445,7 @@ def _microseconds(seconds: float | None) -> float | None:
 
 
 CheckTrials = Callable[[str, WorkloadLedger], None]
-"""Takes a saved module and trials, and quarantines those that do not apply to it."""
+"""Takes a saved module and trials, and quarantines trials that do not apply to it."""
 
 
 class StartingPoints:
@@ -667,7 +667,7 @@ class Proposals:
         return self._evolution is not None and len(self._trials) >= BATCH_SIZE
 
     def _draw(self) -> Iterator[Candidate]:
-        """Yield schedules of MetaSchedule; the last draws are random, for those that evolution never reaches."""
+        """Yield schedules of MetaSchedule; the last ones are random, because evolution does not reach all."""
         if self._can_evolve:
             # Random schedules of an earlier draw are worse than what evolution finds.
             self._left_over.clear()

@@ -458,7 +458,7 @@ def _sum(left: str, right: str) -> str:
 
 
 def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return which tensors each one lies above, without those that lie below another one of them.
+    """Return the tensors directly below each one.
 
     >>> reduce_order([[], [0], [0, 1]])
     [[], [0], [1]]

@@ -200,7 +200,7 @@ def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_
 
 
 def strip_assembly(text: str, symbol: str) -> str:
-    """Return the assembly of a function and of those that it calls: instructions, constants, used labels.
+    """Return the assembly of a function and its callees: instructions, constants, used labels.
 
     The text is what LLVM writes for any system; TVM adds functions for others to share. Systems and TVM put
     something before the name of the function.
@@ -268,7 +268,7 @@ _EDGES: Final = (4, 6)
 class SharedLayout(NamedTuple):
     """A tensor whose last axis is a block of channels, with wider blocks.
 
-    The axes are pairs of those that number its blocks and those that are these blocks. The length of a padded
+    The axes are pairs: the index of a block, and the position in the block. The length of a padded
     axis (-1 for none) becomes a multiple of `ratio`, which is how many blocks become one.
     """
 

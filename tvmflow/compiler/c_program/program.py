@@ -556,7 +556,7 @@ def plan_arena(
 
 
 def _find_order(placed: Sequence[_Lifetime]) -> dict[Storage, list[Storage]]:
-    """Return for each tensor, from the lowest on, those that live at the same time and lie below it."""
+    """Return for each tensor, from the lowest on, the tensors below it that live at the same time."""
     # one that is empty in this plan may have the place of others
     ordered = sorted(placed, key=lambda entry: (entry.storage.offset, entry.storage.bytes))
     return {

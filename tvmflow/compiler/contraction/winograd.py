@@ -194,7 +194,7 @@ def count_products(tile: int) -> int:
 
 
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
-    """Return a convolution with columns of tiles added where no register tile divides those that it has.
+    """Return a convolution with columns of tiles added where no register tile divides its own.
 
     A group has so many blocks of output channels, and so many input channels (`inner`).
     """

@@ -179,7 +179,7 @@ class DequantizeMover(TargetRewriter):
         return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
 
     def _with_own_conversions(self, call: Any) -> Any:
-        """Return a call with conversions of its own in place of those that it reads.
+        """Return a call with conversions of its own instead of the ones that it reads.
 
         Fusion would not repeat shared ones.
         """

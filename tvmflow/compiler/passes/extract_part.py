@@ -41,7 +41,7 @@ def extract_part(
 ) -> Part:
     """Extract the part of a model that computes some tensors.
 
-    `earlier` are the names of the tensors that earlier parts compute, `until` of those that this part computes;
+    `earlier` names the tensors of earlier parts, `until` the tensors of this part;
     none for the rest of the model's outputs.
 
     Raises: StageError: The model has control flow, the part would compute again what earlier parts have computed,

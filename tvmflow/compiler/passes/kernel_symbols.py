@@ -118,7 +118,7 @@ def _replace_sizes(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
 def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, list[int]]:
     """Return a kernel that takes its dimensions in the order of its shapes, and its arguments.
 
-    So many of its parameters are arguments of a call; the positions are of those that it still takes.
+    A call passes this many of its parameters; the positions are of the remaining ones.
     """
     symbols = [symbol for size in _list_sizes(kernel) for symbol in list_symbols(size)]
     own = {

@@ -1,6 +1,6 @@
 """The lowering of non-maximum suppression: ONNX's, and MXNet's box_nms and MultiBoxDetection.
 
-On a CPU, also that of a GPU's host, a kernel compares a box with those that are kept. On a GPU alone,
+On a CPU, or the host of a GPU, a kernel compares a box with the kept boxes. On a GPU alone,
 the first launch compares all boxes with each other, a thread for 32 of them; then a thread for each
 class or image selects by the bits that this gives, and the last launches write the result.
 """
@@ -194,7 +194,7 @@ def _emit_group(
         operator: The operator.
         inputs: Boxes, scores, the limit, the overlap and the threshold.
         group: The image and the class, as one number.
-        sizes: The numbers of classes, of boxes, and of those that are selected at most.
+        sizes: The numbers of classes and boxes, and the limit of selected boxes.
         kept: The buffer of selected boxes, `sizes[2]` for each class.
     """
     boxes, scores, limit, overlap, threshold = inputs
@@ -300,7 +300,7 @@ class _Groups(NamedTuple):
     def emit_selection(self) -> tuple[Any, Any]:
         """Emit the launches that compare boxes, and that select.
 
-        Return the places of those that are kept among the candidates of a group (groups, candidates), and their
+        Return the indices of kept candidates of a group (groups, candidates), and their
         number (groups,).
         """
         words = -(-self.boxes // _BITS)

@@ -253,7 +253,7 @@ class Pool(NamedTuple):
 
 
 def find_pool(call: relax.Call) -> Pool | None:
-    """Return the pooling operator that a call is; None for those that TVM's kernels compute as fast.
+    """Return the pooling operator of a call, or None if TVM's kernel is as fast.
 
     These are of windows that neither overlap nor reach beyond the image.
     """

@@ -251,7 +251,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         first = [allocate_registers(width, dtype="int32") for _ in range(sort.k)]
 
         def insert(index: Any, *, filled: int) -> None:
-            """Emit the insertion of an element of each column behind those that it does not precede.
+            """Emit the insertion of an element of each column, in order.
 
             The element is at the place `index`, and `filled` ones are there so far.
             """

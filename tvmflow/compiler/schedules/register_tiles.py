@@ -162,7 +162,7 @@ def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -
 
 
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
-    """Make one axis of those that follow each other in all tensors, so that fewer vectors are not whole.
+    """Fuse axes that are contiguous in all tensors, so that more vectors are whole.
 
     Return the blocks of the new axes, of a reduction and its result; none if they are no simple loop nests.
     """
@@ -331,7 +331,7 @@ def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
 def _order_outer_loops(
     outer: Mapping[int, Any], reduction: SingleReduction, tile: Tile, window_loops: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the loops around tiles in order: those that may run in parallel, and those inside."""
+    """Return the loops around tiles in order: parallel ones, and the ones inside."""
     data_axis = reduction.axes.data
     parallel_axes, serial_axes = _order_outer_axes(list(outer), reduction.axes, tile)
     data = [outer[axis] for axis in serial_axes if axis == data_axis]
@@ -343,7 +343,7 @@ def _order_outer_loops(
 def _order_outer_axes(
     outer: Sequence[int], axes: ReductionAxes, tile: Tile
 ) -> tuple[list[int], list[int]]:
-    """Return the axes of the loops around tiles: those that may run in parallel, and those inside of them."""
+    """Return the axes of the loops around tiles: parallel ones, and the ones inside."""
     weights = [axis for axis in axes.weights if axis in outer]
     others = [axis for axis in outer if axis not in weights]
     if tile.weights_outside or axes.data is None:

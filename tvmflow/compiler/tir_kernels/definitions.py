@@ -88,10 +88,10 @@ def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
 def with_kernel_symbols(
     function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
 ) -> tuple[tirx.PrimFunc, list[Any]]:
-    """Return a kernel with variables of its own in place of a model's dimensions, and those that it takes.
+    """Return a kernel with its own symbols instead of a model's dimensions, and its size parameters.
 
     These are arguments between its inputs and its results: the dimensions that are no size of a tensor by themselves,
-    and those that it computes with besides (`used`). The last parameters are its results.
+    and other sizes that it computes with (`used`). The last parameters are its results.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]
     symbols = [symbol for size in sizes for symbol in list_symbols(size)]

@@ -164,7 +164,7 @@ class RecurrentInputs(NamedTuple):
 def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[Any]:
     """Return the hidden states of all steps (steps, d, n, hidden), and the last states (d, n, hidden).
 
-    The tensors are the fields of `RecurrentInputs`; None for those that the layer lacks.
+    The tensors are the fields of `RecurrentInputs`; None if the layer lacks them.
     """
     dtype = str(tensors[0].dtype)
     # dynamic shapes are variables of this kernel's own
@@ -343,7 +343,7 @@ class _Loops:
         if self._layer.dots is not None:
             accumulators = self._add_dots(at, source, tile, gates)
         else:
-            # sums of floats start with the inputs, and those that scales multiply do not
+            # float accumulators start with the inputs, and scaled ones do not
             starts = with_input if self._inputs.scales is None else []
             accumulators = self._add_products(at, source, tile, gates, starts)
         if self._inputs.scales is None:
@@ -532,7 +532,7 @@ class _CpuLoops(_Loops):
             return builder.get()
 
     def _build_dynamic_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
-        """Return the loop over a dynamic batch: whole groups of sequences, then those that are left."""
+        """Return the loop over a dynamic batch: whole groups of sequences, then the remainder."""
         batch, whole = self._layer.batch, self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial
         sizes = [whole >> shift for shift in range(whole.bit_length())]

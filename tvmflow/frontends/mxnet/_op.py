@@ -46,7 +46,7 @@ def shown(sizes: Sequence[IrSize]) -> str:
 
 
 class Op:
-    """A node, its inputs (None for those that inference ignores), and the function being built."""
+    """A node, its inputs (None for inputs that inference ignores), and the function being built."""
 
     def __init__(
         self,

@@ -203,7 +203,7 @@ def _split_to_sequence(node: NodeToConvert) -> Any:
 
 
 def _concat_from_sequence(node: NodeToConvert) -> Any:
-    """Return the parts of a sequence in a row, without those that have no elements, or stacked."""
+    """Return the parts of a sequence concatenated, without empty ones, or stacked."""
     [parts], axis = node.inputs, int(node.attributes["axis"])
     if node.attributes.get("new_axis", 0):
         return relax.op.stack(list(parts), axis)

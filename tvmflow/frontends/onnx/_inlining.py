@@ -158,7 +158,7 @@ class _Inliner:
         return bool(called)
 
     def _inline(self, graph: GraphProto, depth: int = 0) -> None:
-        """Replace the calls in a graph and in its subgraphs, but not those that this adds."""
+        """Replace the calls in a graph and its subgraphs, except the calls that this adds."""
         nodes: list[NodeProto] = []
         for node in graph.node:
             for inner in subgraphs(node):
@@ -413,7 +413,7 @@ _MAX_UNROLLED_NODES: Final = 4 * MAX_UNROLLED_NODES
 def unroll_loops(model: ModelProto) -> ModelProto:
     """Replace each Scan and Loop of the main graph by its iterations.
 
-    Others stay: those whose number of iterations is unknown or too large.
+    Loops with an unknown or too large number of iterations stay.
     """
     if not any(node.op_type in _UNROLLERS for node in model.graph.node):
         return model
@@ -724,7 +724,7 @@ class _Counters:
 
 
 # ---------------------------------------------------------------- branches
-# The branches of `If`: those whose condition is known are inlined, all others are simplified like
+# The branches of `If`: branches with a known condition are inlined, all others are simplified like
 # a model.
 #
 # Values in branches get names that are unique in the whole model, and constants in them become

@@ -238,7 +238,7 @@ _MAX_PROPAGATED_ELEMENTS: Final = 1 << 18
 
 
 def infer_shapes(model: ModelProto) -> ModelProto:
-    """Infer shapes and types of all values, also those that depend on the values of computed shapes.
+    """Infer shapes and types of all values, including shapes that depend on computed values.
 
     Raises:
         ImportFailed: when a tensor would have more axes than any memory lists.
@@ -593,8 +593,8 @@ def _simplify(model: ModelProto, custom: CustomNodes) -> ModelProto:
 def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> None:
     """Let every name be that of an input or of a weight.
 
-    An input may have an initializer as its default, which is dropped where the recipe names the input; IR version 3 and
-    older list all weights so.
+    An input may have an initializer as its default, which is dropped where the recipe names the input; IR version 3
+    and older list all weights so.
     """
     listed = {value.name for value in model.graph.input}
     weights = [t for t in model.graph.initializer if t.name not in listed.intersection(names)]

@@ -1,7 +1,8 @@
 """The processes that run PyTorch: `python -m tvmflow.frontends.pytorch._worker [REQUEST]`.
 
 Without a request it is the reference. Otherwise it runs PyTorch's exporters: the request is a JSON document, see
-`export_to_onnx` and `export_factory`, and the answer a JSON file, with `problem` and `reason` where nothing was exported.
+`export_to_onnx` and `export_factory`, and the answer a JSON file, with `problem` and `reason` where nothing was
+exported.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _leave_out_example_inputs() -> None:
 
 
 def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
-    """Change the outputs of a program to those that are tensors, and inner tensors, in a flat tuple."""
+    """Change the outputs of a program to a flat tuple of its tensors, including inner tensors."""
     from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
     from torch.utils import _pytree as pytree
 

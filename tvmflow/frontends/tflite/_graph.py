@@ -859,7 +859,7 @@ def aligned(operation: Operation, positions: Sequence[int]) -> tuple[list[Value]
 
 
 def _with_channels_first(operation: Operation, position: int, rank: int) -> Value:
-    """Return an operand with channels first; one with fewer axes gets those that it lacks."""
+    """Return an operand with channels first, with missing axes added."""
     if operation.rank(position) == rank:
         return operation.real(position, first=True)
     value = operation.real(position)

@@ -128,7 +128,7 @@ def _read(data: Buffer, position: int, code: str) -> float:
 
 
 # ---------------------------------------------------------------- operators
-# Their names, and the options of those that are imported. Numbers and fields are those of TensorFlow's
+# Their names, and the options of imported ones. Numbers and fields are those of TensorFlow's
 # `lite/schema/schema.fbs`, version 3 (LiteRT 2).
 
 
@@ -175,7 +175,8 @@ _WINDOW: Final = "padding:b stride_w:i stride_h:i"
 _DILATION: Final = "dilation_w:i=1 dilation_h:i=1"
 _VECTOR_LIMIT: Final = 16
 
-# Each field as NAME:TYPE=DEFAULT in the order of its table. Types are those of `struct`, and `v` for a vector of int32.
+# Each field as NAME:TYPE=DEFAULT in the order of its table. Types are those of `struct`, and `v` for a vector of
+# int32.
 _FIELDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         "ABS ADD_N ARG_MAX ARG_MIN BATCH_TO_SPACE_ND BROADCAST_TO CAST CEIL COS DEQUANTIZE ELU "

@@ -425,7 +425,7 @@ def _smooth(
 def _choose_layers(
     settings: QuantizeSettings, model: FloatModel
 ) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
-    """Return the layers and the tables of a model, and the names of those that the recipe skips."""
+    """Return the layers and the tables of a model, and the names that the recipe skips."""
     from tvmflow.stages.quantize.insertion import list_tables
     from tvmflow.stages.quantize.points import list_layers
 
@@ -579,7 +579,7 @@ def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> fr
 
 # So many batches tell the means of channels.
 _MEAN_BATCHES: Final = 64
-# So many batches of those that are evaluated tell whether corrected means are better, and what the error is where no
+# This many of the evaluated batches decide whether corrected means are better, and what the error is where no
 # limit and no label asks for all of them.
 _COMPARED_BATCHES: Final = 64
 

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 Feed = Mapping[str, Array]
 
-# The features of x86-64-v3, and those that x86-64-v4 adds, that say which machines have all of them.
+# Features of x86-64-v3, and additional ones of x86-64-v4, that imply the whole level.
 _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The float32 values of a vector of AVX-512.

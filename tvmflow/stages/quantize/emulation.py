@@ -1,8 +1,8 @@
 """A float model that also computes what one with integers would: integers are emulated by weights.
 
-Weights of layers, the scales by which data are rounded, and corrections of means are further weights of the model. With
-one set of them it is the float model; with another its layers read rounded data and rounded weights. So it is compiled
-once, before any scale is known. Of both, sums of floats may be added in another order.
+Weights of layers, the scales by which data are rounded, and corrections of means are further weights of the model.
+With one set of them it is the float model; with another its layers read rounded data and rounded weights. So it is
+compiled once, before any scale is known. Of both, sums of floats may be added in another order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Emulation:
     Args:
         model: The float model.
         layers: Its layers, in order.
-        floats: The weights of those whose weights are known, by their variables.
+        floats: Known weights by their variables.
         tensors: Tensors that other operators than layers may read as integers.
         divided: Tensors whose channels may be divided by factors.
 
@@ -126,8 +126,8 @@ class Emulation:
     ) -> dict[str, Array]:
         """Return the weights with which the model computes what a quantized one does.
 
-        That has the same layers and tensors in the same order. `factors` are what the channels of its data are divided
-        by, by their variable in the model without that.
+        That has the same layers and tensors in the same order. `factors` are what the channels of its data are
+        divided by, by their variable in the model without that.
         """
         found = {**self.model.params}
 

@@ -200,7 +200,7 @@ def _declare(
 def _replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[Any, Array]) -> FloatModel:
     """Return a model with a rewritten module, whose bindings are marked, and the weights that this uses.
 
-    `own` are those that it has in place of others.
+    `own` replace others.
     """
     mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)

@@ -259,7 +259,7 @@ def _list_candidates(weights: Array, groups: Groups) -> Iterator[Array]:
 
 
 def _to_bfloat16(scales: Array) -> Array:
-    """Return scales rounded to bfloat16; 1 in place of those that are 0."""
+    """Return scales rounded to bfloat16, with 1 in place of 0."""
     bits = scales.astype(np.float32).view(np.uint32)
     even = bits >> np.uint32(bfloat16.BITS) & np.uint32(1)
     bits = (bits + np.uint32(bfloat16.ROUNDING_BIAS) + even) & np.uint32(0xFFFF0000)

@@ -190,7 +190,7 @@ def reach_more(
     *,
     can_settle_ties: bool,
 ) -> ReferenceOutputs:
-    """Draw more random inputs for outputs that are `indices`, and add those that reach new elements.
+    """Draw more random inputs for outputs that are `indices`, and keep the ones that reach new elements.
 
     `results` are those before; samples of the recipe, and images, stay as they are. `can_settle_ties`: an index is
     judged by its score. If not, no large inputs are drawn: sigmoids of these are all 1, and the library, whose own

@@ -160,7 +160,7 @@ class KernelCheck:
         return "; ".join(verdict_text.list_mismatches(comparisons, "the kernel without a schedule"))
 
     def _call(self, name: str, *, by_rule: bool) -> list[Any]:
-        """Return the operands after a call of another form of the kernel on those that it was called with."""
+        """Return the operands after a call of another form of the kernel on the same operands."""
         operands = [_copy(operand) for operand in self._operands]
         self._build(name, by_rule=by_rule)(*operands)
         return operands
@@ -393,7 +393,7 @@ class _Search:
             f"the model enlarges the smallest differences, so that its outputs cannot tell a right library from a wrong "
             f"one: if its inputs change by {_NUDGE:.0e} of their largest values, {reference} itself gives other outputs "
             f"({mismatches[0]})",
-            "verify with data like those that the model was made for (`verify.data`), and not with random weights; or "
+            "verify with realistic data (`verify.data`) and trained weights; or "
             "set verify.rtol and verify.atol to what the model can keep",
         )
 
@@ -479,7 +479,7 @@ class _Search:
         )
 
     def _load(self, tensors: Sequence[str] | None = None) -> LoadedModel:
-        """Import the model again with inner tensors as outputs: by default those that go into an index."""
+        """Import the model again with inner tensors as outputs: by default tensors that become an index."""
         model = self._model
         names = [spec.name for spec in self._index_inputs] if tensors is None else tensors
         return model.load(self._settings.model["kind"], names)

@@ -55,7 +55,7 @@ def find_index_inputs(
     from tvmflow.graph import index_inputs
 
     model_indices = index_inputs.find_indices(mod["main"])
-    # behind the outputs are the counts of those whose sizes are known only after a call
+    # behind the outputs are the counts of data-dependent outputs
     outputs = tuple(spec.name for n, spec in enumerate(model.outputs) if n in model_indices.outputs)
     if not model_indices.inputs:
         return None

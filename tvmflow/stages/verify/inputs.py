@@ -68,7 +68,7 @@ class ImportedModel(NamedTuple):
     """The model that a library was built from.
 
     Attributes:
-        inputs: All its inputs, those that the recipe binds to constants last.
+        inputs: All its inputs, constant ones last.
         tensors: Those of its parameters that a reference needs to know.
         bound: The constants, by input.
         dimensions: The sizes that each call of its library chooses.
@@ -594,7 +594,7 @@ def choose_sizes(
 ) -> ChosenSizes:
     """Return the sizes at which a library is verified.
 
-    These are the least and the largest ones, all to tune at, those that no tile divides, and random ones;
+    These are the minimum and maximum, all tuning sizes, sizes that no tile divides, and random ones;
     in place of the largest, where it is too large, smaller ones, and each dimension's largest by itself.
 
     `count_elements` returns the number of elements of all tensors of the model.

@@ -506,7 +506,7 @@ def _check_versus(limit: float, runtime: ComparedRuntime) -> GateResult:
 def compare_settings(
     recipe: Recipe, target: ResolvedTarget | PartitionedTarget
 ) -> CompareSettings | None:
-    """Return the runtimes that a library is timed beside, and those that could be and are not installed."""
+    """Return the runtimes that a library is compared with, and the ones that are not installed."""
     requested, limited = recipe.verify.compare, tuple(recipe.verify.max_vs)
     if not requested and not limited:
         return None

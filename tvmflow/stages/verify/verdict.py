@@ -336,7 +336,7 @@ class DeliveryVerdict(_Passed, total=False):
 class IsaLevelVerdict(TypedDict, total=False):
     """The verdict on the code for one level of CPUs.
 
-    `sizes` has those that are wrong, and `not_verified` says why there is no verdict.
+    `sizes` has the wrong ones, and `not_verified` says why there is no verdict.
     """
 
     ran_on: str
@@ -435,7 +435,7 @@ def list_compared(*verdicts: Mapping[str, Any]) -> list[OutputComparison]:
 
 
 def list_measured(verdict: Verdict) -> list[Mapping[str, Any]]:
-    """Return a verdict, and those that it has of sizes, of levels and of a fallback."""
+    """Return a verdict, and its verdicts on sizes, ISA levels and a fallback."""
     others = (*verdict.get("sizes", ()), *verdict.get("levels", {}).values())
     return [verdict, *others, verdict.get("fallback", {})]
 

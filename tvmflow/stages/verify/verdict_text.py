@@ -228,7 +228,7 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_deliveries(facts: Verdict) -> Iterator[str]:
-    """Give the outputs that were loaded as users do, and those that were not."""
+    """Yield the outputs that were loaded as users do, and the others."""
     texts: dict[str, list[str]] = {}
     for output, delivery in facts.get("deliveries", {}).items():
         if "not_run" in delivery:

@@ -158,13 +158,14 @@ def open_object(url: str, offset: int, validator: str, timeout_s: float) -> Obje
 def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
     """Return obstore's handle of a bucket, or of a folder in it.
 
-    The URL is without credentials; `timeout_s` limits connecting and repeated attempts, `transfer_timeout_s` each transfer.
+    The URL is without credentials; `timeout_s` limits connecting and repeated attempts, `transfer_timeout_s` each
+    transfer.
     """
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
     options = {
-        # these options replace those that the library reads itself
+        # these options replace the library's own
         "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
         "connect_timeout": timedelta(seconds=timeout_s),
         "timeout": timedelta(seconds=transfer_timeout_s),

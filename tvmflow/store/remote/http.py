@@ -1,7 +1,7 @@
 """Remote caches over HTTP: on a web server, and in an OCI registry.
 
-A web server, such as bazel-remote or nginx with WebDAV, gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and `/cas/<sha256>`. Redirects are not
-followed, so that credentials are never sent to another server.
+A web server, such as bazel-remote or nginx with WebDAV, gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and
+`/cas/<sha256>`. Redirects are not followed, so that credentials are never sent to another server.
 
 In a registry, an action is a manifest whose tag is the key, with the action as an annotation. It lists the
 action's blobs, so that the registry keeps them as long as the manifest.
@@ -162,7 +162,7 @@ _MAX_MANIFEST_BYTES: Final = 4 << 20
 
 
 class RegistryCache(HttpCache):
-    """See `_base.RemoteCache`. Credentials are those that `docker login` keeps."""
+    """See `_base.RemoteCache`. Credentials are those of `docker login`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         try:

@@ -31,7 +31,7 @@ _STATUSES: Final = """\
 /* What `create` returns besides. */
 enum {
   %(NAME)s_NO_WEIGHTS = 12,         /* the options have no weights */
-  %(NAME)s_WRONG_WEIGHTS = 13,      /* the weights are not those that were built with this library */
+  %(NAME)s_WRONG_WEIGHTS = 13,      /* the weights were not built with this library */
   %(NAME)s_SHORT_WEIGHTS = 14,      /* the file of the weights is not complete */
   %(NAME)s_UNREADABLE_WEIGHTS = 15, /* the file of the weights cannot be opened or mapped, or is no regular file */
   %(NAME)s_MISPLACED_WEIGHTS = 16   /* there are weights in two places, or they are not aligned */

@@ -107,7 +107,7 @@ def _is_reduced(axis: Any) -> bool:
 
 
 def _split_extents(stmt: Any) -> tuple[list[int], list[int]]:
-    """Return the lengths of the axes that are not reduced, and of those that are."""
+    """Return the lengths of the spatial and the reduced axes."""
     spatial, reduced = (
         [int(axis.dom.extent) for axis in stmt.iter_vars if _is_reduced(axis) == wanted]
         for wanted in (False, True)
