@@ -486,7 +486,7 @@ class Quantize(ClosedModel):
     def needs_data(self) -> bool:
         """Return whether something is found out by running the float model."""
         limits = self.max_accuracy_drop is not None or self.max_error is not None
-        return self.activations == "int8" or self.weights == "int4" or limits
+        return self.activations == "int8" or limits
 
 
 class QuantizeOverrides(Quantize):

@@ -17,10 +17,11 @@ from tvmflow.compiler.c_program import LibraryForWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
+from tvmflow.core.dimensions import largest_shape
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import sizes_of
+from tvmflow.graph.dynamic_shapes import NoSize, known_sizes, size_text, sizes_of
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.module import Module
 from tvmflow.stages.quantize.bias_correction import ChannelSums, Means
@@ -157,7 +158,8 @@ class CompiledModel:
         # the memory is the library's own: to check it takes longer than a small model
         arrays = module.program.run(inputs, list(map(self._room.get, names)))
         results = dict(zip(names, arrays, strict=True))
-        self._room = {name: own for name, own in results.items() if name.startswith(_OBSERVED)}
+        if not module.dimensions:
+            self._room = {name: own for name, own in results.items() if name.startswith(_OBSERVED)}
         return results
 
 
@@ -181,7 +183,8 @@ class ModelObserver:
         self._model, self._signature = model, signature
         self._observed = model if emulation is None else emulation.model
         self._inputs = {var: str(var.name) for var in model.main.params}
-        self._groups = [*_divide([var for var in tensors if var not in self._inputs])] or [[]]
+        watched = [var for var in tensors if var not in self._inputs]
+        self._groups = [*_divide(watched, signature.dimensions)] or [[]]
         # at most one, by its group; those that follow have the same
         self._held: dict[int, CompiledModel] = {}
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
@@ -251,7 +254,10 @@ class ModelObserver:
         if place not in self._held:
             self._held.clear()
             group = self._groups[place]
-            specs = [_spec_of(name, var) for name, var in _name_tensors(group)]
+            specs = [
+                _spec_of(name, var, self._signature.dimensions)
+                for name, var in _name_tensors(group)
+            ]
             observed = observe(self._observed, group)
             self._held[place] = self._signature.compile_for_weights(observed, specs)
         return self._held[place]
@@ -324,23 +330,25 @@ def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(f"{_OBSERVED}{place}", var) for place, var in enumerate(group)]
 
 
-def _spec_of(name: str, var: Any) -> TensorSpec:
+def _spec_of(name: str, var: Any, dimensions: Sequence[Dimension]) -> TensorSpec:
     """Return the description of an inner tensor as an output."""
-    shape = ir.shape_of(var)
-    if shape is None:
+    try:
+        sizes = tuple(map(size_text, known_sizes(var)))
+    except NoSize as error:
         raise StageError(
-            "the model cannot be calibrated: inner tensors have dynamic shapes",
-            fix="give its inputs fixed sizes, or set `quantize.activations` to `none`",
-        )
-    return TensorSpec(name, shape, ir.dtype_of(var))
+            f"the model cannot be calibrated: the size of an inner tensor is not known, because {error}",
+            fix="give its inputs fixed sizes, or leave out `data` with `activations: none`",
+        ) from error
+    shape = largest_shape(sizes, dimensions)
+    return TensorSpec(name, shape, ir.dtype_of(var), sizes=() if sizes == shape else sizes)
 
 
-def _divide(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+def _divide(tensors: Sequence[Any], dimensions: Sequence[Dimension]) -> Iterator[list[Any]]:
     """Yield tensors in groups that fit into memory."""
     group: list[Any] = []
     size = 0
     for var in tensors:
-        own = 4 * int(np.prod(ir.shape_of(var) or (1,)))
+        own = _spec_of("", var, dimensions).bytes
         if group and size + own > _OBSERVED_BYTES:
             yield group
             group, size = [], 0

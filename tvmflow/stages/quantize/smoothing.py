@@ -17,6 +17,7 @@ from tvm import relax
 
 from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.graph import ir, marks
+from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.stages.quantize.insertion import LayerRewriter
 from tvmflow.stages.quantize.points import Array, FloatModel, Layer, take_nodes
 from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order
@@ -110,7 +111,7 @@ class _Smoother(LayerRewriter):
     def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Layer) -> Any:
         factors = self._factors[layer.data]
         if layer.data not in self._divided:
-            rank = len(ir.known_shape(layer.data))
+            rank = len(known_sizes(layer.data))
             inverse = relax.const(broadcast(1 / factors, rank, channel_axis(layer)), "float32")
             self._divided[layer.data] = self.emit(relax.op.multiply(rewritten.args[0], inverse))
         weights = rewritten.args[1]
