@@ -38,6 +38,7 @@ inputs:
     range: [0.0, 1.0]                # of random inputs
     image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # preprocessing
     # value: 16000                   # a constant instead of an input
+# state: {state: next_state}         # tensors that the library holds from call to call
 # dimensions:                        # dynamic dimensions, for use in shapes
 #   batch: {min: 1, max: 8}
 labels: models/digits-labels.txt     # class names, one per line

@@ -107,3 +107,40 @@ def attend(
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = exponentials / exponentials.sum(-1, keepdims=True) @ values
     return [mixed.transpose(0, 2, 1, 3).reshape(1, -1, WIDTH), keys, values]
+
+
+RECURRENT: Final = """\
+recipe: 1
+name: recurrent
+model: {onnx: recurrent.onnx}
+state: {h: hn, c: cn}
+targets: [host]
+tune: {trials: 0}
+verify: {repeat: 2}
+outputs: [bundle]
+"""
+
+
+def write_lstm(path: Path) -> None:
+    """Write an LSTM of one step: `x` (1, 1, 6), `h` and `c` (1, 1, 8) to `y` (1, 1, 8), `hn` and `cn`."""
+    rng = np.random.default_rng(1)
+    shapes = {"w": (1, 32, 6), "r": (1, 32, 8), "b": (1, 64)}
+    weights = [
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node(
+            "LSTM", ["x", "w", "r", "b", "", "h", "c"], ["steps", "hn", "cn"], hidden_size=8
+        ),
+        helper.make_node("Squeeze", ["steps", "first"], ["y"]),
+    ]
+    weights.append(numpy_helper.from_array(np.array([1]), "first"))
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, size])
+        for name, size in (("x", 6), ("h", 8), ("c", 8), ("y", 8), ("hn", 8), ("cn", 8))
+    ]
+    graph = helper.make_graph(nodes, "recurrent", infos[:3], infos[3:], weights)
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path
+    )

@@ -79,6 +79,22 @@ class Dimension(NamedTuple):
         return f"the dimension {self.name} is {size}, and its sizes are {self.range_text}"
 
 
+class State(NamedTuple):
+    """A tensor that a call leaves for the next one: an input, and the output that takes its place.
+
+    It grows along `axis`; None for one that each call replaces as a whole.
+    """
+
+    input: str
+    output: str
+    axis: int | None = None
+
+    @classmethod
+    def list_of(cls, signature: Mapping[str, Json]) -> "tuple[State, ...]":
+        """Return the states of a signature, in the order of the inputs."""
+        return tuple(cls(**entry) for entry in signature.get("states", ()))
+
+
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 

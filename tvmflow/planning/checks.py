@@ -62,7 +62,9 @@ from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.emulation import EMULATED_ARCHS, UNEMULATED_FEATURES, find_emulated_arch
 from tvmflow.targets.form_names import C_LIBRARY
+from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, unlinkable_reason
+from tvmflow.targets.tvm_target import cpu_triple
 from tvmflow.tuning.roofline import render_roofline
 
 _VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of its kind), or verify.against: none (no check)"
@@ -97,6 +99,7 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
             ]
             problems += unbuildable or [
                 *_check_dimensions(planned, target),
+                *_check_states(planned, target),
                 *_check_execution(planned, target),
                 *_check_compare(planned, target),
                 *_check_gates(planned, target),
@@ -267,6 +270,27 @@ def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
         f"{planned.where(target)}: targets: '{target.name}' does not support the dynamic dimensions {names_text(names)}: {reason}; "
         "write numbers in their place in a recipe or variant for this target (`variants: {NAME: {inputs: …}}`)"
     )
+
+
+def _check_states(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that contexts of a library for a target can hold states, where the recipe has some."""
+    stages = {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
+    for part in resolved_targets(target) if stages else ():
+        if not planned.recipe_for(part).state:
+            continue
+        platform = parse_triple(cpu_triple(part.tvm))
+        if not backend_for(part.tvm).RUNS_ON_HOST_CPU:
+            reason = "a device holds no states yet"
+        elif part.levels or part.isa_level_target:
+            reason = "a library with several ISA levels holds none yet"
+        elif platform.system == "none":
+            reason = "without a heap there is no memory for them"
+        else:
+            continue
+        yield (
+            f"{planned.where(part)}: targets: '{part.name}' cannot have the recipe's `state`: {reason}; leave it "
+            "out in a recipe for this target, and hand the tensors on in the program"
+        )
 
 
 def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:

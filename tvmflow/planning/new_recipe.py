@@ -31,6 +31,7 @@ from tvmflow.frontends.inputs import (
 )
 from tvmflow.frontends.mxnet import list_epochs
 from tvmflow.frontends.pytorch import is_factory
+from tvmflow.frontends.states import suggest_states
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.yaml_files import Problem, parse_yaml, validate, write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
@@ -60,7 +61,8 @@ _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 class Model(NamedTuple):
     """A model as a recipe names it.
 
-    `source` has the fields below `model`, and `size` the bytes of its files, as far as they are here.
+    `source` has the fields below `model`, `size` the bytes of its files, as far as they are here, and `outputs` the names
+    of its outputs, where the files tell them.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Model(NamedTuple):
     source: Mapping[str, Json]
     inputs: tuple[ModelInput, ...]
     size: int
+    outputs: tuple[str, ...] = ()
 
 
 class Choices(NamedTuple):
@@ -147,7 +150,14 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
     size = sum(path.stat().st_size for path in paths.values())
     fields = {**_describe_source(kind, model, folder), **pins}
-    return Model(name=name_of(model), kind=kind, source=fields, inputs=tuple(inputs), size=size)
+    return Model(
+        name=name_of(model),
+        kind=kind,
+        source=fields,
+        inputs=tuple(inputs),
+        size=size,
+        outputs=tuple(output.name for output in outputs),
+    )
 
 
 def _list_files(
@@ -258,6 +268,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
     lines = [
         *head,
         *_describe_inputs(model, inputs),
+        *_describe_states(model),
         *_describe_targets(choices.targets),
         *_describe_budget(model, choices.minutes),
         *(_QUANTIZE if choices.is_quantized else ()),
@@ -280,6 +291,18 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
     text = "\n".join(lines) + "\n"
     _check_readable(text, open_lines)
     return NewRecipe(text, open_lines, open_shapes, batches)
+
+
+def _describe_states(model: Model) -> list[str]:
+    """Return comments that suggest `state` for inputs and outputs with such names."""
+    states = suggest_states([value.name for value in model.inputs], model.outputs)
+    if not states:
+        return []
+    lines = write_yaml({"state": states}).splitlines()
+    return [
+        "# The library can hold these from call to call, in sizes that are fixed but for a length with `min: 0`:",
+        *(f"# {line}" for line in lines),
+    ]
 
 
 _QUANTIZE: Final = (

@@ -37,6 +37,7 @@ from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.exporters.base import UNVERSIONED
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
+from tvmflow.frontends.states import ANY
 from tvmflow.recipe._model import DimensionName, DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe.sections import (
     Kernels,
@@ -85,6 +86,15 @@ def _check_expression(value: str) -> str:
         )
     return expression
 
+
+def _check_pattern(name: str) -> str:
+    if name.count(ANY) > 1:
+        raise field_error(f"has more than one `{ANY}`")
+    return name
+
+
+_TensorPattern = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_check_pattern)]
+"""The name of a tensor, in which one `*` may stand for any text."""
 
 _SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]
 """An SPDX license expression in its canonical form."""
@@ -247,6 +257,12 @@ class Recipe(ClosedModel):
         examples=[{"seq": {"min": 1, "max": 512}}],
         description="Dynamic dimensions, whose sizes each call chooses ([inputs.md](inputs.md)). Shapes of inputs refer to their "
         "names.",
+    )
+    state: dict[_TensorPattern, _TensorPattern] = Field(
+        default={},
+        examples=[{"past_key_values.*": "present.*"}],
+        description="[State](howto/streaming.md): inputs that take an output of the call before, in memory of the context, such "
+        "as a KV cache. `*` stands for the same text in both names.",
     )
     operators: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
@@ -441,6 +457,20 @@ class Recipe(ClosedModel):
                 )
                 raise field_error(text, *loc, "shape")
         return used
+
+    @model_validator(mode="after")
+    def _check_state(self) -> Recipe:
+        for before, after in self.state.items():
+            if (ANY in before) != (ANY in after):
+                text = f"`{ANY}` must be in both names, or in none: '{before}' and '{after}'"
+                raise field_error(text, "state", before)
+            if before in self.inputs and self.inputs[before].value is not None:
+                raise field_error("is an input with a value, which is no state", "state", before)
+        for index, target in enumerate(self.targets if self.state else ()):
+            if target.parts:
+                text = f"'{target.name}' is in parts, between which no state is kept: leave `state` out"
+                raise field_error(text, "targets", index)
+        return self
 
     @model_validator(mode="after")
     def _check_min_speedup(self) -> Recipe:

@@ -68,6 +68,9 @@ _REMEDIES: Final[Mapping[int, str]] = {
     21: "run it on a machine with such a device, or build the recipe for another target",
     22: "build the recipe for the limits of this device (`tvmflow targets`), or update its driver",
     23: "start the process again; use the device only in processes that are not forked afterwards",
+    24: "call `truncate` or `reset`, or build the library with a larger `max` of the dimension",
+    25: "load what `save` of a session of this model returned, unchanged",
+    26: "call `reset`, or load a state that was saved before",
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024
@@ -163,12 +166,31 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     ),
 }
 
+_STEP: Final = _SIGNATURES["run"]
+_SIZE: Final = ctypes.POINTER(ctypes.c_size_t)
+# Those of libraries with states.
+_STATE_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "step": _STEP,
+    "reset": (ctypes.c_int, (ctypes.c_void_p,)),
+    "length": (ctypes.c_int64, (ctypes.c_void_p,)),
+    "truncate": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64)),
+    "state": (
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), _SIZE),
+    ),
+    "state_bytes": (ctypes.c_int, (ctypes.c_void_p, _SIZE)),
+    "save_state": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
+    "load_state": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
+    "fork": (ctypes.c_int, (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))),
+}
+
 # Those of libraries with dimensions, with code for several levels of CPUs, and with kernels on a device.
 _OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "dimensions": (ctypes.POINTER(_Dimension), ()),
     "set_dimension": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)),
     "level": (ctypes.c_char_p, (ctypes.c_void_p,)),
     "device_error": (ctypes.c_char_p, ()),
+    **_STATE_SIGNATURES,
 }
 
 # The contexts of a process have no threads in a child that it forks.
@@ -449,24 +471,20 @@ class _Memory:
 class _Context:
     """Memory and threads for one call at a time; the memory is the library's own where none is given."""
 
-    def __init__(self, library: NativeProgram, memory: _Memory | None = None) -> None:
+    def __init__(
+        self,
+        library: NativeProgram,
+        memory: _Memory | None = None,
+        original: _Context | None = None,
+    ) -> None:
+        """Make a context, or one with a copy of the states of another."""
         loaded, functions = library.loaded, library.loaded.functions
         self._functions = functions
         self._handle = ctypes.c_void_p()
-        options = Options(abi=ABI, threads=min(library.threads, _MAX_THREADS))
-        if library.weights is not None:
-            options = _OptionsWithWeights(
-                abi=_ABI_WITHOUT_WEIGHTS,
-                threads=options.threads,
-                weights=address_of(library.weights),
-                weights_bytes=library.weights.nbytes,
-            )
-        if memory is not None:
-            options.allocate = ctypes.cast(memory.allocate, ctypes.c_void_p)
-            options.release = ctypes.cast(memory.release, ctypes.c_void_p)
-        is_on_device = "device_error" in functions
-        with _driver_lock if is_on_device else contextlib.nullcontext():
-            self._check(functions["create"](options, self._handle))
+        if original is None:
+            self._create(library, memory)
+        else:
+            self._check(functions["fork"](original._handle, self._handle))
         # it keeps the library: garbage is finalized in any order
         self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle, memory)
         self._finalizer.atexit = False
@@ -482,6 +500,23 @@ class _Context:
             for index, spec in enumerate(library.outputs)
             if spec.bounded_axis is not None
         ]
+
+    def _create(self, library: NativeProgram, memory: _Memory | None) -> None:
+        functions = self._functions
+        options = Options(abi=ABI, threads=min(library.threads, _MAX_THREADS))
+        if library.weights is not None:
+            options = _OptionsWithWeights(
+                abi=_ABI_WITHOUT_WEIGHTS,
+                threads=options.threads,
+                weights=address_of(library.weights),
+                weights_bytes=library.weights.nbytes,
+            )
+        if memory is not None:
+            options.allocate = ctypes.cast(memory.allocate, ctypes.c_void_p)
+            options.release = ctypes.cast(memory.release, ctypes.c_void_p)
+        is_on_device = "device_error" in functions
+        with _driver_lock if is_on_device else contextlib.nullcontext():
+            self._check(functions["create"](options, self._handle))
 
     def _check(self, status: int) -> None:
         """Raise an error for a code that is not 0."""
@@ -552,6 +587,83 @@ class _Context:
 
         self._hook = _Hook(report)
         self._check(self._functions["profile"](self._handle, self._hook, None))
+
+
+class StepContext(_Context):
+    """A context that holds the states of a library (see `targets/c_runtime/states.h`).
+
+    Args:
+        counts: How many inputs and outputs a step has.
+        original: A context whose states it gets a copy of.
+
+    Raises:
+        BundleError: The library has no states, or a step is none that it takes; the states are as before.
+    """
+
+    def __init__(
+        self, library: NativeProgram, counts: tuple[int, int], original: StepContext | None = None
+    ) -> None:
+        if "step" not in library.loaded.functions:
+            raise BundleError(
+                "the library holds no states",
+                fix="name them in the recipe: `state: {INPUT: OUTPUT}`, and build it with the C runtime",
+            )
+        super().__init__(library, original=original)
+        self._library = library
+        self._counts = counts
+        self._arrays = [(Buffer * count)() for count in counts]
+        arguments = [value for pair in zip(self._arrays, counts, strict=True) for value in pair]
+        self._step = partial(self._functions["step"], self._handle, *arguments)
+        self._sizes: dict[int, int] = {}
+
+    def fork(self) -> StepContext:
+        """Return another context with a copy of the states."""
+        return StepContext(self._library, self._counts, self)
+
+    def step(
+        self, sizes: Mapping[str, int], inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        """Compute the outputs of the next step in place; `sizes` has all dimensions but the length."""
+        for place, name in enumerate(self._dimension_names):
+            if name in sizes and self._sizes.get(place) != sizes[name]:
+                self._check(self._functions["set_dimension"](self._handle, place, sizes[name]))
+                self._sizes[place] = sizes[name]
+        for buffers, arrays in zip(self._arrays, (inputs, outputs), strict=True):
+            for buffer, array in zip(buffers, arrays, strict=True):
+                buffer.data, buffer.bytes = address_of(array), array.nbytes
+        if status := self._step():
+            self._check(status)
+
+    @property
+    def length(self) -> int:
+        """The length of the growing states."""
+        return int(self._functions["length"](self._handle))
+
+    def reset(self) -> None:
+        """Go back to the beginning."""
+        self._check(self._functions["reset"](self._handle))
+
+    def truncate(self, length: int) -> None:
+        """Forget all beyond a length."""
+        self._check(self._functions["truncate"](self._handle, length))
+
+    def read(self, place: int) -> bytes:
+        """Return the elements of a state, dense in C order."""
+        data, size = ctypes.c_void_p(), ctypes.c_size_t()
+        self._check(self._functions["state"](self._handle, place, data, size))
+        return ctypes.string_at(data, size.value) if size.value else b""
+
+    def save(self) -> bytes:
+        """Return all states, with what tells them from damaged and foreign ones."""
+        size = ctypes.c_size_t()
+        self._check(self._functions["state_bytes"](self._handle, size))
+        data = ctypes.create_string_buffer(size.value)
+        self._check(self._functions["save_state"](self._handle, data, size.value))
+        return data.raw
+
+    def load(self, data: bytes) -> None:
+        """Take all states from what `save` returned."""
+        self._check(self._functions["load_state"](self._handle, data, len(data)))
 
 
 def _destroy(loaded: _LoadedLibrary, handle: ctypes.c_void_p, _memory: _Memory | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec, shape_text
@@ -14,6 +14,9 @@ from tvmflow.runtime.images import Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import BEST, Prediction, read_labels
 from tvmflow.runtime.programs import Program
 from tvmflow.runtime.samples import image_samples, run_samples
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.sessions import Session
 
 
 class OperatorTime(NamedTuple):
@@ -66,6 +69,7 @@ class Module:
         parts: Mapping[str, Module] | None = None,
     ):
         self.manifest = dict(manifest)
+        self._signature = signature
         self.inputs = tuple(TensorSpec.from_json(entry) for entry in signature["inputs"])
         self.outputs = tuple(TensorSpec.from_json(entry) for entry in signature["outputs"])
         self.dimensions = Dimension.list_of(signature)
@@ -122,6 +126,16 @@ class Module:
             outputs = self.dynamic_tensors.tensors_of(inputs).outputs
         results = self.program.run(inputs, match_outputs(outputs, out, self))
         return dict(zip(self._output_names, results, strict=True))
+
+    def session(self) -> Session:
+        """Return a sequence of steps, between which the library holds the states that the recipe names.
+
+        Raises:
+            BundleError: The model has no states, or is not run by the C runtime.
+        """
+        from tvmflow.runtime.sessions import Session
+
+        return Session(self.program, self._signature)
 
     def preprocess(self, images: Any, name: str = "") -> Array:
         """Return the input for an image, by the preprocessing that is part of the bundle.

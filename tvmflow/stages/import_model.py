@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import Field
 
 from tvmflow.core import fork_server_process
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import without_empty
 from tvmflow.core.dimensions import WrongSize, evaluate_shape, largest_shape, list_names
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.memory import CpuTimeExceeded, limit_cpu_time
@@ -25,6 +27,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import DYNAMIC_FIX, InputRequest, LoadedModel
 from tvmflow.frontends.frontend import Frontend
 from tvmflow.frontends.inputs import DEFAULT_DTYPE, array_of, check_inputs, resolve_inputs
+from tvmflow.frontends.states import pair_states
 from tvmflow.recipe import InputSpec, Recipe
 from tvmflow.stages.base import (
     Settings,
@@ -66,6 +69,9 @@ _WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
 _MULTIPLES: Final = (2, 4, 8, 16, 32, 64)
 _MAX_MINIMA: Final = 4
 
+OF_STATES: Final = ("states", "model")
+"""What the signature of a model with states has besides: these, and the digest of its files."""
+
 NODES: Final = "nodes.json"
 """The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
 
@@ -93,6 +99,7 @@ class ImportSettings(StageSettings):
     inputs: dict[str, InputSettings]
     tensors: tuple[str, ...] = ()
     dimensions: dict[str, DimensionSettings] = Field(default={})
+    state: dict[str, str] = Field(default={})
 
 
 def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings:
@@ -105,6 +112,7 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
             entry.name: DimensionSettings.model_validate(entry)
             for entry in recipe.list_dimensions()
         },
+        state=dict(recipe.state),
     )
 
 
@@ -177,8 +185,20 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
         signature["tensors"] = loaded.tensors
+    more: dict[str, Json] = {}
+    if settings.state:
+        states = pair_states(settings.state, loaded.inputs, loaded.outputs, dimensions)
+        files = {role: hash_file(path) for role, path in context.inputs.items() if path.is_file()}
+        more = {"states": [state._asdict() for state in states], "model": digest_of(files)}
     return write_model(
-        context.out, loaded.mod, loaded.params, signature, loaded.nodes, constants, dimensions
+        context.out,
+        loaded.mod,
+        loaded.params,
+        signature=signature,
+        nodes=loaded.nodes,
+        constants=constants,
+        dimensions=dimensions,
+        more=more,
     )
 
 
@@ -342,11 +362,13 @@ def write_model(
     nodes: Sequence[str],
     constants: Sequence[Json] = (),
     dimensions: Sequence[Dimension] = (),
+    more: Mapping[str, Json] = MappingProxyType({}),
 ) -> ImportFacts:
     """Write a model's IR, its weights, its signature and the names of its nodes, and return facts of them.
 
     `main` of `mod` takes inputs, then weights. `nodes` has the name of the node that each of its bindings came
-    from; `tensors` of the signature are inner ones that it also returns, at which the model can be cut.
+    from; `tensors` of the signature are inner ones that it also returns, at which the model can be cut. `more` joins
+    the signature.
 
     Raises:
         ImportFailed: when generated code does not hold the name of one of the tensors.
@@ -364,6 +386,7 @@ def write_model(
         document["bound"] = list(constants)
     if dimensions:
         document["dimensions"] = [entry.to_json() for entry in dimensions]
+    document.update(more)
     (out / MODEL).write_text(tvm.ir.save_json(name_checked_nodes(mod, nodes)))
     # it would write the memory of a transposed array as it is
     save_file({name: np.asarray(array, order="C") for name, array in params.items()}, out / PARAMS)

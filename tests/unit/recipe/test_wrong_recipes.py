@@ -52,7 +52,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "brush: red"),
-        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, dimensions, operators, labels, variants, targets, kernels, quantize, tune, outputs, runtime, checks, verify, pipeline, stage_memory)",
+        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, dimensions, state, operators, labels, variants, targets, kernels, quantize, tune, outputs, runtime, checks, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",

@@ -172,10 +172,11 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         context.out,
         quantized.mod,
         quantized.params,
-        {"inputs": signature.inputs, "outputs": signature.outputs},
-        quantized.nodes,
-        document.get("bound", ()),
-        signature.dimensions,
+        signature={"inputs": signature.inputs, "outputs": signature.outputs},
+        nodes=quantized.nodes,
+        constants=document.get("bound", ()),
+        dimensions=signature.dimensions,
+        more={key: document[key] for key in import_model.OF_STATES if key in document},
     )
     skipped, imported = candidates.skipped, facts._asdict()
     del imported["tensors"]
@@ -380,7 +381,7 @@ def _smooth(
     batches: Sequence[Feed],
 ) -> _Candidates:
     """Return the same model with differences between channels moved from data into weights."""
-    from tvmflow.graph import ir
+    from tvmflow.graph.dynamic_shapes import known_sizes
     from tvmflow.stages.quantize.calibration import collect_sizes
     from tvmflow.stages.quantize.smoothing import (
         broadcast,
@@ -402,7 +403,7 @@ def _smooth(
     smoothed = smooth(model, smoothable, factors)
     changed = _list_candidates(settings, smoothed, signature, emulates=False)
     inverses = {
-        var: broadcast(1 / own, len(ir.known_shape(var)), axes[var]) for var, own in factors.items()
+        var: broadcast(1 / own, len(known_sizes(var)), axes[var]) for var, own in factors.items()
     }
     pairs = [
         *zip(candidates.ranged, changed.ranged, strict=True),

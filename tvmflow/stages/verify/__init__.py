@@ -80,6 +80,7 @@ from tvmflow.stages.verify.libraries import (
     open_library,
 )
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun, run_at, run_reference
+from tvmflow.stages.verify.sequences import check_states
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     IsaLevelVerdict,
@@ -339,6 +340,8 @@ def _verify(
             verdict["deliveries"] = check_deliveries(
                 library, data.batches[0], tolerance_of_files, settings, context
             )
+        if states := check_states(library, signature, model, settings):
+            verdict["states"] = states
         if settings.levels:
             verify_isa_levels(verdict, library, case)
         _add_threads(verdict, library, case)

@@ -333,6 +333,23 @@ class DeliveryVerdict(_Passed, total=False):
     not_run: str
 
 
+class _Steps(_Passed):
+    steps: int
+    length: int
+
+
+class StatesVerdict(_Steps, total=False):
+    """The verdict on a sequence of steps of a model with states, beside calls that are handed the states.
+
+    Attributes:
+        steps: How many steps were compared.
+        length: The length of the growing states after these.
+        failure: What is wrong.
+    """
+
+    failure: str
+
+
 class IsaLevelVerdict(TypedDict, total=False):
     """The verdict on the code for one level of CPUs.
 
@@ -413,6 +430,7 @@ class Verdict(_Judged, total=False):
     swept: SweepVerdict
     levels: dict[str, IsaLevelVerdict]
     deliveries: dict[str, DeliveryVerdict]
+    states: StatesVerdict
     draws: list[DrawVerdict]
     draws_left_out: list[str]
     threads: dict[str, bool]
@@ -482,6 +500,7 @@ _WITH_REFERENCE: Final = {
     "unexercised": True,
     "swept": True,
     "deliveries": True,
+    "states": True,
     "outputs": _OUTPUTS,
     "index_inputs": _OUTPUTS,
     "sizes": {"*": {"sizes": True, "passed": True}},

@@ -72,6 +72,11 @@ def _describe(facts: Verdict) -> list[str]:
     lines += [_describe_isa_level(name, level) for name, level in facts.get("levels", {}).items()]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     lines += _describe_deliveries(facts)
+    if states := facts.get("states"):
+        lines.append(
+            f"{count_text(states['steps'], 'step')} with its states, the same bits as calls that are handed them, also "
+            "after a fork, a truncation and a saved state"
+        )
     if "vm" in facts:
         lines.append(f"{_VM} agrees with {compared_with(facts)}, too")
     if "random_inputs" in facts:
@@ -455,6 +460,8 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         failures += swept[:_MAX_SWEPT]
         failures += [f"wrong at {count_text(more, 'other size')}"] if more > 0 else []
     failures += _list_wrong_deliveries(verdict)
+    if failure := verdict.get("states", {}).get("failure"):
+        failures.append(f"its states are wrong: {failure}")
     failures += [f"{_VM}: {wrong}" for wrong in _list_wrong_sizes(vm.get("sizes", ()), reference)]
     if checks.min_accuracy is not None and verdict["accuracy"] < checks.min_accuracy:
         failures.append(

@@ -20,7 +20,7 @@ from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec, shape_text
-from tvmflow.targets.c_runtime import isa_levels, weights
+from tvmflow.targets.c_runtime import isa_levels, states, weights
 from tvmflow.targets.c_runtime.isa_levels import IsaLevelCode
 from tvmflow.targets.linking import (
     LINKERS,
@@ -46,7 +46,7 @@ _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
 _COPIED: Final = (
     *("android.h", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
-    *("threads_windows.h", "weights.c"),
+    *("states.c", "threads_windows.h", "weights.c"),
 )
 # System -> what a shared library has in it that a program has from elsewhere: Microsoft's C library, were a DLL
 # linked with one; the compiler of Android's programs.
@@ -66,7 +66,7 @@ _LOADER_PARTS: Final = ("dimensions_title", "dimensions_read", "dimensions_metho
 _SEPARATOR: Final = "//----\n"
 # `device.h` is the interface between `device.c` and the executor of one driver.
 _DEVICE_SOURCES: Final = ("device.c", "device.h")
-_TEMPLATES: Final = (_HEADER, _DIMENSIONS, _LOADER, _DIMENSIONS_LOADER)
+_TEMPLATES: Final = (_HEADER, _DIMENSIONS, states.HEADER, _LOADER, _DIMENSIONS_LOADER)
 SOURCES: Final = tuple(
     _FOLDER / name for name in (*_TEMPLATES, *_COPIED, *_ADDITIONS.values(), _JAVA)
 )
@@ -190,9 +190,20 @@ class DescribedModel(NamedTuple):
         return sorted(Dimension.list_of(self.signature), key=lambda dimension: dimension.name)
 
     @property
+    def has_states(self) -> bool:
+        """True if contexts hold states: not with ISA levels, on a device, or without a heap."""
+        is_plain = not self.levels and not self.executor
+        return bool(self.signature.get("states")) and is_plain and self.system != "none"
+
+    @property
+    def system(self) -> str:
+        """The operating system; `none` for a microcontroller without one."""
+        return parse_triple(self.triple).system
+
+    @property
     def maps_files(self) -> bool:
         """True where programs can map a file into memory."""
-        return parse_triple(self.triple).system not in _SERIAL
+        return self.system not in _SERIAL
 
 
 def symbol_prefix(name: str) -> str:
@@ -287,6 +298,7 @@ def link(
             shutil.copyfile(linked, shared)
         elif shared is not None and files.shared:
             names = (*_FUNCTIONS, *(_DIMENSION_FUNCTIONS if model.dimensions else ()))
+            names = (*names, *states.FUNCTIONS) if model.has_states else names
             names = (*names, "level") if model.levels else names
             names = (*names, *_DEVICE_FUNCTIONS) if model.executor else names
             functions = [f"{model.prefix}_{function}" for function in names]
@@ -394,6 +406,8 @@ def write_header(model: DescribedModel, program: str = "") -> str:
     ]
     if model.dimensions:
         places += _write_places(name, "dimensions", [entry.name for entry in model.dimensions])
+    for kind, entries in states.list_steps(model.signature).items() if model.has_states else ():
+        places += _write_places(name, kind, entries)
     values = {
         "name": model.prefix,
         "NAME": name,
@@ -409,6 +423,8 @@ def write_header(model: DescribedModel, program: str = "") -> str:
     if model.dimensions:
         ranges = {"ranges": ranges_text(model.dimensions)}
         parts.append((*_read_parts(_DIMENSIONS), ranges))
+    if model.has_states:
+        parts.append((*_read_parts(states.HEADER), states.header_values(model.signature)))
     if model.levels:
         names = {"levels": ", ".join(level.name for level in model.levels)}
         parts.append((isa_levels.STATUSES, isa_levels.DECLARATIONS, names))
@@ -491,6 +507,7 @@ def _write_model(model: DescribedModel) -> str:
         *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
         *(ranges if dimensions else []),
+        *(states.write_code(model.signature, dimensions) if model.has_states else []),
         f"#define TF_WRONG_SIZES {', '.join(map(c_string, _describe_sizes(model.signature)))}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
@@ -500,6 +517,7 @@ def _write_model(model: DescribedModel) -> str:
         *(['#include "dimensions.c"'] if dimensions else []),
         *([f'#include "{model.executor}"'] if model.executor else []),
         '#include "runtime.c"',
+        *([f'#include "{states.SOURCE}"'] if model.has_states else []),
     ]
     for direction in ("inputs", "outputs"):
         lines += _write_tensors(direction, model.signature[direction])

@@ -35,14 +35,16 @@ static int tf_reserve(tf_context *context) {
 #ifndef TF_FREESTANDING
   if (bytes > context->capacity || !context->memory) {
     const tf_options *options = &context->options;
+    /* a cache that grows with each call would otherwise need other memory each time */
+    const size_t larger = context->capacity / 4 * 5, capacity = bytes > larger ? bytes : larger;
     void *memory;
     if (context->memory) options->release(options->user, context->memory);
     context->memory = NULL;
     context->capacity = 0;
-    status = tf_allocate(options, bytes + TF_CACHE_LINE, TF_CACHE_LINE, &memory);
+    status = tf_allocate(options, capacity + TF_CACHE_LINE, TF_CACHE_LINE, &memory);
     if (status != TF_STATUS(OK)) return status;
     context->memory = memory;
-    context->capacity = bytes;
+    context->capacity = capacity;
   }
 #else
   if (bytes > context->capacity) return TF_STATUS(NO_MEMORY);

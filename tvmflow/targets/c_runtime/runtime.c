@@ -499,6 +499,13 @@ int TF(create)(const tf_options *given, tf_context **result) {
     return status;
   }
 #endif
+#ifdef TF_STATES
+  status = tf_reset(context);
+  if (status != TF_STATUS(OK)) {
+    TF(destroy)(context);
+    return status;
+  }
+#endif
   *result = context;
   return TF_STATUS(OK);
 }
@@ -516,6 +523,9 @@ int TF(destroy)(tf_context *context) {
   if (!is_forked) tf_leave_device(context);
 #endif
   tf_close_weights(context);
+#ifdef TF_STATES
+  tf_release_states(context);
+#endif
 #if defined(TF_DIMENSIONS) && !defined(TF_FREESTANDING)
   if (context->memory) context->options.release(context->options.user, context->memory);
 #endif
@@ -617,31 +627,17 @@ static void tf_end_call(tf_context *context) {
   atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
 }
 
-#ifdef TF_DEVICE
-static int tf_run(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
-                  size_t output_count, bool returns_early) {
-#else
-int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
-            size_t output_count) {
-#endif
-  if (!context) return TF_STATUS(NULL_ARGUMENT);
+/* Compute with a context that this thread has taken. */
+static int tf_call(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+                   size_t output_count) {
 #ifdef TF_DIMENSIONS
-  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
   int status = tf_update(context);
   if (status == TF_STATUS(OK)) status = tf_check_call(context, inputs, input_count, outputs, output_count);
   if (status == TF_STATUS(OK)) status = tf_reserve(context);
-  if (status != TF_STATUS(OK)) {
-    tf_end_call(context);
-    return status;
-  }
 #else
   int status = tf_check_call(inputs, input_count, outputs, output_count);
+#endif
   if (status != TF_STATUS(OK)) return status;
-  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
-#endif
-#ifdef TF_DEVICE
-  context->returns_early = returns_early;
-#endif
   const tf_thread before = tf_here;
   tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};
   if (context->threads > 1) {
@@ -650,6 +646,22 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
   }
   status = tf_run_aligned(context, inputs, outputs);
   tf_here = before;
+  return status;
+}
+
+#ifdef TF_DEVICE
+static int tf_run(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+                  size_t output_count, bool returns_early) {
+#else
+int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+            size_t output_count) {
+#endif
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+#ifdef TF_DEVICE
+  context->returns_early = returns_early;
+#endif
+  const int status = tf_call(context, inputs, input_count, outputs, output_count);
   tf_end_call(context);
   return status;
 }
@@ -692,6 +704,11 @@ const char *TF(message)(int status) {
   static const char *const messages[] = {
 #ifdef TF_DIMENSIONS
       [TF_STATUS(WRONG_DIMENSION)] = TF_RANGES,
+#endif
+#ifdef TF_STATES
+      [TF_STATUS(WRONG_LENGTH)] = "the states cannot have this length: a step grows them too far, or a truncation does not shorten them",
+      [TF_STATUS(WRONG_STATE)] = "the saved state is damaged, or that of another model",
+      [TF_STATUS(NOT_TRUNCATED)] = "a state that each step replaces cannot be truncated: reset it",
 #endif
 #ifdef TF_DEVICE
       [TF_STATUS(NO_DRIVER)] = "the driver of the device is not installed, or too old",

@@ -112,6 +112,14 @@ typedef struct {
 } tf_worker;
 #endif
 
+#ifdef TF_STATES
+/* Memory that a state has, or that it takes next. */
+typedef struct {
+  unsigned char *data;
+  size_t capacity;
+} tf_held;
+#endif
+
 struct TF(context) {
   uint32_t threads;
   tf_options options;
@@ -142,6 +150,11 @@ struct TF(context) {
   unsigned char *counts;
   tf_memory plan;
   bool is_planned; /* all of these are those of the dimensions of now */
+#endif
+#ifdef TF_STATES
+  tf_held held[TF_STATES][2];
+  unsigned held_now; /* which of the two holds the states; a step writes the other one */
+  int64_t length;
 #endif
   uint32_t useful_tasks; /* into how many tasks the kernel that runs is worth dividing */
   /* A job is a parallel loop: at most `threads` tasks. Whoever comes first takes a task, the thread of its number at
@@ -174,6 +187,10 @@ struct TF(context) {
 static inline uint64_t tf_nanoseconds(void);
 #endif
 static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment, void **memory);
+#ifdef TF_STATES
+static int tf_reset(tf_context *context);
+static void tf_release_states(tf_context *context);
+#endif
 
 #define TF_BEGIN(tf, arena, weights, in, out)                               \
   const bool tf_hooked = (tf)->hook != NULL;                                \

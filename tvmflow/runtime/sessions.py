@@ -1,0 +1,161 @@
+"""Sessions of models with states, such as a KV cache.
+
+Each step leaves the states for the next one in the library's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tvmflow.core.dimensions import WrongSize, derive_sizes, evaluate_shape, ranges_text
+from tvmflow.core.errors import BundleError
+from tvmflow.core.types import Array, Dimension, Json, Size, State, TensorSpec
+from tvmflow.runtime.arrays import dtype_of, match_inputs
+from tvmflow.runtime.c_loader import NativeProgram, StepContext
+
+_STATES: Final = "the states"
+
+
+class Session:
+    """A sequence of steps of a model with states; each session has states of its own.
+
+    One thread at a time may use it. Sessions of one model share its weights.
+
+    Attributes:
+        inputs: The inputs of a step: those of the model that are no states.
+        outputs: The outputs of a step.
+        length_name: The dimension that is the length of the growing states; empty where none grows.
+
+    Raises:
+        BundleError: The model has no states, or is not run by the C runtime.
+    """
+
+    def __init__(
+        self,
+        program: object,
+        signature: Mapping[str, Json],
+        context: StepContext | None = None,
+    ) -> None:
+        self._program, self._signature = program, signature
+        self._states = State.list_of(signature)
+        if not self._states or not isinstance(program, NativeProgram):
+            raise BundleError(
+                "the model has no states that its library holds",
+                fix="name them in the recipe: `state: {INPUT: OUTPUT}`, and build it with `runtime: c`",
+            )
+        tensors = {
+            kind: tuple(map(TensorSpec.from_json, signature[kind]))
+            for kind in ("inputs", "outputs")
+        }
+        self._kept = [
+            next(s for s in tensors["inputs"] if s.name == state.input) for state in self._states
+        ]
+        held = {name for state in self._states for name in (state.input, state.output)}
+        self.inputs, self.outputs = (
+            tuple(spec for spec in specs if spec.name not in held) for specs in tensors.values()
+        )
+        self._dimensions = Dimension.list_of(signature)
+        lengths = [
+            str(spec.sizes[state.axis])
+            for spec, state in zip(self._kept, self._states, strict=True)
+            if state.axis is not None
+        ]
+        self.length_name = lengths[0] if lengths else ""
+        self._sizes: dict[str, Sequence[Size]] = {
+            **{spec.name: spec.sizes or spec.shape for spec in self.inputs},
+            **({_STATES: (self.length_name,)} if lengths else {}),
+        }
+        counts = (len(self.inputs), len(self.outputs))
+        self._context = context or StepContext(program, counts)
+
+    def __repr__(self) -> str:
+        names = ", ".join(state.input for state in self._states)
+        return f"<tvmflow.Session of {names}, length {self.length}>"
+
+    @property
+    def length(self) -> int:
+        """The length of the growing states, such as the tokens in a KV cache; 0 where none grows."""
+        return self._context.length
+
+    def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
+        """Compute the next step.
+
+        Args:
+            feed: A tensor for each of `inputs` by name, as `Module.run` takes them.
+
+        Returns:
+            An array for each of `outputs`.
+
+        Raises:
+            BundleError: a ValueError that names what does not fit; the states are as before.
+        """
+        import numpy as np
+
+        arrays = match_inputs(self.inputs, feed, self)
+        sizes = self._derive([array.shape for array in arrays])
+        results = [
+            np.empty(
+                evaluate_shape(spec.sizes, sizes) if spec.sizes else spec.shape,
+                dtype_of(spec.dtype),
+            )
+            for spec in self.outputs
+        ]
+        sizes.pop(self.length_name, None)
+        self._context.step(sizes, arrays, results)
+        return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
+
+    def _derive(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """Return the size of each dimension in a step."""
+        if not self._dimensions:
+            return {}
+        known = {spec.name: shape for spec, shape in zip(self.inputs, shapes, strict=True)}
+        if self.length_name:
+            known[_STATES] = (self.length,)
+        try:
+            return derive_sizes(self._dimensions, self._sizes, known)
+        except WrongSize as error:
+            raise BundleError(
+                str(error),
+                fix=f"after {self.length} steps of its states, {ranges_text(self._dimensions)}",
+            ) from error
+
+    def reset(self) -> None:
+        """Go back to the beginning: growing states are empty, the others 0."""
+        self._context.reset()
+
+    def truncate(self, length: int) -> None:
+        """Forget all beyond a length of the growing states: the next step follows these.
+
+        Raises:
+            BundleError: The length is not from 0 to `length`, or a state is replaced by each step as a whole.
+        """
+        self._context.truncate(length)
+
+    @property
+    def states(self) -> dict[str, Array]:
+        """A copy of each state by the name of its input."""
+        import numpy as np
+
+        found = {}
+        for place, spec in enumerate(self._kept):
+            shape = evaluate_shape(spec.sizes or spec.shape, {self.length_name: self.length})
+            flat = np.frombuffer(self._context.read(place), dtype_of(spec.dtype))
+            found[spec.name] = flat.reshape(shape).copy()
+        return found
+
+    def save(self) -> bytes:
+        """Return all states, for `load` of any session of this model."""
+        return self._context.save()
+
+    def load(self, data: bytes) -> None:
+        """Go on from what `save` returned.
+
+        Raises:
+            BundleError: It is damaged, or was saved by another model; the states are as before.
+        """
+        self._context.load(data)
+
+    def fork(self) -> Session:
+        """Return another session with a copy of the states, which goes on by itself."""
+        return Session(self._program, self._signature, self._context.fork())

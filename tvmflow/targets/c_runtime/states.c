@@ -1,0 +1,270 @@
+/* States: tensors that a step leaves for the next one. Each has two buffers, in turn read and written, so that nothing is
+ * copied from step to step, and a step that fails changes nothing. */
+
+typedef struct {
+  size_t input;
+  size_t output;
+  size_t outer; /* so many blocks, each of `length` rows if it grows */
+  size_t row;   /* the bytes of a row, or of the block of a state that is replaced */
+  int axis;     /* along which it grows; -1 for one that each step replaces */
+} tf_state;
+
+static const tf_state tf_states[] = {TF_STATE_TABLE};
+
+/* What a saved state begins with. */
+typedef struct {
+  char magic[8];
+  uint64_t model[2];
+  int64_t length;
+  uint64_t bytes; /* of all that follows */
+  uint64_t checksum;
+} tf_saved;
+
+static const tf_saved tf_saved_head = {{'T', 'V', 'M', 'F', 'S', 'T', '0', '1'}, {TF_STATE_MODEL}, 0, 0, 0};
+
+static size_t tf_state_bytes(const tf_state *state, int64_t length) {
+  return state->outer * state->row * (state->axis < 0 ? 1 : (size_t)length);
+}
+
+static unsigned char *tf_held_data(const tf_context *context, size_t state) {
+  return context->held[state][context->held_now].data;
+}
+
+/* Have memory for a state, half as much again as before where it grows, so that few steps allocate. Its content is lost. */
+static int tf_hold(tf_context *context, tf_held *held, size_t bytes) {
+  if (bytes <= held->capacity) return TF_STATUS(OK);
+  if (bytes > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
+  const tf_options *options = &context->options;
+  const size_t capacity = tf_padded(bytes > held->capacity / 2 * 3 ? bytes : held->capacity / 2 * 3);
+  void *memory;
+  const int status = tf_allocate(options, capacity, TF_CACHE_LINE, &memory);
+  if (status != TF_STATUS(OK)) return status;
+  if (held->data) options->release(options->user, held->data);
+  held->data = memory;
+  held->capacity = capacity;
+  return TF_STATUS(OK);
+}
+
+static void tf_release_states(tf_context *context) {
+  for (size_t i = 0; i < TF_STATES; ++i)
+    for (size_t j = 0; j < 2; ++j)
+      if (context->held[i][j].data) context->options.release(context->options.user, context->held[i][j].data);
+}
+
+static int tf_reset(tf_context *context) {
+  for (size_t i = 0; i < TF_STATES; ++i) {
+    const size_t bytes = tf_state_bytes(&tf_states[i], 0);
+    tf_held *held = &context->held[i][context->held_now];
+    const int status = tf_hold(context, held, bytes);
+    if (status != TF_STATUS(OK)) return status;
+    if (bytes) memset(held->data, 0, bytes);
+  }
+  context->length = 0;
+  return TF_STATUS(OK);
+}
+
+/* Let the sizes of now be those of the states, and find their length after the step. */
+static int tf_measure_states(tf_context *context, int64_t *length) {
+  *length = context->length;
+#ifdef TF_STATE_DIMENSION
+  tf_set(context, TF_STATE_DIMENSION, context->length);
+#endif
+#ifdef TF_DIMENSIONS
+  const int status = tf_update(context);
+  if (status != TF_STATUS(OK)) return status;
+#endif
+#ifdef TF_STATE_DIMENSION
+  int64_t shape[TF_MAX_RANK];
+  tf_output_shape(context->values, tf_states[TF_GROWING_STATE].output, shape);
+  *length = shape[tf_states[TF_GROWING_STATE].axis];
+  if (*length > tf_dimensions[TF_STATE_DIMENSION].max) return TF_STATUS(WRONG_LENGTH);
+#endif
+  return TF_STATUS(OK);
+}
+
+static int tf_take_step(tf_context *context, const tf_buffer *inputs, const tf_buffer *outputs) {
+  tf_buffer in[TF_STATUS(INPUTS)], out[TF_STATUS(OUTPUTS)];
+  const unsigned now = context->held_now, then = 1 - now;
+  int64_t length;
+  int status = tf_measure_states(context, &length);
+  for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK); ++i) {
+    const tf_state *state = &tf_states[i];
+    const size_t bytes = tf_state_bytes(state, length);
+    status = tf_hold(context, &context->held[i][then], bytes);
+    in[state->input] = (tf_buffer){context->held[i][now].data, tf_state_bytes(state, context->length)};
+    out[state->output] = (tf_buffer){context->held[i][then].data, bytes};
+  }
+  if (status != TF_STATUS(OK)) return status;
+  static const size_t step_inputs[] = {TF_STEP_INPUTS 0}, step_outputs[] = {TF_STEP_OUTPUTS 0};
+  for (size_t i = 0; i + TF_STATES < TF_STATUS(INPUTS); ++i) in[step_inputs[i]] = inputs[i];
+  for (size_t i = 0; i + TF_STATES < TF_STATUS(OUTPUTS); ++i) out[step_outputs[i]] = outputs[i];
+  status = tf_call(context, in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS));
+  if (status != TF_STATUS(OK)) return status;
+  context->held_now = then;
+  context->length = length;
+  return TF_STATUS(OK);
+}
+
+int TF(step)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+             size_t output_count) {
+  if (!context || (!inputs && input_count) || (!outputs && output_count)) return TF_STATUS(NULL_ARGUMENT);
+  if (input_count + TF_STATES != TF_STATUS(INPUTS) || output_count + TF_STATES != TF_STATUS(OUTPUTS))
+    return TF_STATUS(WRONG_COUNT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  const int status = tf_take_step(context, inputs, outputs);
+  tf_end_call(context);
+  return status;
+}
+
+int TF(reset)(tf_context *context) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  const int status = tf_reset(context);
+  tf_end_call(context);
+  return status;
+}
+
+int64_t TF(length)(const tf_context *context) { return context ? context->length : -1; }
+
+int TF(truncate)(tf_context *context, int64_t length) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  int status = length < 0 || length > context->length ? TF_STATUS(WRONG_LENGTH) : TF_STATUS(OK);
+  for (size_t i = 0; i < TF_STATES; ++i)
+    if (tf_states[i].axis < 0 && length != context->length) status = TF_STATUS(NOT_TRUNCATED);
+  for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK) && length < context->length; ++i) {
+    const size_t from = (size_t)context->length * tf_states[i].row, to = (size_t)length * tf_states[i].row;
+    unsigned char *data = tf_held_data(context, i);
+    for (size_t block = 1; block < tf_states[i].outer && to; ++block) memmove(data + block * to, data + block * from, to);
+  }
+  if (status == TF_STATUS(OK)) context->length = length;
+  tf_end_call(context);
+  return status;
+}
+
+int TF(state)(tf_context *context, size_t state, const void **data, size_t *bytes) {
+  if (!context || !data || !bytes) return TF_STATUS(NULL_ARGUMENT);
+  if (state >= TF_STATES) return TF_STATUS(WRONG_COUNT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  *data = tf_held_data(context, state);
+  *bytes = tf_state_bytes(&tf_states[state], context->length);
+  tf_end_call(context);
+  return TF_STATUS(OK);
+}
+
+/* ------------------------------------------------------------------ saved states */
+
+static size_t tf_all_state_bytes(int64_t length) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < TF_STATES; ++i) bytes += tf_state_bytes(&tf_states[i], length);
+  return bytes;
+}
+
+/* FNV-1a over words of eight bytes, the rest byte by byte, and the head before the checksum. */
+static uint64_t tf_checksum(const tf_saved *head, const unsigned char *data, size_t bytes) {
+  const uint64_t prime = 0x100000001b3u;
+  uint64_t sum = (0xcbf29ce484222325u ^ (uint64_t)head->length) * prime, word;
+  size_t i = 0;
+  for (; i + sizeof word <= bytes; i += sizeof word) {
+    memcpy(&word, data + i, sizeof word);
+    sum = (sum ^ word) * prime;
+    sum ^= sum >> 29;
+  }
+  for (; i < bytes; ++i) sum = (sum ^ data[i]) * prime;
+  return sum;
+}
+
+int TF(state_bytes)(tf_context *context, size_t *bytes) {
+  if (!context || !bytes) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  *bytes = sizeof(tf_saved) + tf_all_state_bytes(context->length);
+  tf_end_call(context);
+  return TF_STATUS(OK);
+}
+
+int TF(save_state)(tf_context *context, void *data, size_t bytes) {
+  if (!context || !data) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  tf_saved head = tf_saved_head;
+  head.length = context->length;
+  head.bytes = tf_all_state_bytes(context->length);
+  const int status = bytes == sizeof head + head.bytes ? TF_STATUS(OK) : TF_STATUS(WRONG_COUNT);
+  if (status == TF_STATUS(OK)) {
+    unsigned char *content = (unsigned char *)data + sizeof head, *place = content;
+    for (size_t i = 0; i < TF_STATES; ++i) {
+      const size_t size = tf_state_bytes(&tf_states[i], context->length);
+      if (size) memcpy(place, tf_held_data(context, i), size);
+      place += size;
+    }
+    head.checksum = tf_checksum(&head, content, (size_t)head.bytes);
+    memcpy(data, &head, sizeof head);
+  }
+  tf_end_call(context);
+  return status;
+}
+
+/* Whether so many bytes are a state of this model, which came from anybody. */
+static bool tf_is_saved(const tf_saved *head, const unsigned char *content, size_t bytes) {
+  if (memcmp(head->magic, tf_saved_head.magic, sizeof head->magic)) return false;
+  if (memcmp(head->model, tf_saved_head.model, sizeof head->model)) return false;
+#ifdef TF_STATE_DIMENSION
+  if (head->length < 0 || head->length > tf_dimensions[TF_STATE_DIMENSION].max) return false;
+#else
+  if (head->length) return false;
+#endif
+  return head->bytes == bytes && bytes == tf_all_state_bytes(head->length) &&
+         head->checksum == tf_checksum(head, content, bytes);
+}
+
+/* The other buffers take what is loaded or copied: after an error, all is as before. */
+static int tf_set_states(tf_context *context, int64_t length, const unsigned char *content) {
+  const unsigned then = 1 - context->held_now;
+  for (size_t i = 0; i < TF_STATES; ++i) {
+    const size_t size = tf_state_bytes(&tf_states[i], length);
+    const int status = tf_hold(context, &context->held[i][then], size);
+    if (status != TF_STATUS(OK)) return status;
+    if (size) memcpy(context->held[i][then].data, content, size);
+    content += size;
+  }
+  context->held_now = then;
+  context->length = length;
+  return TF_STATUS(OK);
+}
+
+int TF(load_state)(tf_context *context, const void *data, size_t bytes) {
+  tf_saved head;
+  if (!context || !data) return TF_STATUS(NULL_ARGUMENT);
+  if (bytes < sizeof head) return TF_STATUS(WRONG_STATE);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  memcpy(&head, data, sizeof head);
+  const unsigned char *content = (const unsigned char *)data + sizeof head;
+  int status = TF_STATUS(WRONG_STATE);
+  if (tf_is_saved(&head, content, bytes - sizeof head)) status = tf_set_states(context, head.length, content);
+  tf_end_call(context);
+  return status;
+}
+
+int TF(fork)(tf_context *context, tf_context **copy) {
+  if (!copy) return TF_STATUS(NULL_ARGUMENT);
+  *copy = NULL;
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  int status = TF(create)(&context->options, copy);
+  for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK); ++i) {
+    const size_t bytes = tf_state_bytes(&tf_states[i], context->length);
+    tf_held *held = &(*copy)->held[i][(*copy)->held_now];
+    status = tf_hold(*copy, held, bytes);
+    if (status == TF_STATUS(OK) && bytes) memcpy(held->data, tf_held_data(context, i), bytes);
+  }
+  if (status == TF_STATUS(OK)) {
+    (*copy)->length = context->length;
+#ifdef TF_DIMENSIONS
+    for (size_t i = 0; i < TF_DIMENSIONS; ++i) tf_set(*copy, i, context->values[i]);
+#endif
+  } else if (*copy) {
+    TF(destroy)(*copy);
+    *copy = NULL;
+  }
+  tf_end_call(context);
+  return status;
+}

@@ -1,0 +1,39 @@
+
+/* What functions return for states. */
+enum {
+  %(NAME)s_WRONG_LENGTH = 24,  /* the states cannot have this length: a step grows them too far, or a truncation does not shorten them */
+  %(NAME)s_WRONG_STATE = 25,  /* what should be a saved state is damaged, or that of another model */
+  %(NAME)s_NOT_TRUNCATED = 26 /* a state that each step replaces has no earlier one: reset it */
+};
+//----
+/* States: tensors that a call leaves for the next one, in memory of the context. There are %(NAME)s_STATES:
+ *
+%(states)s
+ */
+
+/* Compute the next step: %(name)s_run without the inputs and outputs that are states. The others keep their order, and have
+ * the places %(NAME)s_STEP_INPUT_… and %(NAME)s_STEP_OUTPUT_…. A step that fails changes no state. */
+%(NAME)s_API int %(name)s_step(%(name)s_context *context, const %(name)s_buffer *inputs, size_t input_count,
+    const %(name)s_buffer *outputs, size_t output_count);
+
+/* Go back to the beginning, as in a new context: growing states are empty, the others 0. */
+%(NAME)s_API int %(name)s_reset(%(name)s_context *context);
+
+/* The length of the growing states: that of all steps since the beginning, but for what was truncated. */
+%(NAME)s_API int64_t %(name)s_length(const %(name)s_context *context);
+
+/* Forget all beyond a length, to which %(name)s_length becomes equal. */
+%(NAME)s_API int %(name)s_truncate(%(name)s_context *context, int64_t length);
+
+/* Give the elements of a state (%(NAME)s_STATE_…), dense in C order. They stay until the next function that changes it. */
+%(NAME)s_API int %(name)s_state(%(name)s_context *context, size_t state, const void **data, size_t *bytes);
+
+/* Save all states to memory of %(name)s_state_bytes, and go on from there later, in any context of a library of this
+ * model. What was damaged, or saved by another model, is refused and changes nothing. */
+%(NAME)s_API int %(name)s_state_bytes(%(name)s_context *context, size_t *bytes);
+%(NAME)s_API int %(name)s_save_state(%(name)s_context *context, void *data, size_t bytes);
+%(NAME)s_API int %(name)s_load_state(%(name)s_context *context, const void *data, size_t bytes);
+
+/* Make another context of the same options and weights, with a copy of the states. */
+%(NAME)s_API int %(name)s_fork(%(name)s_context *context, %(name)s_context **copy);
+

@@ -1,0 +1,112 @@
+"""States of a C library: the table that `states.c` reads, and the part of the header.
+
+A state is a tensor that a step leaves for the next one, in memory of the context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.generated_text import comment
+from tvmflow.core.types import Dimension, Json, State, TensorSpec, shape_text
+
+SOURCE: Final = "states.c"
+HEADER: Final = "states.h"
+
+FUNCTIONS: Final = (
+    *("step", "reset", "length", "truncate", "state"),
+    *("state_bytes", "save_state", "load_state", "fork"),
+)
+
+
+def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> list[str]:
+    """Return the definitions that `states.c` reads; none for a model without states."""
+    states = State.list_of(signature)
+    if not states:
+        return []
+    inputs, outputs = (_by_name(signature, direction) for direction in ("inputs", "outputs"))
+    rows, growing = [], [place for place, state in enumerate(states) if state.axis is not None]
+    for state in states:
+        (place, spec), (output, _) = inputs[state.input], outputs[state.output]
+        outer, row = _divide(spec, state.axis)
+        rows.append(f"{{{place}, {output}, {outer}, {row}, {_axis(state)}}}")
+    lines = [
+        f"#define TF_STATES {len(states)}",
+        f"#define TF_STATE_TABLE {', '.join(rows)}",
+        f"#define TF_STATE_MODEL {_identify(signature)}",
+    ]
+    for name, tensors, kept in (
+        ("INPUTS", inputs, {state.input for state in states}),
+        ("OUTPUTS", outputs, {state.output for state in states}),
+    ):
+        places = "".join(f"{place}, " for key, (place, _) in tensors.items() if key not in kept)
+        lines.append(f"#define TF_STEP_{name} {places}")
+    if growing:
+        state = states[growing[0]]
+        length = inputs[state.input][1].sizes[state.axis or 0]
+        names = [entry.name for entry in dimensions]
+        lines += [
+            f"#define TF_GROWING_STATE {growing[0]}",
+            f"#define TF_STATE_DIMENSION {names.index(str(length))}",
+        ]
+    return lines
+
+
+def _by_name(signature: Mapping[str, Json], direction: str) -> dict[str, tuple[int, TensorSpec]]:
+    specs = map(TensorSpec.from_json, signature[direction])
+    return {spec.name: (place, spec) for place, spec in enumerate(specs)}
+
+
+def _axis(state: State) -> int:
+    return -1 if state.axis is None else state.axis
+
+
+def _divide(spec: TensorSpec, axis: int | None) -> tuple[int, int]:
+    """Return the blocks of a state, and the bytes of a row of a block, or of all that is replaced."""
+    sizes = spec.sizes or spec.shape
+    before = [int(size) for size in sizes[: axis or 0]]
+    after = tuple(int(size) for size in (sizes if axis is None else sizes[axis + 1 :]))
+    return math.prod(before), spec._replace(shape=after, sizes=()).bytes
+
+
+def _identify(signature: Mapping[str, Json]) -> str:
+    """Return two words of C that tell the states of this model from those of others."""
+    digest = digest_of({name: signature[name] for name in ("states", "inputs", "model")})
+    return ", ".join(f"0x{digest[start : start + 16]}u" for start in (0, 16))
+
+
+def list_steps(signature: Mapping[str, Json]) -> dict[str, list[str]]:
+    """Return the names of the states, and of the inputs and outputs of a step, by the kind in macros."""
+    states = State.list_of(signature)
+    return {
+        "states": [state.input for state in states],
+        **{
+            f"step_{direction}": [
+                tensor["name"]
+                for tensor in signature[direction]
+                if tensor["name"] not in {getattr(state, direction[:-1]) for state in states}
+            ]
+            for direction in ("inputs", "outputs")
+        },
+    }
+
+
+def describe(signature: Mapping[str, Json]) -> list[str]:
+    """Return a line for each state: `keeps past_key: float32 [1, 2, past, 64], which grows along past`."""
+    lines = []
+    tensors = {tensor["name"]: tensor for tensor in signature["inputs"]}
+    for state in State.list_of(signature):
+        tensor = tensors[state.input]
+        how = "replaced by" if state.axis is None else f"grows along axis {state.axis} to"
+        lines.append(
+            f"keeps {state.input}: {tensor['dtype']} {shape_text(tensor)}, {how} {state.output}"
+        )
+    return lines
+
+
+def header_values(signature: Mapping[str, Json]) -> dict[str, str]:
+    """Return what the part of the header names."""
+    return {"states": "\n".join(f" *   {comment(line)}" for line in describe(signature))}
