@@ -1,4 +1,4 @@
-"""tvmflow and other runtimes in processes of their own, called in turns.
+"""tvmflow and other runtimes in processes of their own, called interleaved.
 
 Threads spin after a call and are bound to cores: two runtimes in one process, or one right after
 the other, would disturb each other.

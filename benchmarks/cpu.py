@@ -4,7 +4,7 @@
     python benchmarks/cpu.py --compile-time [--against CHECKOUT] [--model NAME ...] [--rounds N] [--json FILE]
 
 Each model is built twice by `tvmflow run`: untuned, and tuned for `--minutes` (0: untuned only).
-All libraries are then called in turns, each in a process of its own with one thread a core, and
+All libraries are then called interleaved, each in a process of its own with one thread a core, and
 their medians are compared. TVM's zero pipeline is called only a few times, because a call takes
 seconds; `--zero FILE` measures it alone, with any ONNX file. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
 and need TVMFLOW_TEST_MODELS.
@@ -12,7 +12,7 @@ and need TVMFLOW_TEST_MODELS.
 `--compile-time` measures `tvmflow run` itself, untuned, for a C library that `verify` compares with ONNX
 Runtime: in an empty store (*cold*), once more (*warm*), and after one weight of the model has changed
 (*changed*). Processor seconds are those of all its processes, and hardly depend on what else the machine
-does; the seconds of each stage do. With `--against`, a checkout of an earlier version runs in turns.
+does; the seconds of each stage do. With `--against`, a checkout of an earlier version runs interleaved.
 """
 
 from __future__ import annotations

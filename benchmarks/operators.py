@@ -790,7 +790,7 @@ def open_openvino(path: Path, feed: Mapping[str, Array]) -> Callable[[], Any]:
 
 
 def find_minima(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Return the shortest time of each call in seconds, called in turns for so long each."""
+    """Return the shortest time of each call in seconds, called interleaved for so long each."""
     minima = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()

@@ -5,7 +5,7 @@
 
 For each model the peer (`tune_relax` with its defaults) tunes with the given budget; then tvmflow
 has the same seconds. Both get the same lowered kernels, target, seed, cost model and search strategy,
-each in processes and a folder of its own. The two libraries are then timed in turns with
+each in processes and a folder of its own. The two libraries are then timed interleaved with
 the untuned one.
 
 With `--per-task` the peer has so many trials for each workload, and tvmflow a tenth of its seconds,
@@ -295,7 +295,7 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
 
 
 def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
-    """Return median latencies of the untuned, the peer's and the tvmflow library, timed in turns; and of schedule rules alone."""
+    """Return median latencies of the untuned, the peer's and the tvmflow library, timed interleaved; and of schedule rules alone."""
     import numpy as np
     import tvm
     from tvm import relax

@@ -4,7 +4,7 @@
                              [--rounds N] [--vm] [--json FILE] [--unrecorded]
 
 Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
-called in turns with all peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
+called interleaved with all peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
 in a process of its own, with one thread and with one a core. The table shows latencies in ms, and
 those of tvmflow relative to ONNX Runtime and to the fastest peer (below 1: faster); below it are
 the kernels that take most time in each model above 1.1, and for a tuned one the latency relative to

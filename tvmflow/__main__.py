@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _start_again_with_utf8() -> NoReturn:
-    """Replace this process by one in which names of files are UTF-8, as they are in recipes and on disk.
+    """Replace this process by one in which names of files are UTF-8, as in recipes and on disk.
 
     In the locale C, Python would have no name for a folder such as `bücher`. Output keeps its encoding.
     """

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/vectors.py [--rounds N]
 
-Untuned kernels for this machine, on one thread, called in turns in one process. `chosen` is what
+Untuned kernels for this machine, on one thread, called interleaved in one process. `chosen` is what
 tvmflow builds; 512 and 256 are `kernels.vector_bits`; `x86-64-v3` is that target. It prints the
 median in µs, and the median of the ratios to `chosen` within each turn: what disturbs the machine
 disturbs all of a turn.

@@ -180,7 +180,7 @@ def test_a_model_with_operators_of_its_own(project: Project, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_reference_that_disagrees_names_the_operator(project: Project) -> None:
-    """The other operator, which agrees with its own reference, is not blamed."""
+    """The other operator, which agrees with its own reference, is not the culprit."""
     write(project)
     edit(project, "own_ops.py", "x * SCALE)", "x)")
     ran = project.tvmflow("run", "tiny.yaml")

@@ -1,4 +1,4 @@
-"""After a library was rejected: the record, the rule, the pass or the converter that is to blame is named."""
+"""After a library was rejected: the record, the rule, the pass or the converter at fault is named."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ def write_normalized(project: Project) -> None:
 def test_rules_passes_and_converters_are_told_apart(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is to blame is named with its kernel or tensor, and with the nodes of the model."""
+    """The culprit is named with its kernel or tensor, and with the nodes of the model."""
     write_normalized(project)
     assert project.run().code == 0
     payload = payload_of(project, tmp_path)
-    assert "the C library or its packaging is to blame" in search(payload)
+    assert "the fault is in the C library or its packaging" in search(payload)
 
     with monkeypatch.context() as patch:
         schedule = build.schedule_kernels
@@ -181,7 +181,7 @@ def test_rules_passes_and_converters_are_told_apart(
         phases["layouts"] = (wrong_pass, *phases["layouts"])
         patch.setattr(pipeline, "GRAPH_PHASES", phases)
         text = search(with_lowered(payload, tmp_path))
-        assert "a pass of the lowering is to blame" in text
+        assert "the fault is in a pass of the lowering" in text
         assert "'c' of node relu" in text
 
     with monkeypatch.context() as patch:

@@ -401,7 +401,7 @@ class LockCommandOptions(Options):
         tvmflow lock net.yaml
         # then, on any machine: the same bytes, or an error
         tvmflow run net.yaml --locked
-        # after an upgrade: the same schedules, all else as it is now
+        # after an upgrade: the same schedules, all else current
         tvmflow lock net.yaml --update
     """
 
@@ -413,7 +413,7 @@ class LockCommandOptions(Options):
         "FILE", "the lock file to write (beside the recipe: RECIPE.lock.yaml)"
     )
     update: bool = flag(
-        "search nothing: keep targets and schedules of the lock file, and lock all else as it is now"
+        "search nothing: keep targets and schedules of the lock file, and lock the current state of all else"
     )
     argv: tuple[str, ...]
 

@@ -82,7 +82,7 @@ class ComparedOutput(NamedTuple):
 class ComparedRun(NamedTuple):
     """The same model in another runtime.
 
-    Both latencies are medians in seconds, measured in turns; the note is of the runtime or the file. The speedup
+    Both latencies are medians in seconds of interleaved calls; the note is of the runtime or the file. The speedup
     is how many times as fast the library is, and `low` to `high` are its limits.
     """
 
@@ -291,7 +291,7 @@ def find_runtime(
 
 
 def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -> ComparedRun:
-    """Run a model in another runtime, and time it and the library in turns.
+    """Run a model in another runtime, and time both in an interleaved measurement.
 
     Raises:
         StageError: when the runtime rejects the model.
@@ -309,7 +309,7 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
             precision="model",
             scratch=Path(scratch),
         ) as peer,
-        explain_wait(f"running {peer.name} and the library in turns: up to a minute"),
+        explain_wait(f"running {peer.name} and the library, interleaved: up to a minute"),
     ):
         expected = samples.run_samples(lambda batch: peer.run({**batch, **bound}), feed)
         actual = samples.run_samples(module.run, feed)

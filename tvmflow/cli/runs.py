@@ -570,7 +570,7 @@ def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
     yield "time", _time_text(kernel)
     if details.tuned_s is not None and details.untuned_s is not None:
         ratio = details.untuned_s / details.tuned_s
-        yield "tuning", f"{ratio:.2f} times as fast as untuned, each measured by itself in turns"
+        yield "tuning", f"{ratio:.2f} times as fast as untuned, kernel by kernel (interleaved)"
     if speedups := details.size_speedups:
         yield "sizes", ", ".join(f"{speedup:.3g} times ({at})" for at, speedup in speedups.items())
     yield "roofline", _roofline_text(kernel)

@@ -482,7 +482,7 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 # `znver5` are. In a loop of 8 iterations nothing wraps.
 
 
-# Elements of the longest vectors, times the vectors that LLVM computes in turns.
+# Elements of the longest vectors, times the vectors that LLVM interleaves.
 _MAX_PERIOD: Final = 512
 
 

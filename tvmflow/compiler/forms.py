@@ -258,7 +258,7 @@ def copy_objects_of(
 
 
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:
-    """Move the object or C files of a compiled model to a folder, as they are before they are linked.
+    """Move the object or C files of a compiled model to a folder, before linking.
 
     Further options are those of TVM's `export_library`.
     """

@@ -160,8 +160,9 @@ class LoweredModel:
     Attributes:
         mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
         weight_names: The names of the imported model's weights, in the order of its `main`.
-        weight_mod: A module whose `main` computes the weights; None if they are used as they are.
-        width: The vectors of the code; None where no CPU model chose them. Files do not have it: it is in the kernels.
+        weight_mod: A module whose `main` computes the weights; None if they are used unchanged.
+        width: The vectors of the code; None where no CPU model chose them. Files do not have it: it is in the
+            kernels.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
         operators: The operators that there were alternatives for. Files do not have them.
     """
@@ -287,7 +288,7 @@ def lower(
 
 
 def _name_in_code(name: str) -> str:
-    """Return a name that C and CUDA take: TVM's code generators write it as it is (apache-tvm 0.27)."""
+    """Return a name that C and CUDA take: TVM's code generators do not escape it (apache-tvm 0.27)."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     return "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)

@@ -81,7 +81,7 @@ class LoweringOptions:
     checks: bool = True
 
     def to_json(self) -> dict[str, Json]:
-        """Return the options as they are part of a stage's settings; what not all have is left out."""
+        """Return the options for a stage's settings; optional ones only if they are not the default."""
         options = {**vars(self), "plain": list(self.plain)}
         for name, usual in (("shares_weights", False), ("checks", True)):
             if options[name] == usual:

@@ -72,7 +72,8 @@ class LoweringPass(NamedTuple):
         name: Its name.
         transform: The transformation.
         when: Whether it runs for a target and the options; None for always.
-        operators: The operators that it looks for: a model without a call of one is left as it is. Empty for others.
+        operators: The operators that it looks for: a model without a call of one is unchanged. Empty for other
+            passes.
     """
 
     name: str

@@ -187,7 +187,7 @@ _TEXTS: Final = {
 
 
 class OutputError(OSError):
-    """Standard output cannot be written: no file or folder of tvmflow is to blame."""
+    """Standard output cannot be written: no file or folder of tvmflow is the cause."""
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 RACY_NS = 2_000_000_000
-"""Nanoseconds in which a second write may leave the stamp of a file as it is, as coarse clocks do ("racy git")."""
+"""Nanoseconds in which a second write may leave the stamp of a file unchanged, as coarse clocks do ("racy git")."""
 _CHUNK = 1 << 20
 
 

@@ -39,7 +39,8 @@ _REFERENCE: Final = re.compile(
     r"""@(?=\w)|~(?=[\w"])|[#!&%$](?=\d)|\bGH-(?=\d)|/(?:issues|pull|discussions|commit|(?:-/)?merge_requests)/(?=\w)""",
 )
 _NO_WIDTH: Final = "\u200b"
-# A command of GitLab, a list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or read as code.
+# A command of GitLab, a list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or
+# read as code.
 _MARKDOWN_BEGIN: Final = re.compile(r"\d*(?:([.)])(?=\s|$)|([-+])(?=[\s-]|$)|(=)|(/)(?=\w))")
 _MERMAID: Final = str.maketrans({char: f"#{ord(char)};" for char in "#&<>\"'`\\"})
 _DOT: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "&": "&amp;"})
@@ -50,7 +51,8 @@ MAX_NAME: Final = 500
 _MAX_YAML_KEY: Final = 1024
 """The most characters of the name of a field in YAML, with its quotes and escapes."""
 
-# Control characters, separators of lines and halves of characters: languages differ in which of them end a line or a string.
+# Control characters, separators of lines and halves of characters: languages differ in which of them end a line or a
+# string.
 _UNSUPPORTED: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -196,7 +198,7 @@ def html_text(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    r"""Return a text that Markdown shows as it is: in a line, a list, a heading or a cell of a table.
+    r"""Escape a text for Markdown: in a line, a list, a heading or a cell of a table.
 
     In a comment, it names no user and no issue.
 
@@ -286,7 +288,7 @@ _SHAPES: Final = frozenset({"line", "path", "rect"})
 
 
 class Markup(str):
-    """HTML that is written as it is."""
+    """HTML that is written unescaped."""
 
     __slots__ = ()
 

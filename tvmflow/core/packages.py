@@ -356,7 +356,7 @@ def lists_module(record: str, module: str) -> bool:
 
 
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:
-    """Return the files of a package as they are now.
+    """Return the current files of a package.
 
     The record is empty where there is none; `walk` looks for files that it lacks in folders that have not
     changed, too.

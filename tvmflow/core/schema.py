@@ -106,7 +106,7 @@ def schema_enum(choices: Collection[str]) -> FieldInfo:
 
 
 def published_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of file, as it is published as docs/NAME.schema.json."""
+    """Return the JSON Schema of a kind of file, published as docs/NAME.schema.json."""
     return {"$schema": SCHEMA_DIALECT, "$id": schema_url(name), **model.model_json_schema()}
 
 

@@ -1,4 +1,4 @@
-"""Summary statistics of repeated measurements, and measurements of two subjects in turns."""
+"""Summary statistics of repeated measurements, and interleaved measurements of two subjects."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 # ---------------------------------------------------------------- paired times
-# Paired times: two subjects measured in turns, until it is known which is faster.
+# Paired times: interleaved measurement of two subjects until one is known to be faster.
 #
 # On a busy machine single times say little. In turns, a disturbance meets both alike, and the
 # ratio of two times that were measured one after the other hardly changes.
@@ -97,7 +97,7 @@ _PRECISE: Final = 1.1
 
 
 class PairedTimes(NamedTuple):
-    """Seconds of two subjects that were measured in turns: those of one index belong together."""
+    """Paired seconds of an interleaved measurement of two subjects."""
 
     first: tuple[float, ...]
     second: tuple[float, ...]
@@ -196,7 +196,7 @@ def measure_interleaved(
     bound: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedTimes:
-    """Measure two subjects in turns until it is decided which is faster.
+    """Measure two subjects interleaved until it is decided which is faster.
 
     Args:
         first: Returns the seconds of the first subject, once more at each call.

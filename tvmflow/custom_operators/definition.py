@@ -97,7 +97,7 @@ class Node:
                 tensor, then one for each result.
             *tensors: The tensors.
             schedule: As for `te`.
-            is_scheduled: The loops stay as they are. False: tvmflow's rules schedule its blocks.
+            is_scheduled: The loops stay unchanged. False: tvmflow's rules schedule its blocks.
         """
         buffers = [Tensor(*_spec_of_type(buffer.ty)) for buffer in function.params]
         count = len(tensors)

@@ -156,7 +156,7 @@ def changed_ns(stamp: str) -> int:
 def describe_system() -> str:
     """Return a digest of this machine and environment; empty where a machine cannot be told from others.
 
-    What Linux reports of the CPU stays as it is until the next boot.
+    What Linux reports about the CPU does not change until the next boot.
     """
     if sys.platform != "linux":
         return ""

@@ -305,7 +305,7 @@ def _read_tolerance(facts: Verdict) -> Tolerance | None:
 
 
 def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
-    """Yield the runtimes that were timed in turns, and the reference if it is none of these."""
+    """Yield the runtimes of interleaved measurements, and the reference if it is not among them."""
     names = set()
     for runtime in facts.get("compared", {}).values():
         names.add(runtime["name"])

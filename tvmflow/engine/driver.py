@@ -1,7 +1,7 @@
 """The driver of runs: what a command, a program or a dodo file requests is prepared, run and reported.
 
 The command line, the Python interface and dodo files give it settings and an observer. Each run goes
-the same way: plan, prefetch from the remote cache, run, search for what is to blame, deliver, report.
+the same way: plan, prefetch from the remote cache, run, localize faults, deliver, report.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _PROCESSES: Final = "processes"
 class DriverSettings(NamedTuple):
     """The settings of a run. Only `best_so_far` changes what is run.
 
-    `scheduler` is None for that of the environment; `best_so_far` measures no trial, and takes the best that the ledger has.
+    `scheduler` is None for that of the environment; `best_so_far` measures no trial, and takes the best that the
+    ledger has.
     """
 
     session: SessionOptions

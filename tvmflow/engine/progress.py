@@ -107,7 +107,7 @@ def fit_line(line: Line, width: int) -> Line:
 
 
 def render_line(line: Line, *, color: bool) -> str:
-    """Return a line as it is written to a stream."""
+    """Return a line in the form for a stream."""
     if not color:
         return "".join(span.text for span in line)
     return "".join(

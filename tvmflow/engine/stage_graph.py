@@ -156,7 +156,7 @@ _STYLE: Final = (
 
 
 class Node(NamedTuple):
-    """A stage as it is drawn: a label, below it a detail and, at the right, a note.
+    """A drawn stage: a label, below it a detail and, at the right, a note.
 
     The target is empty for a stage that targets share; `style` is the class in the style sheet. Tooltips and
     screen readers have the text.

@@ -1,6 +1,6 @@
 """The stages of a run: each claims its key, looks again for its result, runs, and is reported.
 
-After `verify` has rejected a library, what is to blame is searched, and a wrong schedule banned: it is never
+After `verify` has rejected a library, the fault is localized, and a wrong schedule banned: it is never
 chosen again, so that the next best one is built and verified. Nothing here lets a library pass: only a
 `verify` that succeeds does.
 """
@@ -348,7 +348,7 @@ class StageRuns:
     def _blame(
         self, spec: StageSpec, plan: Plan, state: PlanState, report: StageReport
     ) -> StageReport:
-        """Return the report of a rejected library with what is to blame; a wrong schedule is banned."""
+        """Return the report of a rejected library with its faults; a wrong schedule is banned."""
         is_searched = STAGES[spec.stage].TRAITS.find_faults and not self.context.executor.cancelled
         verdict = find_facts(Verdict, report.facts) if is_searched else None
         if verdict is None or not has_wrong_outputs(verdict):
@@ -411,7 +411,7 @@ class StageRuns:
         return tuple(reports)
 
 
-# ---------------------------------------------------------------- what is to blame
+# ---------------------------------------------------------------- fault localization
 
 
 _TIMEOUT_S: Final = 900.0
@@ -432,12 +432,12 @@ def has_wrong_outputs(verdict: Verdict) -> bool:
 def find_faults(
     spec: StageSpec, plan: Plan, state: PlanState, verdict: Verdict
 ) -> list[dict[str, Json]]:
-    """Return what is to blame for a library that a stage rejected, in a process of its own; never raises."""
+    """Localize the fault of a library that a stage rejected, in another process; never raises."""
     try:
         return _search(spec, plan, state, find_wrong_sizes(verdict))
     except (TvmflowError, OSError, KeyError) as error:
-        _log.debug("%s: what is to blame cannot be searched", spec.id, exc_info=True)
-        return [{"text": f"what is to blame cannot be searched: {error}", "fix": ""}]
+        _log.debug("%s: the fault cannot be localized", spec.id, exc_info=True)
+        return [{"text": f"the fault cannot be localized: {error}", "fix": ""}]
 
 
 def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
@@ -469,7 +469,7 @@ def _search(
         )
     if outcome.kind == "ok":
         return list(outcome.value)
-    return [{"text": f"what is to blame was not found: {outcome.message}", "fix": ""}]
+    return [{"text": f"the fault was not found: {outcome.message}", "fix": ""}]
 
 
 def make_payload(
@@ -515,7 +515,7 @@ def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
 def ban_schedules(
     faults: list[dict[str, Json]], spec: StageSpec, plan: Plan, state: PlanState
 ) -> str:
-    """Ban the schedules to blame, unless the run is locked; return the stage that must choose again."""
+    """Ban faulty schedules, unless the run is locked; return the stage that must choose again."""
     search = _find_makers(spec, plan).get(tune.NAME)
     culprits = [fault for fault in faults if fault.get("trial")]
     is_locked = any(stage.pinned for stage in plan.stages if stage.recipe == spec.recipe)

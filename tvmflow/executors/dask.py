@@ -716,7 +716,7 @@ def _end() -> None:
 
 
 def _import_for_server() -> Any:
-    # inherited by the process that dask starts, which configures its logging as it is imported
+    # inherited by the process that dask starts, which configures its logging on import
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     return _import_distributed("this")
 

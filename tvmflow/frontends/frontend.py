@@ -273,7 +273,7 @@ def _importing() -> Iterator[None]:
     The traceback goes to the stage's log file.
 
     Raises:
-        ImportFailed: in place of other errors; those of tvmflow and of the disk stay as they are.
+        ImportFailed: in place of other errors; errors of tvmflow and of the disk pass unchanged.
     """
     try:
         yield

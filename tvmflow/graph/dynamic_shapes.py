@@ -113,7 +113,7 @@ def known_sizes(expr: Any) -> tuple[IrSize, ...]:
 
 
 def plain(size: Any) -> IrSize:
-    """Return a size as an int if it is fixed, else as it is."""
+    """Return a size as an int if it is fixed, else unchanged."""
     return int(size) if isinstance(size, int | tirx.IntImm) else size
 
 

@@ -215,7 +215,7 @@ def list_outputs(function: relax.Function) -> list[Any]:
 
 
 def resolve_alias(expr: Any, lookup: Callable[[Any], Any]) -> Any:
-    """Return the variable that a variable was first bound to; other expressions as they are."""
+    """Return the variable that a variable was first bound to; other expressions unchanged."""
     while isinstance(expr, relax.Var) and isinstance(value := lookup(expr), relax.Var):
         expr = value
     return expr

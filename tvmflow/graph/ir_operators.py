@@ -77,8 +77,8 @@ class RecurrentOperands(NamedTuple):
     may be a matrix (directions · gates · units, units).
 
     Attributes:
-        rounding: No operand of ONNX: the parts of the state that products with the recurrent weights read as it is, and
-            limited to those from -1 to 1 and rounded to `STATE_STEPS`: (2,). Without it they read it as it is.
+        rounding: No operand of ONNX: the parts of the state that products with the recurrent weights read unrounded,
+            and limited to those from -1 to 1 and rounded to `STATE_STEPS`: (2,). Without it they read it unrounded.
     """
 
     x: Any
@@ -105,7 +105,8 @@ class Recurrent(ModelOperator):
         activations: For each direction, the functions f, g and h of ONNX's equations, as many as the layer has.
         clip: The largest absolute value of a gate before its activation; None without limit.
         has_coupled_gates: True if the forget gate of an LSTM is one minus its input gate.
-        resets_product: True if a GRU's reset gate multiplies the product with the state (`linear_before_reset`), not the state.
+        resets_product: True if a GRU's reset gate multiplies the product with the state (`linear_before_reset`), not
+            the state.
         is_batch_first: True if operands and results have the sequences before the steps and the directions.
     """
 
@@ -276,8 +277,8 @@ class BlockQuantizedOperands(NamedTuple):
 class RoundedData(ModelOperator):
     """Numbers in place of data x: kept · x + scale · round(min(max(x · inverse, low), high)).
 
-    Its operands are the data, kept, inverse, low, high and scale: tensors of float32 that broadcast to the data. Zeros
-    stay zeros where low and high are on both sides of 0.
+    Its operands are the data, kept, inverse, low, high and scale: tensors of float32 that broadcast to the data.
+    Zeros stay zeros where low and high are on both sides of 0.
     """
 
     NAME = "tvmflow.rounded_data"

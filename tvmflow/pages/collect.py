@@ -90,7 +90,7 @@ def _list_parts(report: StageReport, record: ActionRecord | None) -> Iterator[st
 
 
 def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
-    """Return the recipes, each file once, as they are now."""
+    """Return the current recipes, each file once."""
     recipes = []
     for path in dict.fromkeys(origin.path for origin in origins):
         shown = shortest_path(path)

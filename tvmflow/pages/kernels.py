@@ -60,7 +60,7 @@ _EXPLANATION: Final = (
 )
 _IN_LIBRARY: Final = (
     "The time of all calls of a kernel in one call of the library as it was verified: all rows add up to its "
-    "latency. The speedup by tuning is that of a kernel by itself, measured in turns with the untuned one."
+    "latency. The speedup by tuning is that of a kernel by itself, measured interleaved with the untuned one."
 )
 _ALONE: Final = (
     "Each kernel was measured by itself: the times do not add up to the latency of the library."
@@ -189,7 +189,7 @@ def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
 _SEARCH_EXPLANATION: Final = (
     "The time of all kernels that were tuned, each measured by itself and at its best so far, relative to the "
     "untuned ones; kernels that stayed untuned do not change. The speedup is that of the whole library, "
-    "measured in turns with the same model untuned."
+    "measured interleaved with the same model untuned."
 )
 
 
@@ -274,7 +274,7 @@ def _draw_kernel(kernel: Kernel) -> Markup:
     untuned = "" if kernel.untuned_s is None else f"{latency_text(kernel.untuned_s)} untuned, "
     text = f"{untuned}{latency_text(best)} best of {count_text(kernel.trials, 'trial')}"
     if kernel.tuned_s is None:
-        text += ", which was no faster when measured again in turns"
+        text += ", which was no faster in an interleaved measurement"
     return element("li", element("b", kernel.name), _draw_curve(kernel), element("small", text))
 
 

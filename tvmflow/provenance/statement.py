@@ -1,4 +1,4 @@
-"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, as they are made.
+"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, and how they are made.
 
 Equal results give equal bytes: there are no paths and no names of machines, and the only times are
 those at which the ledger says that a trial was measured, in the statement about measurements.

@@ -388,7 +388,7 @@ def _measured_interleaved(figure: Figure, before: Side, after: Side) -> Figure:
         return figure
     judgement = judge_change(pair.before_s, pair.after_s)
     figure = figure._replace(before=pair.before_s, after=pair.after_s, judgement=judgement)
-    return figure._replace(text=f"{_figure_text(figure, latency_text)}, measured in turns")
+    return figure._replace(text=f"{_figure_text(figure, latency_text)}, interleaved")
 
 
 def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""Alternating timing: two libraries in one process, in turns.
+"""Interleaved timing of two libraries in one process.
 
 What slows the machine slows both.
 """

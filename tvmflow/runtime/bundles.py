@@ -143,7 +143,7 @@ def damaged_file_error(path: str | Path, kind: str, reason: object) -> BundleErr
 
 
 def damaged_bundle_error(path: str | Path, reason: object) -> BundleError:
-    """Return the error for a bundle that cannot be used as it is."""
+    """Return the error for a bundle that is unusable."""
     return damaged_file_error(path, "a complete tvmflow bundle", reason)
 
 

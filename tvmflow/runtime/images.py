@@ -50,7 +50,7 @@ class Preprocessing(NamedTuple):
         size: Its height and width.
         colour: The order of its channels, one of `COLOURS`.
         layout: The order of its dimensions, one of `LAYOUTS`.
-        resize: The length of the shorter side, or height and width; None leaves images as they are.
+        resize: The length of the shorter side, or height and width; None does not resize.
         crop: Whether the middle of the resized image is cut out.
         pad: The level of the bars beside an image that keeps its aspect ratio; None stretches it.
         interpolation: One of `INTERPOLATIONS`.
@@ -304,7 +304,7 @@ def _read_length(fields: Mapping[str, Json], name: str) -> int | Size | None:
 def _check_size(
     resize: int | Size | None, crop: int | Size | None, pad: Json, size: Size
 ) -> int | Size | None:
-    """Return `resize` as it is used. The image that comes out must have the size of the input."""
+    """Return the effective `resize`. The image that comes out must have the size of the input."""
     takes = f"the input takes {_size_text(size)}"
     if pad is not None:
         if type(pad) is not int or not 0 <= pad < LEVELS:

@@ -150,7 +150,7 @@ def _require(body: Json, expected: tuple[str, ...], *path: str) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name is a plain relative path that the file system reads as it is written."""
+    """Return whether a name is a plain relative path that the file system reads unchanged."""
     path = PurePosixPath(name)
     is_plain = name.isprintable() and "\\" not in name
     is_normal = bool(name) and str(path) == name and not path.is_absolute()

@@ -37,7 +37,7 @@ Scope = Literal["model", "machine", "level", "measured", "target", "part", "part
 `machine`: a machine that code is made for: a target, or each part of a partitioned one.
 `level`: such a machine, or each level of one whose library has code for several.
 `measured`: such a machine, or the level of it that this machine measures, if the recipe asks for a search.
-`target`: a target as the recipe names it. `part`: each part of a partitioned target.
+`target`: a target of the recipe. `part`: each part of a partitioned target.
 `partitioned`: each partitioned target as a whole.
 """
 
@@ -61,7 +61,7 @@ class StageTraits:
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
         needs_of_isa_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
             of others it reads those of the level that this machine measures.
-        needs_all: Those of `needs` -> whether a recipe, as it is for one target, makes this one read all of their
+        needs_all: Those of `needs` -> whether a recipe, resolved for one target, makes this one read all of their
             files.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside
             the key, for the framework that it came from; `operators`: the files of the recipe's own
@@ -72,14 +72,14 @@ class StageTraits:
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
         dump_ir: Lowers the model once more and writes the IR after each pass, for `--dump-ir`; runs in
             a child of a fork server. None for a stage that lowers nothing.
-        find_faults: Finds what is to blame for a library that the stage rejected; runs in a child of a
+        find_faults: Localizes the fault of a library that the stage rejected; runs in a child of a
             fork server. None for a stage that rejects none.
         forecast: Returns what a search will find in the ledger, from its settings, its input files, the
             ledger and the TVM build. None for a stage that searches nothing.
         weights: The files of its result that hold weights, and nothing else of a model: the others stay
             the same when only the weights of the model that it reads have changed.
         added_with: The stages of a pipeline that add it; none for a stage that pipelines name.
-        is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
+        is_needed: Whether a recipe, resolved for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part, a partitioned target or a quantized model.
         run: What the code must know that runs, locks and reports it.
     """

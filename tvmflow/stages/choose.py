@@ -305,7 +305,7 @@ def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
         return [
             f"{count} computed otherwise than by rule: the rules were already fastest ({trials})"
         ]
-    limits = f"{facts.low:.3g} to {facts.high:.3g}, {count_text(facts.pairs, 'pair')} in turns"
+    limits = f"{facts.low:.3g} to {facts.high:.3g}, {count_text(facts.pairs, 'interleaved pair')}"
     gain = (
         f"delivers {facts.speedup:.3g}× ({limits}), where the operators promised {facts.found:.3g}×"
     )

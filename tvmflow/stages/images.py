@@ -36,7 +36,7 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
 
 
 class ImageInput(Settings):
-    """The settings of an input that takes images, as the recipe has them."""
+    """The settings of an input that takes images, from the recipe."""
 
     image: dict[str, Json]
 

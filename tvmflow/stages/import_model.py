@@ -388,7 +388,7 @@ def write_model(
         document["dimensions"] = [entry.to_json() for entry in dimensions]
     document.update(more)
     (out / MODEL).write_text(tvm.ir.save_json(name_checked_nodes(mod, nodes)))
-    # it would write the memory of a transposed array as it is
+    # it would write the memory of a transposed array in its own order
     save_file({name: np.asarray(array, order="C") for name, array in params.items()}, out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
     (out / NODES).write_text(json.dumps(nodes, indent=0))

@@ -1,4 +1,4 @@
-"""`pick_best`: measures each workload's finalists again, in turns, and keeps the one that wins.
+"""`pick_best`: measures each workload's finalists again, interleaved, and keeps the fastest.
 
 Then the whole library is compared with the untuned one, and what loses there stays untuned. The
 ledger keeps these times, so that the same finalists always have the same winner.
@@ -547,7 +547,7 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
         seconds = {workload.name: workload.seconds for workload in tuned.workloads} if tuned else {}
         table = _kernel_table(facts.kernels[:_SHOWN_KERNELS], peak, seconds)
         lines.append(
-            "each kernel measured by itself in turns with the untuned one, times of all its calls, "
+            "each kernel interleaved with the untuned one, times of all its calls, "
             f"the longest first{machine}\n{table}"
         )
     lines += [
@@ -744,11 +744,11 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
             f"so left untuned: {name_some(names)}"
         )
     if facts.keys() >= {"speedup", "low", "high", "pairs"} and overruled.get(LIBRARY_SLOWER):
-        # of a library that stays tuned, `verify` measures the speedup as it is delivered
+        # of a library that stays tuned, `verify` measures the speedup of the delivered form
         among = f" of {count_text(tried, 'schedule')} that were tried" if tried else ""
         lines.append(
             f"the untuned library is the fastest{among}: with its tuned kernels it has a speedup of "
-            f"{facts['speedup']:.3g} ({facts['low']:.3g} to {facts['high']:.3g}, measured in turns, "
+            f"{facts['speedup']:.3g} ({facts['low']:.3g} to {facts['high']:.3g}, interleaved, "
             f"{count_text(facts['pairs'], 'pair')}), so all kernels stay untuned"
         )
     return lines

@@ -85,7 +85,7 @@ def list_forms(recipe: Recipe) -> set[str]:
 
 
 def run_location(recipe: Recipe) -> str:
-    """Return where the libraries of a recipe, as it is for one target, are run: LOCAL, QEMU or RPC."""
+    """Return where the libraries of a recipe, resolved for one target, are run: LOCAL, QEMU or RPC."""
     return LOCAL if recipe.verify.run_on == "auto" else str(recipe.verify.run_on)
 
 

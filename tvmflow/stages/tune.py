@@ -492,7 +492,7 @@ def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return what workloads could gain by the roofline; what trials gained is measured later, in turns."""
+    """Return what workloads could gain by the roofline; what trials gained is measured later, interleaved."""
     lines = _describe_possible_gain(workloads)
     done = sum(workload.at_roofline for workload in workloads)
     if not done:

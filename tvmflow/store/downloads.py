@@ -75,7 +75,7 @@ _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 class HubError(Exception):
-    """The Hub did not give what was requested; with `is_mistake`, the recipe is to blame."""
+    """The Hub did not give what was requested; with `is_mistake`, the recipe is wrong."""
 
     def __init__(self, reason: str, fix: str, *, is_mistake: bool = False) -> None:
         super().__init__(reason)
@@ -93,7 +93,8 @@ class HubEntry(NamedTuple):
 class Snapshot(NamedTuple):
     """A repository at one commit.
 
-    The license is as its page states it; empty for none. Whoever downloads files of a gated one must have accepted its terms.
+    The license is as its page states it; empty for none. Whoever downloads files of a gated one must have accepted
+    its terms.
     """
 
     commit: str

@@ -314,7 +314,7 @@ class LocalStore:
             self._create(self.check())
 
     def create_if_writable(self) -> None:
-        """Do what `create` does, for somebody who only reads: a store that cannot be written is left as it is.
+        """Do what `create` does, for somebody who only reads: a read-only store is not changed.
 
         Raises:
             StoreError: for a folder with other files in it, a store of another version, or a file in the way.

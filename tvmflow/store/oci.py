@@ -101,7 +101,8 @@ def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
         LoginError: when the headers are too long.
 
     >>> parse_challenges(['Basic realm="a, b", Bearer realm=c , service="d"'])
-    [Challenge(scheme='basic', values={'realm': 'a, b'}), Challenge(scheme='bearer', values={'realm': 'c', 'service': 'd'})]
+    [Challenge(scheme='basic', values={'realm': 'a, b'}), Challenge(scheme='bearer', values={'realm': 'c', 'service':
+    'd'})]
     """
     if (length := sum(map(len, headers))) > _MAX_HEADER:
         text = f"its header WWW-Authenticate has {length:,} characters, more than {_MAX_HEADER:,}"
@@ -332,7 +333,7 @@ _ARCHIVE: Final = re.compile(r".*\.tar([.+](gzip|zstd))?")
 class OciError(DownloadError):
     """A registry did not give, or not take, what was requested.
 
-    The status is that of its answer, or what stands for no answer; 0 where it is not to blame.
+    The status is that of its answer, or what stands for no answer; 0 if it is not the cause.
     """
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:

@@ -108,7 +108,7 @@ def pins_of(files: Iterable[InputFile]) -> dict[str, str | dict[str, str]]:
 
 
 def pins_text(pins: Mapping[str, str | Mapping[str, str]]) -> str:
-    """Return fields of a recipe as they are to be written, each in backquotes."""
+    """Return fields of a recipe in the form to write, each in backquotes."""
     texts = (
         value
         if isinstance(value, str)
@@ -131,7 +131,7 @@ class SourceFiles:
         self._digests = FileDigests(store)
 
     def resolve(self, file: InputFile) -> InputFile:
-        """Return a file with the digest by which it is kept; one with a path as it is."""
+        """Return a file with the digest by which it is kept; one with a path unchanged."""
         if not file.url:
             return file
         try:
@@ -150,7 +150,7 @@ class SourceFiles:
         return file._replace(path=path)
 
     def pin(self, address: str) -> str:
-        """Return an address with the commit or digest that its branch or tag is now; others as they are."""
+        """Return an address with the commit or digest that its branch or tag is now; others unchanged."""
         if scheme_of(address) == OCI:
             reference = parse_oci_reference(address)
             return address if reference.digest else _pinned(reference).address

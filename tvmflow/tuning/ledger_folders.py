@@ -498,7 +498,7 @@ def format_trace(trace: Json) -> list[str]:
             for index, (kind, operands, attributes, results) in enumerate(instructions)
         ]
     except (ValueError, TypeError):
-        # An imported record may hold something that is not a trace of TVM: shown as it is.
+        # An imported record may hold something that is not a trace of TVM: shown verbatim.
         return [json.dumps(trace)]
 
 

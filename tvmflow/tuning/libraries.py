@@ -575,7 +575,7 @@ class Outcome(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """The speedup of the library, measured in turns."""
+        """The speedup of the library in an interleaved measurement."""
         return 1 / self.times.pairs.ratio
 
     @property

@@ -1,6 +1,6 @@
 """Measurement of schedules on this machine, each in a child: several are built at a time, one runs.
 
-Finalists, a workload's best trials, are timed again in turns with each other and the untuned kernel.
+Finalists, a workload's best trials, are timed again, interleaved with each other and the untuned kernel.
 """
 
 from __future__ import annotations
@@ -581,7 +581,7 @@ def run_rounds(
     untuned: Sequence[float] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Json:
-    """Measure kernels in turns until it is decided whether one is faster than the untuned kernel.
+    """Measure kernels interleaved until it is decided whether one is faster than the untuned kernel.
 
     Args:
         kernels: The untuned kernel, or None where `untuned` has its time, then the finalists; None

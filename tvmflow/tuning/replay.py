@@ -96,7 +96,7 @@ def find_kernel_problem(fork_server: ForkServer, key: str, mod: str) -> str:
     """Return why a saved kernel is not the one that a workload's key is the digest of; empty where it is.
 
     Raises:
-        StageError: TVM cannot be loaded: no kernel is to blame.
+        StageError: TVM cannot be loaded: no kernel failed.
     """
     outcome = fork_server.call(read_kernel, {"mod": mod}, timeout_s=_TIMEOUT_S)
     if outcome.kind in ("error", "cancelled"):

@@ -48,7 +48,7 @@ from tvmflow.tuning.tuning_job import PhaseReporter, PhaseSpans, read_failure, r
 
 # A session that its own server does not end in time is ended here so much later.
 _GRACE_S: Final = 2.0
-# How many sessions may fail before the device is to blame, and how many before the candidate is.
+# How many sessions may fail before the device counts as faulty, and before the candidate does.
 _MAX_DEVICE_FAULTS: Final = 3
 _MAX_CANDIDATE_FAILURES: Final = 2
 # Waiting ends when no device became free for as long as this many sessions may take.
@@ -142,7 +142,7 @@ class DevicePool:
             The result; None when `may_continue` turned false before the call began.
 
         Raises:
-            StageError: Neither the function nor one device is to blame.
+            StageError: Neither the function nor one device is the cause.
         """
         timeout_s = self.endpoint.timeout_s * sessions
         faults = failures = 0
@@ -385,7 +385,7 @@ def run_trial(payload: Json, emit: Emit) -> Json:
 
 
 def run_finalists(payload: Json, emit: Emit) -> Json:
-    """Time the libraries of a `FinalistsRequest` on the device in turns."""
+    """Time the libraries of a `FinalistsRequest` interleaved on the device."""
     return _run(FinalistsRequest, payload, emit)
 
 

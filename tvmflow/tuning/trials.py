@@ -126,7 +126,7 @@ class Baseline(NamedTuple):
 
 
 class FinalistsRecord(NamedTuple):
-    """The times of a workload's finalists, measured in turns.
+    """The interleaved times of a workload's finalists.
 
     Attributes:
         request: The digest of what was measured and how.
@@ -146,7 +146,7 @@ class FinalistsRecord(NamedTuple):
 
 
 class LibraryRecord(NamedTuple):
-    """The comparison of a whole tuned library with the untuned one, measured in turns.
+    """The comparison of a whole tuned library with the untuned one, interleaved.
 
     Attributes:
         request: The digest of what was compared and how.
@@ -211,7 +211,7 @@ class SearchEnd(NamedTuple):
 
 
 class ChoiceTimes(NamedTuple):
-    """The times of an operator computed by rule and otherwise, each in a whole library, in turns.
+    """The times of an operator computed by rule and otherwise, interleaved in whole libraries.
 
     Attributes:
         choice: What was chosen otherwise.
@@ -281,7 +281,7 @@ _ADAPTERS: Final[Mapping[type[Record], TypeAdapter[Record]]] = {
 
 
 def record_to_json(record: Record) -> dict[str, Json]:
-    """Return a record as it is written."""
+    """Return the written form of a record."""
     fields = to_json(record)
     (_, first), *others = without_empty(fields, _OPTIONAL & fields.keys()).items()
     return {"v": RECORD_VERSION, _NAMES[type(record)]: first, **dict(others)}

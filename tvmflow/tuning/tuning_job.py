@@ -292,7 +292,7 @@ def report_failure(
         result = work(phases)
     except fatal:
         raise
-    # Whatever TVM or the session raises. The parent decides whether candidate or device is to blame.
+    # Whatever TVM or the session raises. The parent decides whether candidate or device is the cause.
     except Exception as error:
         kind = "timeout" if "RPCSessionTimeoutError" in str(error) else "error"
         result = {"failure": Failure(phases.current, kind, summarize_error(error))._asdict()}
@@ -334,7 +334,7 @@ def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
     """Return the failure of a call in a child; None when it succeeded.
 
     Raises:
-        StageError: The candidate is not to blame for the outcome.
+        StageError: The candidate is not the cause of the outcome.
     """
     if outcome.kind == "cancelled":
         raise StageError("tuning was cancelled", fix="run it again to resume")

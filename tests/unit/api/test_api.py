@@ -160,7 +160,7 @@ def test_the_bundle_that_fits_is_loaded(small_bundle: Path, tmp_path: Path) -> N
     ("outcome", "fix"), [("failed", "the run did not succeed"), ("ran", "add `bundle`")]
 )
 def test_a_run_without_a_bundle_tells_why(outcome: str, fix: str) -> None:
-    """The recipe is not to blame for a stage that failed."""
+    """The recipe is not the cause of a stage that failed."""
     stage = StageReport("net:build/host", outcome, "", 0.0, {})
     with pytest.raises(tvmflow.TvmflowError) as caught:
         api.Result(RunReport((stage,), (), (), 0.0)).load()

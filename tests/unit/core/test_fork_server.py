@@ -231,7 +231,7 @@ def test_signals_to_every_process_of_a_run_are_left_to_the_client(tmp_path: Path
 
 
 def test_a_call_that_somebody_else_ended_has_not_crashed(fork_server: ForkServer) -> None:
-    """SIGTERM comes from outside: the message says so, and no candidate is to blame."""
+    """SIGTERM comes from outside: the message says so, and no candidate is the culprit."""
     outcome = fork_server.call(f"{CALLS}:end_itself", None, timeout_s=10)
     assert (outcome.kind, outcome.is_external) == ("crashed", True)
     assert outcome.message == "was ended by SIGTERM, which another process sent"

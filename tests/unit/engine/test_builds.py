@@ -95,7 +95,7 @@ def test_a_quantized_build_says_what_that_cost_and_won() -> None:
 
 
 def test_a_build_has_what_its_stages_say() -> None:
-    """A runtime that was timed in turns is not listed again as the reference."""
+    """A runtime that was timed interleaved is not listed again as the reference."""
     rules = {"tuned": ["conv"], "elementwise": ["relu", "add"]}
     nodes = ["/first/Conv", "/first/Relu"]
     places = {"conv": [[0, 1], [1]]}
@@ -197,7 +197,7 @@ def test_a_runtime_that_differs_from_the_reference_is_marked() -> None:
 
 
 def test_the_reference_is_a_peer_like_others() -> None:
-    """It is measured in turns with the library, and its latency is the library's times the ratio of these turns."""
+    """It is measured interleaved with the library, and its latency is the library's times the ratio of these turns."""
     verdict = {**VERDICT, "compared": {}, "reference_speedup": speedup(20.0, 19.0, 21.0)}
     (build,) = list_builds(report(stage("net:verify/host", **verdict)))
     assert build.peers == (Peer("ONNX Runtime 1.30.1", 1e-3 * 20, Speedup(20.0, 19.0, 21.0, 20)),)

@@ -51,7 +51,7 @@ def test_one_build_has_one_row_its_slowest_kernels_and_a_headline() -> None:
         "  dist/net/host/: net.tvmflow, net-c-library/, 2 files about them",
     ]
     verbose = summary(ONE, verbose=True)
-    assert "net:verify/host: speedup over untuned 3 (2.9 to 3.1, measured in turns" in verbose
+    assert "net:verify/host: speedup over untuned 3 (2.9 to 3.1, interleaved" in verbose
     assert all(f"  {path}" in verbose.splitlines() for path in DELIVERED)
     assert render(ONE, as_json=False, quiet=True) == "net/host: verified, dist/net/host/\n"
 

@@ -123,7 +123,7 @@ def test_a_page_has_all_sections_and_is_well_formed() -> None:
 
 
 def test_a_search_that_kept_nothing_has_no_speedup() -> None:
-    """Its best trials were lucky: measured again in turns, the rules were fastest."""
+    """Its best trials were lucky: measured again, interleaved, the rules were fastest."""
     page = full_page()
     (kernels,) = page.kernels
     vain = tuple(kernel._replace(tuned_s=None) for kernel in kernels.kernels)
@@ -132,7 +132,7 @@ def test_a_search_that_kept_nothing_has_no_speedup() -> None:
     )
     assert "net: tuning kept 0 of 2 kernels; the rules were already fastest." in html
     assert "speedup by tuning</th>" not in html and "Time of all kernels over trials" not in html
-    assert "which was no faster when measured again in turns" in html
+    assert "which was no faster in an interleaved measurement" in html
     gain = Speedup(1.04, 1.02, 1.05, 20)
     html = render_page(
         page._replace(libraries=(), kernels=(kernels._replace(kept=1, speedup=gain),))

@@ -230,10 +230,10 @@ def test_a_release_counts_with_what_it_measured_in_turns(store: LocalStore, tmp_
     comparison = compare_sides(sides[0], sides[1], store)
     figures = {figure.what: figure.text for figure in comparison.figures}
     assert figures["result"] == "verified"
-    assert figures["latency"] == "2 ms -> 3 ms (+50.0%), measured in turns"
+    assert figures["latency"] == "2 ms -> 3 ms (+50.0%), interleaved"
     assert figures["library"] == "1.0 kB -> 1.3 kB (+30.0%)"
     assert [row.what for row in comparison.list_regressions(10.0)] == ["latency", "library"]
-    # the other way round, nothing was measured in turns
+    # the other way round, nothing was measured interleaved
     back = compare_sides(sides[1], sides[0], store)
     assert {figure.what: figure.text for figure in back.figures}["latency"] == "1 ms"
 

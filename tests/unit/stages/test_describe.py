@@ -145,11 +145,11 @@ def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
     assert rows[0][-10:-8] == ["2", "ms"]
     # the library's latency times the ratio of their turns
     assert rows[1][-10:-8] == ["10", "ms"]
-    assert speedup == "speedup over ONNX Runtime 1.31.1 5 (5 to 5, measured in turns, 8 pairs)"
+    assert speedup == "speedup over ONNX Runtime 1.31.1 5 (5 to 5, interleaved, 8 pairs)"
 
 
 def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:
-    """A reference that was measured in turns has one row; what is not installed is named with its command."""
+    """A reference that was measured interleaved has one row; what is not installed is named with its command."""
     facts: Verdict = {
         "passed": True,
         "against": "reference",
@@ -181,8 +181,8 @@ def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:
     assert rows == ["this library", "ONNX Runtime 1.31.1", "TensorRT 10"]
     assert "5 ms" not in latency
     assert lines == [
-        "speedup over ONNX Runtime 1.31.1 2 (2 to 2, measured in turns, 8 pairs)",
-        "speedup over TensorRT 10 2 (2 to 2, measured in turns, 8 pairs)",
+        "speedup over ONNX Runtime 1.31.1 2 (2 to 2, interleaved, 8 pairs)",
+        "speedup over TensorRT 10 2 (2 to 2, interleaved, 8 pairs)",
         "TensorRT 10 agrees with ONNX Runtime 1.31.1, too (largest error: 7e-07)",
         "OpenVINO is not timed: it is not installed (pip install openvino)",
     ]
@@ -315,7 +315,7 @@ def test_the_summary_says_what_trials_could_gain() -> None:
 
 
 def test_workloads_at_the_roofline_are_counted() -> None:
-    """The gain of trials is not told here: it is measured again in turns."""
+    """The gain of trials is not told here: it is measured again, interleaved."""
     near = WorkloadFacts("k", "conv", 0, 2, 1000.0, None, roofline_us=980.0, at_roofline=True)
     far = WorkloadFacts("l", "pool", 9, 1, 1000.0, 900.0, roofline_us=500.0)
     assert tune._describe_roofline((far, near)) == [
@@ -370,7 +370,7 @@ def test_a_library_that_is_not_faster_is_left_untuned() -> None:
     facts = pick_best.make_facts(judgements, times)
     assert pick_best.describe_libraries(facts, 57) == [
         "the untuned library is the fastest of 57 schedules that were tried: with its tuned kernels it has a "
-        "speedup of 0.545 (0.545 to 0.545, measured in turns, 8 pairs), so all kernels stay untuned"
+        "speedup of 0.545 (0.545 to 0.545, interleaved, 8 pairs), so all kernels stay untuned"
     ]
 
 

@@ -307,7 +307,7 @@ def test_a_tuned_library_that_is_slower_than_the_untuned_one_stands_out() -> Non
     slower = make_speedup(PairedTimes((2.0,) * 8, (1.0,) * 8))
     facts: Verdict = {"passed": True, "against": "reference", "speedup": slower}
     assert verify.describe(facts, KnownFacts()) == [
-        "SLOWER THAN UNTUNED: speedup over untuned 0.5 (0.5 to 0.5, measured in turns, 8 pairs); "
+        "SLOWER THAN UNTUNED: speedup over untuned 0.5 (0.5 to 0.5, interleaved, 8 pairs); "
         "`--minutes 0` delivers the untuned library"
     ]
     faster = make_speedup(PairedTimes((1.0,) * 8, (2.0,) * 8))
@@ -420,8 +420,7 @@ def test_a_speedup_that_is_not_known_is_not_shown() -> None:
     facts: Verdict = {"passed": True, "against": "reference", "speedup": noisy}
     [line] = verify.describe(facts, KnownFacts())
     assert line == (
-        "the machine was too noisy for the speedup over untuned "
-        "(0.5 to 4, measured in turns, 8 pairs)"
+        "the machine was too noisy for the speedup over untuned (0.5 to 4, interleaved, 8 pairs)"
     )
 
 

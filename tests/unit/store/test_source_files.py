@@ -243,7 +243,7 @@ def test_an_answer_that_is_no_hubs_is_refused(
 def test_an_endpoint_that_is_no_url_is_refused(
     endpoint: str, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variable is to blame, not the recipe."""
+    """The variable is wrong, not the recipe."""
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     file = at(f"hf://org/net/onnx/model.onnx@{COMMIT}")
     text, _ = refusal(sources, file, DownloadError)

@@ -210,7 +210,7 @@ def test_a_summary_says_what_the_library_gains() -> None:
     [line] = choose.describe(facts, KnownFacts())
     assert line == (
         "1 of 3 operators computed otherwise than by rule: the library delivers 1.2× (1.15 to 1.25, "
-        "12 pairs in turns), where the operators promised 1.21× (4 alternatives measured, 2 from the ledger)"
+        "12 interleaved pairs), where the operators promised 1.21× (4 alternatives measured, 2 from the ledger)"
     )
     lost = facts._replace(chosen=(chosen._replace(is_kept=False),), is_kept=False, speedup=0.99)
     assert "which is no gain" in choose.describe(lost, KnownFacts())[0]

@@ -109,7 +109,7 @@ def test_a_kernel_that_does_not_end_is_ended(fork_server: ForkServer, tmp_path: 
 def test_a_device_that_cannot_be_used_ends_the_search(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """No schedule is to blame."""
+    """No schedule is the culprit."""
     with pytest.raises(StageError, match=r"the opencl device .* cannot run kernels: .*max_threads"):
         run_trial(fork_server, tmp_path, squares(64), None, max_threads_per_block=1 << 20)
 

@@ -40,7 +40,7 @@ def test_a_schedule_that_crashes_the_compiler_is_quarantined_alone(tmp_path: Pat
 
 
 def test_a_kernel_that_cannot_be_loaded_costs_no_trial(tmp_path: Path) -> None:
-    """The schedules are not to blame, so all of them stay; the kernel is named, and counts as unknown."""
+    """The schedules are not the culprits, so all of them stay; the kernel is named, and counts as unknown."""
     task = tuning.task_of(tuning.model(tuning.dense(16)))
     ledger = tuning.open_ledger(tmp_path)
     ledger.workload(task.key).extend([of(WRONG), of(GOOD)])

@@ -307,7 +307,7 @@ class SharedLayout(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> SharedLayout | None:
-        """Return the layout of weights; None where they stay as they are.
+        """Return the layout of weights; None for unchanged ones.
 
         Any layout is right: one that is not that of other levels only takes memory.
         """

@@ -466,7 +466,7 @@ class _Padding(NamedTuple):
 
 @functools.cache
 def _list_paddings(problem: Contraction, max_vectors: int, cpu: CpuModel) -> list[_Padding]:
-    """Return the contraction as it is, and padded to a multiple of each tile within the limits."""
+    """Return the contraction unchanged, and padded to a multiple of each tile within the limits."""
     max_rows = problem.rows + min(problem.rows // _ROWS_PER_PADDED, _MAX_PADDED_ROWS)
     paddings = []
     for tile in _list_tiles(max_rows, max_vectors, problem.arithmetic, cpu):

@@ -21,4 +21,4 @@ OPERATORS: Final = {
     "matmul": "a matrix product with weights",
     "attention": "softmax of the product of queries and keys, times values",
 }
-"""The operators that have optimized kernels for CPUs, and that a recipe can keep as they are (`kernels.plain`)."""
+"""The operators that have optimized kernels for CPUs, and that a recipe can exempt (`kernels.plain`)."""

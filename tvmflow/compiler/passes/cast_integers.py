@@ -174,7 +174,7 @@ class _ConstantCaster(MainRewriter):
 
 
 def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return int64 and bool as int32, and other values as they are.
+    """Return int64 and bool as int32, and other values unchanged.
 
     Raises:
         StageError: They do not fit.

@@ -50,19 +50,19 @@ class _WeightHoister(MainRewriter):
 def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
     """Move what depends on weights alone to a function of its own, such as a batch norm's `√(σ² + ε)`.
 
-    The module stays as it is if the model has no weights, or returns some of them as they are:
+    The module is unchanged if the model has no weights, or returns some of them directly:
     TVM's pass would lose those.
     """
     main = mod["main"]
     is_weight = ir.DataFlow(main).is_weight
     if not ir.list_weights(main) or any(map(is_weight, ir.list_outputs(main))):
-        _log.debug("weights are used as they are")
+        _log.debug("weights are used unchanged")
         return mod
     return relax.transform.LiftTransformParams()(mod)
 
 
 def split_weights(mod: tvm.IRModule) -> tvm.IRModule | None:
-    """Return the module whose `main` computes the weights; None if they are used as they are."""
+    """Return the module whose `main` computes the weights; None if they are used unchanged."""
     return _extract_function(mod, ir.WEIGHTS_FUNCTION) if _has_weight_function(mod) else None
 
 

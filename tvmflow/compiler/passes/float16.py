@@ -71,7 +71,7 @@ class Float16Caster(MainRewriter):
         return wide
 
     def _narrow_operand(self, operand: Any) -> Any:
-        """Return the float16 form of an operand; others than tensors of float32 as they are."""
+        """Return the float16 form of an operand; other operands than float32 tensors unchanged."""
         if fields := self.list_fields(operand):
             return relax.Tuple([self._narrow_operand(field) for field in fields])
         if not ir.is_float32(operand):

@@ -134,7 +134,7 @@ class _Term(NamedTuple):
     """A term of a sum that reads some pixels of data around each pixel of the result.
 
     Attributes:
-        conv: The convolution that computes it; None for data that are scaled, or added as they are.
+        conv: The convolution that computes it; None for data that are scaled or added directly.
         scale: The factor of each channel, or None.
         data: The tensor that it reads.
         begins: The first pixel along each axis, relative to that of the result.
@@ -192,7 +192,7 @@ class ConvolutionMerger(TargetRewriter):
         return not is_part or not same_sizes(known_sizes(readers[0]), known_sizes(call))
 
     def _merge(self, total: Any) -> Any:
-        """Return a sum with as few convolutions as possible; None if it stays as it is."""
+        """Return a sum with as few convolutions as possible; None if it is unchanged."""
         leaves = dict(enumerate(self._list_leaves(total)))
         terms = {n: term for n, leaf in leaves.items() if (term := self._analyze(leaf, total))}
         bases = [n for n, term in terms.items() if term.conv is not None]

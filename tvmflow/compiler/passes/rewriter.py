@@ -109,7 +109,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return ir.resolve_alias(expr, self.lookup_binding)
 
     def find_value(self, expr: Any) -> Any:
-        """Return the rewritten value of a variable, through its aliases; other expressions as they are."""
+        """Return the rewritten value of a variable, through its aliases; other expressions unchanged."""
         source = self.resolve(expr)
         return self.lookup_binding(source) if isinstance(source, relax.Var) else source
 

@@ -45,7 +45,7 @@ def _use_fixed_length_vectors() -> None:
 
 
 def _skip_type_checks() -> None:
-    """Let the methods of a schedule take their arguments as they are.
+    """Let the methods of a schedule take their arguments without conversion.
 
     TVM checks the type of each argument in Python, which takes a third of the time in which kernels are scheduled.
     """
@@ -63,7 +63,7 @@ def schedule_untuned(
 ) -> ScheduledModule:
     """Give each kernel without a schedule the default one for a target; return the rules, too.
 
-    With a `rules_version` of 0, kernels of CPUs stay as they are.
+    With a `rules_version` of 0, kernels of CPUs are not scheduled.
     """
     if backend_for(target).RUNS_ON_HOST_CPU:
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))

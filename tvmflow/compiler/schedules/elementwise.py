@@ -106,7 +106,7 @@ def _find_part(block: Block, cpu: CpuModel) -> int:
 def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:
     """Distribute as few of the outermost loops as make enough parts over the cores.
 
-    The indices of fused loops are quotients and remainders, so the other loops stay as they are.
+    The indices of fused loops are quotients and remainders, so the other loops stay unfused.
     """
     if not loops or not is_worthwhile:
         return

@@ -146,7 +146,7 @@ class RecurrentInputs(NamedTuple):
         lengths: The length of each sequence: (n,).
         scales: What sums of integer weights are multiplied by: (d, gates, units).
         starts: What dot products add to, for the zero point of the state, as int32: (d, gates, units).
-        rounding: The parts of the state that products read as it is, and rounded: (2,).
+        rounding: The parts of the state that products read unrounded, and rounded: (2,).
     """
 
     projected: Any
@@ -412,7 +412,7 @@ class _Loops:
         return round_to_integer(limited * tirx.const(STATE_STEPS, "float32"))
 
     def _to_operand(self, number: Any) -> Any:
-        """Return a number of the state as it is stored for products."""
+        """Return a value of the state in the form that products read."""
         dots = self._layer.dots
         if dots is None:
             return number

@@ -6,7 +6,7 @@ transformed back. Algorithm and matrices: Lavin and Gray, arXiv:1509.09308.
 
 With stride 2, the first and last kernel position of an axis read data at even places, and the middle one
 at odd places. The former are a convolution of kernel size 2 with stride 1, F(2, 2) or F(4, 2), the
-latter are multiplied as they are, all with the same transformed weights.
+latter are multiplied directly, all with the same transformed weights.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def unsupported_reason(request: ExportRequest) -> str:
 
 
 def java_class(name: str) -> JavaClass:
-    """Return the class of a model, whose names are words that Java and JNI take as they are."""
+    """Return the class of a model, whose names are valid in Java and JNI."""
     return JavaClass(_PACKAGE, class_name(name))
 
 

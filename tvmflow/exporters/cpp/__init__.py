@@ -110,7 +110,7 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
 
 
 def render_template(name: str, values: Mapping[str, str], *, has_dimensions: bool = False) -> str:
-    """Return a template with `@NAME@` replaced by values, whose own text stays as it is.
+    """Return a template with `@NAME@` replaced by values, whose own text is not replaced.
 
     Lines after `//@open` are for models with dimensions alone, those after `//@fixed` for others.
     """

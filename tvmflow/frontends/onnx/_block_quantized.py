@@ -331,7 +331,7 @@ class _Conversion(Replacement):
     def _add_real(
         self, integers: _Array, scales: _Array, zeros: _Array, axis: int | None, output_type: int
     ) -> list[NodeProto]:
-        """Add the numbers that integers stand for: no kernel reads these integers as they are."""
+        """Add the dequantized values: no kernel reads these integers directly."""
         if scales.ndim == integers.ndim and axis is not None and scales.ndim > 0:
             if block := min(self._integer("block_size", 0), integers.shape[axis]):
                 places = np.arange(integers.shape[axis]) // block

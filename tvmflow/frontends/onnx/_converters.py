@@ -327,7 +327,7 @@ def _resize(node: NodeToConvert) -> Any:
         or "axes" in attributes
         or "keep_aspect_ratio_policy" in attributes
         or mode.coordinates == "half_pixel_symmetric"
-        # TVM leaves batch and channels as they are
+        # TVM does not resize batch and channels
         or any(axis.axis < _SPATIAL for axis in axes)
         # Factors are float32: 1/3 of 6 counts as exactly 2.
         or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)

@@ -193,7 +193,7 @@ def infer_unpooled_shape(shape: Sequence[int], windows: Windows) -> list[int]:
 
 
 def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) -> Any:
-    """Return data with the first steps of each sequence reversed, and the others as they are.
+    """Return data with the first steps of each sequence reversed, and the others unchanged.
 
     A length below 0 counts as 0, and one above the number of steps as that.
     """

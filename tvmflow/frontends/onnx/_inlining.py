@@ -343,7 +343,7 @@ def _bind(
 
 
 def _since(node: NodeProto, opset: int) -> int:
-    """Return the opset that defined an operator as it is in another one; 0 for one that is not in it."""
+    """Return the opset that last changed an operator before another opset; 0 for one that lacks it."""
     if not onnx.defs.has(node.op_type, opset, ""):
         return 0
     return int(onnx.defs.get_schema(node.op_type, opset, "").since_version)

@@ -241,7 +241,7 @@ def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
-    """Check that all names are text; protobuf gives other bytes as they are."""
+    """Check that all names are text; protobuf returns other bytes unchanged."""
     names: list[Any] = []
     for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
         names += [value.name for value in (*graph.input, *graph.output)]

@@ -340,7 +340,7 @@ def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
 
 
 def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
-    """Return whether a node converts weights of 8 bits, which a library keeps as they are."""
+    """Return whether a node converts weights of 8 bits, which a library keeps in 8 bits."""
     if node.op_type != "DequantizeLinear" or attributes_of(node).get("block_size", 0):
         return False
     weights = constants[node.input[0]]

@@ -72,7 +72,7 @@ def _expand_dims(operation: Operation) -> None:
 
 
 def _transpose(operation: Operation) -> None:
-    """Convert a transposition, which leaves a value as it is that has its axes in that order."""
+    """Convert a transposition, which does nothing if the axes have that order already."""
     value, first = operation.in_its_order()
     axes = [operation.checked_axis(axis, value.rank) for axis in operation.integers(1)]
     order = first_axes(value.rank) if first else list(range(value.rank))

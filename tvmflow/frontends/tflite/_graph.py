@@ -146,7 +146,7 @@ class Graph:
             return self._add_dynamic(node, operands)
         results = _infer(node, operands, self.prefix)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
-        # weights of 8 bits stay as they are
+        # weights of 8 bits stay quantized
         is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
         if is_constant and is_small:
             arrays = map(np.asarray, make_evaluator(_single(node, operands))({}))
@@ -183,7 +183,7 @@ class Graph:
         return evaluate_shape([size_text(size) for size in sizes], self._largest)
 
     def _at_largest(self, value: Value) -> Value:
-        """Return a value as it is where all dimensions have their largest size."""
+        """Return a value at the maximum of all dimensions."""
         if not value.is_dynamic:
             return value
         array = value.array
@@ -604,7 +604,7 @@ class Tensors:
         self._stored[number, False] = value
 
     def stored(self, number: int, *, first: bool = False) -> Value:
-        """Return a tensor as it is stored: quantized ones are integers."""
+        """Return a tensor in its stored form: quantized ones are integers."""
         if (number, first) not in self._stored:
             self._stored[number, first] = self._reordered(self._stored, number, first)
         return self._stored[number, first]

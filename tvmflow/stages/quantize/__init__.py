@@ -236,7 +236,7 @@ def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_err
 
 
 def _load(files: Mapping[str, Path]) -> FloatModel:
-    """Return the imported model as it is quantized."""
+    """Return the imported model, quantized."""
     from tvmflow.compiler import lowering
     from tvmflow.graph import ir
     from tvmflow.stages.quantize.points import FloatModel, fold_model, multiplies_integers

@@ -35,7 +35,7 @@ class Means(NamedTuple):
 
 
 class ChannelSums:
-    """Sums of the channels along an axis of a tensor, as it is and rounded to integers."""
+    """Sums of the channels along an axis of a tensor, exact and rounded to integers."""
 
     def __init__(self, axis: int, scale: DataScale, integers: Integers) -> None:
         limits = np.iinfo(integers.dtype)

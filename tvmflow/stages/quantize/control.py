@@ -346,7 +346,7 @@ def _put_back(
 
 
 def _weigh(damage: float, gain: float | None) -> float:
-    """Return the order in which layers go back to float: errors add up as squares, and time as it is."""
+    """Return the order in which layers go back to float: errors add up as squares, and times linearly."""
     return damage * damage / gain if gain else damage * damage
 
 

@@ -30,7 +30,7 @@ from tvmflow.stages.quantize.smoothing import broadcast, channel_axis, input_axi
 from tvmflow.stages.quantize.weights import BlockQuantizedIntegers
 
 _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
-"""The parameters of `_Rounding` with which data stay as they are."""
+"""The parameters of `_Rounding` that do not change data."""
 
 
 class _Rounding(NamedTuple):

@@ -127,7 +127,7 @@ class Integers(NamedTuple):
 
 
 def fold_model(model: FloatModel) -> FloatModel:
-    """Return a model as it is quantized.
+    """Return a model, quantized.
 
     Norms are part of the weights before them, the inputs of recurrent layers are multiplied before these, and nothing
     is unused.
@@ -337,7 +337,7 @@ def _is_result(var: Any, flow: ir.DataFlow, computed: Collection[Any]) -> bool:
 # rounded too: that of most layers lies between -1 and 1, so that its scale is known.
 
 EXACT: Final = np.array([1, 0], np.float32)
-"""The operand `rounding` with which products read the state as it is."""
+"""The operand `rounding` with which products read the state unrounded."""
 ROUNDED: Final = np.array([0, 1], np.float32)
 """The same for a rounded state."""
 

@@ -118,7 +118,7 @@ NAME: Final = "verify"
 
 
 def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
-    """Return what is to blame for a library that was rejected, as JSON: see `fault_localization`."""
+    """Return the faults of a rejected library as JSON: see `fault_localization`."""
     from tvmflow.stages.verify import fault_localization
 
     return fault_localization.find_faults(payload, emit)
@@ -607,7 +607,7 @@ def compare_sizes(
     It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls, nor
     on the number of threads.
 
-    Libraries with other numbers of threads take turns backwards.
+    Libraries with other thread counts are interleaved in reverse order.
     """
     verdicts = []
     first: list[dict[str, Array] | None] = []
@@ -635,7 +635,7 @@ def time_sizes(
 ) -> None:
     """Time a library and the reference at all sizes, where they can be timed.
 
-    With `compare: [fixed]`, a library of each size alone is built, untuned, and timed in turns with it.
+    With `compare: [fixed]`, a library of each size alone is built, untuned, and timed interleaved with it.
     """
     settings, context = case.settings, case.context
     if library.timed is None:

@@ -137,7 +137,7 @@ def draw_more(
 ) -> MoreDraws:
     """Run the reference on further magnitudes, and on inputs for branches that none before them reach.
 
-    Samples of the recipe, and images, stay as they are.
+    Samples of the recipe and images do not change.
 
     `observe` returns which branches a batch reaches; it is None where the reference cannot tell. Without names of
     outputs to compare, no inputs are drawn.
@@ -192,7 +192,7 @@ def reach_more(
 ) -> ReferenceOutputs:
     """Draw more random inputs for outputs that are `indices`, and keep the ones that reach new elements.
 
-    `results` are those before; samples of the recipe, and images, stay as they are. `can_settle_ties`: an index is
+    `results` are those before; samples of the recipe and images do not change. `can_settle_ties`: an index is
     judged by its score. If not, no large inputs are drawn: sigmoids of these are all 1, and the library, whose own
     differ in a last bit, would be rejected.
     """

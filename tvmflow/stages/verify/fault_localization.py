@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 #
 # One run of the model suffices: TVM's virtual machine calls back before and after each kernel,
 # which gives the kernel's true operands. Both kernels get the same ones, so that a wrong kernel is
-# not blamed for what it was given.
+# not the culprit for its inputs.
 
 
 _CONTINUE: Final = 0
@@ -198,7 +198,7 @@ _REPORT: Final = "report it as a bug of tvmflow, with the model"
 
 
 class Fault(NamedTuple):
-    """Something that is to blame for wrong outputs.
+    """A cause of wrong outputs.
 
     Attributes:
         text: A sentence.
@@ -226,9 +226,7 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
     if size > _MAX_WEIGHT_BYTES:
         limit = size_text(_MAX_WEIGHT_BYTES)
         faults = [
-            Fault(
-                f"what is to blame was not searched: weights of more than {limit} take too much memory"
-            )
+            Fault(f"faults were not localized: weights of more than {limit} take too much memory")
         ]
     else:
         faults = _Search(settings, build, context, payload["nodes"], payload.get("at")).run()
@@ -280,7 +278,7 @@ class _Search:
         self._feed, self._expected, self._nudged = self._run_reference()
 
     def run(self) -> list[Fault]:
-        """Return what is to blame, in the order in which it is computed."""
+        """Return the faults, in the order of computation."""
         machine = self._settings.target
         is_here = (
             self._build is not None
@@ -297,7 +295,7 @@ class _Search:
                 or Fault(
                     "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
                     "for this target are wrong; these can be looked into only where this machine runs them",
-                    "build the recipe for the target `host`: if that passes, the target's kernels are to blame",
+                    "build the recipe for the target `host`: if that passes, the fault is in the target's kernels",
                 )
             ]
 
@@ -319,7 +317,7 @@ class _Search:
                 self._find_tolerance_fault(outputs)
                 or Fault(
                     "each kernel computes what it should, and so does the model on TVM's virtual machine: "
-                    "the C library or its packaging is to blame",
+                    "the fault is in the C library or its packaging",
                     f"set `runtime: vm` in the recipe, and {_REPORT}",
                 )
             ]
@@ -474,7 +472,7 @@ class _Search:
     def _find_lowering_fault(self) -> Fault:
         place = self._find_first_tensor(self._run_lowered)
         return Fault(
-            f"the imported model and each kernel's schedule are right: a pass of the lowering is to blame{place}",
+            f"the imported model and each kernel's schedule are right: the fault is in a pass of the lowering{place}",
             f"see the module after each pass with {_DUMP}, and {_REPORT}",
         )
 

@@ -93,7 +93,7 @@ def add_latencies(
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Measure the library, in turns with the same model untuned where it is tuned, and each part."""
+    """Measure the library, interleaved with the same model untuned if it is tuned, and each part."""
     assert library.timed is not None
     feed = {spec.name: tensors[spec.name] for spec in library.inputs}
     with exclusive_devices(settings, context):
@@ -156,7 +156,7 @@ def _measure_variants(
 
 
 def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]) -> Profile | None:
-    """Return the profile of a library, in turns with plain calls, until rounds agree or time is over."""
+    """Return the profile of a library, interleaved with plain calls, until rounds agree or time is over."""
     profiles: list[Mapping[str, float]] = []
     calls_s: list[float] = []
     deadline = time.monotonic() + _SECONDS_PER_PROFILE
@@ -530,7 +530,7 @@ def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
 
 
 def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
-    """Time the reference in turns with the library, unless it is one of the requested runtimes."""
+    """Time the reference interleaved with the library, unless it is a requested runtime."""
     requested = case.settings.compare.runtimes if case.settings.compare else ()
     reference = case.reference.timed if case.reference else None
     if library.timed is None or reference is None:
@@ -569,7 +569,7 @@ def _not_timed(name: str, reason: str) -> ComparedRuntime:
 
 
 def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRuntime:
-    """Compare a runtime with the reference, and time it and the library in turns; it may reject the model."""
+    """Compare a runtime with the reference, and time both interleaved; it may reject the model."""
     settings, context, model, data, reference = case
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)

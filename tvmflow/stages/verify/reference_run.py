@@ -44,7 +44,7 @@ class ReferenceRun(NamedTuple):
         note: What a report must say of it besides its name, or nothing.
         results: Its outputs, and the indices of their samples.
         tolerance: How closely outputs must agree with its own.
-        timed: The reference, which still runs, to be timed in turns with the library; None where that
+        timed: The reference, which still runs, to be timed interleaved with the library; None where that
             runs on another machine.
         indices: The tensors that go into an index; None for a model without an index.
         more: Random inputs beside the samples, and the branches that all of them reach.

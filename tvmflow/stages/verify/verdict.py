@@ -24,7 +24,7 @@ class Latency(_Seconds, total=False):
 
 
 class Speedup(TypedDict):
-    """The speed of the library relative to something else (the same model untuned), measured in turns.
+    """The speed of the library relative to something else (the same model untuned), interleaved.
 
     `low` and `high` are the limits of the `median` of `pairs` turns; `is_slower` says that the library
     is slower beyond the noise.
@@ -38,9 +38,9 @@ class Speedup(TypedDict):
 
 
 def shown_latency(library_s: float, speedup: Speedup) -> float:
-    """Return the seconds of what a library was measured in turns with, beside its shown latency.
+    """Return the seconds of a peer, scaled to the library's shown latency.
 
-    The ratio in turns holds whatever else the machine did; two medians from different turns need not
+    The interleaved ratio holds whatever else the machine did; medians of different measurements need not
     have that ratio, so the shown latency is the library's times the speedup.
     """
     return library_s * speedup["median"]
@@ -248,7 +248,7 @@ class _Named(TypedDict):
 
 
 class ComparedRuntime(_Named, total=False):
-    """Another runtime beside the library: compared with the reference, and measured in turns.
+    """Another runtime beside the library: compared with the reference, and measured interleaved.
 
     Attributes:
         outputs: Its outputs compared with the reference's, as timed calls compute them; absent without a reference.
@@ -482,7 +482,7 @@ def compared_with(verdict: Verdict) -> str:
     return QUANTIZED_MODEL if "float_error" in verdict else verdict.get("reference", "")
 
 
-# What verdict.json keeps of a library that passed: True a value as it is, "*" each value of a mapping or list.
+# What verdict.json keeps of a library that passed: True an unchanged value, "*" each value of a mapping or list.
 _OUTPUTS: Final = {"*": {"passed": True, "undetected": True, "seen": True}}
 _LEVEL: Final = {"outputs": _OUTPUTS, "index_inputs": _OUTPUTS, "not_verified": True}
 _ALWAYS: Final = {"passed": True, "against": True, "gates": {"*": {"limit": True}}}

@@ -319,7 +319,7 @@ def _describe_latency(facts: Verdict) -> list[str]:
 def _scale_latency(
     row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None
 ) -> Latency:
-    """Return the latency of what the library was measured in turns with, beside its shown one."""
+    """Return the latency of a peer, scaled to the library's shown one."""
     if speedup is None or "library" not in latency or not row["median"]:
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
@@ -352,7 +352,7 @@ def _describe_speedup(speedup: Speedup | None) -> list[str]:
 
 def _speedup_text(speedup: Speedup, subject: str) -> str:
     median, low, high = speedup["median"], speedup["low"], speedup["high"]
-    limits = f"{low:.3g} to {high:.3g}, measured in turns, {count_text(speedup['pairs'], 'pair')}"
+    limits = f"{low:.3g} to {high:.3g}, interleaved, {count_text(speedup['pairs'], 'pair')}"
     if judge_ratio(median, low, high) == "unclear":
         return f"the machine was too noisy for the speedup over {subject} ({limits})"
     return f"speedup over {subject} {median:.3g} ({limits})"

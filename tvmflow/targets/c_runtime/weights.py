@@ -44,7 +44,7 @@ _FILE_OPTION: Final = """\
   const char *weights_file;
 """
 _MEMORY_OPTIONS: Final = """\
-  /* %(alternative)she content of the file %(title)s.weights in memory that stays as it is while there are contexts, and that
+  /* %(alternative)she content of the file %(title)s.weights in memory that does not change while there are contexts, and that
    * begins at a multiple of 64 bytes. */
   const void *weights;
   size_t weights_bytes;

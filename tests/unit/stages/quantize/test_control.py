@@ -1,4 +1,4 @@
-"""Control of the accuracy: few evaluations, the layers that are to blame go back, the others stay."""
+"""Control of the accuracy: few evaluations, the culprits go back, the others stay."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
 
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
-    """Return whether a convolution reads its data as they are because they have few channels."""
+    """Return whether a convolution reads plain data because they have few channels."""
     few = known_sizes(data)[1] <= rewriter.block // 2
     return few and rewriter.blocked_form(data) is None
 
@@ -123,7 +123,7 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 
 # ---------------------------------------------------------------- plain data
 # A pointwise convolution that no other one is next to would pack its data and unpack its result. It is the
-# product of its weights and the data as they are, whose columns are pixels: ragged channels fill no lanes
+# product of its weights and the plain data, whose columns are pixels: ragged channels fill no lanes
 # with zeros then, and only a few columns are packed at a time. Its kernel is opaque to fusion, so it is
 # emitted again with each bias or activation that follows.
 
