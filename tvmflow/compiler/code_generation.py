@@ -60,7 +60,7 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 # Variables of expressions become buffers on the stack, because LLVM's code generator in TVM
 # analyzes them in place.
 #
-# It simplifies the value of every let with the values of all variables in it put in their places,
+# It simplifies the value of every let with the values of all variables in it substituted,
 # apache-tvm 0.27: time doubles with each let that another one's value reads twice, and `log` of
 # `log` took 11 s to compile. It does not look into buffers, and LLVM makes registers of them.
 
@@ -120,7 +120,7 @@ class _Lets:
 def keep_dynamic_indices_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Store products and quotients of dynamic shape in buffers.
 
-    Code generation simplifies each index with the values of all variables in their places, but does not look into
+    Code generation simplifies each index with the values of all variables substituted, but does not look into
     buffers (apache-tvm 0.27), and LLVM makes registers of them.
     """
     if not any(map(is_size, function.params)):

@@ -354,7 +354,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
     """Return a loop whose divisions are computed where they are bound to variables, and nowhere else.
 
     CompactBufferAllocation writes them out in the indices of what it makes smaller, and other passes simplify
-    each index with the values of all variables in their places: they grow without end (apache-tvm 0.27).
+    each index with the values of all variables substituted: they grow without end (apache-tvm 0.27).
     """
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
     bound: list[tirx.Bind] = []
@@ -769,7 +769,7 @@ def _copy(body: Any) -> Any:
 
 
 def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:
-    """Return a statement with other buffers; what matches a part of one begins at its own place."""
+    """Return a statement with other buffers; what matches a part of one begins at its own position."""
     own = {
         position: tirx.Var(position.name, position.ty.dtype)
         for block in find_nodes(body, SBlock)

@@ -192,7 +192,7 @@ class LoweredModel:
     def recompute_weights(
         self, params: Weights, before: Weights
     ) -> Mapping[int, np.ndarray[Any, Any]]:
-        """Compute the weights that `main` takes, by place, where parameters differ from others."""
+        """Compute the weights that `main` takes, by index, where parameters differ from others."""
         arrays = [params[name] for name in self.weight_names]
         pairs = enumerate(zip(arrays, self.weight_names, strict=True))
         changed = {position for position, (array, name) in pairs if array is not before[name]}

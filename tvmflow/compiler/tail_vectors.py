@@ -279,7 +279,7 @@ def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
 
 
 def _has_lanes(buffer: Any, position: Any, lanes: int) -> bool:
-    """Return whether a buffer holds one vector, which begins at a place."""
+    """Return whether a buffer holds one vector, which begins at a position."""
     return as_int(position) == 0 and [as_int(size) for size in buffer.shape] == [lanes]
 
 

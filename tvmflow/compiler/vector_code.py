@@ -128,7 +128,7 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
 # LLVM 22 loads each by itself. On a Neoverse N1, a tile of 7 x 2 vectors takes 29 cycles in place of 39.
 
 
-# The factors that take the place of one float32.
+# The multiplicands that replace one float32.
 _LANES_PER_FLOAT32: Final = {"float32": 1, "float16": 2}
 
 
@@ -148,7 +148,7 @@ def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
-    """Return a vector of one loaded number, selected from a vector whose place is a multiple of its lanes.
+    """Return a vector of one loaded element, selected from a vector at a multiple of its lanes.
 
     It is the same expression where the lane is not known, or the tensor may end within that vector.
     """
@@ -180,7 +180,7 @@ _REINTERPRET: Final = "tirx.reinterpret"
 class _Word(NamedTuple):
     """Bytes, or one float32, that are loaded and moved to all lanes of a vector.
 
-    The index is the place of the first byte, in elements; an element is one of `size` bytes, or all.
+    The index is the offset of the first byte, in elements; an element is one of `size` bytes, or all.
     """
 
     load: Any
@@ -312,21 +312,21 @@ def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
 
 
 class _Address(NamedTuple):
-    """A place of a buffer."""
+    """A position of a buffer."""
 
     buffer: Any
     number: int
 
     @classmethod
     def of(cls, buffer: Any, indices: Sequence[Any]) -> _Address | None:
-        """Return a vector of integers at a known place of a buffer; None for others."""
+        """Return a vector of integers at a known position of a buffer; None for others."""
         is_known = len(indices) == 1 and isinstance(indices[0], tirx.IntImm)
         is_vector = str(buffer.dtype) == f"int32x{_WORD_BYTES[-1]}"
         return cls(buffer, int(indices[0])) if is_known and is_vector else None
 
     @classmethod
     def of_load(cls, load: Any) -> _Address | None:
-        """Return the place that an expression loads; None for others."""
+        """Return the position that an expression loads; None for others."""
         is_load = isinstance(load, tvm.ir.TensorLoad)
         return cls.of(load.source, load.indices) if is_load else None
 
@@ -392,7 +392,7 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> 
 
 
 def _find_zero(statement: Any) -> _Address | None:
-    """Return the place where a statement stores zeros; None for other statements."""
+    """Return the position where a statement stores zeros; None for other statements."""
     value = statement.value if isinstance(statement, tirx.BufferStore) else None
     if not isinstance(value, tirx.Broadcast):
         return None
@@ -404,7 +404,7 @@ def _find_zero(statement: Any) -> _Address | None:
 def _replace_differences(
     store: tirx.BufferStore, addresses: Mapping[_Address, Any], choose: Callable[[Any], Any]
 ) -> tirx.BufferStore:
-    """Return a store with an operand in place of what is subtracted from sums at some places."""
+    """Return a store with an operand in place of what is subtracted from sums at some positions."""
 
     def replace(difference: Any) -> Any:
         return choose(difference) if _Address.of_load(difference.a) in addresses else difference
@@ -503,7 +503,7 @@ def _multiplies_matrices(store: tirx.BufferStore) -> bool:
 
 
 def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
-    """Return the place of the first sum at some indices of a buffer of sums, or of vectors of these."""
+    """Return the offset of the first sum at some indices of a buffer of sums, or of vectors of these."""
     (index,) = indices
     first = index.base if isinstance(index, tirx.Ramp) else index
     assert isinstance(first, tirx.IntImm), "tiles are unrolled"
@@ -627,7 +627,7 @@ def _join_run(run: Sequence[tirx.BufferStore]) -> list[tirx.BufferStore]:
 
 
 def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.BufferStore:
-    """Return one store of words that follow each other from a place, each of so many elements."""
+    """Return one store of words that follow each other from a position, each of so many elements."""
     vectors = [store.value.value for store in stores]
     dtype, bits = stores[0].value.ty.dtype, 32
     while bits > _BYTE_BITS:

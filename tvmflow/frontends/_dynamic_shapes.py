@@ -1,4 +1,4 @@
-"""Sizes that depend on dimensions, for frontends: their ranges, comparisons, places on an axis."""
+"""Sizes that depend on dimensions, for frontends: their ranges, comparisons, positions on an axis."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class SizeRanges:
         return simple
 
     def clamp(self, place: Any, extent: Any) -> Any:
-        """Return a place within an axis; a negative one counts from its end."""
+        """Return a position within an axis; a negative one counts from its end."""
         if isinstance(place, int):
             if place >= NO_END:
                 return extent
@@ -143,7 +143,7 @@ class SizeRanges:
         return self.simplify(tirx.min(tirx.convert(place), tirx.convert(extent)))
 
     def at_least(self, place: Any, least: Any) -> Any:
-        """Return the larger one of two places: one of them where it is known which."""
+        """Return the larger one of two positions: one of them where it is known which."""
         if isinstance(place, int) and isinstance(least, int):
             return max(place, least)
         if self.is_certain(place >= least):

@@ -28,7 +28,7 @@ class OutputCount(NamedTuple):
     """An output that is padded along an axis: only its first elements count.
 
     Attributes:
-        output: The place of the output.
+        output: The index of the output.
         axis: The axis; those before it have one element.
         place: The index of the count among the counts that `main` returns after its outputs.
     """

@@ -27,7 +27,7 @@ class FoundIndices(NamedTuple):
 
     Attributes:
         inputs: The variables that go into an index, in the order of their computation.
-        outputs: The places of the outputs that are indices.
+        outputs: The indices of the outputs that are indices themselves.
         selects: An index selects what the model goes on with, or returns.
     """
 

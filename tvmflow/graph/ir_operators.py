@@ -29,7 +29,7 @@ SELECTED_COLUMNS: Final = 3
 """The columns of a row that `NonMaxSuppression` selects: image, class and box."""
 
 NOTHING: Final = relax.Tuple([])
-"""In place of an operand that a call lacks."""
+"""Stands for an operand that a call lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ _KERNEL_CALLS: Final = frozenset(
 )
 
 KernelNodes = dict[str, list[list[int]]]
-"""Kernel -> the bindings of the imported `main` that each of its calls came from, by their places."""
+"""Kernel -> the bindings of the imported `main` that each of its calls came from, by index."""
 
 
 class NodeTracker:

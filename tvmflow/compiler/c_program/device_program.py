@@ -48,7 +48,7 @@ class Scalar(NamedTuple):
 class Launch(NamedTuple):
     """A launch of a device function: blocks of threads (`grid`), and threads of a block.
 
-    Arguments are places in the list of the kernel's tensors, after which those of its scratch memory follow;
+    Arguments are positions in the list of the kernel's tensors, after which those of its scratch memory follow;
     scalars come after the tensors, and `shared_bytes` is the dynamic shared memory of a block.
     """
 
@@ -339,9 +339,9 @@ class TensorsOnDevice(NamedTuple):
 
 
 def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> TensorsOnDevice:
-    """Give each tensor its places on the host and on the device, and add the copies between them.
+    """Give each tensor its memory on the host and on the device, and add the copies between them.
 
-    Afterwards calls of the kernels of the device have tensors in the places `device` and `constant` alone, the
+    Afterwards calls of the kernels of the device have only tensors in the memories `device` and `constant`, the
     last ones being scratch memory; all other kernels run on the host. The memory of the program must not be
     planned yet; that on the device is planned here.
     """
@@ -431,7 +431,7 @@ class _Placement:
         return {_HOST, _DEVICE} if storage.place == "constant" else where[storage]
 
     def _bring(self, storage: Storage, place: str, where: _Where, placed: list[Step]) -> None:
-        """Have the content of a tensor in a place."""
+        """Have the content of a tensor in a memory."""
         sides = self._sides(storage, where)
         if place not in sides:
             placed.append(Copy(self._twin(storage, _first(sides)), self._twin(storage, place)))
@@ -499,7 +499,7 @@ class DeviceWriter(Writer):
         self._launched: dict[str, None] = {}
         self._most_pointers = 0
         outer = [*device.tensors.inputs.values(), *device.tensors.outputs.values()]
-        # a program's own memory takes the place of these
+        # a program's own memory replaces these
         self._outer = {storage: place for place, storage in enumerate(dict.fromkeys(outer), 1)}
         self._host_inputs: set[int] = set()
         # a copy from the device may not be complete

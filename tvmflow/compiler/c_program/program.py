@@ -1,4 +1,4 @@
-"""`main` of a lowered model as a list of steps over tensors whose places are planned."""
+"""`main` of a lowered model as a list of steps over tensors with planned memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Storage:
 
     `bytes` is its size, `index` the number of the input, output or constant, and `offset` where it begins in
     the arena, in bytes; with dynamic shapes, these are for the sizes that decisions are made for, and
-    `open_bytes` is an expression of the dimensions. `replacement` took its place.
+    `open_bytes` is an expression of the dimensions. `replacement` is the storage that replaced it.
     """
 
     place: Place
@@ -52,7 +52,7 @@ class Storage:
         return self.open_bytes or self.bytes
 
     def resolve(self) -> Storage:
-        """Return the storage that took its place last; itself if none did."""
+        """Return the storage that replaced it last; itself if none did."""
         storage = self
         while storage.replacement is not None:
             storage = storage.replacement
@@ -112,7 +112,7 @@ class Program:
     """A model as steps in order, and its tensors.
 
     Outputs are those of the steps, or in the order of `main`, then the `counts` of some. Each constant is there
-    once; they have places now, or where the library is linked. `arena` is the memory for all other tensors in
+    once; they have offsets now, or where the library is linked. `arena` is the memory for all other tensors in
     bytes, and `device_arena` that on a device. With dimensions that sizes depend on, there are the shapes of
     inputs and outputs, all dynamic shapes of tensors (`axes`), and for each tensor in the arena those above which
     it lies, in an order that fits all sizes.
@@ -516,7 +516,7 @@ def _describe(call: Any, name: str) -> str:
 # ---------------------------------------------------------------- memory plan
 # The arena: where tensors that live at different times share memory.
 #
-# The plan is greedy by size: the largest tensor first, each at the lowest place where nothing lies
+# The plan is greedy by size: the largest tensor first, each at the lowest free offset where nothing lies
 # that lives at the same time (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
 # Inference", 2020).
 
@@ -537,7 +537,7 @@ def plan_memory(program: Program) -> None:
 def plan_arena(
     steps: Sequence[Step], place: Place, pad: Callable[[int], int]
 ) -> tuple[list[_Lifetime], int]:
-    """Give each tensor in a place its offset; return the tensors, and the bytes that they take.
+    """Give each tensor of a memory its offset; return the tensors, and the bytes that they take.
 
     `pad` returns the bytes that a tensor of so many bytes takes with what lies before the next one.
     """
@@ -557,7 +557,7 @@ def plan_arena(
 
 def _find_order(placed: Sequence[_Lifetime]) -> dict[Storage, list[Storage]]:
     """Return for each tensor, from the lowest on, the tensors below it that live at the same time."""
-    # one that is empty in this plan may have the place of others
+    # one that is empty in this plan may have the offset of others
     ordered = sorted(placed, key=lambda entry: (entry.storage.offset, entry.storage.bytes))
     return {
         entry.storage: [
@@ -580,7 +580,7 @@ def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:
 
 
 def _find_lifetimes(steps: Sequence[Step], place: Place) -> list[_Lifetime]:
-    """Return for each tensor in a place the numbers of the first and the last step that touches it."""
+    """Return the first and the last step that touch each tensor of a memory."""
     spans: dict[Storage, tuple[int, int]] = {}
     for number, step in enumerate(walk(steps)):
         for storage in step.tensors:

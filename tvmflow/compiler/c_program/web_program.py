@@ -295,7 +295,7 @@ class _Writer:
         self._functions = functions
         self._numbers_of_functions = {name: number for number, name in enumerate(functions)}
         self._buffers: list[list[Json]] = []
-        # the buffers of inputs, outputs and constants, by place and index
+        # the buffers of inputs, outputs and constants, by kind and index
         self._fixed: dict[tuple[str, int], int] = {}
         self._buffers_of_tensors: dict[Storage, int] = {}
         self._free: list[int] = []

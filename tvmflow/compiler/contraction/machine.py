@@ -320,7 +320,7 @@ class CpuModel(NamedTuple):
     def packed_columns(self) -> int:
         """The columns of packed weights that lie together.
 
-        With small caches of few ways, rows of a tile that lie in several places evict each other.
+        With small caches of few ways, rows of a tile from several places evict each other.
         """
         return self.lanes * (_PACKED_VECTORS if self.multiplicand_lanes else 1)
 

@@ -124,12 +124,12 @@ class _IntegerCaster(MainRewriter):
         """Emit the indices of the largest or smallest values along an axis, the first ones of equals."""
         shape = ir.known_shape(data)
         at = axis % len(shape)
-        # TVM widens the comparison of places that it knows to be numbers of a loop
+        # TVM promotes the comparison of indices that it knows to be loop variables
         numbers = relax.const(np.arange(shape[at], dtype=_NARROW))
         limit = tirx.min_value if largest else tirx.max_value
 
         def prefer(one: Any, other: Any) -> Any:
-            """Choose one of two (index, value) pairs, in a form that TVM divides."""
+            """The argmax combiner on (index, value) pairs, in a form that TVM can split."""
             is_beyond = one[1] > other[1] if largest else one[1] < other[1]
             is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
             position = tirx.Select(is_chosen, one[0], other[0])

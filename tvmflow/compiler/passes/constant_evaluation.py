@@ -104,9 +104,9 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
 def evaluate_fields(
     function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
 ) -> dict[int, _Array] | None:
-    """Evaluate what depends on the weights at some places of the argument, and nothing else.
+    """Evaluate what depends on the weights at some positions of the argument, and nothing else.
 
-    Where all places matter, constants do too. Return the fields of the result by their places; None if the function
+    Where all positions matter, constants do too. Return the fields of the result by index; None if the function
     calls an operator without a rule.
     """
     (parameter,) = function.params
@@ -252,7 +252,7 @@ def _list_tensors(call: Any) -> list[Any]:
 
 
 def _flatten(values: Sequence[Any]) -> list[Any]:
-    """Return the values with lists, which tuples become, in their place."""
+    """Return the values with lists instead of tuples."""
     return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 

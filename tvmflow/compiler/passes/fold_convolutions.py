@@ -328,8 +328,8 @@ class ConvolutionMerger(TargetRewriter):
 
 # ---------------------------------------------------------------- weights for GPUs
 # A GPU computes a convolution as a matrix product over kernel positions and channels (`schedules/gpu/products.py`).
-# With the channels of one position after the other, threads find the place of a pixel and its padding once for many
-# channels, and load weights in vectors.
+# With the channels of one position after the other, threads find the position of a pixel and its padding once for
+# many channels, and load weights in vectors.
 
 # The depth of a tile: fewer channels do not fill one.
 _MIN_CHANNELS: Final = 16

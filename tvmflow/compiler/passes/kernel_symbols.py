@@ -157,7 +157,7 @@ def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> A
 # Reshapes of dynamic shape by groups of axes, which fit by the multiples of dimensions.
 #
 # A window of 4 rows of an image of `h // 2` rows, `h` being a multiple of 8, is one of `h // 8`. TVM knows no
-# multiples: it divides the place of each element in the whole tensor by all sizes, and fuses such a kernel with no
+# multiples: it divides the position of each element in the whole tensor by all sizes, and fuses such a kernel with no
 # other.
 
 
@@ -223,7 +223,7 @@ def _counts(
 
 
 def _reshape(tensor: Any, sizes: Sequence[Any], groups: Sequence[Sequence[Sequence[int]]]) -> Any:
-    """Return a tensor in another shape, whose groups of axes keep their places."""
+    """Return a tensor in another shape, whose groups of axes keep their positions."""
 
     def read(*positions: Any) -> Any:
         indices: list[Any] = []

@@ -100,7 +100,7 @@ def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], A
 
 # ---------------------------------------------------------------- samples of images
 # TVM computes where a pixel of the result is in the image again for each channel, and reflects
-# elements one by one. Here a table has the places of the four pixels around it, and their weights.
+# elements one by one. Here a table has the positions of the four pixels around it, and their weights.
 
 
 def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
@@ -117,7 +117,7 @@ def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -> Any:
     """Return bilinear samples (N, C, H', W') of images (N, C, H, W), none beyond their pixels.
 
-    The places of the samples (N, 2, H', W') are x and y, from -1 to 1 within an image. Places beyond an image are
+    The positions of the samples (N, 2, H', W') are x and y, from -1 to 1 within an image. Places beyond an image are
     reflected into it, or else the nearest pixel counts. With `aligns_corners`, -1 and 1 are the centres of the
     outermost pixels, not their edges.
     """

@@ -50,7 +50,7 @@ _Bounds = Iterator[tuple[int, Bound]]
 
 
 def _list_bounds(value: Any) -> _Bounds:
-    """Yield the operands of a value that need certain values, by their places, with the bounds of each."""
+    """Yield the operands of a value that need certain values, by index, with the bounds of each."""
     if (rule := _RULES.get(ir.operator_name(value))) is not None:
         yield from rule(value)
 
@@ -226,7 +226,7 @@ class _CheckRewriter(TargetRewriter):
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
 
     def _check_extremes(self, call: Any, rewritten: Any) -> Any:
-        """Return the places of extremes, which fail along an axis that has no element when the model runs."""
+        """Return the indices of extremes, which fail along an axis that has no element when the model runs."""
         sizes, axis = sizes_of(call.args[0]), call.attrs.axis
         if sizes is None or not self._context.is_cpu():
             return None

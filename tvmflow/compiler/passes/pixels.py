@@ -2,7 +2,7 @@
 
 An image has one last tile then, where it had one in each row, and narrow images are computed in whole tiles. The axis
 of the rows keeps one iteration, so that the last index of a pixel goes on beyond its row. Tensors are contiguous: the
-place in memory is the same.
+position in memory is the same.
 """
 
 from __future__ import annotations

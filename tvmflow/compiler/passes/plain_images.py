@@ -203,7 +203,7 @@ class Window(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The number of places behind the data that the last window reads."""
+        """The number of positions behind the data that the last window reads."""
         return max(0, (self.results - 1) * self.stride + self.size - self.before - self.extent)
 
     @property
@@ -386,7 +386,7 @@ class _PoolEmitter:
             self._buffers["out"][first + column] = value
 
     def _iterate(self, length: int, *, overlaps: bool = True) -> Iterator[Any]:
-        """Emit a loop over vectors of a row; yield the places of one.
+        """Emit a loop over vectors of a row; yield the positions of one.
 
         The last vector may overlap the one before it, and compute its values again, or else has fewer.
         """

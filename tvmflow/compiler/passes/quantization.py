@@ -527,7 +527,7 @@ def _round_to_bits(
 
 
 def read_broadcast(tensor: Any, index: Sequence[Any]) -> Any:
-    """Return the element of a tensor that is broadcast to another one, at a place in that."""
+    """Return the element of a tensor that is broadcast to another one, at a position in that."""
     shape = tensor.shape
     positions = zip(shape, index[len(index) - len(shape) :], strict=True)
     return tensor(*(0 if same_size(extent, 1) else position for extent, position in positions))

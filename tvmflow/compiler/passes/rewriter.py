@@ -65,10 +65,10 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return rewritten if result is None else result
 
     def _replace(self, call: Any) -> Any:
-        """Return what takes the place of a call whose arguments are not rewritten yet; None to rewrite these."""
+        """Return what replaces a call whose arguments are not rewritten yet; None to rewrite these."""
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        """Return what takes the place of a call with rewritten arguments; None for that call."""
+        """Return what replaces a call with rewritten arguments; None for that call."""
 
     def visit_if_(self, op: relax.If) -> Any:
         """Rewrite both branches; what one of them has emitted is no longer known after it."""

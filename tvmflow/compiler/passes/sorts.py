@@ -79,7 +79,7 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 # whose low bits are its place in the row. No two words of a row are equal, so that any order of
 # comparisons gives the stable sort. NaN is greater than every other value, as in numpy and PyTorch, and
 # -0.0 equals 0.0. Words of one integer are compared in one instruction; keys of 64 bits need a second
-# integer for the place.
+# integer for the index.
 #
 # Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming
 # 3, 5.3.4), then merged pairwise from both ends at once, as in quadsort: two runs of equal length
@@ -130,7 +130,7 @@ class Sort(NamedTuple):
         k: How many of the sorted elements are wanted.
         descending: Whether the greatest element comes first. Equal elements keep their order.
         has_values: Whether the sorted elements are a result.
-        index_dtype: The dtype of their places in the data, which follow the values; None without them.
+        index_dtype: The dtype of their indices in the data, which follow the values; None without them.
     """
 
     shape: tuple[IrSize, ...]
@@ -245,7 +245,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         def load(index: Any, lane: Any) -> Any:
             return data[(row * sort.length + index) * inner + column + lane]
 
-        # the keys and places of the first elements of each column, in order
+        # the keys and indices of the first elements of each column, in order
         new_key = allocate_registers(width, dtype="uint32")
         keys = [allocate_registers(width, dtype="uint32") for _ in range(sort.k)]
         first = [allocate_registers(width, dtype="int32") for _ in range(sort.k)]
@@ -253,7 +253,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         def insert(index: Any, *, filled: int) -> None:
             """Emit the insertion of an element of each column, in order.
 
-            The element is at the place `index`, and `filled` ones are there so far.
+            The element is at the position `index`, and `filled` ones are there so far.
             """
             with T.vectorized(width) as lane:
                 new_key[lane] = tirx.Cast("uint32", order.key(load(index, lane)))
@@ -289,7 +289,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
 
 
 Word = tuple[Any, ...]
-"""The key and the place of an element: one integer with both, or one for each."""
+"""The key and the index of an element: one integer with both, or one for each."""
 
 
 class Order:
@@ -338,7 +338,7 @@ class Order:
         return (key << tirx.const(self._shift, self.dtypes[0]) | position,)
 
     def index(self, word: Word) -> Any:
-        """Return the place of a word's element."""
+        """Return the position of a word's element."""
         mask = tirx.const((1 << self._shift) - 1, self.dtypes[0])
         return tirx.Cast("int32", word[1] if len(word) > 1 else word[0] & mask)
 
@@ -365,7 +365,7 @@ class Order:
 
 
 class _Row(NamedTuple):
-    """The elements of a row by their places, and their order."""
+    """The elements of a row by index, and their order."""
 
     order: Order
     element: Callable[[Any], Any]
@@ -395,7 +395,7 @@ class Words(NamedTuple):
             T.buffer_store(buffer, part, [index])
 
     def fill(self, start: Any, end: Any, word: Callable[[Any], Word]) -> None:
-        """Emit words at the places of a range."""
+        """Emit words at the positions of a range."""
         with T.serial(end - start) as offset:
             self[start + offset] = word(start + offset)
 
@@ -607,7 +607,7 @@ def _emit_network(order: Order, words: Words, base: Any, size: int) -> None:
 
 
 def _list_comparators(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of places that Batcher's network compares, in order (Knuth's algorithm 5.2.2M)."""
+    """Yield the pairs of positions that Batcher's network compares, in order (Knuth's algorithm 5.2.2M)."""
     top = 1 << max(size - 1, 0).bit_length() - 1 if size > 1 else 0
     part = top
     while part > 0:

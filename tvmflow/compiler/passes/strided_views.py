@@ -128,11 +128,11 @@ def _view_of_call(
 def _cut(
     view: StridedView, sizes: Sequence[IrSize], axis: int, read: Callable[[_Array], _Array | None]
 ) -> StridedView | None:
-    """Return the places along an axis of fixed size that a function selects; None for others."""
+    """Return the positions along an axis of fixed size that a function selects; None for others."""
     axis %= len(sizes)
     if is_dynamic(sizes[axis]):
         return None
-    # of as many places along other axes as there are, since they may be selected, too
+    # of as many positions along other axes as there are, since they may be selected, too
     shape = [1 if is_dynamic(size) else size for size in sizes]
     try:
         positions = list_positions(read, shape, axis)

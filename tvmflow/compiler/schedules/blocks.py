@@ -397,7 +397,7 @@ def find_distance(
     step: int,
     axes: Sequence[Any] | None = None,
 ) -> int | None:
-    """Return the elements between the places of a buffer where an axis is 0, and where it is `step`.
+    """Return the elements between the positions of a buffer where an axis is 0, and where it is `step`.
 
     All other axes, or variables if it is not known which these are, are 0. None if data or conditions decide.
     """

@@ -269,7 +269,7 @@ class _Operand(NamedTuple):
     Attributes:
         shape: Its shape.
         dtype: Its dtype.
-        offset_of: Returns the place of the number for given indices of the loops.
+        offset_of: Returns the offset of the number for given indices of the loops.
         strides: Those of its axes, None for any; empty where it is compact.
     """
 

@@ -281,7 +281,7 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
-    # of data in several places, such as the phases of an interleaved image, the stride within one of them
+    # of data in several positions, such as the phases of an interleaved image, the stride within one of them
     steps = (1,) if is_dynamic[1] else range(1, min(LINE_FLOATS, extents[-1]))
     read_stride = max(_least_stride(load, block, last, steps) for load in loads)
     write_stride = math.prod(extents[position + 1 :])

@@ -97,7 +97,7 @@ def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledMo
 # ---------------------------------------------------------------- scheduled modules
 
 NO_RULE: Final = "none"
-"""In place of a rule's name for a kernel without a schedule."""
+"""Stands for a rule's name for a kernel without a schedule."""
 
 _IS_SCHEDULED: Final = "tirx.is_scheduled"
 

@@ -291,7 +291,7 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
 
 
 def _find_source(block: Any, pixel: Any, strides: Sizes, offsets: Sizes) -> tuple[list[Any], Any]:
-    """Return the place of a pixel of an interleaved image, and the block that it comes from."""
+    """Return the position of a pixel of an interleaved image, and the block that it comes from."""
     shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
     for y, step in zip(shifted, strides, strict=True):
         block = block * step + y % step

@@ -419,7 +419,7 @@ class _Rows(NamedTuple):
 
     Attributes:
         matrix: The number of the first head in the batch.
-        first: The place of its row in `scores` and `totals`.
+        first: The position of its row in `scores` and `totals`.
         query: The number of the query.
         scores: Rows of scores, and then of weights.
         totals: The sums of weights.

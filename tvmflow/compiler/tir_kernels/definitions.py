@@ -109,7 +109,7 @@ def with_kernel_symbols(
 
 @contextmanager
 def launch_threads(*extents: IrSize) -> Iterator[list[Any]]:
-    """Emit a launch on a GPU with a thread for each place of a grid; yield the place."""
+    """Emit a launch on a GPU with a thread for each position of a grid; yield the position."""
     count = math.prod(extents)
     threads = _BLOCK_THREADS if is_dynamic(count) else min(count, _BLOCK_THREADS)
     with (

@@ -190,7 +190,7 @@ def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[An
 
 
 class _StepIndex(NamedTuple):
-    """The place of a step: the direction and its activations, the group's first sequence, and the step."""
+    """The position of a step: the direction and its activations, the group's first sequence, and the step."""
 
     direction: Any
     activations: Sequence[Activation]
@@ -635,7 +635,7 @@ class _GpuLoops(_Loops):
         sizes = (len(directions), layer.batch, layer.hidden)
         with IRBuilder() as builder:
             with T.sblock("steps"):
-                # what one launch writes, the next one reads: hidden states are in two places in turn
+                # what one launch writes, the next one reads: hidden states alternate between two buffers
                 hidden = self._allocate_state(2, *sizes)
                 cell, scaled = self._allocate_state(*sizes), self._allocate_state(*sizes)
                 with launch_threads(*sizes) as (d, n, unit):

@@ -24,7 +24,7 @@ Digit = tuple[IrSize, IrSize]
 
 
 class StridedMatrices(NamedTuple):
-    """The place of each element of a batch of matrices, in elements from the start of a buffer.
+    """The offset of each element of a batch of matrices, in elements from the start of a buffer.
 
     All lengths and strides may be dynamic.
 
@@ -41,7 +41,7 @@ class StridedMatrices(NamedTuple):
     column: IrSize
 
     def offset_of(self, matrix: Any, row: Any, column: Any) -> Any:
-        """Return the place of an element; the arguments are values or TIR expressions."""
+        """Return the offset of an element; the arguments are values or TIR expressions."""
         position, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
             digit = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix
@@ -105,7 +105,7 @@ class StridedView(NamedTuple):
         return self._replace(axes=tuple(axes))
 
     def cut(self, axis: int, begin: int, step: int, length: int) -> StridedView | None:
-        """Return some places along an axis of one digit; None for other axes."""
+        """Return some positions along an axis of one digit; None for other axes."""
         digits = _merge_digits(self.axes[axis])
         if len(digits) != 1:
             return self if not digits and (begin, length) == (0, 1) else None
@@ -156,7 +156,7 @@ def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
 
 
 def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-    """Return as few digits as read the same places; the highest come first."""
+    """Return as few digits as read the same positions; the highest come first."""
     merged: list[Digit] = []
     for length, stride in digits:
         if merged and same_size(merged[-1][1], stride * length):
@@ -167,7 +167,7 @@ def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def contiguous(shape: Sequence[IrSize], axes: Sequence[int]) -> StridedMatrices:
-    """Return the places of matrices whose axes are written in another order, that of memory."""
+    """Return the positions of matrices whose axes are written in another order, that of memory."""
     written = [shape[axis] for axis in axes]
     order = sorted(range(len(axes)), key=axes.__getitem__)
     strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])

@@ -4,8 +4,8 @@ The result is split into tiles. Data and weights of a tile are transformed, mult
 elementwise (a matrix product over channels for each element of the tile), and the product is
 transformed back. Algorithm and matrices: Lavin and Gray, arXiv:1509.09308.
 
-With stride 2, the first and last kernel position of an axis read data at even places, and the middle one
-at odd places. The former are a convolution of kernel size 2 with stride 1, F(2, 2) or F(4, 2), the
+With stride 2, the first and last kernel position of an axis read data at even positions, and the middle one
+at odd positions. The former are a convolution of kernel size 2 with stride 1, F(2, 2) or F(4, 2), the
 latter are multiplied directly, all with the same transformed weights.
 """
 
@@ -76,7 +76,7 @@ def _make_strided_transforms(
 ) -> Transforms:
     """Return the transforms of a convolution with stride 2.
 
-    The data are those at even places, with kernel size 2 and stride 1, the weights those of the first and the last
+    The data are those at even positions, with kernel size 2 and stride 1, the weights those of the first and the last
     position.
     """
     tile, even = image.shape
@@ -154,7 +154,7 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
         w: Transformed weights (s, t, o, depth, i of a group, b of i, b of o): 2 more than the rows and columns
             of a tile. Groups have as many blocks of input channels, and as many of output channels, each.
-            With a stride of 2, those of rows and columns at odd places are last.
+            With a stride of 2, those of rows and columns at odd positions are last.
         geometry: The sizes of the convolution.
     """
     product = _multiply(_transform_data(x, geometry), w, geometry)
@@ -355,7 +355,7 @@ class _DynamicLoops:
         self._own, self._blocks = convolution, blocks
         self._edge = convolution.tile + KERNEL - 1
         self._inner, self._lanes = (int(convolution.data.shape[axis]) for axis in (1, 4))
-        # an odd number of vectors, so that not all elements of a tile have the same place in a cache
+        # an odd number of vectors, so that not all elements of a tile map to the same cache set
         self._data_step = (self._inner * blocks.limit | 1) * self._lanes
         self._product_step = (blocks.tile.vectors * blocks.limit | 1) * self._lanes
         self._count: Any = None

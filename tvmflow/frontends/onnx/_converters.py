@@ -463,7 +463,7 @@ _OPAQUE: Final = {"op_pattern": 8}
 
 
 def _grid_sample(node: NodeToConvert) -> Any:
-    """Sample at the places of a grid; TVM's kernel of a volume of a dynamic shape takes minutes to build."""
+    """Sample at the positions of a grid; TVM's kernel of a dynamic volume takes minutes to build."""
     shapes = [list_sizes(operand) for operand in node.inputs]
     is_dynamic = any(not isinstance(size, int) for shape in shapes for size in shape)
     if len(shapes[0]) > _IMAGE_RANK and is_dynamic:
@@ -525,7 +525,7 @@ def _roi_align(node: NodeToConvert) -> Any:
     if is_dynamic or not 0 < regions.samples <= _MAX_SAMPLES:
         align = functools.partial(align_regions, regions=regions)
         return node.builder.emit_te(align, *node.inputs, primfunc_name_hint="align_regions")
-    # channels are lanes of vectors, which share the places of samples
+    # channels are lanes of vectors, which share the coordinates of samples
     find = functools.partial(find_samples, sizes=(height, width), regions=regions)
     found = node.builder.emit_te(find, boxes, primfunc_name_hint="find_samples")
     tables = [node.emit(relax.TupleGetItem(found, n)) for n in range(len(found.ty.fields))]
@@ -601,9 +601,9 @@ def _max_pool(node: NodeToConvert) -> Any:
 
 
 def _max_unpool(node: NodeToConvert) -> Any:
-    """Return zeros, and maxima of windows at their places among them.
+    """Return zeros with the maxima of windows at their indices.
 
-    As in ONNX Runtime, places are those in a result of a given shape. One before the result counts
+    As in ONNX Runtime, indices refer to a result of a given shape. One before the result counts
     as the first, and one behind it as the last.
     """
     maxima, places, *_ = node.inputs

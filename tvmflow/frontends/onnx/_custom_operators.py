@@ -228,7 +228,7 @@ class CustomReferences:
 
     def _make_class(self, use: UsedOperator) -> type:
         def load_attributes(node: Any) -> None:
-            # The attributes of a node must not take the place of the evaluator's own.
+            # The attributes of a node must not replace the evaluator's own.
             node.has_linked_attribute, node.attributes_names_ = False, set()
 
         def run(node: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from tvm import te, tirx
 
 MAX_WINDOW: Final = 1 << 24
-"""The elements of the largest window whose maximum has a place: float32 counts up to there."""
+"""The elements of the largest window whose maximum has an index: float32 counts up to there."""
 
 MAX_DETERMINANT_ROWS: Final = 16
 """The rows of the largest matrix with a determinant: each row adds four loops to the kernel."""
@@ -101,17 +101,17 @@ def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], window
 def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: bool) -> Any:
     """Return where the maxima of windows are in the data: of equal elements, the first one.
 
-    A window without its maximum (all of it is padding, or it has NaN) has the place of its last
+    A window without its maximum (all of it is padding, or it has NaN) has the index of its last
     element, which may be beyond the data.
 
     Args:
         data: The data (N, C, …).
         maxima: The maximum of each window (N, C, …).
         windows: The windows.
-        counts_columns: Whether places are counted along the first spatial axis first.
+        counts_columns: Whether indices count along the first spatial axis first.
 
     Returns:
-        The places in the flattened data, as int64.
+        The indices in the flattened data, as int64.
     """
     sizes = list(data.shape[2:])
     order = list(range(len(sizes)))
@@ -168,7 +168,7 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
 
 
 def limit_places(places: Any, count: Any) -> Any:
-    """Return places (…), as int64: the first or last of `count` elements for those outside."""
+    """Return positions (…), as int64: the first or last of `count` elements for those outside."""
     return te.compute(
         places.shape,
         lambda *index: _limit(places(*index), count).astype("int64"),
@@ -256,7 +256,7 @@ def _eliminate(
     def rest(*index: Any) -> Any:
         b, (i, j) = index[:axes], index[axes:]
         pivot = matrix(*b, place(*b), 0)
-        # the first row takes the place of the pivot's
+        # the first row replaces the pivot's
         own = tirx.Select(tirx.Cast("int32", i) + 1 == place(*b), 0, tirx.Cast("int32", i) + 1)
         factor = tirx.Select(pivot == zero, zero, matrix(*b, own, 0) / pivot)
         return matrix(*b, own, j + 1) - factor * matrix(*b, place(*b), j + 1)
@@ -290,7 +290,7 @@ class Regions(NamedTuple):
 
 
 class _Samples:
-    """The places of the samples of regions (R, 4): left, top, right, bottom."""
+    """The positions of the samples of regions (R, 4): left, top, right, bottom."""
 
     def __init__(self, boxes: Any, sizes: Sequence[Any], regions: Regions) -> None:
         self._boxes, self._sizes, self._regions = boxes, sizes, regions

@@ -191,7 +191,7 @@ def _own_note(references: CustomReferences) -> str:
 
 
 def _reason(refusal: Exception) -> str:
-    """Return what ONNX Runtime says of a model, without the paths and the place in its source."""
+    """Return what ONNX Runtime says of a model, without paths and source lines."""
     text = " ".join(str(refusal).split())
     match = re.search(r" failed:(?:/\S+:\d+ .*?\) )?(.+)", text)
     return excerpt(match[1] if match else text, _MAX_REASON)

@@ -87,7 +87,7 @@ _PREFERRED_OPSETS: Final = (13, 21)
 _OLDEST_OPSET: Final = 7
 # Scan has another form before, which ONNX's converter takes for this one.
 _SCAN_OPSET: Final = 9
-# Resize has no modes before, and samples at scaled places, rounded down.
+# Resize has no modes before, and samples at scaled positions, rounded down.
 _RESIZE_MODES_OPSET: Final = 11
 # The attributes of Constant that hold plain numbers.
 _CONSTANT_DTYPES: Final = {
@@ -559,7 +559,7 @@ def prepare(
     Args:
         model: A model with all of its data; it is changed.
         inputs: The inputs with their shapes; those with static shapes in the model may be missing.
-        bound: The constants that take the place of inputs.
+        bound: The constants that replace inputs.
         custom: The nodes of custom operators.
 
     Raises:

@@ -377,7 +377,7 @@ class EmulatedChoices:
     """A float model whose layers can each be computed with integers, by exchanged weights.
 
     Args:
-        compute: Returns what computes the outputs with some layers, by their places, of integers.
+        compute: Returns what computes the outputs with some layers, by index, of integers.
         run_float: Computes the outputs of the float model.
     """
 
@@ -420,7 +420,7 @@ class SwitchedModel:
         self._module: Module | None = None
 
     def run(self, feed: Feed, chosen: Collection[int]) -> dict[str, Array]:
-        """Return the outputs where some layers, by their places, are computed with integers."""
+        """Return the outputs where some layers, by index, are computed with integers."""
         if not chosen:
             return self._run_float(feed)
         if self._module is None:

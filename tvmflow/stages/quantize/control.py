@@ -47,7 +47,7 @@ class Switched(Protocol):
     """A model whose layers can each be computed with floats or with integers."""
 
     def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
-        """Return the outputs where some layers, by their places, are computed with integers."""
+        """Return the outputs where some layers, by index, are computed with integers."""
         ...
 
 
@@ -105,9 +105,9 @@ class Choice(NamedTuple):
     """The layers that are computed with integers.
 
     Attributes:
-        chosen: Their places.
+        chosen: Their positions.
         damage: The error of the outputs that each layer makes alone; infinite where it makes an output no number.
-        reasons: Why layers stay float, by their places.
+        reasons: Why layers stay float, by index.
         cost: What all of the chosen ones cost together.
         everything: What all layers cost that could be chosen.
         evaluations: How many choices were evaluated, each with as many samples as decide.
@@ -167,7 +167,7 @@ class Evaluation:
         """The accuracy of the float model; None without labels."""
 
     def measure(self, chosen: Collection[int], limits: Limits | None = None) -> Cost:
-        """Return what layers, by their places, cost; compares no more samples than tell whether limits hold."""
+        """Return what layers, by index, cost; compares no more samples than tell whether limits hold."""
         self.count += 1
         comparison = Comparison(lambda feed: self._switched.run(feed, chosen))
         return self.compare_more(comparison, limits=limits)

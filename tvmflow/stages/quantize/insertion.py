@@ -126,7 +126,7 @@ _SMALLEST_NORMAL: Final = 2.0**-126
 def keep_layers(
     model: FloatModel, layers: Sequence[Layer], quantization: Quantization, chosen: Collection[int]
 ) -> Quantization:
-    """Return what becomes integers where only some layers, by their places, do."""
+    """Return what becomes integers where only some layers, by index, do."""
     kept = [layers[place] for place in chosen]
     sources = dict.fromkeys(layer.source for layer in kept if layer.source in quantization.data)
     tensors = {*sources, *list_sums(model, kept, sources), *list_joined(model, sources)}
@@ -257,7 +257,7 @@ class LayerRewriter(MainRewriter):
         self._layers = {self.flow.values[var]: layer for var, layer in layers.items()}
 
     def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Any) -> Any:
-        """Return what takes the place of a layer; `rewritten` is its call with new arguments."""
+        """Return what replaces a layer; `rewritten` is its call with new arguments."""
         raise NotImplementedError
 
     def replace(self, var: Any) -> Any:

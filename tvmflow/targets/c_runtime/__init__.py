@@ -186,7 +186,7 @@ class DescribedModel(NamedTuple):
 
     @property
     def dimensions(self) -> list[Dimension]:
-        """The sizes that each call chooses, in the order of their places in C."""
+        """The sizes that each call chooses, in their order in C."""
         return sorted(Dimension.list_of(self.signature), key=lambda dimension: dimension.name)
 
     @property
@@ -453,7 +453,7 @@ def write_loader(model: DescribedModel, file: str = "") -> str:
 
 
 def _write_places(name: str, kind: str, entries: Sequence[str]) -> list[str]:
-    """Return the macros with the number of inputs, outputs or dimensions, and with their places.
+    """Return the macros with the number of inputs, outputs or dimensions, and with their positions.
 
     An entry has a macro of its place where its name is its own in C.
     """

@@ -43,7 +43,7 @@ class IsaLevelCode(NamedTuple):
 
 
 def constant_place(index: int) -> str:
-    """Return the macro with the place of a constant of a level."""
+    """Return the macro with the position of a constant of a level."""
     return f"TF_CONSTANT{index}"
 
 

@@ -245,7 +245,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 
 
 def find_data(path: Path) -> tuple[int, int]:
-    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    """Return the offset and the size of the data in an object file that `write_data` wrote."""
     return _format_of(path).find_data(path)
 
 

@@ -249,13 +249,13 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 
 
 def find_data(path: Path) -> tuple[int, int]:
-    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    """Return the offset and the size of the data in an object file that `write_data` wrote."""
     machine = _Machine.read(path)
     word, layout = (8, "QQ") if machine.is_64 else (4, "II")
     with path.open("rb") as stream:
         # kind, machine, version, entry point and table of segments come before the table of sections
         (sections,) = machine.unpack(layout[0], stream.read(_ALIGNMENT), 24 + 2 * word)
-        # the first section has no content; name, kind, flags and address come before place and size
+        # the first section has no content; name, kind, flags and address come before offset and size
         stream.seek(sections + machine.section_size + 8 + 2 * word)
         begin, size = machine.unpack(layout, stream.read(2 * word), 0)
     return begin, size

@@ -91,7 +91,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 
 
 def find_data(path: Path) -> tuple[int, int]:
-    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    """Return the offset and the size of the data in an object file that `write_data` wrote."""
     with path.open("rb") as stream:
         stream.seek(_HEADER.size + _SEGMENT.size)
         _, _, _, size, begin, *_ = _SECTION.unpack(stream.read(_SECTION.size))
@@ -118,7 +118,7 @@ def hide_symbols(path: Path, public: Collection[str]) -> None:
 
 
 def _visible_symbols(content: mmap.mmap) -> Iterator[tuple[int, bytes]]:
-    """Yield the place of the kind, and the name, of each symbol that an object defines for others."""
+    """Yield the offset of the kind, and the name, of each symbol that an object defines for others."""
     for at, command, _ in _commands(content):
         if command != _LC_SYMTAB:
             continue

@@ -22,8 +22,8 @@ _RUNTIME_DLL: Final = "tvm_ffi.dll"
 
 # What LLVM calls for large stack frames: in the system's own library.
 _STACK_PROBE: Final = "__chkstk"
-# The C library's functions that kernels call: memory, and the mathematics that LLVM has no instruction for. What else a
-# C library calls.
+# The C library's functions that kernels call: memory, and the mathematics that LLVM has no instruction for. What else
+# a C library calls.
 _C_FUNCTIONS: Final = frozenset(
     [
         *("memcpy", "memmove", "memset", "memcmp"),
@@ -195,7 +195,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 
 
 def find_data(path: Path) -> tuple[int, int]:
-    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    """Return the offset and the size of the data in an object file that `write_data` wrote."""
     with path.open("rb") as stream:
         stream.seek(_HEADER.size)
         _, _, _, size, begin, *_ = _SECTION.unpack(stream.read(_SECTION.size))

@@ -73,7 +73,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 
 
 def find_data(path: Path) -> tuple[int, int]:
-    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    """Return the offset and the size of the data in an object file that `write_data` wrote."""
     length = len(_number(0))
     # the kind and the size of the section, one segment of kind 0, its address
     before = len(_MAGIC) + 1 + length + 2 + len(_I32_CONST_0)

@@ -228,7 +228,7 @@ def _emit(rewriter: LayoutRewriter, selection: Selection) -> Any:
 
 
 # ---------------------------------------------------------------- kernel
-# Copies channels of blocked tensors to other places.
+# Copies channels of blocked tensors to other positions.
 
 _FLOAT: Final = "float32"
 _TABLE: Final = "int32"
@@ -240,8 +240,8 @@ def copy_channels(selection: Selection, cpu: CpuModel) -> Any:
     """Return a kernel that copies channels of blocked tensors, its table, and the shape of its result.
 
     The tensors are (n, c/b, …, b). The parameters of the kernel are the tensors, the table and the result. The
-    table (groups of lanes of the result, 2) has the position of a group's tensor, or -1 for zeros, and the place of
-    its first element in an image of the tensor, or in one pixel of it where images have dynamic shapes.
+    table (groups of lanes of the result, 2) has the position of a group's tensor, or -1 for zeros, and the position
+    of its first element in an image of the tensor, or in one pixel of it where images have dynamic shapes.
     """
     shapes = [known_sizes(tensor) for tensor in selection.tensors]
     n, _, *size, block = shapes[0]
@@ -258,7 +258,7 @@ def copy_channels(selection: Selection, cpu: CpuModel) -> Any:
 
 
 def _list_lanes(selection: Selection, pixels: int, block: int) -> Any:
-    """Return the tensor of each lane of the result's blocks, and the place of its first pixel: (lanes, 2)."""
+    """Return the tensor of each lane of the result blocks, and the index of its first pixel: (lanes, 2)."""
     lanes = np.full((-(-len(selection.channels) // block) * block, 2), -1, np.int64)
     outer, lane = np.divmod(selection.channels, block)
     lanes[: len(outer)] = np.stack([selection.positions, outer * pixels * block + lane], axis=1)

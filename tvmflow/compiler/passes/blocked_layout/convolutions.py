@@ -157,7 +157,7 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o).
 
-    There is no axis of lanes if there is one lane. Runs of channels take the place of blocks of data. A block of
+    There is no axis of lanes if there is one lane. Runs of channels replace blocks of data. A block of
     the result may belong to several groups: the weights of data of other groups are 0.
     """
     block, lanes, width = groups.block, groups.run or groups.lanes, groups.width
@@ -226,7 +226,7 @@ def _find_winograd(
         or min(window.padding) < 0
         # each block of a tile belongs to one group
         or (groups > 1 and (out // groups % lanes or inner % lanes))
-        # the tiles of a dynamic volume are not numbered; those with a stride or groups have fixed places
+        # the tiles of a dynamic volume are not numbered; those with a stride or groups have fixed positions
         or (
             (len(edges) > _IMAGE_AXES or step > 1 or groups > 1)
             and any(map(is_dynamic, known_sizes(call)[2:]))

@@ -182,7 +182,7 @@ def _is_vector(access: Any, axes: list[Any]) -> bool:
 
 
 def _find_axis_without_slow_indices(stmt: Any) -> int | None:
-    """Return the position of an axis along which places of values need computing only once."""
+    """Return the position of an axis along which offsets are computed only once."""
     axes = list(stmt.iter_vars)
     indices = [index for load in list_loads(stmt) for index in load.indices]
     slow = [index for index in indices if find_nodes(index, tvm.ir.Call, tirx.Cast)]
