@@ -118,37 +118,39 @@ class SizeRanges:
                 self._seen.append(size)
         return simple
 
-    def clamp(self, place: Any, extent: Any) -> Any:
+    def clamp(self, position: Any, extent: Any) -> Any:
         """Return a position within an axis; a negative one counts from its end."""
-        if isinstance(place, int):
-            if place >= NO_END:
+        if isinstance(position, int):
+            if position >= NO_END:
                 return extent
-            if place <= -NO_END:
+            if position <= -NO_END:
                 return 0
-            is_negative = place < 0
-        elif self.is_certain(place >= 0):
+            is_negative = position < 0
+        elif self.is_certain(position >= 0):
             is_negative = False
-        elif self.is_certain(place < 0):
+        elif self.is_certain(position < 0):
             is_negative = True
         else:
-            raise DynamicShapeProblem(f"the place {place} is on neither side of 0 for all sizes")
+            raise DynamicShapeProblem(
+                f"the position {position} is on neither side of 0 for all sizes"
+            )
         if is_negative:
-            return self.at_least(self.simplify(extent + place), 0)
-        if isinstance(place, int) and isinstance(extent, int):
-            return min(place, extent)
-        if self.is_certain(place <= extent):
-            return place
-        if self.is_certain(place >= extent):
+            return self.at_least(self.simplify(extent + position), 0)
+        if isinstance(position, int) and isinstance(extent, int):
+            return min(position, extent)
+        if self.is_certain(position <= extent):
+            return position
+        if self.is_certain(position >= extent):
             return extent
-        return self.simplify(tirx.min(tirx.convert(place), tirx.convert(extent)))
+        return self.simplify(tirx.min(tirx.convert(position), tirx.convert(extent)))
 
-    def at_least(self, place: Any, least: Any) -> Any:
+    def at_least(self, position: Any, least: Any) -> Any:
         """Return the larger one of two positions: one of them where it is known which."""
-        if isinstance(place, int) and isinstance(least, int):
-            return max(place, least)
-        if self.is_certain(place >= least):
-            return place
-        return self.simplify(tirx.max(tirx.convert(place), tirx.convert(least)))
+        if isinstance(position, int) and isinstance(least, int):
+            return max(position, least)
+        if self.is_certain(position >= least):
+            return position
+        return self.simplify(tirx.max(tirx.convert(position), tirx.convert(least)))
 
     def divide_up(self, size: Any, divisor: int) -> Any:
         """Return a size divided by a number, rounded up."""

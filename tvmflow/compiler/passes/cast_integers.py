@@ -129,7 +129,7 @@ class _IntegerCaster(MainRewriter):
         limit = tirx.min_value if largest else tirx.max_value
 
         def prefer(one: Any, other: Any) -> Any:
-            """The argmax combiner on (index, value) pairs, in a form that TVM can split."""
+            """Combine (index, value) pairs as argmax does, in a form that TVM can split."""
             is_beyond = one[1] > other[1] if largest else one[1] < other[1]
             is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
             position = tirx.Select(is_chosen, one[0], other[0])

@@ -165,19 +165,19 @@ def _hardmax(node: NodeToConvert) -> Any:
     axis = node.integer("axis", -1) % len(sizes)
     if not isinstance(sizes[axis], int):
         raise ValueError("its axis needs a fixed size")
-    places = node.emit(relax.op.argmax(x, axis=axis, keepdims=True))
-    places = relax.op.maximum(places, relax.const(0, "int64"))
+    indices = node.emit(relax.op.argmax(x, axis=axis, keepdims=True))
+    indices = relax.op.maximum(indices, relax.const(0, "int64"))
     shape = [sizes[axis] if n == axis else 1 for n in range(len(sizes))]
     columns = relax.const(np.arange(sizes[axis]).reshape(shape), "int64")
-    return relax.op.astype(relax.op.equal(places, columns), dtype_of(x))
+    return relax.op.astype(relax.op.equal(indices, columns), dtype_of(x))
 
 
 def _bit_shift(node: NodeToConvert) -> Any:
     """Return shifted bits: 0 for shifts by the width of the type or more."""
-    x, places = node.inputs
+    x, indices = node.inputs
     shifted = node.emit(node.by_tvm())
     bits = np.iinfo(dtype_of(x)).bits
-    is_short = relax.op.less(places, relax.const(bits, dtype_of(places)))
+    is_short = relax.op.less(indices, relax.const(bits, dtype_of(indices)))
     return relax.op.where(is_short, shifted, relax.op.zeros_like(shifted))
 
 
@@ -195,8 +195,8 @@ def _dynamic_quantize_linear(node: NodeToConvert) -> Any:
     scale = node.emit(relax.op.divide(relax.op.subtract(largest, smallest), most))
     is_zero = relax.op.equal(scale, zero)
     scale = node.builder.emit(relax.op.where(is_zero, relax.op.ones_like(scale), scale))
-    place = relax.op.clip(relax.op.divide(relax.op.negative(smallest), scale), 0, 255)
-    zero_point = node.builder.emit(relax.op.astype(relax.op.round(place), "uint8"))
+    exact = relax.op.clip(relax.op.divide(relax.op.negative(smallest), scale), 0, 255)
+    zero_point = node.builder.emit(relax.op.astype(relax.op.round(exact), "uint8"))
     quantized = relax.op.quantize(x, scale, zero_point, axis=0, out_dtype="uint8")
     return relax.Tuple([node.emit(quantized), scale, zero_point])
 

@@ -34,12 +34,12 @@ from tvmflow.frontends.onnx._expressions import (
     Windows,
     add_blocks,
     align_regions,
+    clamp_indices,
     combine_samples,
     determinant,
     find_maxima,
     find_samples,
     infer_unpooled_shape,
-    limit_places,
     reverse_sequences,
 )
 from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
@@ -67,8 +67,8 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
         return operator(data, indices, node.integer(name, 0))
     beyond = constant(np.iinfo(dtype_of(indices)).min, indices)
     is_negative = relax.op.less(indices, constant(0, indices))
-    places = node.emit(relax.op.where(is_negative, beyond, indices))
-    return _scatter(node._replace(inputs=[data, places, *rest]))
+    indices = node.emit(relax.op.where(is_negative, beyond, indices))
+    return _scatter(node._replace(inputs=[data, indices, *rest]))
 
 
 def _scatter(node: NodeToConvert) -> Any:
@@ -109,14 +109,14 @@ def _slice(node: NodeToConvert) -> Any:
         _limit_slice(start, end, step, shape[axis])
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
     ]
-    places = [axis % len(shape) for axis in axes]
-    return relax.op.strided_slice(data, places, *map(list, zip(*limited, strict=True)))
+    indices = [axis % len(shape) for axis in axes]
+    return relax.op.strided_slice(data, indices, *map(list, zip(*limited, strict=True)))
 
 
 def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int, int]:
     """Return the bounds and the step of a slice that stays within an axis, as TVM takes them."""
     first, last = (0, extent) if step > 0 else (-1, extent - 1)
-    start, end = (place + extent if place < 0 else place for place in (start, end))
+    start, end = (index + extent if index < 0 else index for index in (start, end))
     start, end = min(max(start, 0), last), min(max(end, first), last)
     if (end - start) * step <= 0:
         return 0, 0, 1
@@ -246,9 +246,9 @@ def _stft(node: NodeToConvert) -> Any:
     shape, hop = list_sizes(signal), _integer(step)
     length = _integer(size) if size is not None else list_sizes(window)[0]
     starts = np.arange((shape[1] - length) // hop + 1) * hop
-    places = relax.const((starts[:, None] + np.arange(length)).ravel(), "int64")
+    indices = relax.const((starts[:, None] + np.arange(length)).ravel(), "int64")
     split = [shape[0], len(starts), length, shape[2]]
-    frames = node.emit(relax.op.reshape(relax.op.take(signal, places, 1), split))
+    frames = node.emit(relax.op.reshape(relax.op.take(signal, indices, 1), split))
     if window is not None:
         frames = node.emit(frames * relax.op.reshape(window, [length, 1]))
     is_onesided = bool(node.attributes.get("onesided", 1))
@@ -494,11 +494,11 @@ def _sample_reflected(node: NodeToConvert) -> Any:
     away = node.emit(relax.op.abs((grid + number(1)) * number(0.5)))
     away = node.emit(away - relax.op.floor(away * number(0.5)) * number(2))
     away = node.emit(relax.op.minimum(away, number(2) - away))
-    places = node.emit(relax.op.permute_dims(away * number(2) - number(1), [0, 3, 1, 2]))
+    indices = node.emit(relax.op.permute_dims(away * number(2) - number(1), [0, 3, 1, 2]))
     method = node.text("mode", "linear")
     return relax.op.image.grid_sample(
         data,
-        places,
+        indices,
         method="nearest" if method == "nearest" else "bilinear",
         layout="NCHW",
         padding_mode="border",
@@ -596,8 +596,8 @@ def _max_pool(node: NodeToConvert) -> Any:
     find = functools.partial(
         find_maxima, windows=windows, counts_columns=bool(node.attributes.get("storage_order", 0))
     )
-    places = node.builder.emit_te(find, node.inputs[0], maxima, primfunc_name_hint="find_maxima")
-    return relax.Tuple([maxima, places])
+    indices = node.builder.emit_te(find, node.inputs[0], maxima, primfunc_name_hint="find_maxima")
+    return relax.Tuple([maxima, indices])
 
 
 def _max_unpool(node: NodeToConvert) -> Any:
@@ -606,11 +606,11 @@ def _max_unpool(node: NodeToConvert) -> Any:
     As in ONNX Runtime, indices refer to a result of a given shape. One before the result counts
     as the first, and one behind it as the last.
     """
-    maxima, places, *_ = node.inputs
+    maxima, indices, *_ = node.inputs
     windows, pooled = _windows(node), list_sizes(maxima)
-    if not tvm_ffi.structural_equal(places.ty.shape, maxima.ty.shape):
+    if not tvm_ffi.structural_equal(indices.ty.shape, maxima.ty.shape):
         raise ValueError(
-            f"places of shape {list_sizes(places)} do not fit maxima of shape {pooled}"
+            f"indices of shape {list_sizes(indices)} do not match values of shape {pooled}"
         )
     shape = _constant_operand(node, 2)
     if shape is None and node.operand(2) is not None:
@@ -628,7 +628,7 @@ def _max_unpool(node: NodeToConvert) -> Any:
             raise ValueError(text)
     count = math.prod(sizes)
     zeros = node.emit(relax.op.zeros([count], dtype_of(maxima)))
-    inside = node.builder.emit_te(limit_places, places, count, primfunc_name_hint="limit_places")
+    inside = node.builder.emit_te(clamp_indices, indices, count, primfunc_name_hint="limit_places")
     flat = [node.emit(relax.op.reshape(value, [-1])) for value in (inside, maxima)]
     scattered = node.emit(relax.op.scatter_elements(zeros, *flat, axis=0))
     return relax.op.reshape(scattered, sizes)
@@ -684,7 +684,7 @@ def _count_selected(node: NodeToConvert) -> Any:
     NaN is never selected.
     """
     boxes, scores = node.inputs[:2]
-    limit, overlap, threshold = (node.operand(place) for place in (2, 3, 4))
+    limit, overlap, threshold = (node.operand(index) for index in (2, 3, 4))
     batch, classes, count = (int(extent) for extent in scores.ty.shape)
     most = 0 if limit is None else count
     if isinstance(limit, tvm.ir.Constant):
@@ -721,8 +721,8 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
     TVM suppresses no box with a score below 0.
     """
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
-    places = node.emit(relax.op.argsort(order, dtype="int64"))
-    ranks = relax.const(list_sizes(scores)[-1], "int64") - places
+    indices = node.emit(relax.op.argsort(order, dtype="int64"))
+    ranks = relax.const(list_sizes(scores)[-1], "int64") - indices
     ranks = node.cast(ranks, dtype_of(scores))
     is_above = node.emit(relax.op.greater(scores, constant(float(threshold), scores)))
     return node.emit(relax.op.where(is_above, ranks, constant(0, scores)))

@@ -77,12 +77,12 @@ def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], window
     ]
     zero = tirx.const(0, columns.dtype)
 
-    def pixel(n: Any, channel: Any, *places: Any) -> Any:
+    def pixel(n: Any, channel: Any, *indices: Any) -> Any:
         row, column, conditions = channel, 0, []
-        for axis, (place, offset) in enumerate(zip(places, kernel_axes, strict=True)):
+        for axis, (position, offset) in enumerate(zip(indices, kernel_axes, strict=True)):
             stride = windows.strides[axis]
             # where the block that has this element here begins
-            start = place + windows.padding[axis] - offset * windows.dilations[axis]
+            start = position + windows.padding[axis] - offset * windows.dilations[axis]
             conditions += [
                 start >= 0,
                 tirx.truncmod(start, stride) == 0,
@@ -116,7 +116,7 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
     sizes = list(data.shape[2:])
     order = list(range(len(sizes)))
 
-    def place(image: Any, channel: Any, spatial: Sequence[Any]) -> Any:
+    def position(image: Any, channel: Any, spatial: Sequence[Any]) -> Any:
         index = image * data.shape[1] + channel
         for axis in reversed(order) if counts_columns else order:
             index = index * sizes[axis] + spatial[axis]
@@ -162,16 +162,16 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
         for size in reversed(windows.sizes):
             offset.insert(0, number % size)
             number = number // size
-        return place(image, channel, reads(window, offset))
+        return position(image, channel, reads(window, offset))
 
     return te.compute(maxima.shape, locate, name="find_maxima")
 
 
-def limit_places(places: Any, count: Any) -> Any:
+def clamp_indices(indices: Any, count: Any) -> Any:
     """Return positions (…), as int64: the first or last of `count` elements for those outside."""
     return te.compute(
-        places.shape,
-        lambda *index: _limit(places(*index), count).astype("int64"),
+        indices.shape,
+        lambda *index: _limit(indices(*index), count).astype("int64"),
         name="limit_places",
     )
 
@@ -199,12 +199,12 @@ def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) 
     """
     steps = data.shape[time_axis]
 
-    def read(*place: Any) -> Any:
-        step = place[time_axis]
-        length = _limit(lengths(_limit(place[batch_axis], lengths.shape[0])), steps + 1)
+    def read(*position: Any) -> Any:
+        step = position[time_axis]
+        length = _limit(lengths(_limit(position[batch_axis], lengths.shape[0])), steps + 1)
         last = (length - 1).astype(step.ty.dtype)
         source = tirx.Select(step <= last, last - step, step)
-        return data(*place[:time_axis], source, *place[time_axis + 1 :])
+        return data(*position[:time_axis], source, *position[time_axis + 1 :])
 
     return te.compute(data.shape, read, name="reverse_sequences")
 
@@ -242,11 +242,13 @@ def _eliminate(
             result = tirx.Select(is_greatest, tirx.const(index, "int32"), result)
         return result
 
-    place = te.compute(batch, find_pivot, name="pivot")
+    position = te.compute(batch, find_pivot, name="pivot")
     signed = te.compute(
         batch,
         lambda *b: (
-            product(*b) * matrix(*b, place(*b), 0) * tirx.Select(place(*b) == 0, one, zero - one)
+            product(*b)
+            * matrix(*b, position(*b), 0)
+            * tirx.Select(position(*b) == 0, one, zero - one)
         ),
         name="product",
     )
@@ -255,11 +257,11 @@ def _eliminate(
 
     def rest(*index: Any) -> Any:
         b, (i, j) = index[:axes], index[axes:]
-        pivot = matrix(*b, place(*b), 0)
+        pivot = matrix(*b, position(*b), 0)
         # the first row replaces the pivot's
-        own = tirx.Select(tirx.Cast("int32", i) + 1 == place(*b), 0, tirx.Cast("int32", i) + 1)
+        own = tirx.Select(tirx.Cast("int32", i) + 1 == position(*b), 0, tirx.Cast("int32", i) + 1)
         factor = tirx.Select(pivot == zero, zero, matrix(*b, own, 0) / pivot)
-        return matrix(*b, own, j + 1) - factor * matrix(*b, place(*b), j + 1)
+        return matrix(*b, own, j + 1) - factor * matrix(*b, position(*b), j + 1)
 
     return te.compute([*batch, size - 1, size - 1], rest, name="rest"), signed
 
@@ -315,7 +317,7 @@ class _Samples:
             return tirx.const(self._regions.samples, "int32")
         return te.ceil(self._step(box, axis)).astype("int32")
 
-    def place(self, box: Any, axis: int, cell: Any, sample: Any) -> Any:
+    def position(self, box: Any, axis: int, cell: Any, sample: Any) -> Any:
         step = self._step(box, axis)
         part = (tirx.Cast(self.dtype, sample) + self._number(0.5)) * step
         within = part / tirx.Cast(self.dtype, self.count(box, axis))
@@ -350,7 +352,7 @@ def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any
 
     def table(axis: int, part: int) -> Any:
         def find(box: Any, index: Any) -> Any:
-            at = samples.place(box, axis, index // regions.samples, index % regions.samples)
+            at = samples.position(box, axis, index // regions.samples, index % regions.samples)
             pixel, weight = samples.pixels(at, axis)[part // 2]
             zero = tirx.const(0, samples.dtype)
             is_weight = part % 2 == 1
@@ -377,8 +379,8 @@ def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> A
     per_axis, count = len(tables) // 2, regions.samples
     combine = te.max if regions.takes_greatest else operator.add
 
-    def element(box: Any, *place: Any) -> Any:
-        *cells, channel = place
+    def element(box: Any, *position: Any) -> Any:
+        *cells, channel = position
         image = _limit(images(_limit(box, images.shape[0])), data.shape[0])
         values = []
         for sample in itertools.product(range(count), repeat=2):
@@ -416,10 +418,12 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     samples = _Samples(boxes, data.shape[2:], regions)
     zero = tirx.const(0, data.dtype)
 
-    def element(box: Any, channel: Any, *place: Any) -> Any:
+    def element(box: Any, channel: Any, *position: Any) -> Any:
         counts = [samples.count(box, axis) for axis in range(2)]
         steps = [te.reduce_axis((0, counts[axis]), name=f"sample{axis}") for axis in range(2)]
-        coordinates = [samples.place(box, axis, place[axis], steps[axis]) for axis in range(2)]
+        coordinates = [
+            samples.position(box, axis, position[axis], steps[axis]) for axis in range(2)
+        ]
         is_outside = tirx.any(*(samples.is_outside(at, n) for n, at in enumerate(coordinates)))
         image = _limit(images(_limit(box, images.shape[0])), data.shape[0])
         around = itertools.product(*(samples.pixels(at, n) for n, at in enumerate(coordinates)))
@@ -437,8 +441,8 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     result = te.compute(shape, element, name="align_regions")
 
     # a loop that does not run sets no number
-    def without_samples(box: Any, *place: Any) -> Any:
+    def without_samples(box: Any, *position: Any) -> Any:
         is_empty = tirx.any(*(samples.count(box, axis) <= 0 for axis in range(2)))
-        return tirx.Select(is_empty, zero, result(box, *place))
+        return tirx.Select(is_empty, zero, result(box, *position))
 
     return te.compute(shape, without_samples, name="without_samples")

@@ -32,7 +32,7 @@ _MASKED: Final = -10000.0
 def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
     """Check that a node lacks attributes and operands that are not supported."""
     found = [name for name in names if node.attributes.get(name, 0)]
-    found += [name for place, name in operands.items() if node.operand(place) is not None]
+    found += [name for index, name in operands.items() if node.operand(index) is not None]
     if found:
         raise ValueError(f"it has {found[0]}, which is not supported")
 
@@ -66,7 +66,7 @@ def _norm(
 
 def _skip_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of a sum; further results are its mean, the inverse of its deviation, and the sum."""
-    x, skip, scale, shift, bias = (node.operand(place) for place in range(5))
+    x, skip, scale, shift, bias = (node.operand(index) for index in range(5))
     if shift is None:
         shift = relax.const(np.zeros(list_sizes(scale), ir.dtype_of(scale)))
     epsilon = node.number("epsilon", 1e-12)
@@ -81,18 +81,18 @@ def _skip_layer_norm(node: NodeToConvert) -> Any:
 
 def _embed_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of the sum of embeddings, the lengths of the mask, and the sum."""
-    ids, segments, words, positions, kinds, scale, shift, mask, places = (
-        node.operand(place) for place in range(9)
+    ids, segments, words, positions, kinds, scale, shift, mask, position_ids = (
+        node.operand(index) for index in range(9)
     )
     batch, steps = list_sizes(ids)
     if not isinstance(steps, int):
         raise ValueError("its sequences must have a fixed length")
-    if places is None:
-        places = relax.const(np.arange(steps), "int64")
+    if position_ids is None:
+        position_ids = relax.const(np.arange(steps), "int64")
     total = _add(
         node,
         node.emit(relax.op.take(words, ids, axis=0)),
-        node.emit(relax.op.take(positions, places, axis=0)),
+        node.emit(relax.op.take(positions, position_ids, axis=0)),
         None if segments is None else node.emit(relax.op.take(kinds, segments, axis=0)),
     )
     total, result = _norm(node, total, scale, shift, node.number("epsilon", 1e-12))
@@ -208,7 +208,7 @@ def _attention(node: NodeToConvert) -> Any:
     """
     names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
     _refuse(node, names, {6: "past_sequence_length"})
-    x, weights, offsets, mask, past, bias = (node.operand(place) for place in range(6))
+    x, weights, offsets, mask, past, bias = (node.operand(index) for index in range(6))
     heads, units = int(node.attributes["num_heads"]), list_sizes(weights)[1]
     sizes = [int(n) for n in node.attributes.get("qkv_hidden_sizes", ())] or [units // 3] * 3
     product = _add(node, node.emit(relax.op.matmul(x, weights)), offsets)
@@ -236,7 +236,7 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
     """Convert MultiHeadAttention, whose further results are keys and values with those before them."""
     names = {8: "past_sequence_length", 9: "cache_indirection"}
     _refuse(node, (), names)
-    inputs = [node.operand(place) for place in range(8)]
+    inputs = [node.operand(index) for index in range(8)]
     queries, keys, values, offsets, mask, bias, past_keys, past_values = inputs
     heads = int(node.attributes["num_heads"])
     if keys is None or values is None or len(list_sizes(queries)) == _PACKED_RANK:
@@ -260,22 +260,22 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
 def _rotary_embedding(node: NodeToConvert) -> Any:
     """Convert RotaryEmbedding: pairs of numbers are turned by an angle of their step."""
     _refuse(node, ("is_packed_batching",), {})
-    x, places, cosines, sines = node.inputs
+    x, position_ids, cosines, sines = node.inputs
     width, heads = 2 * list_sizes(cosines)[1], node.integer("num_heads", 0)
     has_heads = len(list_sizes(x)) == _HEADS_RANK
     if not has_heads:
         x = _split_heads(node, x, heads or list_sizes(x)[2] // width)
     batch, heads, steps, size = list_sizes(x)
-    if list_sizes(places) == [1]:
+    if list_sizes(position_ids) == [1]:
         if not isinstance(steps, int):
             raise ValueError("a first position needs a fixed number of steps")
-        places = node.emit(relax.op.add(places, relax.const(np.arange(steps), "int64")))
-        places = node.emit(relax.op.reshape(places, [1, steps]))
+        position_ids = node.emit(relax.op.add(position_ids, relax.const(np.arange(steps), "int64")))
+        position_ids = node.emit(relax.op.reshape(position_ids, [1, steps]))
     turned, rest = x, []
     if size != width:
         parts = node.builder.emit(relax.op.split(x, [width], 3))
         turned, *rest = _fields(node, parts, 2)
-    tables = [relax.op.take(table, places, axis=0) for table in (cosines, sines)]
+    tables = [relax.op.take(table, position_ids, axis=0) for table in (cosines, sines)]
     turn = [node.emit(relax.op.expand_dims(table, 1)) for table in tables]
     is_interleaved = bool(node.attributes.get("interleaved", 0))
     pairs = [width // 2, 2] if is_interleaved else [2, width // 2]

@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[str, dict[str, Array], dict[str, Array], dict[str, Any]
         "MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2, 2], "pads": [3] * 4}, "pads are not smaller",
     ),
     "places of another shape": (
-        "MaxUnpool", {"x": POOLED, "p": PLACES[:, :, :1]}, {}, WINDOW, "do not fit maxima",
+        "MaxUnpool", {"x": POOLED, "p": PLACES[:, :, :1]}, {}, WINDOW, "do not match values",
     ),
     "result of another rank": (
         "MaxUnpool", {"x": POOLED, "p": PLACES}, {"s": np.array([64], INT)}, WINDOW, "have room for",
