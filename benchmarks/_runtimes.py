@@ -418,7 +418,7 @@ def compare(
     profile: Callable[[Mapping[str, float]], str | None] = lambda ms: None,
     choose: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, Any]:
-    """Call libraries in turns.
+    """Call libraries interleaved.
 
     Args:
         libraries: For each label the ONNX file, and a bundle or a name in `PEERS`. The first one is the reference.
@@ -452,7 +452,7 @@ def compare(
                     del servers[label]
             reference = outputs[next(iter(libraries))]
             error = {label: _largest_error(arrays, reference) for label, arrays in outputs.items()}
-            ms = _time_in_turns(servers, rounds, choose)
+            ms = _time_interleaved(servers, rounds, choose)
             chosen = profile(ms)
             kernels = servers[chosen].ask("profile") if chosen else []
             memory = {label: server.ask("memory") for label, server in servers.items()}
@@ -462,7 +462,7 @@ def compare(
     return {"ms": ms, "bytes": memory, "error": error, "failed": failed, "profile": kernels}
 
 
-def _time_in_turns(
+def _time_interleaved(
     servers: Mapping[str, Server], rounds: int, choose: Callable[[list[float]], float]
 ) -> dict[str, float]:
     seconds: dict[str, list[float]] = {label: [] for label in servers}

@@ -4,7 +4,7 @@
                                          [--folder FOLDER] [--kernels N]
 
 Runs where a GPU, `tvmflow[cuda]` and PyTorch are. Each network is built by `tvmflow run` for the GPU that is there,
-verified against ONNX Runtime on the CPU, and called with its tensors on the GPU, in turns with PyTorch, which runs the
+verified against ONNX Runtime on the CPU, and called with its tensors on the GPU, interleaved with PyTorch, which runs the
 same ONNX file operator by operator (cuDNN, cuBLAS; of float32 without TF32, of `mixed` with weights and data of
 float16). Times are of the GPU, the fastest of `--rounds` of 20 calls each, in microseconds:
 

@@ -4,7 +4,7 @@
 
 Each network is built untuned for this machine, and then
 
-- called with 1, 2, 4, … threads, as many as there are cores, in turns with ONNX Runtime and OpenVINO;
+- called with 1, 2, 4, … threads, as many as there are cores, interleaved with ONNX Runtime and OpenVINO;
 - called by as many threads of the program as there are cores, each with a context of one thread: samples a second
   beside ONNX Runtime, called in the same way, and OpenVINO with its hint THROUGHPUT;
 - run with the loops divided for `--cores` cores, one task after the other on one core (the library gives them to a

@@ -2,7 +2,7 @@
 
     python benchmarks/latency/sizes.py [--net NAME ...] [--threads N] [--rounds N] [--fixed N] [--json FILE]
 
-Each network is built once with its dimensions open, untuned, and called at twelve sizes in turns with
+Each network is built once with dynamic dimensions, untuned, and called at twelve sizes interleaved with
 the peers, whose models leave the same sizes open; at `--fixed` of the sizes, evenly spread (all: 12),
 also with a library that was built for that size alone. The table shows latencies in ms, that of the
 open library relative to its fixed one and to the faster peer (below 1: faster), the memory that its

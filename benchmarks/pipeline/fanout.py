@@ -4,7 +4,7 @@
 
 The model is ResNet-50 v2 with seeded weights, untuned, built and exported for eight targets.
 The peer is the same command with one target at a time, each with an empty store. Both begin with
-empty stores in every round, in turns. Then a ninth target is added, and the stages that run for
+empty stores in every round, interleaved. Then a ninth target is added, and the stages that run for
 it are printed.
 """
 

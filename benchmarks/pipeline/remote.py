@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline/remote.py [--rounds N] [--pipeline NAME]
 
-Processes run in turns, each with a new store. The remote cache is a server on this machine that
+Processes run alternately, each with a new store. The remote cache is a server on this machine that
 has all results. The medians are printed, and their ratio.
 """
 

@@ -158,7 +158,7 @@ def make_read(weights: Sequence[Any], target: dict[str, Any]) -> Callable[[Seque
 
 
 def measure(case: Case) -> None:
-    """Build a case, call all in turns, and print a row."""
+    """Build a case, call all interleaved, and print a row."""
     target = read_target()
     count = math.ceil(_WEIGHT_BYTES / (case.depth * case.columns / 2))
     models = [make_model(case, seed) for seed in range(count)]

@@ -11,7 +11,7 @@ UltraFace, accuracy is the average precision on composed images (`_faces.py`), w
 which counts classes, gets no limit. Measured are the time of quantizing on one core (of tvmflow that of the stage), and
 CPU time and peak memory of the process: those of tvmflow include the whole run, which also compiles the library and
 verifies it. Each int8 model is then run by its own runtime with one thread, on other samples,
-in turns, of which the fastest one of each counts. Peers that are not installed are skipped and named.
+interleaved; the fastest one of each counts. Peers that are not installed are skipped and named.
 
 With `--hidden`, these are two layers of LSTM with random weights and so many hidden units over 32 steps of one sequence,
 float and of int8 in tvmflow and in ONNX Runtime, whose `quantize_dynamic` rounds LSTM.

@@ -130,7 +130,7 @@ def test_a_model_that_needs_the_runtime_is_refused_before_it_is_tuned(project: P
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(24), 48, 94])
 def test_random_networks_compute_what_the_virtual_machine_does(seed: int, tmp_path: Path) -> None:
-    """Bit by bit, with every level of this machine in turns."""
+    """Bit by bit, with every ISA level of this machine."""
     made, feed = draw_network(seed)
     target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
     outputs, expected = BuiltTwice.build(load(made, tmp_path, feed), target, tmp_path).run(feed)

@@ -60,7 +60,7 @@ EVEN = "{min: 8, max: 40, multiple_of: 2}"
         ),
     ],
 )
-def test_checkpoints_with_open_sizes_are_verified_against_mxnet(
+def test_checkpoints_with_dynamic_shapes_are_verified_against_mxnet(
     project: Project, name: str, dimensions: str, inputs: str
 ) -> None:
     """A detector, an encoder of texts, and a network from image to image."""
@@ -85,7 +85,7 @@ def open_project(project: Project) -> Project:
 
 
 @pytest.mark.slow
-def test_a_library_with_open_sizes_is_verified_at_many_and_run_at_others(
+def test_a_library_with_dynamic_shapes_is_verified_at_many_and_run_at_others(
     open_project: Project,
 ) -> None:
     """Each size is in the measurements and in the summary; `run-model` takes any in the range."""
@@ -132,7 +132,7 @@ def test_another_range_builds_again_and_another_size_to_tune_at_imports_nothing(
 
 
 @pytest.mark.slow
-def test_each_level_of_one_library_is_verified_at_open_sizes(open_project: Project) -> None:
+def test_each_level_of_one_library_is_verified_at_dynamic_shapes(open_project: Project) -> None:
     """Levels share weights and dimensions; one that is forced takes any size of their range."""
     project = open_project
     project.edit_recipe("[bundle, cpp]", "[bundle]")

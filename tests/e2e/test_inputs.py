@@ -43,7 +43,7 @@ def switched() -> onnx.ModelProto:
 
 
 @pytest.mark.slow
-def test_open_sizes_are_printed_to_paste_and_values_leave_the_library(project: Project) -> None:
+def test_dynamic_shapes_are_printed_to_paste_and_values_leave_the_library(project: Project) -> None:
     """Two variants of one model, each with another value, agree with the framework, which gets it too."""
     (project.folder / "net.onnx").write_bytes(switched().SerializeToString())
     recipe = project.folder / "net.yaml"

@@ -67,7 +67,7 @@ def test_a_recipe_from_a_quantized_file_to_a_verified_library(project: Project) 
 @pytest.mark.tflite
 @with_litert
 @pytest.mark.slow
-def test_a_file_with_an_open_batch_is_verified_at_many_sizes(project: Project) -> None:
+def test_a_file_with_a_dynamic_batch_is_verified_at_many_sizes(project: Project) -> None:
     """Image sizes are open too; `plan` offers the dimensions that the file leaves open."""
     draw = Draw(3)
     model = draw.model

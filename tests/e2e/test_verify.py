@@ -109,7 +109,7 @@ def test_outputs_that_tell_nothing(project: Project) -> None:
 
 @pytest.mark.slow
 def test_other_runtimes_beside_the_library(project: Project) -> None:
-    """Those that are installed, in turns; one that is asked for by name and missing is an error of the recipe."""
+    """Those that are installed, interleaved; one that is asked for by name and missing is an error of the recipe."""
     project.edit_recipe("samples: 2", "samples: 2, compare: auto")
     done = project.tvmflow("run", "tiny.yaml", "-v")
     assert done.code == 0

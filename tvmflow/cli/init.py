@@ -295,7 +295,7 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
         model, choices(options.model)._replace(minutes=options.model.minutes or 0)
     )
     if recipe.open_lines:
-        raise _open_sizes_error(options.model, recipe)
+        raise _dynamic_shape_error(options.model, recipe)
     if not options.output.json:
         print_notes(options.output, *recipe.describe_batch())
     path = folder / f"{model.name}{SUFFIX}"
@@ -319,7 +319,7 @@ def _names_another_model(path: Path, text: str) -> bool:
     return previous is not None and previous[0] not in text
 
 
-def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
+def _dynamic_shape_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
     """Return the error for a model that leaves sizes dynamic, with the options that set them."""
     from tvmflow.frontends.inputs import SIZE
 

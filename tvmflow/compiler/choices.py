@@ -52,7 +52,7 @@ class Operator(NamedTuple):
         text: Its description: the same for equal operators of all models.
         nodes: The bindings of the imported `main` that it came from, by index.
         by_rule: The choice that is estimated to be fastest.
-        alternatives: All choices that are possible, that one included, the fastest estimate first.
+        alternatives: All choices that are possible, that one included, ranked by estimated cost.
         weight_bytes: The size of the weights for each of the alternatives.
     """
 

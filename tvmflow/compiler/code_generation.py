@@ -163,8 +163,8 @@ def _store_indices(bind: tirx.Bind) -> Any:
 # (LLVM 22).
 
 
-_NARROW: Final = "float16"
-_WIDE: Final = "float32"
+_FLOAT16: Final = "float16"
+_FLOAT32: Final = "float32"
 _BITS: Final = "int32"
 
 # float16 has a sign, 5 bits of exponent and 10 of mantissa; float32 8 and 23.
@@ -181,9 +181,9 @@ _REBIAS_INFINITY: Final = (255 - 31) << 23
 _STEP: Final = 2.0**-24
 _WITH_STEP: Final = 0.5
 _WITH_STEP_BITS: Final = 0x3F000000
-_WIDE_MAGNITUDE: Final = 0x7FFFFFFF
-_WIDE_INFINITY: Final = 0x7F800000
-_WIDE_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
+_FLOAT32_MAGNITUDE: Final = 0x7FFFFFFF
+_FLOAT32_INFINITY: Final = 0x7F800000
+_FLOAT32_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
 
 
 @kernel_pass
@@ -200,11 +200,11 @@ def _expand(cast: tirx.Cast) -> Any:
     if source == target or "float64" in (source, target):
         # rounding twice could give another number
         return cast
-    if source == _NARROW:
-        wide = promote(cast.value)
-        return wide if target == _WIDE else tirx.Cast(target, wide)
-    if target == _NARROW:
-        return narrow(cast.value if source == _WIDE else tirx.Cast(_WIDE, cast.value))
+    if source == _FLOAT16:
+        wide = to_float32(cast.value)
+        return wide if target == _FLOAT32 else tirx.Cast(target, wide)
+    if target == _FLOAT16:
+        return to_float16(cast.value if source == _FLOAT32 else tirx.Cast(_FLOAT32, cast.value))
     return cast
 
 
@@ -214,40 +214,40 @@ def _let(dtype: str, value: Any, body: Callable[[Any], Any]) -> Any:
     return tirx.Let(var, value, body(var))
 
 
-def promote(value: Any) -> Any:
+def to_float32(value: Any) -> Any:
     """Return the float32 value that equals a float16 value."""
 
     def magnitude(bits: Any) -> Any:
         bias = tirx.Select(bits < _INFINITY, tirx.const(_REBIAS, _BITS), _REBIAS_INFINITY)
-        normal = tirx.reinterpret(_WIDE, (bits << _SHIFT) + bias)
+        normal = tirx.reinterpret(_FLOAT32, (bits << _SHIFT) + bias)
         # as integers, because some CPUs take such float32 values as 0
-        small = tirx.Cast(_WIDE, bits) * tirx.const(_STEP, _WIDE)
+        small = tirx.Cast(_FLOAT32, bits) * tirx.const(_STEP, _FLOAT32)
         return tirx.Select(bits < _SMALLEST_NORMAL, small, normal)
 
     def signed(bits: Any) -> Any:
         absolute = _let(_BITS, bits & _MAGNITUDE, magnitude)
-        return tirx.reinterpret(_WIDE, tirx.reinterpret(_BITS, absolute) | (bits & _SIGN) << 16)
+        return tirx.reinterpret(_FLOAT32, tirx.reinterpret(_BITS, absolute) | (bits & _SIGN) << 16)
 
     return _let(_BITS, tirx.Cast(_BITS, tirx.reinterpret("uint16", value)), signed)
 
 
-def narrow(value: Any) -> Any:
+def to_float16(value: Any) -> Any:
     """Return the float16 value that is nearest to a float32 value, of two the even one."""
 
     def magnitude(bits: Any) -> Any:
         half = (1 << _SHIFT - 1) - 1
         rounded = (bits - _REBIAS + half + (bits >> _SHIFT & 1)) >> _SHIFT
         # the addition rounds to steps
-        steps = tirx.reinterpret(_WIDE, bits) + tirx.const(_WITH_STEP, _WIDE)
+        steps = tirx.reinterpret(_FLOAT32, bits) + tirx.const(_WITH_STEP, _FLOAT32)
         small = tirx.reinterpret(_BITS, steps) - _WITH_STEP_BITS
         finite = tirx.Select(
-            bits < _WIDE_SMALLEST_NORMAL, small, tirx.min(rounded, tirx.const(_INFINITY, _BITS))
+            bits < _FLOAT32_SMALLEST_NORMAL, small, tirx.min(rounded, tirx.const(_INFINITY, _BITS))
         )
-        return tirx.Select(bits > _WIDE_INFINITY, tirx.const(_NAN, _BITS), finite)
+        return tirx.Select(bits > _FLOAT32_INFINITY, tirx.const(_NAN, _BITS), finite)
 
     def signed(bits: Any) -> Any:
-        absolute = _let(_BITS, bits & _WIDE_MAGNITUDE, magnitude)
-        return tirx.reinterpret(_NARROW, tirx.Cast("uint16", bits >> 16 & _SIGN | absolute))
+        absolute = _let(_BITS, bits & _FLOAT32_MAGNITUDE, magnitude)
+        return tirx.reinterpret(_FLOAT16, tirx.Cast("uint16", bits >> 16 & _SIGN | absolute))
 
     return _let(_BITS, tirx.reinterpret(_BITS, value), signed)
 

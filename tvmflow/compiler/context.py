@@ -90,7 +90,7 @@ class LoweringContext:
         Args:
             text: The description of the operator.
             nodes: The bindings that it came from.
-            ranked: The alternatives, each with the size of its weights in bytes, the fastest estimate first.
+            ranked: The alternatives, each with the size of its weights in bytes, ranked by estimated cost.
         """
         alternatives, weight_bytes = zip(*ranked, strict=True)
         by_rule: Choice = alternatives[0]

@@ -487,7 +487,7 @@ class _Splitter:
         return found
 
     def _cut(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
-        """Return the body of a loop for the last tile."""
+        """Return the body of a loop for the tail tile."""
         inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
         tile_loops = [inner[var] for condition in found for var in condition.variables]
         if any(len(condition.variables) != 1 for condition in found):
@@ -502,7 +502,7 @@ class _Splitter:
         return loop.body
 
     def _count_typical(self, end: Any) -> int:
-        """Return the typical number of pixels of an image, whose only last tile this cuts; 0 for rows."""
+        """Return the typical number of pixels of an image, whose only tail tile this cuts; 0 for rows."""
         sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else []
         return prod(self._numbers.get(size, 0) for size in sizes) if sizes else 0
 
@@ -626,7 +626,7 @@ def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
 def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough.
 
-    `pixels` is the typical number of those of an image that has one last tile; 0 for rows.
+    `pixels` is the typical number of those of an image that has one tail tile; 0 for rows.
     """
     tail = found[0].tail
     size = max(length for condition in found for length in condition.variables.values())

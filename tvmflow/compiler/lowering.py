@@ -50,7 +50,7 @@ from tvmflow.runtime.weights import read_safetensors
 
 
 _MIN_LANES: Final = 4
-# Narrow vectors must save this share: all that is not counted takes longer with them.
+# Shorter vectors must save this share, because uncounted work takes longer with them.
 _MIN_SAVING: Final = 0.1
 
 _Cost = Callable[[int], int]
@@ -260,19 +260,19 @@ def lower(
     The dump gets the module after each pass; the choices were made for its operators by measuring.
     """
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
-    has_narrow_weights = ir.NARROW_WEIGHTS in dict(mod["main"].attrs or {})
+    has_seven_bit_weights = ir.SEVEN_BIT_WEIGHTS in dict(mod["main"].attrs or {})
     mod = ir.rename_parameters(mod, _name_in_code)
     cpu = CpuModel.from_target(target.export())
-    if cpu and has_narrow_weights:
-        cpu = cpu.for_narrow_weights()
+    if cpu and has_seven_bit_weights:
+        cpu = cpu.for_seven_bit_weights()
     if options.precision == "float16" and ir.calls_operator(mod, *_QUANTIZED_OPERATORS):
         # its products are of integers, and what is left stays float32
         options = replace(options, precision="model")
     width = choose_vector_width(mod, cpu, options.vector_bits) if cpu else None
-    narrowed = cpu._replace(lanes=width.lanes) if cpu and width else None
-    context = LoweringContext(target, narrowed, options, choices)
-    if narrowed and context.computes_float16():
-        context = LoweringContext(target, narrowed.for_float16(), options, choices)
+    chosen_cpu = cpu._replace(lanes=width.lanes) if cpu and width else None
+    context = LoweringContext(target, chosen_cpu, options, choices)
+    if chosen_cpu and context.computes_float16():
+        context = LoweringContext(target, chosen_cpu.for_float16(), options, choices)
     tracker = NodeTracker(mod)
     graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, tracker, dump)
     with target, tvm.transform.PassContext(opt_level=3):

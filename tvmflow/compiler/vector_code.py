@@ -552,11 +552,11 @@ def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
     return tirx.Shuffle(pair, _PIXEL_LANES[own])
 
 
-# ---------------------------------------------------------------- narrow stores
-# Stores of words of bytes that lie next to each other, as points of a tile are stored after rounding: the values
-# are narrowed in whole vectors, and stored together.
+# ---------------------------------------------------------------- stores of cast integers
+# Adjacent stores of words of bytes, as rows of a tile are stored after rounding: the values
+# are cast in whole vectors, and stored together.
 #
-# LLVM 22 narrows each word by itself, with three instructions; four words together take three, too.
+# LLVM 22 casts each word by itself, with three instructions; four words together take three, too.
 
 
 _STORED_WORDS: Final = (4, 2)
@@ -631,7 +631,7 @@ def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.Bu
     vectors = [store.value.value for store in stores]
     dtype, bits = stores[0].value.ty.dtype, 32
     while bits > _BYTE_BITS:
-        # halves of values are selected, because LLVM narrows four vectors at once by a table of registers
+        # halves of values are selected, because LLVM casts four vectors at once by a table of registers
         bits //= 2
         narrow = f"int{bits}x{_VECTOR_BYTES * _BYTE_BITS // bits}"
         halves = [tirx.reinterpret(narrow, vector) for vector in vectors]

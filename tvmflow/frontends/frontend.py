@@ -191,10 +191,10 @@ class Frontend(ABC):
             counts_rows=counts_rows,
         )
         with _importing():
-            from tvmflow.graph.ir import mark_narrow_weights
+            from tvmflow.graph.ir import mark_seven_bit_weights
 
             loaded = self._load(call)
-            return loaded._replace(mod=mark_narrow_weights(loaded.mod, loaded.params))
+            return loaded._replace(mod=mark_seven_bit_weights(loaded.mod, loaded.params))
 
     @abstractmethod
     def _load(self, call: ImportCall) -> LoadedModel:

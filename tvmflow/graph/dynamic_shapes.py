@@ -359,7 +359,7 @@ def with_size_numbers(
 
 
 def _choose_indivisible(dimension: Dimension) -> int:
-    """Return a prime number, times `multiple_of`, below the representative size: no tile divides it."""
+    """Return a prime number, times `multiple_of`, below the tuning size: no tile divides it."""
     step = dimension.multiple_of
     for factor in range(choose_tuning_size(dimension) // step - 1, dimension.min // step, -1):
         if is_prime(factor):

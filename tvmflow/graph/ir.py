@@ -42,33 +42,37 @@ IF_THEN_ELSE: Final = "prim.if_then_else"
 WEIGHTS_FUNCTION: Final = "main_transform_params"
 """The function that computes the weights, as TVM's pass LiftTransformParams names it."""
 
-NARROW_WEIGHTS: Final = "tvmflow.narrow_weights"
+SEVEN_BIT_WEIGHTS: Final = "tvmflow.narrow_weights"
 """The attribute of a `main` whose int8 weights are from -64 to 64."""
-LARGEST_NARROW: Final = 64
+LARGEST_SEVEN_BIT: Final = 64
 """The largest such weight: int16 holds the sum of two of their products with bytes."""
 _KEEPING: Final = operators("permute_dims reshape concat")
 """Operators whose results have the numbers of their operands."""
 
 
-def mark_narrow_weights(
+def mark_seven_bit_weights(
     mod: tvm.IRModule, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> tvm.IRModule:
-    """Return a model with the attribute `NARROW_WEIGHTS` if it is true of its weights, else without it."""
+    """Return a model with the attribute `SEVEN_BIT_WEIGHTS` if it is true of its weights, else without it."""
     main = mod["main"]
-    is_narrow = _has_narrow_weights(main, weights)
-    if is_narrow == (NARROW_WEIGHTS in dict(main.attrs or {})):
+    has_seven_bits = _has_seven_bit_weights(main, weights)
+    if has_seven_bits == (SEVEN_BIT_WEIGHTS in dict(main.attrs or {})):
         return mod
     mod = copy_module(mod)
     mod["main"] = (
-        main.with_attr(NARROW_WEIGHTS, True) if is_narrow else main.without_attr(NARROW_WEIGHTS)
+        main.with_attr(SEVEN_BIT_WEIGHTS, True)
+        if has_seven_bits
+        else main.without_attr(SEVEN_BIT_WEIGHTS)
     )
     return mod
 
 
-def _has_narrow_weights(main: relax.Function, weights: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+def _has_seven_bit_weights(
+    main: relax.Function, weights: Mapping[str, np.ndarray[Any, Any]]
+) -> bool:
     """Return whether there are matrices of int8, and all are given, and from -64 to 64."""
     given = [array for array in weights.values() if array.dtype == np.int8 and array.ndim > 1]
-    if not given or not all(map(_is_narrow, given)):
+    if not given or not all(map(_has_seven_bits, given)):
         return False
     flow = DataFlow(main)
     values = [(var, call) for var, call in flow.values.items() if isinstance(call, relax.Call)]
@@ -81,9 +85,9 @@ def _has_narrow_weights(main: relax.Function, weights: Mapping[str, np.ndarray[A
     )
 
 
-def _is_narrow(array: np.ndarray[Any, Any]) -> bool:
+def _has_seven_bits(array: np.ndarray[Any, Any]) -> bool:
     least, most = array.min(initial=0), array.max(initial=0)
-    return bool(least >= -LARGEST_NARROW and most <= LARGEST_NARROW)
+    return bool(least >= -LARGEST_SEVEN_BIT and most <= LARGEST_SEVEN_BIT)
 
 
 def _is_matrix_of_bytes(expr: Any) -> bool:

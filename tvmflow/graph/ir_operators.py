@@ -151,7 +151,7 @@ class Recurrent(ModelOperator):
 
 @dataclass(frozen=True, kw_only=True)
 class NonMaxSuppression(ModelOperator):
-    """The selection of boxes class by class, as ONNX's operator has it.
+    """Non-maximum suppression class by class, as in ONNX.
 
     Its operands are boxes (n, boxes, 4) and scores (n, classes, boxes), and, each as a tensor of one number,
     the most boxes of a class, the overlap above which a box is left out, and the least score. Its results

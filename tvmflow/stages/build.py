@@ -382,7 +382,7 @@ class KernelCode(NamedTuple):
         tir: The scheduled kernel as TVMScript.
         schedule: The instructions of its schedule as Python; empty where TVM keeps none.
         assembly: What the code generator made of it for the target; empty where it was not requested.
-        candidates: The fields of the first register tiles of its rule (`RankedTile`), the fastest estimate first;
+        candidates: The fields of the first register tiles of its rule (`RankedTile`), ranked by estimated cost;
             none for other kernels, or where they were not requested.
     """
 

@@ -1,4 +1,4 @@
-"""Carries records between ledgers: from packs, other stores, remote caches and lock files.
+"""Exports and imports records of ledgers: packs, other stores, remote caches and lock files.
 
 A ledger accepts a target's trials only if this machine could have measured them itself or if it has trials on
 that target already: times of another device or TVM build mislead a search.

@@ -108,7 +108,9 @@ def test_a_checkpoint_of_mxnet_has_its_last_epoch_and_no_weights_as_inputs(folde
     assert [target.name for target in recipe.targets] == ["cortex-a72"]
 
 
-def test_open_sizes_are_to_be_filled_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dynamic_shapes_are_to_be_filled_in(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The message names the line; a batch is 1."""
     write_dynamic_model(folder / "Ids Model.onnx")
     assert main(["init", "Ids Model.onnx"]) == 0
@@ -157,7 +159,7 @@ def test_a_checkpoint_leaves_its_batch_open(
     assert "  data: {shape: [batch, SIZE]}  # float32, the model does not tell the number" in text
 
 
-def test_build_names_the_options_that_set_open_sizes(
+def test_build_names_the_options_that_set_dynamic_shapes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is run before they are known."""

@@ -148,7 +148,7 @@ def test_decisions_are_made_for_a_size_that_the_dimension_can_have() -> None:
             assert Dimension("h", low, high, multiple_of=8).find_problem(size) == ""
 
 
-def test_a_tensor_with_open_sizes_survives_json() -> None:
+def test_a_tensor_with_dynamic_shapes_survives_json() -> None:
     """A fixed one is written as it always was."""
     spec = TensorSpec("y", (8, 512), "float32", sizes=("batch", "2 * seq"))
     assert TensorSpec.from_json(spec.to_json()) == spec

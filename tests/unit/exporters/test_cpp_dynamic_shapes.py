@@ -300,7 +300,7 @@ def draw_classifier() -> DynamicModel:
 
 
 @pytest.mark.slow
-def test_the_tool_for_images_takes_a_batch_of_open_size(tmp_path: Path) -> None:
+def test_the_tool_for_images_takes_a_batch_of_dynamic_size(tmp_path: Path) -> None:
     """The smallest batch; a program fills one of any size."""
     built = dynamic_programs.build(draw_classifier(), tmp_path)
     signature = built.model.signature

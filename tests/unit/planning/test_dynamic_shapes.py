@@ -70,11 +70,11 @@ def test_targets_that_need_fixed_sizes_are_refused_with_a_remedy(
     assert plan_of(planned(made(), gpu("host"), stages=("import",))).stages
 
 
-def test_open_sizes_are_no_problem_for_a_cpu() -> None:
+def test_dynamic_shapes_are_no_problem_for_a_cpu() -> None:
     plan = plan_of(planned(made(), target("host"), stages=STAGES))
     assert [spec.stage for spec in plan.stages if isinstance(spec, StageSpec)][-1] == "verify"
 
 
-def test_a_project_in_cpp_takes_open_sizes() -> None:
+def test_a_project_in_cpp_takes_dynamic_shapes() -> None:
     cpp = made().model_copy(update={"outputs": ("bundle", "cpp")})
     assert "cpp" in settings(cpp)["net:export/host"]["outputs"]

@@ -141,7 +141,7 @@ def test_an_unknown_file_has_no_purpose() -> None:
     assert describe_purpose("something.else") == ""
 
 
-def test_open_sizes_are_named_with_their_ranges(world: World) -> None:
+def test_dynamic_shapes_are_named_with_their_ranges(world: World) -> None:
     """An example has inputs of the smallest sizes."""
     tensor = {"name": "x", "shape": [512, 3], "sizes": ["seq", 3], "dtype": "int8"}
     dimension = {"name": "seq", "min": 8, "max": 512, "multiple_of": 8}

@@ -221,7 +221,9 @@ def write_release(folder: Path, *, before: str = "", **measured: object) -> str:
     return str(folder)
 
 
-def test_a_release_counts_with_what_it_measured_in_turns(store: LocalStore, tmp_path: Path) -> None:
+def test_a_release_counts_with_what_it_measured_interleaved(
+    store: LocalStore, tmp_path: Path
+) -> None:
     """The verdict and the sizes of libraries are compared, too; what is slower or larger is a regression."""
     first = write_release(tmp_path / "net-1.0")
     pair = {"previous_s": 2e-3, "current_s": 3e-3, "library_bytes": 1300}

@@ -86,7 +86,7 @@ def test_ranges_of_dimensions_change_the_key_and_sizes_to_tune_at_do_not() -> No
     assert multiple["dimensions"] == {"time": {"min": 4, "max": 8, "multiple_of": 4}}
 
 
-def test_an_open_size_is_in_signature_facts_and_ir(tmp_path: Path) -> None:
+def test_a_dynamic_size_is_in_signature_facts_and_ir(tmp_path: Path) -> None:
     """Shapes have the largest sizes, so that code without dimensions sees an upper bound."""
     settings = import_model.settings(open_recipe(), None).to_json()
     files = save(shifted(), tmp_path)

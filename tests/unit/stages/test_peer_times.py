@@ -219,7 +219,7 @@ def compare_with(
     return verdict["compared"]["openvino"]
 
 
-def test_a_runtime_is_measured_in_turns_with_the_library(
+def test_a_runtime_is_measured_interleaved_with_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both latencies, and how much faster the library is."""
@@ -276,7 +276,7 @@ class Turns(Timed):
 
 
 @pytest.mark.parametrize("compare", [None, ["onnxruntime"]])
-def test_the_reference_is_measured_in_turns_with_the_library(
+def test_the_reference_is_measured_interleaved_with_the_library(
     compare: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the rule for other runtimes, also where it is one of these: then once, in the process that runs already."""

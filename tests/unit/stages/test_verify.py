@@ -393,7 +393,7 @@ def test_a_profile_ends_when_rounds_agree_about_the_shares_of_kernels(
     )
 
 
-def test_latencies_in_a_table_have_the_ratio_that_was_measured_in_turns() -> None:
+def test_latencies_in_a_table_have_the_ratio_that_was_measured_interleaved() -> None:
     """Though the machine was slower when the other runtime was measured than when the library was alone."""
 
     equal = make_speedup(PairedTimes((31e-3,) * 8, (32e-3,) * 8))

@@ -177,7 +177,7 @@ def test_many_processes_may_publish_the_same_results(store: LocalStore) -> None:
 def test_processes_that_take_turns_on_a_key_keep_their_files(
     store: LocalStore,
 ) -> None:
-    """Processes that claim and release one key in turns never lose a file to the previous one."""
+    """Processes that claim and release one key alternately never lose a file to the previous one."""
     workers = [
         subprocess.Popen([sys.executable, __file__, "take_turns", store.root, str(seed)])
         for seed in range(4)

@@ -91,7 +91,7 @@ def test_times_of_other_numbers_of_turns_are_refused() -> None:
 
 
 def test_only_what_the_ledger_lacks_is_measured(records: WorkloadLedger) -> None:
-    """Each library has one alternative of every operator, the fastest estimate first."""
+    """Each library has one alternative of every operator, ranked by estimated cost."""
     ledgers = {OPERATOR: records}
     unknown = libraries.list_unknown(groups(), ledgers, lambda _: True)
     assert unknown == [{OPERATOR: {"winograd": 4}}, {OPERATOR: {"winograd": 0}}]

@@ -50,7 +50,7 @@ def rows() -> Workload:
     return product(Dimension("rows", 1, 64, 1, (4, 24)))
 
 
-def test_the_key_of_open_sizes_has_the_sizes_to_tune_at_and_no_name(rows: Workload) -> None:
+def test_the_key_of_dynamic_shapes_has_the_sizes_to_tune_at_and_no_name(rows: Workload) -> None:
     """Another name or range is the same workload; other sizes or columns are another one."""
     assert (rows.untunable_reason, rows.has_dynamic_shape) == ("", True)
     assert product(Dimension("seq", 1, 200, 1, (4, 24))).key == rows.key
@@ -58,7 +58,7 @@ def test_the_key_of_open_sizes_has_the_sizes_to_tune_at_and_no_name(rows: Worklo
     assert other.key != rows.key != product(Dimension("rows", 1, 64, 1, (4, 24)), 32).key
 
 
-def test_open_sizes_are_listed_and_counted_as_they_are_measured(rows: Workload) -> None:
+def test_dynamic_shapes_are_listed_and_counted_as_they_are_measured(rows: Workload) -> None:
     """The arithmetic is the geometric mean."""
     [x, _, y] = shapes_text(tvm.ir.load_json(rows.mod))
     assert (x, y) == ("float32[4|24×8]", "float32[4|24×16]")

@@ -83,7 +83,7 @@ def test_a_target_that_llvm_refuses_is_a_failure_of_the_build(
     assert set(value["phase_secs"]) == {"apply", "build"}
 
 
-def test_finalists_are_timed_in_turns_with_the_untuned_kernel(
+def test_finalists_are_timed_interleaved_with_the_untuned_kernel(
     fork_server: ForkServer, task: Task
 ) -> None:
     """One sample a round for each that applies; the fastest and the untuned kernel go on until it is decided."""

@@ -110,7 +110,7 @@ def test_every_trial_is_recorded_with_all_fields(tune: Tuning, tasks: list[Task]
         assert len(trial.load) == 3 and trial.when.endswith("+00:00")
 
 
-def test_schedules_of_open_sizes_are_measured_at_each_size_to_tune_at(tune: Tuning) -> None:
+def test_schedules_of_dynamic_shapes_are_measured_at_each_size_to_tune_at(tune: Tuning) -> None:
     """They are those of the rules, each computes the same at every size, and none is measured again."""
     network, target = dynamic_rows(4, 16), lowering.make_target(TARGET)
     lowered = network.lower(TARGET)

@@ -138,7 +138,7 @@ def _compile_for_device(
     """
     program = read_program(mod, weights)
     if program.dimensions:
-        raise UnsupportedProgram("open sizes on a GPU")
+        raise UnsupportedProgram("dynamic shapes on a GPU")
     functions = list_called_kernels(mod, program)
     on_host = {name: kernel for name, kernel in functions.items() if not has_threads(kernel)}
     device = lower_device_kernels(

@@ -38,7 +38,7 @@ from tvmflow.compiler.c_program.program import (
     list_called_kernels,
     read_program,
 )
-from tvmflow.compiler.passes.cast_integers import narrow
+from tvmflow.compiler.passes.cast_integers import to_int32
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, replace_variables
@@ -102,7 +102,7 @@ def compile_web_program(
 def _write_files(
     mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> None:
-    program = read_program(mod, list(map(narrow, weights)))
+    program = read_program(mod, list(map(to_int32, weights)))
     if program.dimensions:
         raise UnsupportedProgram("it has sizes that each call chooses")
     if program.counts:

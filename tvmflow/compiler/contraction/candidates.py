@@ -221,7 +221,7 @@ def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel)
     """Estimate the share of the peak throughput of a tile whose values are broadcast to registers first."""
     rows, vectors = tile
     if problem.arithmetic is Arithmetic.DOT:
-        instructions = BROADCAST.pair_instructions if cpu.has_narrow_dots else 1
+        instructions = BROADCAST.pair_instructions if cpu.has_pair_dots else 1
         work = max(instructions * tile.accumulators, MIN_ACCUMULATORS)
         loads = vectors * BROADCAST.weight_load_of_pairs + rows * BROADCAST.broadcast_of_pairs
         return instructions * tile.accumulators / (work + loads)
@@ -524,7 +524,7 @@ def pad_rows(
 # vectors, so that nothing is tested.
 
 
-# The most rows of a tile where their number is dynamic: the last tile should compute few others.
+# The most rows of a tile where their number is dynamic: the tail tile should compute few others.
 _MAX_DYNAMIC_ROWS: Final = 4
 
 
@@ -576,7 +576,7 @@ def _choose_dividing_tile(
 def choose_packing_tile(rows: int, columns: int, cpu: CpuModel) -> RegisterTile:
     """Return the fastest tile of a kernel that packs the vectors of a tile once for all rows.
 
-    There is at least one vector of columns. The last tile ends where the columns do: no tile is wider than all of
+    There is at least one vector of columns. The tail tile ends where the columns do: no tile is wider than all of
     them.
     """
     vectors = -(-columns // cpu.lanes)

@@ -261,7 +261,7 @@ class CpuModel(NamedTuple):
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
         has_quads: Whether these add four products to each sum; two otherwise.
-        has_narrow_dots: Whether `PAIR_INSTRUCTIONS` are the fastest that multiply bytes: their weights have 7 bits.
+        has_pair_dots: Whether `PAIR_INSTRUCTIONS` are the fastest that multiply bytes: their weights have 7 bits.
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without
             them.
@@ -281,7 +281,7 @@ class CpuModel(NamedTuple):
     full_vector_cost: float = 1.0
     dot_dtype: str | None = None
     has_quads: bool = True
-    has_narrow_dots: bool = False
+    has_pair_dots: bool = False
     has_matrices: bool = False
     bfloat16_arch: str | None = None
     has_fma: bool = False
@@ -293,13 +293,13 @@ class CpuModel(NamedTuple):
     @property
     def dot_instruction(self) -> str | None:
         """LLVM's intrinsic that adds four products of bytes to each number of a vector; None without it."""
-        has_one = self.dot_dtype is not None and self.has_quads and not self.has_narrow_dots
+        has_one = self.dot_dtype is not None and self.has_quads and not self.has_pair_dots
         return DOT_INSTRUCTIONS.get((self.dot_dtype or "", self.lanes)) if has_one else None
 
     @property
     def multiplies_bytes(self) -> bool:
         """True if instructions multiply vectors of bytes, perhaps with weights of 7 bits."""
-        return self.dot_dtype is not None or self.has_narrow_dots
+        return self.dot_dtype is not None or self.has_pair_dots
 
     @property
     def has_few_registers(self) -> bool:
@@ -338,12 +338,12 @@ class CpuModel(NamedTuple):
         """True if a number is moved to all lanes of a register before it is multiplied."""
         return not self.has_broadcast_loads and not self.multiplicand_lanes
 
-    def for_narrow_weights(self) -> CpuModel:
+    def for_seven_bit_weights(self) -> CpuModel:
         """Return the CPU for a model whose int8 weights are from -64 to 64.
 
         The sum of two of their products with bytes fits into int16.
         """
-        return self._replace(dot_dtype="uint8") if self.has_narrow_dots else self
+        return self._replace(dot_dtype="uint8") if self.has_pair_dots else self
 
     def for_float16(self) -> CpuModel:
         """Return the CPU with vectors of float16, twice as many values as of float32 in registers and caches."""

@@ -71,7 +71,7 @@ class Columns(NamedTuple):
     def iterate_tiles(self) -> Iterator[tuple[Any, int]]:
         """Emit the loop over all tiles; yield the first column of a tile and how many vectors it has.
 
-        Where the number of columns is dynamic, the last tile is one of several that are emitted.
+        Where the number of columns is dynamic, the tail tile is one of several that are emitted.
         """
         if not is_dynamic(self.size):
             for start, count in self.iterate():

@@ -272,7 +272,7 @@ class Split(NamedTuple):
 
 
 def list_splits(product: TiledProduct, cpu: CpuModel) -> list[Split]:
-    """Return all splits whose accumulators fit the registers, the fastest estimate first."""
+    """Return all splits whose accumulators fit the registers, ranked by estimated cost."""
     in_strips = product.weight_bytes <= cpu.cached_weight_bytes
     splits = []
     for vectors in _list_divisors(product.out_blocks // product.groups):

@@ -17,11 +17,11 @@ from tvmflow.compiler.passes.rewriter import ELEMENTWISE, MainRewriter, rewrite_
 from tvmflow.graph import ir
 from tvmflow.targets.backends import webgpu
 
-_WIDE: Final = "int64"
-_NARROW: Final = "int32"
+_INT64: Final = "int64"
+_INT32: Final = "int32"
 _BOOL: Final = "bool"
 # The dtypes that tensors in memory do not have.
-_REPLACED: Final = frozenset({_WIDE, _BOOL})
+_REPLACED: Final = frozenset({_INT64, _BOOL})
 _FUNCTION_CALLS: Final = "relax.call_"
 # Whether an operator returns the index of the maximum.
 _ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
@@ -38,7 +38,7 @@ def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
     relax.analysis.post_order_visit(mod["main"], nodes.append)
     for array in map(ir.constant_array, nodes):
         if array is not None:
-            narrow(array)
+            to_int32(array)
     # names of names would keep operators from being fused
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerCaster))
 
@@ -56,9 +56,9 @@ class _IntegerCaster(MainRewriter):
         params = []
         for param in function.params:
             if ir.dtype_of(param) in _REPLACED:
-                narrow = relax.Var(param.name, relax.TensorType(param.ty.shape, _NARROW))
-                self.set_var_remap(param, narrow)
-                param = narrow
+                integers = relax.Var(param.name, relax.TensorType(param.ty.shape, _INT32))
+                self.set_var_remap(param, integers)
+                param = integers
             params.append(param)
         body = self.visit_with_new_scope(function.body)
         return relax.Function(params, body, body.ty, function.is_pure).with_attrs(function.attrs)
@@ -66,7 +66,7 @@ class _IntegerCaster(MainRewriter):
     def visit_generic_const_(self, constant: Any) -> Any:
         if constant.ty.dtype.dtype not in _REPLACED:
             return constant
-        return relax.const(narrow(constant.value.numpy()), _NARROW)
+        return relax.const(to_int32(constant.value.numpy()), _INT32)
 
     def visit_call_(self, call: relax.Call) -> Any:
         visited = [self.visit_expr(arg) for arg in call.args]
@@ -77,7 +77,7 @@ class _IntegerCaster(MainRewriter):
         attrs = call.attrs
         if name == "relax.astype" and attrs.dtype in _REPLACED:
             value = self.cast(args[0], _BOOL) if attrs.dtype == _BOOL else args[0]
-            return self.cast(value, _NARROW)
+            return self.cast(value, _INT32)
         if name in _ARGREDUCTIONS:
             axis = None if attrs.axis is None else int(attrs.axis)
             if axis is None:
@@ -86,13 +86,13 @@ class _IntegerCaster(MainRewriter):
                 args[0], axis or 0, keeps_axis=bool(attrs.keepdims), largest=_ARGREDUCTIONS[name]
             )
         if name == "relax.topk":
-            options = (int(attrs.k), int(attrs.axis), attrs.ret_type, attrs.largest, _NARROW)
+            options = (int(attrs.k), int(attrs.axis), attrs.ret_type, attrs.largest, _INT32)
             return self.emit(relax.op.topk(args[0], *options))
         if name == "relax.argsort":
             return self.emit(
-                relax.op.argsort(args[0], int(attrs.axis), bool(attrs.descending), _NARROW)
+                relax.op.argsort(args[0], int(attrs.axis), bool(attrs.descending), _INT32)
             )
-        return self._narrow(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
+        return self._to_int32(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
 
     def _call_function(self, call: relax.Call, visited: Sequence[Any]) -> Any:
         """Return a call of a function, which reads and writes what it did."""
@@ -100,7 +100,7 @@ class _IntegerCaster(MainRewriter):
         if isinstance(operands, relax.Tuple):
             operands = self._promote(call.args[1], operands, _REPLACED)
         args = [visited[0], operands, *visited[2:]]
-        return self._narrow(self.emit(relax.Call(call.op, args, call.attrs, call.ty_args)))
+        return self._to_int32(self.emit(relax.Call(call.op, args, call.attrs, call.ty_args)))
 
     def _promote(self, old: Any, new: Any, dtypes: Collection[str]) -> Any:
         """Return an operand in the dtype that it had, if that is one of some."""
@@ -112,12 +112,12 @@ class _IntegerCaster(MainRewriter):
         return self.cast(new, ir.dtype_of(old))
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
-        return self._narrow(self.emit(super().visit_tuple_getitem_(item)))
+        return self._to_int32(self.emit(super().visit_tuple_getitem_(item)))
 
-    def _narrow(self, result: Any) -> Any:
+    def _to_int32(self, result: Any) -> Any:
         is_tensor = isinstance(result.ty, relax.TensorType)
         return (
-            self.cast(result, _NARROW) if is_tensor and ir.dtype_of(result) in _REPLACED else result
+            self.cast(result, _INT32) if is_tensor and ir.dtype_of(result) in _REPLACED else result
         )
 
     def _find_indices(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
@@ -125,7 +125,7 @@ class _IntegerCaster(MainRewriter):
         shape = ir.known_shape(data)
         at = axis % len(shape)
         # TVM promotes the comparison of indices that it knows to be loop variables
-        numbers = relax.const(np.arange(shape[at], dtype=_NARROW))
+        numbers = relax.const(np.arange(shape[at], dtype=_INT32))
         limit = tirx.min_value if largest else tirx.max_value
 
         def prefer(one: Any, other: Any) -> Any:
@@ -157,23 +157,23 @@ class _ConstantCaster(MainRewriter):
     OPERATORS = ("relax.call_tir",)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        fields = list(map(self._narrow, rewritten.args[1].fields))
+        fields = list(map(self._to_int32, rewritten.args[1].fields))
         args = [rewritten.args[0], relax.Tuple(fields), *rewritten.args[2:]]
         return relax.Call(call.op, args, call.attrs, call.ty_args)
 
-    def _narrow(self, operand: Any) -> Any:
+    def _to_int32(self, operand: Any) -> Any:
         if not isinstance(operand, tvm.ir.Constant) or ir.dtype_of(operand) != _BOOL:
             return operand
-        numbers = relax.const(narrow(operand.value.numpy()), _NARROW)
+        numbers = relax.const(to_int32(operand.value.numpy()), _INT32)
         # each use has its own, which is fused with it
 
         def compare(tensor: te.Tensor) -> te.Tensor:
-            return te.compute(tensor.shape, lambda *i: tensor(*i) != tirx.const(0, _NARROW))
+            return te.compute(tensor.shape, lambda *i: tensor(*i) != tirx.const(0, _INT32))
 
         return self.kernel(compare, "bools", numbers, pattern=ELEMENTWISE)
 
 
-def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def to_int32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return int64 and bool as int32, and other values unchanged.
 
     Raises:
@@ -181,7 +181,7 @@ def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """
     if str(values.dtype) not in _REPLACED:
         return values
-    narrowed = values.astype(_NARROW)
-    if not np.array_equal(narrowed, values):
+    result = values.astype(_INT32)
+    if not np.array_equal(result, values):
         raise webgpu.refuse("it has a constant of more than 32 bits")
-    return narrowed
+    return result

@@ -14,8 +14,8 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvmflow.compiler.passes.rewriter import MainRewriter
 from tvmflow.graph import ir
 
-_NARROW: Final = "float16"
-_WIDE: Final = "float32"
+_FLOAT16: Final = "float16"
+_FLOAT32: Final = "float32"
 
 # ---------------------------------------------------------------- graphs
 
@@ -40,7 +40,7 @@ class Float16Caster(MainRewriter):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         # the float16 form of each tensor that has one
-        self._narrow = self.new_memo()
+        self._to_float16 = self.new_memo()
 
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
@@ -48,40 +48,40 @@ class Float16Caster(MainRewriter):
         name = ir.operator_name(call)
         if not self.depends_on_inputs(call) or not self._is_supported(name, call, rewritten):
             return rewritten
-        operands = [self._narrow_operand(arg) for arg in rewritten.args]
+        operands = [self._float16_operand(arg) for arg in rewritten.args]
         result = self.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
-        return self._promote(result)
+        return self._to_float32(result)
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one field of a tuple."""
         rewritten = super().visit_tuple_getitem_(item)
         source = self.resolve(rewritten.tuple_value)
-        if source not in self._narrow:
+        if source not in self._to_float16:
             return rewritten
-        return self._promote(self.emit(relax.TupleGetItem(self._narrow[source], item.index)))
+        return self._to_float32(self.emit(relax.TupleGetItem(self._to_float16[source], item.index)))
 
-    def _promote(self, result: Any) -> Any:
+    def _to_float32(self, result: Any) -> Any:
         """Emit the float32 form of a result: dead code unless something reads it."""
         if isinstance(result.ty, relax.TupleType):
             parts = [relax.TupleGetItem(result, n) for n in range(len(result.ty.fields))]
-            wide = self.emit(relax.Tuple([self.cast(self.emit(p), _WIDE) for p in parts]))
+            wide = self.emit(relax.Tuple([self.cast(self.emit(p), _FLOAT32) for p in parts]))
         else:
-            wide = self.cast(result, _WIDE)
-        self._narrow[wide] = result
+            wide = self.cast(result, _FLOAT32)
+        self._to_float16[wide] = result
         return wide
 
-    def _narrow_operand(self, operand: Any) -> Any:
+    def _float16_operand(self, operand: Any) -> Any:
         """Return the float16 form of an operand; other operands than float32 tensors unchanged."""
         if fields := self.list_fields(operand):
-            return relax.Tuple([self._narrow_operand(field) for field in fields])
+            return relax.Tuple([self._float16_operand(field) for field in fields])
         if not ir.is_float32(operand):
             return operand
         source = self.resolve(operand)
         if isinstance(source, tvm.ir.Constant):
-            return relax.const(source.value.numpy().astype(_NARROW), _NARROW)
-        if source not in self._narrow:
-            self._narrow[source] = self.cast(source, _NARROW)
-        return self._narrow[source]
+            return relax.const(source.value.numpy().astype(_FLOAT16), _FLOAT16)
+        if source not in self._to_float16:
+            self._to_float16[source] = self.cast(source, _FLOAT16)
+        return self._to_float16[source]
 
     def _is_supported(self, name: str, call: Any, rewritten: Any) -> bool:
         operands = [each for arg in rewritten.args for each in self.list_fields(arg) or [arg]]
@@ -92,12 +92,12 @@ class Float16Caster(MainRewriter):
             weights = call.args[1]
             is_matrix = name in _PRODUCTS or len(ir.shape_of(weights) or ()) == 2
             return is_matrix and self.flow.is_weight(weights)
-        return name in _FOLLOWERS and any(self.resolve(arg) in self._narrow for arg in tensors)
+        return name in _FOLLOWERS and any(self.resolve(arg) in self._to_float16 for arg in tensors)
 
 
 def _fits(tensor: Any) -> bool:
     """Return whether a constant is no number that float16 cannot hold, or only with fewer bits."""
-    array, limits = ir.constant_array(tensor), np.finfo(_NARROW)
+    array, limits = ir.constant_array(tensor), np.finfo(_FLOAT16)
     if array is None:
         return True
     values = np.abs(array)
@@ -106,7 +106,7 @@ def _fits(tensor: Any) -> bool:
 
 
 # ---------------------------------------------------------------- kernels
-# Numbers are widened where they are loaded, and rounded where results are stored.
+# Numbers are promoted where they are loaded, and rounded where results are stored.
 #
 # Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
 # one element at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
@@ -119,7 +119,7 @@ _OPERATIONS: Final = (
     *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
 )
 _SELECTIONS: Final = {ir.IF_THEN_ELSE, "prim.likely"}
-_NARROW_CALLS: Final = {*_SELECTIONS, "tirx.fabs"}
+_FLOAT16_CALLS: Final = {*_SELECTIONS, "tirx.fabs"}
 # Their results are bits, or depend on the size of a number.
 _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_pure_intrin"}
 
@@ -133,19 +133,19 @@ def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IR
             functions, such as exponentials, are computed in float32.
     """
 
-    def promote(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    def to_float32(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
         if not computes_float16(kernel.body):
             return kernel
         reductions = [b for b in ir.find_nodes(kernel.body, SBlock) if b.init is not None]
-        if not adds_products or not all(map(_is_narrow_sum, reductions)):
-            return kernel.with_body(_promote(kernel))
+        if not adds_products or not all(map(_is_float16_sum, reductions)):
+            return kernel.with_body(_to_float32(kernel))
         rules = ((tvm.ir.Call, _promote_function), (tirx.Div, _invert_constant))
         return kernel.with_body(tvm_ffi.structural_map(kernel.body, rules))
 
-    return ir.rewrite_kernels(mod, promote)
+    return ir.rewrite_kernels(mod, to_float32)
 
 
-def _is_narrow_sum(block: SBlock) -> bool:
+def _is_float16_sum(block: SBlock) -> bool:
     """Return whether a reduction is a sum of products of two tensors or constants, or an extreme."""
     if not isinstance(block.body, tirx.BufferStore):
         return False
@@ -164,23 +164,23 @@ def _is_narrow_sum(block: SBlock) -> bool:
 
 
 def _promote_function(call: Any) -> Any:
-    if not _is_narrow(call) or ir.operator_name(call) in _NARROW_CALLS | _FIXED_CALLS:
+    if not _is_float16(call) or ir.operator_name(call) in _FLOAT16_CALLS | _FIXED_CALLS:
         return call
-    arguments = [tirx.Cast(_WIDE, arg) if _is_narrow(arg) else arg for arg in call.args]
-    wide = tvm.ir.Call(call.op, arguments, call.attrs, call.ty_args, ret_ty=_WIDE)
-    return tirx.Cast(_NARROW, wide)
+    arguments = [tirx.Cast(_FLOAT32, arg) if _is_float16(arg) else arg for arg in call.args]
+    wide = tvm.ir.Call(call.op, arguments, call.attrs, call.ty_args, ret_ty=_FLOAT32)
+    return tirx.Cast(_FLOAT16, wide)
 
 
 def _invert_constant(division: tirx.Div) -> Any:
     """Return a division of float16 by a number as a multiplication, which is faster and rounds once more."""
     divisor = division.b
-    if not _is_narrow(divisor) or not isinstance(divisor, tirx.FloatImm) or not divisor.value:
+    if not _is_float16(divisor) or not isinstance(divisor, tirx.FloatImm) or not divisor.value:
         return division
-    return division.a * tirx.FloatImm(_NARROW, 1 / float(divisor.value))
+    return division.a * tirx.FloatImm(_FLOAT16, 1 / float(divisor.value))
 
 
-def _is_narrow(expr: Any) -> bool:
-    return str(getattr(expr.ty, "dtype", "")) == _NARROW
+def _is_float16(expr: Any) -> bool:
+    return str(getattr(expr.ty, "dtype", "")) == _FLOAT16
 
 
 def computes_float16(body: Any) -> bool:
@@ -188,16 +188,16 @@ def computes_float16(body: Any) -> bool:
     calls = [
         call
         for call in ir.find_nodes(body, tvm.ir.Call)
-        if any(map(_is_narrow, call.args)) and ir.operator_name(call) not in _SELECTIONS
+        if any(map(_is_float16, call.args)) and ir.operator_name(call) not in _SELECTIONS
     ]
     computed = ir.find_nodes(body, *_OPERATIONS)
-    is_computed = bool(calls) or any(_is_narrow(operation.a) for operation in computed)
+    is_computed = bool(calls) or any(_is_float16(operation.a) for operation in computed)
     is_fixed = not _FIXED_CALLS.isdisjoint(map(ir.operator_name, calls))
-    has_names = any(_is_narrow(let.var) for let in ir.find_nodes(body, tirx.Let, tirx.Bind))
+    has_names = any(_is_float16(let.var) for let in ir.find_nodes(body, tirx.Let, tirx.Bind))
     return is_computed and not is_fixed and not has_names
 
 
-def _promote(function: tirx.PrimFunc) -> Any:
+def _to_float32(function: tirx.PrimFunc) -> Any:
     """Return the body of a kernel that computes with float32."""
     body = function.body
     inner = [buffer for block in ir.find_nodes(body, SBlock) for buffer in block.alloc_buffers]
@@ -208,17 +208,17 @@ def _promote(function: tirx.PrimFunc) -> Any:
     has_root = isinstance(body, SBlockRealize) and body.block.name_hint == _ROOT
     sums = [param for param in function.params if has_root and param in loaded & stored]
     wide = {
-        old: tirx.decl_buffer(old.ty.shape, _WIDE, f"{old.name}_wide", scope=old.scope())
+        old: tirx.decl_buffer(old.ty.shape, _FLOAT32, f"{old.name}_wide", scope=old.scope())
         for old in (*inner, *sums)
-        if _holds_narrow(old)
+        if _has_float16(old)
     }
     results = {param: wide[param] for param in sums if param in wide}
     body = tvm_ffi.structural_map(ir.replace_variables(body, wide), _RULES)
     return _round_results(body, results) if results else body
 
 
-def _holds_narrow(buffer: Any) -> bool:
-    return isinstance(buffer.ty, tirx.BufferType) and str(buffer.ty.dtype.dtype) == _NARROW
+def _has_float16(buffer: Any) -> bool:
+    return isinstance(buffer.ty, tirx.BufferType) and str(buffer.ty.dtype.dtype) == _FLOAT16
 
 
 def _round_results(realize: SBlockRealize, results: Mapping[Any, Any]) -> SBlockRealize:
@@ -240,7 +240,7 @@ def _make_rounding(result: Any, wide: Any) -> Any:
         [tirx.BufferRegion(wide, points)],
         [tirx.BufferRegion(result, points)],
         f"{result.name}_rounded",
-        tirx.BufferStore(result, tirx.Cast(_NARROW, tirx.BufferLoad(wide, axes)), axes),
+        tirx.BufferStore(result, tirx.Cast(_FLOAT16, tirx.BufferLoad(wide, axes)), axes),
     )
     nest: Any = SBlockRealize(loops, True, block)
     for loop, extent in reversed(list(zip(loops, shape, strict=True))):
@@ -249,32 +249,32 @@ def _make_rounding(result: Any, wide: Any) -> Any:
 
 
 def _promote_load(load: Any) -> Any:
-    if _holds_narrow(load.source):
-        return tirx.Cast(_WIDE, load)
-    return tirx.BufferLoad(load.source, list(load.indices)) if _is_narrow(load) else load
+    if _has_float16(load.source):
+        return tirx.Cast(_FLOAT32, load)
+    return tirx.BufferLoad(load.source, list(load.indices)) if _is_float16(load) else load
 
 
 def _promote_cast(cast: tirx.Cast) -> Any:
     # a conversion to float16 rounds, and may overflow, wherever its result is stored
-    if _is_narrow(cast):
-        return tirx.Cast(_WIDE, cast)
+    if _is_float16(cast):
+        return tirx.Cast(_FLOAT32, cast)
     return cast.value if cast.value.ty.dtype == cast.ty.dtype else cast
 
 
 def _promote_call(call: Any) -> Any:
-    if not _is_narrow(call):
+    if not _is_float16(call):
         return call
-    return tvm.ir.Call(call.op, call.args, call.attrs, call.ty_args, ret_ty=_WIDE)
+    return tvm.ir.Call(call.op, call.args, call.attrs, call.ty_args, ret_ty=_FLOAT32)
 
 
 def _promote_store(store: tirx.BufferStore) -> Any:
     dtype = str(store.buffer.ty.dtype.dtype)
-    if dtype != _NARROW or _is_narrow(store.value):
+    if dtype != _FLOAT16 or _is_float16(store.value):
         return store
     value = store.value
     # what is but moved is not converted
-    moved = isinstance(value, tirx.Cast) and _is_narrow(value.value)
-    rounded = value.value if moved else tirx.Cast(_NARROW, value)
+    moved = isinstance(value, tirx.Cast) and _is_float16(value.value)
+    rounded = value.value if moved else tirx.Cast(_FLOAT16, value)
     return ir.with_fields(store, value=rounded)
 
 
@@ -283,16 +283,19 @@ def _promote_limits(block: SBlock) -> SBlock:
     init = block.init
     if not (isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm)):
         return block
-    limits = {-_LARGEST: tirx.min_value(_WIDE), _LARGEST: tirx.max_value(_WIDE)}
+    limits = {-_LARGEST: tirx.min_value(_FLOAT32), _LARGEST: tirx.max_value(_FLOAT32)}
     limit = limits.get(float(init.value.value))
-    if limit is None or _holds_narrow(init.buffer):
+    if limit is None or _has_float16(init.buffer):
         return block
     return ir.with_fields(block, init=tirx.BufferStore(init.buffer, limit, list(init.indices)))
 
 
 _RULES: Final = (
     (tvm.ir.TensorLoad, _promote_load),
-    (tirx.FloatImm, lambda node: tirx.FloatImm(_WIDE, node.value) if _is_narrow(node) else node),
+    (
+        tirx.FloatImm,
+        lambda node: tirx.FloatImm(_FLOAT32, node.value) if _is_float16(node) else node,
+    ),
     (tirx.Cast, _promote_cast),
     (_OPERATIONS, lambda operation: type(operation)(operation.a, operation.b)),
     (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),

@@ -1,6 +1,6 @@
 """Merge height and width of pointwise convolutions to one axis of pixels.
 
-An image has one last tile then, where it had one in each row, and narrow images are computed in whole tiles. The axis
+An image has one tail tile then, where it had one in each row, and narrow images are computed in whole tiles. The axis
 of the rows keeps one iteration, so that the last index of a pixel goes on beyond its row. Tensors are contiguous: the
 position in memory is the same.
 """

@@ -84,7 +84,7 @@ class RecurrentRewriter(TargetRewriter):
         # without a dtype, weights have too many bits for the target's instructions
         if not is_rounded or cpu is None or cpu.dot_dtype is None or lanes % cpu.lanes:
             return None
-        return Dots(cpu.dot_dtype, cpu.lanes, cpu.has_narrow_dots, cpu.has_quads)
+        return Dots(cpu.dot_dtype, cpu.lanes, cpu.has_pair_dots, cpu.has_quads)
 
     def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
         """Return the hidden units of a tile on a CPU.

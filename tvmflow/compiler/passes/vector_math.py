@@ -335,7 +335,7 @@ def _rational(
 _HALF_PI: Final = (1.570796012878418, 3.139164164167596e-07, 6.223372171896613e-14)
 _SINE: Final = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _COSINE: Final = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
-_WIDE: Final = "float64"
+_FLOAT64: Final = "float64"
 _LARGE_BITS: Final = 0x4F000000
 
 
@@ -350,8 +350,8 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         lets = _Lets()
         x = lets(x)
-        rest = wide = tirx.Cast(_WIDE, x)
-        n = lets(tirx.floor(wide * number(2 / math.pi) + number(0.5)), _WIDE)
+        rest = wide = tirx.Cast(_FLOAT64, x)
+        n = lets(tirx.floor(wide * number(2 / math.pi) + number(0.5)), _FLOAT64)
         for part in _HALF_PI:
             rest = rest - n * number(part)
         turned = n + number(quarters)
@@ -372,7 +372,7 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
         return lets.within(_let(r * r, series) * sign)
 
     def number(value: float) -> Any:
-        return tirx.const(value, _WIDE)
+        return tirx.const(value, _FLOAT64)
 
     return function
 

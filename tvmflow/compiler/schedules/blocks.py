@@ -55,7 +55,7 @@ class Block(NamedTuple):
         output: The buffer that the block writes.
         dynamic_axes: The positions of the axes whose lengths each call chooses.
         sizes: Numbers for the variables of dynamic shape (see `_choose_primes`).
-        typical_extents: The lengths of the spatial axes at the representative size.
+        typical_extents: The lengths of the spatial axes at the tuning size.
     """
 
     handle: Any
@@ -185,7 +185,7 @@ def _choose_primes(numbers: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def _read_numbers(schedule: Schedule) -> dict[Any, int]:
-    """Return the representative size of each variable in the shapes of a kernel with dynamic shapes."""
+    """Return the tuning size of each variable in the shapes of a kernel with dynamic shapes."""
     function = schedule.mod["main"]
     known = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
     return {
@@ -223,7 +223,7 @@ def _prime_up_to(size: int) -> int:
 
 
 def loop_length(schedule: Schedule, loop: Any) -> int:
-    """Return the number of iterations of a loop; a representative one if it is dynamic."""
+    """Return the number of iterations of a loop; at the tuning size if it is dynamic."""
     extent = schedule.get(loop).extent
     if isinstance(extent, tirx.IntImm):
         return int(extent)
@@ -361,7 +361,7 @@ def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
     )
 
 
-def narrow_vectors(lanes: int, fits: Callable[[int], bool]) -> int:
+def choose_lanes(lanes: int, fits: Callable[[int], bool]) -> int:
     """Return the lanes of the widest vectors that fit: so many, half of them, and so on; 0 if none do."""
     while lanes >= MIN_LANES and not fits(lanes):
         lanes //= 2

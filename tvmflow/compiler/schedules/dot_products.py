@@ -23,7 +23,7 @@ from tvmflow.compiler.contraction.machine import (
     CpuModel,
 )
 from tvmflow.compiler.schedules.blocks import Block, find_loads
-from tvmflow.compiler.tir_kernels.definitions import add_narrow_products, call_llvm
+from tvmflow.compiler.tir_kernels.definitions import add_pair_products, call_llvm
 from tvmflow.compiler.tir_kernels.dot_products import (
     BFLOAT16,
     DEPTHWISE,
@@ -50,7 +50,7 @@ def register_intrinsics() -> None:
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
     for lanes in PAIR_INSTRUCTIONS:
-        _load_narrow_intrinsic(lanes)
+        _load_pair_intrinsic(lanes)
     for load in _LOADERS.values():
         load()
     for _, lanes in BFLOAT16_INSTRUCTIONS:
@@ -72,11 +72,11 @@ def _load_intrinsic(dtype: str, lanes: int) -> str:
 
 
 @functools.cache
-def _load_narrow_intrinsic(lanes: int) -> str:
+def _load_pair_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for weights from -64 to 64 and a number of sums."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
-        return add_narrow_products(
+        return add_pair_products(
             accumulators, tirx.reinterpret(f"uint8x{4 * lanes}", words), weights, lanes
         )
 
@@ -188,8 +188,8 @@ def use_instruction(
         name = _load_bfloat16_intrinsic(lanes)
     elif products in _LOADERS:
         name = _LOADERS[products]()
-    elif cpu.has_narrow_dots:
-        name = _load_narrow_intrinsic(lanes)
+    elif cpu.has_pair_dots:
+        name = _load_pair_intrinsic(lanes)
     else:
         name = _load_intrinsic(str(block.stmt.reads[0].source.dtype), lanes)
     schedule.tensorize(loop, name)

@@ -26,6 +26,7 @@ from tvmflow.compiler.schedules.blocks import (
     ROOT,
     Block,
     analyze_blocks,
+    choose_lanes,
     depends_on,
     element_stride,
     find_axis_without_slow_indices,
@@ -38,7 +39,6 @@ from tvmflow.compiler.schedules.blocks import (
     list_intermediate_buffers,
     list_loads,
     loop_length,
-    narrow_vectors,
     reads_vectors,
 )
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
@@ -100,7 +100,7 @@ def _find_part(block: Block, cpu: CpuModel) -> int:
     """Return the lanes of vectors that lie in one block of channels, as of blocked rows; 0 for others."""
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
     lanes = math.gcd(extent, cpu.lanes)
-    return narrow_vectors(lanes, lambda count: reads_vectors(block, last, count))
+    return choose_lanes(lanes, lambda count: reads_vectors(block, last, count))
 
 
 def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:

@@ -39,6 +39,7 @@ from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
     attempt,
+    choose_lanes,
     count_elements,
     depends_on,
     element_stride,
@@ -48,7 +49,6 @@ from tvmflow.compiler.schedules.blocks import (
     linear_stride,
     list_loads,
     loop_length,
-    narrow_vectors,
 )
 from tvmflow.compiler.schedules.elementwise import (
     count_fused_axes,
@@ -74,7 +74,7 @@ _MATRIX_ROWS: Final = 2
 _PARTS: Final = 2
 
 
-_NARROW: Final = "float16"
+_FLOAT16: Final = "float16"
 # So many products are added up in float16 before their sum is added to others.
 _MAX_TERMS: Final = 256
 
@@ -92,7 +92,7 @@ class SingleReduction(NamedTuple):
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield the schedules of the tiles that fit, the fastest estimate first; none for other kernels."""
+    """Yield the schedules of the tiles that fit, ranked by estimated cost; none for other kernels."""
     return (schedule for _, schedule in generate_tiled(mod, cpu))
 
 
@@ -370,7 +370,7 @@ def _count_parts(block: Block) -> int:
 
     The error of a sum grows with the root of the number of its terms; that of one of parts is as if it had few.
     """
-    if str(block.output.dtype) != _NARROW or block.dynamic_axes:
+    if str(block.output.dtype) != _FLOAT16 or block.dynamic_axes:
         return 1
     first, *others = block.reduction_extents
     terms = math.prod(others)
@@ -682,13 +682,13 @@ def _limit_to_blocks(
     def fits(count: int) -> bool:
         return all(linear_stride(load, block, axis, count) in strides for load in vectors)
 
-    return narrow_vectors(lanes, fits) or lanes
+    return choose_lanes(lanes, fits) or lanes
 
 
 def generate_tiles(
     block: Block, pad: Block | None, axes: ReductionAxes, cpu: CpuModel
 ) -> Iterator[Tile]:
-    """Yield the tiles of a reduction whose data a block may pad, the fastest estimate first."""
+    """Yield the tiles of a reduction whose data a block may pad, ranked by estimated cost."""
     has_order = bool(axes.weights) and axes.data is not None
     outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
     return candidates.generate_tiles(

@@ -104,7 +104,7 @@ class _Blocks(NamedTuple):
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield schedules of a Winograd convolution, the fastest estimate first; none for other kernels."""
+    """Yield schedules of a Winograd convolution, ranked by estimated cost; none for other kernels."""
     schedule = Schedule(mod, seed=1)
     blocks = _find_blocks(schedule)
     if blocks is not None and blocks.has_dynamic_tiles:

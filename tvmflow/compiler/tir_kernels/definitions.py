@@ -67,7 +67,7 @@ def call_llvm(instruction: str, dtype: str, *operands: Any) -> Any:
     return T.call_llvm_pure_intrin(number, *operands, dtype=dtype)
 
 
-def add_narrow_products(accumulators: Any, data: Any, weights: Any, lanes: int) -> Any:
+def add_pair_products(accumulators: Any, data: Any, weights: Any, lanes: int) -> Any:
     """Return sums plus four products each of bytes and weights of 7 bits, pairs of them as int16."""
     instructions = PAIR_INSTRUCTIONS[lanes]
     pairs = call_llvm(instructions.multiply, f"int16x{2 * lanes}", data, weights)

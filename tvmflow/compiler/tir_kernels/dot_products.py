@@ -44,7 +44,7 @@ INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32")
 PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_accumulator)
 """The same for CPUs that add the products of two bytes at a time."""
 MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_accumulator, has_matrices=True)
-"""Products of matrices of bytes: those of two pixels with eight terms each of two results at once."""
+"""int8 matrix multiply (smmla): eight terms of two pixels and two results at once."""
 ROWS: Final = Products("integer_rows", 8, INTEGERS.to_accumulator, has_matrices=True)
 """The same of two rows, whose terms lie together."""
 DEPTHWISE: Final = Products("integer_taps", 4, INTEGERS.to_accumulator)

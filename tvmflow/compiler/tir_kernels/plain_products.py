@@ -101,7 +101,7 @@ def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
 
         with loop(number * count) as part:
             matrix, tile = part // count, part % count
-            # the last tile ends where the columns do: it overlaps the one before it
+            # the tail tile ends where the columns do: it overlaps the one before it
             width = vectors * cpu.lanes
             if not rest:
                 emit(matrix, tirx.min(tile * width, pixels - width), vectors)

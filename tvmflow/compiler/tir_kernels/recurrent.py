@@ -29,7 +29,7 @@ from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
 from tvmflow.compiler.contraction.packed import allocate_registers
 from tvmflow.compiler.tir_kernels.activations import apply_activation
 from tvmflow.compiler.tir_kernels.definitions import (
-    add_narrow_products,
+    add_pair_products,
     call_llvm,
     launch_threads,
     round_to_integer,
@@ -82,7 +82,7 @@ class Dots(NamedTuple):
         """Return a vector of sums plus the products of four bytes each."""
         wide, narrow = f"int32x{self.lanes}", f"int16x{2 * self.lanes}"
         if self.has_pairs:
-            return add_narrow_products(accumulators, data, weights, self.lanes)
+            return add_pair_products(accumulators, data, weights, self.lanes)
         if self.has_quads:
             return call_llvm(
                 DOT_INSTRUCTIONS[self.dtype, self.lanes], wide, accumulators, data, weights

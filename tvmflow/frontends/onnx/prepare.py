@@ -414,7 +414,7 @@ def _evaluate(
 ) -> dict[str, np.ndarray[Any, Any]] | None:
     """Return the node's outputs by name, or None when it cannot be folded.
 
-    They have the dtypes that ONNX infers: the reference evaluator widens some.
+    They have the dtypes that ONNX infers: the reference evaluator promotes some.
     """
     if node.op_type == "DequantizeLinear":
         tensor = constants[node.input[0]]

@@ -88,13 +88,13 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
         return 1.0
     if layer.operator.startswith("depthwise"):
         # AVX2 takes more instructions to make floats of bytes than these save
-        return _NARROW_DEPTHWISE if cpu.has_narrow_dots else _DEPTHWISE
-    return _MATRICES if cpu.has_matrices and not cpu.has_narrow_dots else _multiply_speedup(cpu)
+        return _NARROW_DEPTHWISE if cpu.has_pair_dots else _DEPTHWISE
+    return _MATRICES if cpu.has_matrices and not cpu.has_pair_dots else _multiply_speedup(cpu)
 
 
 def _multiply_speedup(cpu: CpuModel) -> float:
     """Return how much faster sums of products of bytes are than those of float32."""
-    if cpu.has_narrow_dots:
+    if cpu.has_pair_dots:
         return _NARROW
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS
 

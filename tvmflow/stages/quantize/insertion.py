@@ -119,7 +119,7 @@ def round_weights(weights: Array, axis: int, bits: int = 8) -> LayerWeights:
     return LayerWeights(np.clip(rounded, -most, most).astype(np.int8), scales, bits)
 
 
-_LARGEST: Final = {8: 127, 7: ir.LARGEST_NARROW}
+_LARGEST: Final = {8: 127, 7: ir.LARGEST_SEVEN_BIT}
 _SMALLEST_NORMAL: Final = 2.0**-126
 
 
@@ -168,7 +168,7 @@ def insert(
         switches if with_switches else None,
     )
     made = _replace_weights(model, relax.transform.CanonicalizeBindings()(mod), own)
-    return made._replace(mod=ir.mark_narrow_weights(made.mod, made.params))
+    return made._replace(mod=ir.mark_seven_bit_weights(made.mod, made.params))
 
 
 def _declare(

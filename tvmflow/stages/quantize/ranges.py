@@ -29,7 +29,7 @@ _CHUNK: Final = 1 << 16
 # Between these powers of two, bins of float32 are found in float32: the first is still one of its numbers.
 _SMALLEST_WIDTH: Final = -126
 _LARGEST_WIDTH: Final = 0
-# Scales outside are not used: their reciprocals, and products with 8-bit integers, are normal float32 numbers.
+# Scales outside are not used: their reciprocals, and products with 8-bit integers, are normal float32 values.
 _MIN_SCALE: Final = 2.0**-100
 _MAX_SCALE: Final = 2.0**100
 # The method `percentile` cuts one in so many values off, as ONNX Runtime's default of 99.999 does.

@@ -189,7 +189,7 @@ def load_samples(
     path: Path | None,
     operands: Sequence[Operand] = (),
 ) -> Iterator[tuple[str, Samples]]:
-    """Give the recipe's samples, or seeded random inputs of the representative sizes, with distributions."""
+    """Give the recipe's samples, or seeded random inputs of the tuning sizes, with distributions."""
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
     dimensions = read_dimensions(signature, settings)

@@ -228,7 +228,7 @@ def test_wrong_sizes_have_a_status_and_change_nothing(built: Built) -> None:
     )
 
 
-def test_the_description_has_open_sizes(built: Built) -> None:
+def test_the_description_has_dynamic_shapes(built: Built) -> None:
     (x,) = load(built).tensors("inputs", 1)
     assert (x.shape[: x.rank], x.bytes) == ([-1, -1, 24], 4 * 6 * 96 * 24)
     header = (built.folder / "net.h").read_text()
@@ -443,7 +443,7 @@ def make_condition() -> DynamicModel:
     return describe(mod)
 
 
-def test_conditions_have_open_sizes(tmp_path: Path) -> None:
+def test_conditions_have_dynamic_shapes(tmp_path: Path) -> None:
     """Both sides write the same memory."""
     made = build(make_condition(), tmp_path)
     library = load(made, threads=2)

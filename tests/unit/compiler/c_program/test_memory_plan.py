@@ -27,7 +27,7 @@ def chain(sizes: list[int]) -> tuple[Program, list[Storage]]:
 
 
 def test_a_chain_takes_the_two_largest_neighbours() -> None:
-    """Of equal tensors, two places in turns."""
+    """Equal tensors alternate between two places."""
     program, tensors = chain([100] * 7)
     plan_memory(program)
     assert program.arena == 256

@@ -87,7 +87,7 @@ def test_tiles_of_attention_spill_nothing(cpu: CpuModel) -> None:
 
 @pytest.mark.parametrize("cpu", CPUS)
 def test_tiles_of_packed_columns_stay_within_them(cpu: CpuModel) -> None:
-    """The last tile ends where the columns do: a wider one than all columns would begin before them."""
+    """The tail tile ends where the columns do: a wider one than all columns would begin before them."""
     for rows in (1, 7, 35, 97):
         for columns in range(cpu.lanes, 5 * cpu.lanes + 1):
             tile = candidates.choose_packing_tile(rows, columns, cpu)

@@ -111,7 +111,7 @@ def channel_block(emit: Any, x: Any, a: Any, b: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_channels_are_moved_in_images_of_open_sizes() -> None:
+def test_channels_are_moved_in_images_of_dynamic_shapes() -> None:
     network = make_image_network(channel_block, a=[6, 16, 3, 3], b=[16, 10, 1, 1])
     check(network, ["copy_channels"])
 
@@ -246,7 +246,7 @@ def test_neighboring_pixels_become_channels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 3])
-def test_sequences_and_volumes_of_open_sizes_are_blocked(rank: int) -> None:
+def test_sequences_and_volumes_of_dynamic_shapes_are_blocked(rank: int) -> None:
     image = ("batch", 16, "w") if rank == 1 else ("batch", 16, 5, "h", "w")
     taps = [3] * rank
 

@@ -17,7 +17,7 @@ DIMENSIONS = (BATCH, SEQ)
 SIZES = [{"batch": batch, "seq": seq} for batch, seq in ((1, 1), (3, 37), (1, 128), (16, 511))]
 
 
-def test_sums_along_an_open_axis() -> None:
+def test_sums_along_a_dynamic_axis() -> None:
     def body(emit: Any, x: Any, y: Any) -> Any:
         positions = emit(relax.op.cumsum(x, 1))
         return [positions, emit(relax.op.cumsum(y, 1))]
@@ -28,7 +28,7 @@ def test_sums_along_an_open_axis() -> None:
     network.agrees(lambda x, y: [x.cumsum(1), y.cumsum(1)], SIZES, tolerance=1e-3)
 
 
-def test_rows_of_an_open_number_are_sorted() -> None:
+def test_rows_of_a_dynamic_number_are_sorted() -> None:
     def body(emit: Any, x: Any) -> Any:
         return emit(relax.op.topk(x, 5, -1, "values", True, "int32"))
 
@@ -37,7 +37,7 @@ def test_rows_of_an_open_number_are_sorted() -> None:
     network.agrees(lambda x: np.sort(x, -1)[..., :-6:-1], SIZES)
 
 
-def test_scatters_of_an_open_number_of_rows() -> None:
+def test_scatters_of_dynamic_row_counts() -> None:
     def body(emit: Any, x: Any, places: Any, rows: Any) -> Any:
         return emit(relax.op.scatter_nd(x, places, rows, "add"))
 
@@ -66,7 +66,7 @@ def test_reductions_to_one_number_are_split() -> None:
     network.agrees(lambda x: np.asarray(x.max()), SIZES)
 
 
-def test_windows_of_an_open_image_are_fused_with_transposes() -> None:
+def test_windows_of_a_dynamic_image_are_fused_with_transposes() -> None:
     """That an image has whole windows follows from what its sides are multiples of."""
 
     def body(emit: Any, x: Any) -> Any:

@@ -79,7 +79,7 @@ def make_attention(inputs: dict[str, Input], dimensions: tuple[Dimension, ...]) 
 
 @pytest.mark.parametrize("mask", [None, ("batch", 1, 1, "keys"), ("seq", "keys"), ("keys",)])
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
-def test_attention_of_open_lengths_on_both_sides(mcpu: str, mask: Any) -> None:
+def test_attention_of_dynamic_lengths_on_both_sides(mcpu: str, mask: Any) -> None:
     keys = Dimension("keys", 1, 300)
     width = HEADS * DEPTH
     inputs = {
@@ -96,7 +96,7 @@ def test_attention_of_open_lengths_on_both_sides(mcpu: str, mask: Any) -> None:
     network.agrees(attend, sizes, level(mcpu))
 
 
-def test_attention_of_one_open_length() -> None:
+def test_attention_of_one_dynamic_length() -> None:
     """Queries, keys and values are one tensor, whose length is also that of the causal mask."""
     width = HEADS * DEPTH
     inputs = {name: Input((1, "seq", width)) for name in "qkv"}

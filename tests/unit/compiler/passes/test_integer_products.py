@@ -457,7 +457,7 @@ def test_pairs_are_added_in_16_bits_where_these_hold_them(
     """Of weights of 7 bits; the sum of two products of others would saturate."""
     weights = np.full((96, 48), sign * largest, np.int8)
     loaded = onnx_models.load(product_of_bytes(weights), tmp_path)
-    assert (ir.NARROW_WEIGHTS in dict(loaded.mod["main"].attrs)) == is_narrow
+    assert (ir.SEVEN_BIT_WEIGHTS in dict(loaded.mod["main"].attrs)) == is_narrow
     target = level("x86-64-v3")
     library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
     assert ("vpmaddubsw" in library.mod.imports[0].inspect_source("asm")) == is_narrow

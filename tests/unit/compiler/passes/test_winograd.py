@@ -147,7 +147,7 @@ def test_groups_that_share_a_block_are_direct(inner: int, out: int) -> None:
 
 
 @pytest.mark.usefixtures("always")
-def test_groups_of_an_open_image_are_direct() -> None:
+def test_groups_of_a_dynamic_image_are_direct() -> None:
     """The loops over its tiles know no groups."""
     network = make_network(
         OPEN,
@@ -219,7 +219,7 @@ def test_strides_of_2_have_transforms_on_64_bit_arm(
 
 
 @pytest.mark.usefixtures("always", "strided")
-def test_strides_of_2_over_an_open_image_are_direct() -> None:
+def test_strides_of_2_over_a_dynamic_image_are_direct() -> None:
     """Its tiles are numbered by loops that know no strides."""
     network = make_network(
         OPEN,
@@ -478,7 +478,7 @@ def test_any_number_of_tiles(tile: Literal[2, 4], mcpu: str) -> None:
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
-def test_every_level_divides_an_open_number_of_tiles(mcpu: str) -> None:
+def test_every_level_divides_a_dynamic_number_of_tiles(mcpu: str) -> None:
     """The epilogue belongs to the kernel of each; volumes have direct ones."""
     images = make_network(
         OPEN,

@@ -87,7 +87,7 @@ def softmax(x: Array) -> Array:
 
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
 @pytest.mark.parametrize("columns", [96, 100, 29])
-def test_products_with_an_open_number_of_rows(columns: int, mcpu: str) -> None:
+def test_products_with_a_dynamic_number_of_rows(columns: int, mcpu: str) -> None:
     x, w = te.placeholder((M, 24), name="x"), te.placeholder((24, columns), name="w")
     bias = te.placeholder((columns,), name="bias")
     result = topi.nn.relu(topi.add(topi.matmul(x, w), bias))
@@ -127,7 +127,7 @@ def test_softmax(shape: tuple[Any, ...], mcpu: str) -> None:
 
 
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
-def test_masks_of_open_rows(mcpu: str) -> None:
+def test_masks_of_dynamic_rows(mcpu: str) -> None:
     x, y = te.placeholder((3, M), name="x"), te.placeholder((M,), name="y")
     tensors = (x, y, topi.logical_and(topi.greater(x, y), topi.logical_not(topi.less(x, 0.5))))
     check(tensors, "elementwise", rows(), lambda x, y: (x > y) & ~(x < 0.5), mcpu)
@@ -182,7 +182,7 @@ def test_masks_of_no_other_cpu_than_x86() -> None:
     assert list_masked_types(tvm.target.Target(target)) == frozenset()
 
 
-def test_layer_norms_of_open_rows() -> None:
+def test_layer_norms_of_dynamic_rows() -> None:
     x, scale = te.placeholder((1, M, 384), name="x"), te.placeholder((384,), name="scale")
     shift = te.placeholder((384,), name="shift")
 
@@ -195,7 +195,7 @@ def test_layer_norms_of_open_rows() -> None:
     check(tensors, "row_reductions", rows(), norm, LEVELS_HERE[-1])
 
 
-def test_sums_over_an_open_axis_that_is_not_the_last() -> None:
+def test_sums_over_a_dynamic_axis_that_is_not_the_last() -> None:
     x = te.placeholder((1, M, 96), name="x")
     check((x, topi.sum(x, axis=1)), "register_tiles", rows(), lambda x: x.sum(1), LEVELS_HERE[-1])
 
@@ -203,7 +203,9 @@ def test_sums_over_an_open_axis_that_is_not_the_last() -> None:
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
 @pytest.mark.parametrize(("edge", "stride"), [(3, 1), (3, 2), (1, 1)])
 @pytest.mark.parametrize("is_depthwise", [False, True])
-def test_convolutions_of_open_images(edge: int, stride: int, is_depthwise: bool, mcpu: str) -> None:
+def test_convolutions_of_dynamic_images(
+    edge: int, stride: int, is_depthwise: bool, mcpu: str
+) -> None:
     lanes, inner, out = 16, 2, 1 if not is_depthwise else 2
     margin = edge // 2
     x = te.placeholder((1, inner, H, W, lanes), name="x")
@@ -280,7 +282,7 @@ def test_open_lengths_divide_no_index_and_registers_have_known_places() -> None:
             assert not find_nodes(list(indices), tirx.Var)
 
 
-def test_pooling_of_open_images() -> None:
+def test_pooling_of_dynamic_images() -> None:
     x = te.placeholder((1, 2, H, W, 16), name="x")
     pooled = topi.nn.pool2d(x, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "max", layout="NCHW16c")
 
@@ -358,7 +360,7 @@ def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_pixels_of_pointwise_convolutions_are_one_axis(stride: int) -> None:
-    """An image has one last tile, not one in each row; with a stride, a pixel reads another one."""
+    """An image has one tail tile, not one in each row; with a stride, a pixel reads another one."""
     weights = make_weights(k=(32, 32, 1, 1))
 
     def block(emit: Callable[[Any], Any], x: Any, k: Any) -> Any:

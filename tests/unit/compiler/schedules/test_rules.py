@@ -632,11 +632,11 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
     [
         (
             {**X86, "mcpu": "x86-64-v4", "num-cores": 8},
-            CpuModel(16, 32, 1 << 20, 4, True, 1.25, has_narrow_dots=True, has_fma=True),
+            CpuModel(16, 32, 1 << 20, 4, True, 1.25, has_pair_dots=True, has_fma=True),
         ),
         (
             {**X86, "mcpu": "x86-64-v3", "num-cores": 2},
-            CpuModel(8, 16, 1 << 19, 4, has_narrow_dots=True, has_fma=True),
+            CpuModel(8, 16, 1 << 19, 4, has_pair_dots=True, has_fma=True),
         ),
         ({**X86, "mcpu": "x86-64-v2"}, CpuModel(4, 16, 1 << 18, 4)),
         (

@@ -298,7 +298,7 @@ def test_few_rounds_of_many_products_stay_a_loop_on_arm() -> None:
 def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
     mcpu: str, size: int, taps: int, step: int
 ) -> None:
-    """The points of a tile read the data of a row of taps together, beside their sums."""
+    """The rows of a tile read the data of a row of kernel positions together, beside their accumulators."""
     mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}
     data = te.placeholder((1, 4, size, size, 4), "float32", "data")
     weights = te.placeholder((4, taps, taps, 4), "float32", "weights")

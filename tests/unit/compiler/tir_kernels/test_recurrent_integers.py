@@ -97,7 +97,7 @@ def make(layer: Layer, steps: Any, batch: Any, dimensions: Sequence[Dimension] =
 
     network = make_network(dimensions, inputs, arrays, body)
     if layer.bits < 8:
-        main = network.mod["main"].with_attr(ir.NARROW_WEIGHTS, True)
+        main = network.mod["main"].with_attr(ir.SEVEN_BIT_WEIGHTS, True)
         network.mod.update_func(network.mod.get_global_var("main"), main)
     return network, {**arrays, "scales": scales}
 

@@ -720,7 +720,7 @@ def test_a_constant_of_several_elements_may_be_a_fraction() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_negative_divisors_of_open_shapes(tmp_path: Path, dtype: str) -> None:
+def test_negative_divisors_of_dynamic_shapes(tmp_path: Path, dtype: str) -> None:
     """They are data, and no sizes, which are never below 1."""
     nodes = [node("Div", "ab", "q"), node("Mod", "ab", "r"), node("Mod", "ab", "f", fmod=1)]
     inputs = [value(name, ["seq"], dtype) for name in "ab"]

@@ -145,7 +145,7 @@ def test_regions_are_sampled_as_by_onnx_runtime(
     agree(made, tmp_path, feed)
 
 
-def test_operators_follow_open_sizes(tmp_path: Path) -> None:
+def test_operators_follow_dynamic_shapes(tmp_path: Path) -> None:
     """Places of maxima, reversed sequences, determinants and regions of any number of images."""
     nodes = [
         helper.make_node("MaxPool", ["x"], ["m", "p"], kernel_shape=[2, 2], strides=[2, 2]),

@@ -51,7 +51,7 @@ def feed_of(case: Case, specs: list[TensorSpec], sizes: dict[str, int]) -> dict[
 
 @pytest.mark.tflite
 @pytest.mark.parametrize("name", CASES)
-def test_conversions_follow_open_sizes(name: str) -> None:
+def test_conversions_follow_dynamic_shapes(name: str) -> None:
     """At several sizes ONNX Runtime computes from the converted model what LiteRT computes from the file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

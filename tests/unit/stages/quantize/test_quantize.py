@@ -330,7 +330,7 @@ def import_dynamic_shapes(
     return {**files, "data": folder / "data.npz"}
 
 
-def test_weights_of_a_model_with_open_sizes(tmp_path: Path) -> None:
+def test_weights_of_a_model_with_dynamic_shapes(tmp_path: Path) -> None:
     """With integers of data, too, where these are inputs: inner tensors of dynamic shape are not calibrated."""
     weights = {"w": RNG.normal(0, 0.2, (24, 16)).astype(np.float32)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
@@ -342,7 +342,7 @@ def test_weights_of_a_model_with_open_sizes(tmp_path: Path) -> None:
         assert 0 < (facts.error or 0) < 0.02
 
 
-def test_inner_tensors_of_open_sizes_are_refused(tmp_path: Path) -> None:
+def test_inner_tensors_of_dynamic_shapes_are_refused(tmp_path: Path) -> None:
     """The message says what works: weights alone."""
     weights = {name: RNG.normal(0, 0.2, (24, 24)).astype(np.float32) for name in "vw"}
     nodes = [

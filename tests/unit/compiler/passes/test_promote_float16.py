@@ -72,7 +72,7 @@ def reference(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("mcpu", LEVELS[:2])
 @pytest.mark.parametrize("name", KERNELS)
 def test_results_are_rounded_once(name: str, mcpu: str) -> None:
-    """Sums of 1,031 float16 numbers would be off by many more units in the last place."""
+    """Sums of 1,031 float16 values would be off by many more units in the last place."""
     x = np.random.default_rng(0).uniform(-1, 2, (7, 1031)).astype(np.float16)
     expected = reference(name, x)
     unit = np.spacing(np.maximum(np.abs(expected), 2.0**-14).astype(np.float16)).astype(np.float64)
