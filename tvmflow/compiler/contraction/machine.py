@@ -393,7 +393,7 @@ def _find_instructions(model: CpuModel, arch: str, features: frozenset[str]) -> 
     return {
         **found,
         "dot_dtype": dot_dtype,
-        "has_narrow_dots": has_pairs and PAIR_INSTRUCTIONS[model.lanes].feature in features,
+        "has_pair_dots": has_pairs and PAIR_INSTRUCTIONS[model.lanes].feature in features,
         "bfloat16_arch": key if _BFLOAT16_FEATURES.get(key, {""}) <= features else None,
     }
 
