@@ -257,13 +257,13 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
             """
             with T.vectorized(width) as lane:
                 new_key[lane] = tirx.Cast("uint32", order.key(load(index, lane)))
-            position = tirx.Cast("int32", index)
+            new_index = tirx.Cast("int32", index)
             # from the end, so that each is still there when the next one is replaced by it
             for position in reversed(range(min(filled + 1, sort.k))):
                 for kept in (first, keys):
                     with T.vectorized(width) as lane:
                         new = new_key[lane]
-                        moved = position if kept is first else new
+                        moved = new_index if kept is first else new
                         if position:
                             before, last = keys[position - 1][lane], kept[position - 1][lane]
                             moved = tirx.Select(new < before, last, moved)

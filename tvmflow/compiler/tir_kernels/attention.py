@@ -161,8 +161,8 @@ class _Emitter:
         self._write()
 
     def _load(self, position: int, row: Any, column: Any) -> Any:
-        position = self._attention.operands[position].matrices.offset_of(self._matrix, row, column)
-        return tirx.BufferLoad(self._inputs[position], [position])
+        offset = self._attention.operands[position].matrices.offset_of(self._matrix, row, column)
+        return tirx.BufferLoad(self._inputs[position], [offset])
 
     def _copy(
         self, lengths: tuple[int, int], slow_first: bool, store: Callable[[Any, Any], None]
@@ -184,12 +184,12 @@ class _Emitter:
         """Emit the copy of the queries of the block, multiplied with the factors of the scores."""
         a, tile = self._attention, self._tile
 
-        def store(row: Any, position: Any) -> None:
-            value = self._load(0, self._clamp_query(self._first + row), position)
+        def store(row: Any, column: Any) -> None:
+            value = self._load(0, self._clamp_query(self._first + row), column)
             for position, divides in a.factors:
                 factor = self._load(position, 0, 0)
                 value = value / factor if divides else value * factor
-            self._queries[position * tile.query_stride + row] = value
+            self._queries[column * tile.query_stride + row] = value
 
         self._copy((tile.queries, a.depth), a.operands[0].matrices.row != 1, store)
 

@@ -42,15 +42,15 @@ class StridedMatrices(NamedTuple):
 
     def offset_of(self, matrix: Any, row: Any, column: Any) -> Any:
         """Return the offset of an element; the arguments are values or TIR expressions."""
-        position, divisor = self.offset + row * self.row + column * self.column, 1
+        offset, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
             digit = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix
             if position < len(self.digits) - 1:
                 digit = digit % positive(length)
             if is_dynamic(stride) or stride:
-                position = position + digit * stride
+                offset = offset + digit * stride
             divisor *= length
-        return position
+        return offset
 
     @property
     def repeats(self) -> int:
