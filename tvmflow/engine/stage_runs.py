@@ -326,7 +326,9 @@ class StageRuns:
             state.artifacts[spec.id] = executed.artifact
             state.forced.pop(spec.id, None)
         elif executed.report.outcome == "rejected" and spec.traits.is_gate:
-            executed = executed._replace(report=self._blame(spec, plan, state, executed.report))
+            executed = executed._replace(
+                report=self._localize_faults(spec, plan, state, executed.report)
+            )
         return self._finish(spec, executed, state.keys)
 
     def fail(
@@ -345,7 +347,7 @@ class StageRuns:
         self.report(executed.report, keys)
         return "" if executed.artifact is not None else executed.report.message or "failed"
 
-    def _blame(
+    def _localize_faults(
         self, spec: StageSpec, plan: Plan, state: PlanState, report: StageReport
     ) -> StageReport:
         """Return the report of a rejected library with its faults; a wrong schedule is banned."""

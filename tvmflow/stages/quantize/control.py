@@ -278,10 +278,9 @@ def choose_layers(
 ) -> Choice:
     """Return as many layers as the limits allow, and what each costs.
 
-    Layers go back to float in the order of their damage, as many as it takes: their number is found by
-    bisection, because more layers with integers cost more. Those that were put back although they are not to
-    blame are then tried once more, one by one. A layer that saves nothing, by `gains`, the known shares of the
-    library's time, stays float.
+    Layers go back to float in the order of their damage. Bisection finds their number, because more layers with
+    integers cost more. Layers that went back without being a culprit are then tried again, one by one. A layer that
+    saves nothing, by its share of the library's time in `gains`, stays float.
 
     Raises:
         StageError: when the limits allow no layer.
