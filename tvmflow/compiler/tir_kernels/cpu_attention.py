@@ -376,8 +376,8 @@ class _Emitter:
         with T.unroll(a.depth // lanes) as vector, T.unroll(together) as k, T.unroll(shared) as row:
             source = self._load(0, rows.matrix + row)
             with T.vectorized(lanes) as lane:
-                position = vector * lanes + lane
-                term = source(query, position) * keys(position, key + k)
+                column = vector * lanes + lane
+                term = source(query, column) * keys(column, key + k)
                 sums[k, row, lane] = sums[k, row, lane] + term
         width = lanes
         while width > 1:

@@ -67,8 +67,8 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
         return operator(data, indices, node.integer(name, 0))
     beyond = constant(np.iinfo(dtype_of(indices)).min, indices)
     is_negative = relax.op.less(indices, constant(0, indices))
-    indices = node.emit(relax.op.where(is_negative, beyond, indices))
-    return _scatter(node._replace(inputs=[data, indices, *rest]))
+    limited = node.emit(relax.op.where(is_negative, beyond, indices))
+    return _scatter(node._replace(inputs=[data, limited, *rest]))
 
 
 def _scatter(node: NodeToConvert) -> Any:

@@ -348,13 +348,13 @@ def choose_phases(
     `kernel` is the shape (o, i, …) of the weights, and `share` the part of the multiplications of a direct
     convolution that another method needs.
     """
-    outputs, inputs, *size = kernel
+    outputs, inputs, *kernel_size = kernel
     if 2 * outputs > block or max(window.dilation) > 1:
         return None
 
     def cost(phases: Sequence[int]) -> int:
         blocks = -(-math.prod(phases) * outputs // block)
-        axes = zip(image.result, size, phases, window.strides, strict=True)
+        axes = zip(image.result, kernel_size, phases, window.strides, strict=True)
         sizes = (-(-size // s) * (count + (s - 1) * step) for size, count, s, step in axes)
         return int(blocks * inputs * math.prod(sizes))
 
@@ -362,7 +362,7 @@ def choose_phases(
     candidates = [c for c in itertools.product(*sizes) if math.prod(c) * outputs <= block]
     best = min(candidates, key=cost)
     moved = _MOVE_COST * outputs * math.prod(image.result)
-    limit = min(_MAX_SHARE, share) * cost([1] * len(size))
+    limit = min(_MAX_SHARE, share) * cost([1] * len(kernel_size))
     return best if cost(best) + moved < limit else None
 
 
