@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _Reader = Callable[[Json], Any]
 
 # What a machine counts in 64 bits, and more than any quantity that is measured: sums and products
-# of a few such numbers are finite.
+# of a few such values are finite.
 _MAX_INTEGER: Final = 2**63
 _MAX_NUMBER: Final = 1e100
 _MAX_DIGITS: Final = 18

@@ -54,7 +54,7 @@ class Language(NamedTuple):
     """The forms of a programming language for what Python writes otherwise.
 
     `name` returns the code for the size of a dimension. The others have `{a}` and `{b}`: a division rounded
-    down, its remainder, the smaller and the larger one of two numbers.
+    down, its remainder, the smaller and the larger one of two values.
     """
 
     name: Callable[[str], str]
@@ -81,7 +81,7 @@ def evaluate_shape(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int
 
 
 def largest_shape(shape: Sequence[Size], dimensions: Iterable[Dimension]) -> tuple[int, ...]:
-    """Return a shape with a number for each size that it is never above.
+    """Return an upper bound of a shape.
 
     >>> largest_shape((2, "seq + past"), [Dimension("seq", 1, 64), Dimension("past", 0, 512)])
     (2, 576)
@@ -194,7 +194,7 @@ def derive_sizes(
 ) -> dict[str, int]:
     """Return the size of each dimension from the shapes that a caller gives of all inputs.
 
-    Sizes in `inputs` are numbers, names of dimensions, or expressions of names that stand alone elsewhere.
+    Sizes in `inputs` are integers, names of dimensions, or expressions of names that stand alone elsewhere.
 
     Raises:
         WrongSize: when a size is out of its range, differs between inputs, or is not the model's.

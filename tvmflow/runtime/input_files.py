@@ -196,7 +196,7 @@ def _read_text(content: bytes, file: InputFile, spec: TensorSpec) -> Array:
 
 
 def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int, ...]:
-    """Return the shape of so many numbers for an input; UsageError when more than one size is dynamic."""
+    """Return the shape of this many elements for an input; UsageError when more than one size is dynamic."""
     fixed = math.prod(size for size in spec.sizes if isinstance(size, int))
     names = [size for size in spec.sizes if isinstance(size, str)]
     if len(names) > 1 or not all(map(is_name, names)):

@@ -110,7 +110,8 @@ class Module:
 
         Args:
             feed: A tensor for each input by name, with exactly the shape and dtype of the
-                signature; where that names dimensions, with any sizes in their ranges. For a model with one input, also that tensor itself.
+                signature; where that names dimensions, with any sizes in their ranges. For a model with one input,
+                also that tensor itself.
             out: Tensors that take outputs, by name; all others are new arrays.
 
         Returns:
@@ -203,7 +204,7 @@ class Module:
             min_seconds: How long a repeat takes at least.
 
         Returns:
-            Seconds per call, one number for each repeat.
+            Seconds per call, one value for each repeat.
         """
         _check_repeat(repeat)
         wait = self.program.wait

@@ -97,7 +97,7 @@ def draw_integers(
 
 
 def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
-    """Return one batch whose every number is `value`."""
+    """Return one batch whose every element is `value`."""
     import numpy as np
 
     feed = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in inputs}

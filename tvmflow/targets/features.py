@@ -96,12 +96,12 @@ _TABLES: Final[Mapping[str, _Names]] = {
 }
 
 # The feature that converts float16 to float32 in vectors; empty where every CPU has it. LLVM's code for
-# 32-bit ARM converts one number at a time.
+# 32-bit ARM converts one element at a time.
 _FLOAT16: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64": ""}
 
 
 def slow_float16_reason(arch: str, features: Iterable[str]) -> str:
-    """Return why code for a CPU converts float16 one number at a time, or an empty string.
+    """Return why code for a CPU converts float16 one element at a time, or an empty string.
 
     The architecture and the features have the kernel's names.
     """

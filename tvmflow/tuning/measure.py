@@ -226,7 +226,7 @@ class LibraryKernel:
         return self._call()
 
     def time(self, timing: Timing) -> list[float]:
-        """Return the seconds of a call on the device, one number for each repeat."""
+        """Return the seconds of a call on the device, one value for each repeat."""
         self._call()
         return [self._time_repeat(timing) for _ in range(timing.repeat)]
 
@@ -293,7 +293,7 @@ def use_threads(target: Mapping[str, Json]) -> None:
 
 
 def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
-    """Return the seconds of a call, one number for each repeat, on the device of the arguments."""
+    """Return the seconds of a call, one value for each repeat, on the device of the arguments."""
     if isinstance(kernel, LibraryKernel):
         return kernel.time(timing)
     import tvm

@@ -68,7 +68,7 @@ class Trial(NamedTuple):
     Attributes:
         id: The digest of the trace.
         trace: The decisions from which TVM makes the schedule again.
-        run_secs: Seconds of a call, one number for each repeat; empty when the trial failed. Of a
+        run_secs: Seconds of a call, one value for each repeat; empty when the trial failed. Of a
             kernel with dynamic shapes, the geometric mean over those at which it is measured.
         failure: The reason why there are no times; None when there are.
         when: The time of the record (ISO 8601, UTC).

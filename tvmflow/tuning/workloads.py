@@ -4,8 +4,8 @@ A workload is a kernel with normalized names. Its key is the digest of its struc
 layers of one shape are one workload, in one model or in two. Everything that tuning stores
 (traces refer to blocks by name) is about the normalized form, never about the model's own.
 
-A kernel with dynamic shapes carries the numbers at which it is measured, for variables that are named in the
-order of its shapes: it has one key whatever a recipe calls its dimensions, and another for other numbers.
+A kernel with dynamic shapes carries the sizes at which it is measured, for variables that are named in the
+order of its shapes: it has one key whatever a recipe calls its dimensions, and another for other sizes.
 """
 
 from __future__ import annotations

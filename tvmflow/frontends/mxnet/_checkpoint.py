@@ -358,7 +358,7 @@ def _read_name(reader: _Reader, index: int) -> str:
 def _read_array(reader: _Reader, what: str) -> _Stored | str:
     """Return one array, or the reason why it is not supported, for the error that names it."""
     magic = reader.number("I", what)
-    # Before 64-bit dimensions there was no magic number: the first number is the rank.
+    # Before 64-bit dimensions there was no magic number: the first element is the rank.
     form = _FORMATS.get(magic, _Format(dim_code="I"))
     storage = reader.number("i", what) if form.has_storage else 0
     if storage in _SPARSE:

@@ -339,7 +339,7 @@ def _convert(node: Node, op: Op) -> list[Expr]:
     ) as error:
         # what fails for dynamic shapes says no more than that they are dynamic
         shapes = [list(op.shape(index)) for index in range(len(op)) if op.reads(index)]
-        # TVM and NumPy raise these for shapes, types or numbers that do not fit.
+        # TVM and NumPy raise these for shapes, types or values that do not fit.
         reason = explain_failure(error, names_text([str(shape) for shape in shapes]))
         op.refuse(reason, fix="correct the model, or end it before this operator")
 

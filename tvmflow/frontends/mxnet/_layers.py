@@ -201,7 +201,7 @@ def _read_windows(
 
 
 class _Windows(NamedTuple):
-    """The windows of a pooling: one number for each spatial dimension, `out` of them in total."""
+    """The windows of a pooling: one value for each spatial dimension, `out` of them in total."""
 
     size: tuple[IrSize, ...]
     kernel: tuple[int, ...]

@@ -100,7 +100,7 @@ class Op:
         return size
 
     def fixed(self, sizes: Sequence[IrSize], index: int = 0) -> tuple[int, ...]:
-        """Return sizes that this operator needs as numbers; they follow from the input `index`."""
+        """Return sizes that this operator needs as constants; they follow from the input `index`."""
         if any(map(is_dynamic, sizes)):
             self.refuse(
                 f"{unfixed_text(sizes)}; "
@@ -207,7 +207,7 @@ class Op:
         return self._parsed(key, default, partial(_tuple, int), "a tuple of integers")
 
     def numbers(self, key: str, default: tuple[float, ...] = _REQUIRED) -> tuple[float, ...]:
-        """Return a tuple of numbers; a single number counts as a tuple of one."""
+        """Return a tuple of values; a single number counts as a tuple of one."""
         return self._parsed(key, default, partial(_tuple, float), "a tuple of numbers")
 
     def optional_integers(self, key: str) -> tuple[int, ...] | None:

@@ -688,7 +688,7 @@ def _count_selected(node: NodeToConvert) -> Any:
     batch, classes, count = (int(extent) for extent in scores.ty.shape)
     most = 0 if limit is None else count
     if isinstance(limit, tvm.ir.Constant):
-        # "All boxes" is often written as the largest number.
+        # "All boxes" is often written as the largest value.
         most = min(max(int(limit.value.numpy().item()), 0), count)
     rows = batch * classes * most
     if rows == 0:
@@ -716,7 +716,7 @@ def _as_vector(node: NodeToConvert, value: Any, default: Any) -> Any:
 
 
 def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
-    """Return positive numbers with the order of the scores above a threshold, and 0 for the others.
+    """Return positive values with the order of the scores above a threshold, and 0 for the others.
 
     TVM suppresses no box with a score below 0.
     """

@@ -28,7 +28,7 @@ def _limit(index: Any, size: Any) -> Any:
 
 
 class Windows(NamedTuple):
-    """The windows of a pooling operator; each sequence has a number for each spatial axis.
+    """The windows of a pooling operator; each sequence has a value for each spatial axis.
 
     Attributes:
         sizes: The elements of a window along each axis.

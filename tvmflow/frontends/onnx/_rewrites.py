@@ -149,7 +149,7 @@ def _cast_like(node: _Rewriting) -> str | None:
 
 
 def _same_padding(node: _Rewriting) -> str | None:
-    """Rewrite padding for ceil(size / stride) windows as numbers: TVM has too little for SAME_LOWER."""
+    """Rewrite padding for ceil(size / stride) windows as constants: TVM has too little for SAME_LOWER."""
     attributes, shape = node.attributes, node.shape(0)
     mode = attributes.get("auto_pad", "NOTSET")
     kernel = attributes.get("kernel_shape") or (node.shape(1) or ())[2:]
@@ -391,7 +391,7 @@ def _parameter(node: _Rewriting, position: int) -> str:
 
 
 def _real(node: _Rewriting, position: int, axis: int = 1) -> str:
-    """Return the numbers that an operand stands for, which its scale and zero point follow.
+    """Return the values that an operand stands for, which its scale and zero point follow.
 
     Where the scale has several elements, `axis` is that of the channels.
     """
@@ -457,7 +457,7 @@ def _quantized_concat(node: _Rewriting) -> str:
     return node.add("Concat", *values, axis=node.attributes["axis"])
 
 
-# The position of the scale of the result, and the function that returns the result as real numbers.
+# The position of the scale of the result, and the function that returns the result as real values.
 _QUANTIZED_REWRITES: Final[Mapping[str, tuple[int, _Rewrite]]] = {
     "QGemm": (7, _quantized_gemm),
     "QLinearAdd": (6, _binary("Add")),

@@ -117,8 +117,8 @@ def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
 def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: Any) -> Any:
     """Return what a mask adds to scores (batch, heads, steps, length); None without one.
 
-    The mask says which keys count, for each sequence or each row of scores, or has the lengths of sequences, after which
-    their starts may follow.
+    The mask says which keys count, for each sequence or each row of scores, or has the lengths of sequences, after
+    which their starts may follow.
     """
     if mask is None:
         return None
@@ -258,7 +258,7 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
 
 
 def _rotary_embedding(node: NodeToConvert) -> Any:
-    """Convert RotaryEmbedding: pairs of numbers are turned by an angle of their step."""
+    """Convert RotaryEmbedding: pairs of values are turned by an angle of their step."""
     _refuse(node, ("is_packed_batching",), {})
     x, position_ids, cosines, sines = node.inputs
     width, heads = 2 * list_sizes(cosines)[1], node.integer("num_heads", 0)

@@ -89,7 +89,7 @@ _OLDEST_OPSET: Final = 7
 _SCAN_OPSET: Final = 9
 # Resize has no modes before, and samples at scaled positions, rounded down.
 _RESIZE_MODES_OPSET: Final = 11
-# The attributes of Constant that hold plain numbers.
+# The attributes of Constant that hold plain values.
 _CONSTANT_DTYPES: Final = {
     **dict.fromkeys(("value_float", "value_floats"), "float32"),
     **dict.fromkeys(("value_int", "value_ints"), "int64"),

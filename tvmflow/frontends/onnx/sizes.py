@@ -37,7 +37,7 @@ _MATRIX_RANK: Final = 2
 
 
 class SizeValue(NamedTuple):
-    """A small tensor of numbers and expressions of the dimensions.
+    """A small tensor of constants and expressions of the dimensions.
 
     Attributes:
         values: The elements: an array of objects, each an int, an expression, or a `_Quotient`.
@@ -254,7 +254,7 @@ class Sizes(SizeRanges):
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
     def dynamic_operand(self, node: NodeProto, position: int) -> list[Any] | None:
-        """Return the sizes that a node takes, as `operand` does; None where all are numbers, too."""
+        """Return the sizes that a node takes, as `operand` does; None where all are constant."""
         taken = self.operand(node, position)
         return None if taken is None or _are_fixed(*taken) else taken
 
@@ -276,7 +276,7 @@ class Sizes(SizeRanges):
 def compute_sizes(
     ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
 ) -> SizeValue | None:
-    """Return the result of a node for numbers and expressions of dimensions; None where it has none.
+    """Return the result of a node for constants and expressions of dimensions; None where it has none.
 
     The operand of `Shape` and `Size` is the shape.
     """
@@ -620,7 +620,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Unsqueeze": lambda call: np.expand_dims(call.array(0), tuple(call.integers(1, "axes"))),
     "Where": _where,
 }
-"""Operator -> its result for numbers and expressions."""
+"""Operator -> its result for constants and expressions."""
 
 
 # ---------------------------------------------------------------- operators that take sizes

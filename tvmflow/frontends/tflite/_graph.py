@@ -574,7 +574,7 @@ class Tensors:
         self.graph = graph
         self._tensors = tensors
         self._data = data
-        # By number of a tensor, and whether channels are first: as stored, and as real numbers.
+        # By number of a tensor, and whether channels are first: as stored, and as real values.
         self._stored: dict[tuple[int, bool], Value] = {}
         self._real: dict[tuple[int, bool], Value] = {}
         self.padded: dict[int, tuple[int, list[int]]] = {}
@@ -610,7 +610,7 @@ class Tensors:
         return self._stored[number, first]
 
     def real(self, number: int, *, first: bool = False) -> Value:
-        """Return a tensor as the numbers that it stands for."""
+        """Return a tensor as the values that it stands for."""
         quantization = self.quantization(number)
         if quantization is None:
             return self.stored(number, first=first)
@@ -622,12 +622,12 @@ class Tensors:
         return self._real[number, first]
 
     def dequantize(self, value: Value, quantization: Quantization, axis: int) -> Value:
-        """Return the numbers that integers stand for; `axis` is that of the channels in `value`."""
+        """Return the values that integers stand for; `axis` is that of the channels in `value`."""
         parameters = self._parameters(quantization, value.dtype)
         return self.graph.add("DequantizeLinear", value, *parameters, axis=axis)
 
     def write(self, number: int, value: Value, *, first: bool = False) -> None:
-        """Set a tensor to real numbers, which are quantized as the file says."""
+        """Set a tensor to real values, which are quantized as the file says."""
         quantization, dtype = self.quantization(number), self._tensors[number].dtype
         if quantization is not None and value.dtype == "float32":
             parameters = self._parameters(quantization, dtype)
@@ -708,7 +708,7 @@ class Operation:
         return self.inputs[position]
 
     def real(self, position: int = 0, *, first: bool = False) -> Value:
-        """Return an operand as the numbers that it stands for, with channels first or last."""
+        """Return an operand as the values that it stands for, with channels first or last."""
         return self.tensors.real(self.number(position), first=first)
 
     def is_first(self, position: int = 0) -> bool:
@@ -744,7 +744,7 @@ class Operation:
         return list(self.integers(position))
 
     def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
-        """Return sizes that the operator needs as numbers."""
+        """Return sizes that the operator needs as constants."""
         if any(map(is_dynamic, sizes)):
             raise DynamicShapeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
         return list(map(int, sizes))
@@ -767,7 +767,7 @@ class Operation:
         return axis % rank
 
     def write(self, value: Value, position: int = 0, *, first: bool = False) -> None:
-        """Set a result to real numbers, after the activation that the operator has."""
+        """Set a result to real values, after the activation that the operator has."""
         activation = self.options.get("activation", _NO_ACTIVATION)
         if activation != _NO_ACTIVATION:
             if activation not in ACTIVATIONS:
@@ -779,7 +779,7 @@ class Operation:
         return self.tensors.tensor(self.outputs[position]).dtype
 
     def weight(self, position: int, axes: Sequence[int]) -> Value:
-        """Return weights as the numbers that they stand for, with their axes in another order."""
+        """Return weights as the values that they stand for, with their axes in another order."""
         number = self.number(position)
         quantization = self.tensors.quantization(number)
         value = self.graph.transpose(self.tensors.stored(number), axes)
@@ -791,7 +791,7 @@ class Operation:
         return self.tensors.dequantize(value, quantization, axis)
 
     def bias(self, position: int, data: int, weights: int) -> Value | None:
-        """Return a bias as real numbers; None where it is left out.
+        """Return a bias as real values; None where it is left out.
 
         Its integers have the product of the scales of the operands `data` and `weights`.
         """
@@ -843,7 +843,7 @@ ACTIVATIONS: Final[dict[int, Callable[[Graph, Value], Value]]] = {
     3: lambda graph, value: limit(graph, value, 0.0, 6.0),
     4: lambda graph, value: graph.add("Tanh", value),
 }
-"""The activations that are part of other operators, by their numbers in `ActivationFunctionType`."""
+"""The activations that are part of other operators, by their values in `ActivationFunctionType`."""
 
 
 def aligned(operation: Operation, positions: Sequence[int]) -> tuple[list[Value], bool]:

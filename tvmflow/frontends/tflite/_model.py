@@ -166,7 +166,7 @@ NAMES: Final = (
     "STABLEHLO_GATHER STABLEHLO_TRANSPOSE DILATE STABLEHLO_RNG_BIT_GENERATOR REDUCE_WINDOW "
     "STABLEHLO_COMPOSITE STABLEHLO_SHIFT_LEFT STABLEHLO_CBRT "
 ).split()
-"""The operators in the order of their numbers."""
+"""The operators in the order of their codes."""
 
 CUSTOM: Final = NAMES.index("CUSTOM")
 """The number of operators that are not TFLite's own."""
@@ -271,7 +271,7 @@ _NO_TENSOR: Final = -1
 
 
 class Quantization(NamedTuple):
-    """The meaning of integers that stand for real numbers: scale · (integer − zero_point).
+    """The meaning of integers that stand for real values: scale · (integer − zero_point).
 
     Attributes:
         scales: One for the whole tensor, or one for each entry along `axis`.
@@ -292,7 +292,7 @@ class Tensor(NamedTuple):
         dtype: As NumPy names it, where NumPy has it.
         dims: Its sizes, −1 for free ones. Those of results are placeholders: they follow from the inputs.
         data: Where the bytes of its values begin and end; None for a tensor that is computed.
-        quantization: What its integers stand for; None for plain numbers.
+        quantization: What its integers stand for; None for plain values.
         is_sparse: Whether its values are stored in a sparse format.
     """
 
@@ -347,7 +347,7 @@ def is_hybrid(model: Model, operator: Operator) -> bool:
 
 
 def list_hybrid_weights(model: Model) -> list[tuple[int, int]]:
-    """Return the integer weights of operators with float32 data, as operator and operand numbers."""
+    """Return the integer weights of operators with float32 data, as operator and operand index."""
     return [
         (number, position)
         for number, operator in enumerate(model.operators)

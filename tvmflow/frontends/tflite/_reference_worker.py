@@ -109,7 +109,7 @@ def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> byte
 
 
 def _dequantized(tensor: Any, data: Array) -> Array:
-    """Return the numbers that the integers of a tensor stand for: scale · (integer − zero point)."""
+    """Return the values that the integers of a tensor stand for: scale · (integer − zero point)."""
     from ai_edge_litert import schema_py_generated as schema
 
     is_signed = tensor.type == schema.TensorType.INT8

@@ -335,7 +335,7 @@ def _list_candidates(
 
 
 def _check_weights(layers: Sequence[Layer], floats: Mapping[Any, Array]) -> None:
-    """Check that weights are numbers: one that is not would get an arbitrary integer."""
+    """Check that weights are finite: others would get an arbitrary integer."""
     import numpy as np
 
     for layer in layers:

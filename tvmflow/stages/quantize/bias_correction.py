@@ -21,7 +21,7 @@ from tvmflow.stages.quantize.ranges import sum_rows_in_order
 
 # Parts of a step in which float data are added up: sums of integers are exact in any order.
 _PARTS: Final = 1 << 12
-# About so many numbers are added at once: they stay in a core's cache.
+# About this many values are added at once: they stay in a core's cache.
 _CHUNK: Final = 1 << 14
 # Corrections have so many significant bits, so that other roundings of the data seldom change them.
 _BITS: Final = 12

@@ -57,7 +57,7 @@ class Targets(NamedTuple):
     """The targets of libraries that calibrate.
 
     Attributes:
-        kernels: What kernels are written for: it decides in what order they add up, and so which numbers they give.
+        kernels: What kernels are written for: it decides in what order they add up, and so which values they give.
         code: The CPU whose instructions they become, and how much LLVM optimizes them.
     """
 

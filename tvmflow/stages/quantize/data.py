@@ -109,7 +109,7 @@ def limit_samples(data: Samples, count: int | None) -> Sequence[Feed]:
 
 
 def check_finite(batches: Sequence[Feed], field: str) -> None:
-    """Check that samples are numbers; StageError with the first sample that has NaN or infinity."""
+    """Check that samples are finite; StageError with the first sample that has NaN or infinity."""
     for place, name in _find_not_finite(batches):
         raise StageError(f"{field}: '{name}' has NaN or infinity in batch {place}", fix=_FIX)
 

@@ -29,7 +29,7 @@ from tvmflow.stages.quantize.points import (
 from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups, round_groups
 
 SWITCHES: Final = "tvmflow.layers"
-"""The input of a model with switches: a number for each layer, 1 to compute it with integers."""
+"""The input of a model with switches: a value for each layer, 1 to compute it with integers."""
 
 
 class LayerWeights(NamedTuple):
@@ -50,7 +50,7 @@ class LayerWeights(NamedTuple):
         return {"int8": self.integers}
 
     def to_real(self, axis: int, dtype: Any = np.float32) -> Array:
-        """Return the numbers that the integers stand for, with a scale for each index of an axis."""
+        """Return the values that the integers stand for, with a scale for each index of an axis."""
         shape = [1] * self.integers.ndim
         shape[axis] = -1
         return np.asarray(self.integers.astype(dtype) * self.scales.astype(dtype).reshape(shape))
@@ -384,7 +384,7 @@ class _Inserter(LayerRewriter):
             high = emit(op.maximum(zero, emit(op.max(data))))
             low = emit(op.minimum(zero, emit(op.min(data))))
             scale = emit(op.divide(emit(op.subtract(high, low)), steps))
-            # all numbers may be 0
+            # all values may be 0
             scale = emit(op.maximum(scale, relax.const(_SMALLEST_NORMAL, "float32")))
             middle = emit(op.subtract(zero, emit(op.divide(low, scale))))
             middle = self.cast(emit(op.round(emit(op.clip(middle, 0, 255)))), "uint8")
@@ -426,7 +426,7 @@ class Table(NamedTuple):
 
 
 def list_tables(model: FloatModel) -> tuple[Table, ...]:
-    """Return the tables of a model whose weights are numbers, in the order of the first lookups."""
+    """Return the tables of a model whose weights are finite, in the order of the first lookups."""
     flow = ir.DataFlow(model.main)
     weights = {var: str(var.name) for var in ir.list_weights(model.main)}
     bindings = ir.list_bindings(model.main.body)
@@ -515,7 +515,7 @@ def _find_table(value: Any, weights: Collection[Any]) -> Any:
 def _has_numbers_of_one_size(table: Array) -> bool:
     """Return whether a step of the largest number of each row is no more than most of the others.
 
-    It is more in masks of attention, whose large numbers stand for infinity.
+    It is more in masks of attention, whose large values stand for infinity.
     """
     sizes = np.abs(table)
     largest = sizes.max(axis=1, keepdims=True, initial=0.0)

@@ -344,7 +344,7 @@ ROUNDED: Final = np.array([0, 1], np.float32)
 LARGEST_STATE: Final = 1 + 0.5 / STATE_STEPS
 """The largest absolute value of a state whose limit to 1 costs no more than its rounding."""
 
-# Operators whose results are the numbers that they read first.
+# Operators whose results are the values that they read first.
 _COPIES: Final = ir.operators("broadcast_to reshape permute_dims expand_dims squeeze")
 # Functions whose results lie between 0 and 1, and between -1 and 1.
 _SHARES: Final = frozenset({"sigmoid", "hardsigmoid"})

@@ -20,13 +20,13 @@ Method = Literal["minmax", "percentile", "entropy", "mse"]
 _BINS: Final = 8192
 # Bins are not narrower than this: the smallest denormal float32 is a bin of its own.
 _MIN_EXPONENT: Final = -149
-# Beside the largest number, steps of float32 are this much smaller: narrower bins separate nothing.
+# Beside the largest value, steps of float32 are this much smaller: narrower bins separate nothing.
 _PRECISION_BITS: Final = 24
 # What is larger is infinite as float32.
 _LARGEST: Final = float(np.finfo(np.float32).max)
-# So many numbers are counted at once: they stay in a core's cache.
+# This many values are counted at once: they stay in a core's cache.
 _CHUNK: Final = 1 << 16
-# Between these powers of two, bins of float32 are found in float32: the first is still one of its numbers.
+# Between these powers of two, bins of float32 are found in float32: the first is still one of its values.
 _SMALLEST_WIDTH: Final = -126
 _LARGEST_WIDTH: Final = 0
 # Scales outside are not used: their reciprocals, and products with 8-bit integers, are normal float32 values.
@@ -329,7 +329,7 @@ def sum_rows_in_order(values: Array) -> Array:
 
 
 def _log(values: Array) -> Array:
-    """Return natural logarithms of positive numbers by a series.
+    """Return natural logarithms of positive values by a series.
 
     Those of two C libraries differ in their last bits.
     """

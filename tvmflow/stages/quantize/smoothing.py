@@ -29,7 +29,7 @@ _PARTS: Final = (1, 2, 3, 4)
 _WORTH: Final = 0.5
 # Channels this much smaller than the largest one are not enlarged further.
 _MAX_EXPONENT: Final = 8
-# The mean square of data is about that of so many parts of their largest number.
+# The mean square of data is about that of so many parts of their largest value.
 _PARTS_OF_LARGEST: Final = 4
 _STEPS: Final = 127
 
@@ -148,7 +148,7 @@ def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
 
 
 def _exponents(values: Array) -> Array:
-    """Return the exponents of numbers, those of tiny ones as if they were a part of the largest one."""
+    """Return the exponents of values, those of tiny ones as if they were a part of the largest one."""
     floor = max(float(values.max(initial=0.0)), 2.0**-100) * 2.0**-_MAX_EXPONENT
     return np.asarray(np.frexp(np.maximum(values, floor))[1].astype(np.int64))
 

@@ -91,7 +91,7 @@ class BlockQuantizedIntegers(NamedTuple):
         }
 
     def to_float(self) -> Array:
-        """Return the numbers that the integers stand for, as float32."""
+        """Return the values that the integers stand for, as float32."""
         difference = self.integers.astype(np.float32) - np.float32(self.groups.middle)
         real: Array = difference * np.repeat(self.scales, self.groups.size, axis=1)
         return real[:, : self.depth]
@@ -229,7 +229,7 @@ def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:
     extremes = np.take_along_axis(weights, largest, axis=1)
     for candidate in _list_candidates(weights, groups):
         scale = _to_bfloat16(candidate)
-        # of 8 bits, most candidates clip the largest number by more than rounding costs all of them
+        # of 8 bits, most candidates clip the largest value by more than rounding costs all of them
         if (_sum_errors(extremes, scale, importance[largest], groups) >= best).all():
             continue
         sums = _sum_errors(weights, scale, importance, groups)

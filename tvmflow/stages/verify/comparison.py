@@ -213,7 +213,7 @@ def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
 
 
 def _find_largest(values: Sequence[float | str]) -> float | str:
-    """Return the largest number, some of which JSON has as text; NaN where there is one."""
+    """Return the largest value, some of which JSON has as text; NaN where there is one."""
     return max(values, key=lambda value: (math.isnan(number := float(value)), number))
 
 
@@ -238,7 +238,7 @@ _MERGES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
 
 
 def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Return the errors of an output, the tolerance in numbers, and the number of mismatched elements.
+    """Return the errors of an output, the absolute tolerance, and the number of mismatched elements.
 
     An element matches when |actual - expected| <= atol + rtol * |expected|; NaN equals NaN, and an
     infinity equals itself. All elements together must keep to the root mean square and the scale of
@@ -342,7 +342,7 @@ def has_same_bits(actual: Mapping[str, Array], expected: Mapping[str, Array]) ->
 
 
 def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Compare two tensors between kernels, in which infinities (of a mask) are as good as numbers."""
+    """Compare two tensors between kernels, in which infinities (of a mask) compare like numbers."""
     import numpy as np
 
     if expected.dtype.kind == "f" and actual.shape == expected.shape:
@@ -396,7 +396,7 @@ def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputCom
     agreement = _best_class_agreement(actual, expected)
     if agreement is not None:
         figures["best_class_agreement"] = agreement
-    # squares of the numbers themselves might overflow, or be zero
+    # squares of the values themselves might overflow, or be zero
     unit = max(largest, np.abs(a).max(initial=0.0))
     if not unit:
         return {**figures, "rms_error": 0.0}

@@ -291,7 +291,7 @@ class _Drawer:
         self.left_out: list[str] = []
 
     def add(self, text: str, feed: Feed, *, is_needed: bool = True, nudges: bool = True) -> bool:
-        """Add a draw whose outputs are numbers that roundings of the inputs do not change.
+        """Add a draw whose outputs are values that roundings of the inputs do not change.
 
         With `is_needed`, the reason is kept why it is not added; `nudges` tries roundings of the inputs.
         """
@@ -450,7 +450,7 @@ def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
         )
         if len({array.shape for array in (*actual, *expected)}) > 1:
             continue
-        # the last axis is that of the batches, so that the others keep their numbers
+        # the last axis is that of the batches, so that the others keep their indices
         own, right = (np.stack(side, axis=-1).astype(np.float64) for side in (actual, expected))
         found = find_scaled_slice(own, right, more.slices)
         if found and found["axis"] < expected[0].ndim:

@@ -120,7 +120,7 @@ class Index(NamedTuple):
 def find_index(
     name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
 ) -> Index | None:
-    """Return what an output of the reference is an index of, by its numbers; None if it is none."""
+    """Return what an output of the reference is an index of, by its values; None if it is none."""
     for tensor in tensors:
         for axis in range(expected[0][tensor].ndim):
             for is_largest in (True, False):

@@ -66,7 +66,7 @@ def load_with_inner(
     loaded = model.load(kind, names)
     if SIZES_NEEDED in loaded.mod["main"].attrs and SIZES_NEEDED not in mod["main"].attrs:
         raise StageError("sizes of its tensors are known only after a call")
-    # of rows that do not count, a library and the reference may have other numbers
+    # of rows that do not count, a library and the reference may have other values
     kept = tuple(
         spec.name
         for spec in loaded.tensors

@@ -218,7 +218,7 @@ def _draw_samples(
 ) -> Iterator[tuple[str, Samples]]:
     """Give seeded random inputs, each where those before it tell too little.
 
-    Floats without a range have both signs, unless the reference gives no numbers for negative ones. A model that
+    Floats without a range have both signs, unless the reference gives no values for negative ones. A model that
     `quantize` made gets what it was most likely calibrated for first, numbers from 0 to 1.
     """
     ranges = settings.ranges

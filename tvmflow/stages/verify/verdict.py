@@ -88,7 +88,7 @@ class ScaledSlice(TypedDict):
 
 
 class OutputComparison(TypedDict, total=False):
-    """An output compared with the reference's: errors, and the tolerance in numbers.
+    """An output compared with the reference's: errors, and the absolute tolerance.
 
     `shape` says what is wrong with a shape, `incomparable` what the reference's output lacks; nothing
     else is there then. Numbers that JSON lacks are text.

@@ -60,7 +60,7 @@ class CpuBackend(Backend):
         return f"its kind is {kind}, and this machine runs libraries for CPUs, NVIDIA GPUs and OpenCL only"
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why the CPU converts float16 one number at a time."""
+        """Return why the CPU converts float16 one element at a time."""
         if target_kind(tvm) != self.KIND:
             return ""
         return cpu_features.slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)

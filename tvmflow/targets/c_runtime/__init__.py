@@ -98,7 +98,7 @@ _LIBCS: Final = ("gnu", "musl")
 _MOST_DEFAULT_THREADS: Final = 64
 # What a context takes of the memory of a microcontroller besides its tensors; the runtime checks it.
 _CONTEXT_BYTES: Final = 512
-# What each number besides takes that depends on sizes, with the padding around all of them.
+# What each element besides takes that depends on sizes, with the padding around all of them.
 _VALUE_BYTES: Final = 64
 _MEMORY: Final = """
 /* The memory that a context takes: `allocate` is asked for it once, with an alignment of at most 128. There is no heap:
