@@ -37,7 +37,7 @@ from tvmflow.graph.ir import (
 _MAX_EXACT_ROWS: Final = 6
 _MAX_EXACT_ROWS_OF_LONG_CODE: Final = 4
 _MAX_STATEMENTS: Final = 40
-# Of so many tiles of an image, the last one may compute all its pixels but one.
+# Of this many tiles of an image, the last one may compute all its pixels but one.
 _MIN_TILES_OF_IMAGE: Final = 24
 
 PARTITION_HINT: Final = "pragma_loop_partition_hint"
@@ -633,7 +633,7 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     terms = {var: (condition.term, tail) for condition in found for var in condition.variables}
     fewest, most = _count_unrolled(loop.body)
     if fewest == size > _MAX_EXACT_ROWS_OF_LONG_CODE and most > _MAX_STATEMENTS:
-        # sums of one vector wait for each other: a few rows take as long as one
+        # additions to one accumulator wait for each other: a few rows take as long as one
         return _halve_rows(loop, terms, tail, -(-size // 2))
     *smaller_sizes, largest = _list_rows(size, most)
     if pixels:

@@ -45,7 +45,7 @@ class VectorWidth(NamedTuple):
 
     @classmethod
     def of_lanes(cls, lanes: int, costs: Mapping[int, float]) -> VectorWidth:
-        """Return the width of vectors of so many float32 values, with costs by their number."""
+        """Return the width of vectors of this many float32 values, with costs by their number."""
         bits = {count * _FLOAT_BITS: cost for count, cost in costs.items()}
         return cls(lanes * _FLOAT_BITS, bits)
 

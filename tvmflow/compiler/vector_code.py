@@ -47,7 +47,7 @@ def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
 
 
 MAX_STRIDE: Final = 4
-"""With larger strides, numbers are loaded one by one: so many vectors would have few of them."""
+"""With larger strides, elements are loaded one by one: the vectors would have too few of them."""
 
 
 @kernel_pass
@@ -306,8 +306,8 @@ def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
     return None if int(steps.coeff) % divisor else int(steps.base) % divisor
 
 
-# ---------------------------------------------------------------- first values of sums
-# Sums of products from which values are subtracted at the end, as the zero point of quantized data asks for: they
+# ---------------------------------------------------------------- first values of accumulators
+# Accumulators from which values are subtracted at the end, as for the zero point of quantized data,
 # begin at these values in place of 0, which costs no instruction.
 
 
@@ -333,7 +333,7 @@ class _Address(NamedTuple):
 
 @node_pass(tirx.SeqStmt, _has_by_element_fma)
 def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
-    """Let sums begin at what is subtracted from them, for 64-bit ARM."""
+    """Let accumulators begin at what is subtracted from them, for 64-bit ARM."""
     statements = list(sequence)
     zeros = [
         (address, at) for at, s in enumerate(statements) if (address := _find_zero(s)) is not None
@@ -354,7 +354,7 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
 
 
 def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> dict[_Address, Any]:
-    """Return what is subtracted from sums wherever they are read, but by their own updates."""
+    """Return what is subtracted from accumulators wherever they are read, but by their own updates."""
     offsets: dict[_Address, Any] = {}
     refused: set[_Address | None] = set()
     stored: set[Any] = set()
@@ -404,7 +404,7 @@ def _find_zero(statement: Any) -> _Address | None:
 def _replace_differences(
     store: tirx.BufferStore, addresses: Mapping[_Address, Any], choose: Callable[[Any], Any]
 ) -> tirx.BufferStore:
-    """Return a store with an operand in place of what is subtracted from sums at some positions."""
+    """Return a store with an operand in place of what is subtracted from accumulators at some positions."""
 
     def replace(difference: Any) -> Any:
         return choose(difference) if _Address.of_load(difference.a) in addresses else difference
@@ -412,12 +412,12 @@ def _replace_differences(
     return with_fields(store, value=tvm_ffi.structural_map(store.value, (tirx.Sub, replace)))
 
 
-# ---------------------------------------------------------------- sums of matrices
-# Instructions that multiply matrices of two rows leave two sums of one pixel and two of the next in a vector: what
-# else stores or reads these sums has to do so, too.
+# ---------------------------------------------------------------- accumulators of matrices
+# Instructions that multiply matrices of two rows leave two accumulators of one pixel and two of the next in a vector:
+# what else stores or reads these accumulators has to do so, too.
 
 
-# A loop with a body of so many sums of products is not worth unrolling, and LLVM does not unroll more in all.
+# A loop with a body of this many dot products is not worth unrolling, and LLVM does not unroll more in all.
 _MIN_LONG_BODY: Final = 36
 _MAX_UNROLLED: Final = 240
 # Those of a depthwise convolution, whose data are vectors.
@@ -430,7 +430,7 @@ _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 def keep_product_loops(loop: tirx.For) -> tirx.For:
     """Keep LLVM from unrolling short loops with long bodies, for 64-bit ARM.
 
-    Of all rounds together it loads factors so early that it must store some of them and of the sums.
+    Of all rounds together it loads multiplicands so early that it must spill some of them and of the accumulators.
     """
     rounds = _as_number(loop.extent)
     if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
@@ -627,7 +627,7 @@ def _join_run(run: Sequence[tirx.BufferStore]) -> list[tirx.BufferStore]:
 
 
 def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.BufferStore:
-    """Return one store of words that follow each other from a position, each of so many elements."""
+    """Return one store of words that follow each other from a position, each of this many elements."""
     vectors = [store.value.value for store in stores]
     dtype, bits = stores[0].value.ty.dtype, 32
     while bits > _BYTE_BITS:

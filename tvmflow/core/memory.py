@@ -69,7 +69,7 @@ def _cgroup_texts(name: str) -> Iterator[str]:
 
 
 def limit_address_space(size: int) -> None:
-    """Let this process, without TVM and a GPU, map so many bytes more than now, if that can be limited."""
+    """Let this process, without TVM and a GPU, map this many bytes more than now, if that can be limited."""
     import resource
 
     pages = read_text("/proc/self/statm").split()

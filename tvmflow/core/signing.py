@@ -32,7 +32,7 @@ PUBLIC_SUFFIX: Final = ".pub"
 _MAX_KEY_FILE_BYTES: Final = 1 << 20
 _PEM_END: Final = b"-----END PUBLIC KEY-----"
 SHORT_ID: Final = 12
-"""So many characters of the id of a key are shown."""
+"""This many characters of the id of a key are shown."""
 
 
 class InvalidEnvelope(Exception):

@@ -43,7 +43,7 @@ class Track:
     def slice(
         self, name: str, began_s: float, seconds: float, arguments: Mapping[str, Json] | None = None
     ) -> Slice:
-        """Add an interval, which began so many seconds after the trace."""
+        """Add an interval, which began some seconds after the trace."""
         began_ns, ended_ns = (max(round(at_s * 1e9), 0) for at_s in (began_s, began_s + seconds))
         self.slices.append(Slice(self, name, began_ns, max(began_ns, ended_ns), arguments or {}))
         return self.slices[-1]

@@ -254,7 +254,7 @@ class ChainLink(NamedTuple):
 
 
 class CriticalChain(NamedTuple):
-    """The critical chain of a run, where so many stages may run at a time.
+    """The critical chain of a run, where this many stages may run at a time.
 
     Its seconds are those before the first stage began, until the last one ended, and after that; of the
     stages when they are scheduled again; and of these with a worker for every stage.
@@ -270,7 +270,7 @@ class CriticalChain(NamedTuple):
 
 
 def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Return when each stage ends with so many workers, and the stage whose end let it begin."""
+    """Return when each stage ends with this many workers, and the stage whose end let it begin."""
     order = {stage: place for place, stage in enumerate(work)}
     left = {stage: len(item.needs) for stage, item in work.items()}
     needed_by: dict[str, list[str]] = {stage: [] for stage in work}
@@ -298,7 +298,7 @@ def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dic
 
 
 def measure_length(work: Mapping[str, Work], jobs: int) -> float:
-    """Return how long the stages take with so many workers."""
+    """Return how long the stages take with this many workers."""
     return max(schedule(work, jobs)[0].values(), default=0.0)
 
 
@@ -331,7 +331,7 @@ def list_work(timeline: Timeline) -> dict[str, Work]:
 
 
 def find_critical_chain(timeline: Timeline, seconds: float) -> CriticalChain:
-    """Return the critical chain of a run that took so many seconds, with its planning."""
+    """Return the critical chain of a run that took this many seconds, with its planning."""
     work = list_work(timeline)
     jobs = max(timeline.jobs, 1)
     ends, causes = schedule(work, jobs)

@@ -160,7 +160,7 @@ class DataFlow:
         return self.value_if_used(var, 1)
 
     def value_if_used(self, var: Any, times: int) -> Any:
-        """Return the value of a variable that is used so many times; None for others."""
+        """Return the value of a variable that is used this many times; None for others."""
         return self.values.get(var) if self._uses[hash(var)] == times else None
 
 

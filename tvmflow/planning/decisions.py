@@ -22,7 +22,7 @@ from tvmflow.stages.import_model import ImportFacts
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore, find_failure
 
-# One line has room for so many; `tvmflow explain` shows them all.
+# One line has room for this many; `tvmflow explain` shows them all.
 _SHOWN_CAUSES = 3
 _MAX_CAUSE = 80
 _MODEL = f"{import_model.NAME}/model.json"

@@ -49,7 +49,7 @@ _FIELDS: Final = {".onnx": "onnx", ".pt2": "pytorch", ".tflite": "tflite", _SYMB
 # Minutes of tuning for models whose files have up to this many bytes.
 _BUDGETS: Final = ((1 << 20, 5.0), (100 << 20, 15.0))
 _LARGEST_BUDGET: Final = 30.0
-# A longer search delivers what it found so far, about so many times.
+# A longer search delivers what it found so far, about this many times.
 _LEAST_IN_PARTS: Final = 2.0
 _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
@@ -61,8 +61,8 @@ _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 class Model(NamedTuple):
     """A model as a recipe names it.
 
-    `source` has the fields below `model`, `size` the bytes of its files, as far as they are here, and `outputs` the names
-    of its outputs, where the files tell them.
+    `source` has the fields below `model`, `size` the bytes of its files, as far as they are here, and `outputs` the
+    names of its outputs, where the files tell them.
     """
 
     name: str

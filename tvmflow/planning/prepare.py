@@ -555,7 +555,7 @@ def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signat
 
 
 _VERIFIED: Final = "verify.data"
-# So many images of a folder are opened, which takes half a second.
+# This many images of a folder are opened, which takes half a second.
 _MAX_OPENED: Final = 1000
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT: Final = 64
-"""Kernels rely on tensors that begin at a multiple of so many bytes."""
+"""Kernels rely on tensors that begin at a multiple of this many bytes."""
 
 # The devices in DLPack whose memory the CPU reaches: kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged.
 _HOST_DEVICES: Final = (1, 3, 11, 13)

@@ -44,7 +44,7 @@ _GRAY_MODES: Final = frozenset({"1", "L", "LA", "La"})
 _DEEP_MODES: Final = ("I", "F")
 
 
-# So many files that cannot be read are named.
+# This many files that cannot be read are named.
 _SHOWN: Final = 10
 
 

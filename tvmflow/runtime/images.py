@@ -430,7 +430,7 @@ _FILTERS: Final[Mapping[str, _Filter]] = {
 INTERPOLATIONS: Final = tuple(_FILTERS)
 """The names of the kernels of resampling."""
 
-# So many output pixels share a matrix of weights, which is mostly zeros.
+# This many output pixels share a matrix of weights, which is mostly zeros.
 _BLOCK: Final = 32
 
 

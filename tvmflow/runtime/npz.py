@@ -152,7 +152,7 @@ def _explain_unpacking(error: OSError) -> EnvironmentProblem:
 
 # ---------------------------------------------------------------- npz files
 
-# What an npz file may unpack to, besides so many times its own size.
+# What an npz file may unpack to, besides this many times its own size.
 _MAX_NPZ: Final = 1 << 30
 _MAX_NPZ_RATIO: Final = 64
 _MAX_ARRAYS: Final = 100_000

@@ -106,7 +106,7 @@ class ThreadPool(NamedTuple):
 
     @classmethod
     def of(cls, threads: int | None) -> ThreadPool:
-        """Return a pool of so many threads, by default of the environment's; BundleError for no number."""
+        """Return a pool of this many threads, by default of the environment's; BundleError for no number."""
         if threads is None:
             return cls(choose_threads(), is_requested=False)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:

@@ -664,7 +664,7 @@ class Repository:
     def _repeat(
         self, function: Callable[[], T], size: int = 0, statuses: Collection[int] = RETRYABLE
     ) -> T:
-        """Return what a function returns, in a few attempts, each within the time for so many bytes."""
+        """Return what a function returns, in a few attempts, each within the time for this many bytes."""
         attempt = 0
         while True:
             attempt += 1

@@ -67,7 +67,7 @@ def thread_variables(count: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_for(threads: int) -> Iterator[None]:
-    """Set the variables for so many threads, and restore them at the end."""
+    """Set the variables for this many threads, and restore them at the end."""
     variables = thread_variables(threads)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -161,7 +161,7 @@ class _Connection:
         self._socket.sendall(struct.pack("<i", len(data)) + data)
 
     def has_answer(self, seconds: float) -> bool:
-        """Return whether something arrives within so many seconds; the end of the connection counts."""
+        """Return whether something arrives within this many seconds; the end of the connection counts."""
         self._socket.settimeout(seconds)
         try:
             self._socket.recv(1, socket.MSG_PEEK)

@@ -20,7 +20,7 @@ def split_threads(tvm: TvmTarget) -> tuple[dict[str, Json], int | None]:
 
 
 def with_threads(tvm: TvmTarget, threads: int | None) -> dict[str, Json]:
-    """Return the target of a search whose candidates run with so many threads, if that matters."""
+    """Return the target of a search whose candidates run with this many threads, if that matters."""
     return dict(tvm) if threads is None else {**tvm, _THREADS: threads}
 
 

@@ -31,7 +31,7 @@ _MIN_BATCH_GAIN: Final = 0.001
 # Batches for several workloads that are expected to save less than this share of an inference together: no
 # comparison of the libraries would show it, and finalists that gain less of a kernel are not kept.
 _MIN_SHOWN_GAIN: Final = 0.02
-# As long as no trial gains, so many of them halve the gain that the roofline leaves a workload, and slow ones leave
+# As long as no trial gains, this many of them halve the gain that the roofline leaves a workload, and slow ones leave
 # less: a schedule rule that is never beaten is the limit, however far its kernel is from the peak of the machine.
 _HALVING_TRIALS: Final = 2
 # On a busy machine a trial may be faster than the untuned kernel by this share without being better.
@@ -40,7 +40,7 @@ _NOISE: Final = 0.1
 # Ansor (Zheng et al., OSDI 2020, section 6.2) weighs what a workload gained lately against what
 # it may still gain; the weight of the former is its alpha.
 _RECENT_GAIN_WEIGHT: Final = 0.2
-# A trial without a gain counts as so many trials that did gain, when the further gain is estimated.
+# A trial without a gain counts as this many trials that did gain, when the further gain is estimated.
 _NO_GAIN_WEIGHT: Final = 4.0
 # The speed that is assumed of a workload as long as none of its trials has worked.
 _ASSUMED_FLOPS_PER_S: Final = 1e9
@@ -328,7 +328,7 @@ class Budget:
 _LONGEST_PAUSE_S: Final = 60.0
 # The least number of intervals that say how long a trial takes.
 _FEWEST_INTERVALS: Final = 8
-# A workload that takes more than so many times the share of the time that it had when its search
+# A workload that takes more than this many times the share of the time that it had when its search
 # ended is worth a longer search: that was in a larger model.
 _MOST_SHARE_GROWTH: Final = 2.0
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import tvm
 
 
-# A candidate that the first look, this part of a repeat long, shows to be so many times slower
+# A candidate that the first look, this part of a repeat long, shows to be this many times slower
 # than the best known is not measured further.
 _HOPELESS_RATIO: Final = 1.5
 _FIRST_LOOK_PART: Final = 4

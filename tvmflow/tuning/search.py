@@ -301,7 +301,7 @@ class Tuning:
         self._seconds[key] += self._clock.now() - start
 
     def _propose(self, missing: Mapping[str, int]) -> list[tuple[str, Candidate]]:
-        """Return up to so many new candidates of each workload, and mark exhausted searches."""
+        """Return up to this many new candidates of each workload, and mark exhausted searches."""
         chosen: list[tuple[str, Candidate]] = []
         for key, count in missing.items():
             with self._timed(key, "candidates"):

@@ -539,7 +539,7 @@ def plan_arena(
 ) -> tuple[list[_Lifetime], int]:
     """Give each tensor of a memory its offset; return the tensors, and the bytes that they take.
 
-    `pad` returns the bytes that a tensor of so many bytes takes with what lies before the next one.
+    `pad` returns the bytes that a tensor of this many bytes takes with what lies before the next one.
     """
     placed: list[_Lifetime] = []
     lifetimes = _find_lifetimes(steps, place)

@@ -35,13 +35,13 @@ MAX_VECTORS: Final = 8
 MAX_ROWS: Final = 28
 """The most rows of a register tile."""
 
-# Padding: at most one vector for so many, one row for so many, and so many rows.
+# Padding: at most one vector for this many, one row for this many, and this many rows.
 _VECTORS_PER_PADDED: Final = 16
 _ROWS_PER_PADDED: Final = 4
 _MAX_PADDED_ROWS: Final = 7
 
 # More vectors of packed columns would leave the cache where accumulators have many terms. A vector is packed in the
-# time in which it is multiplied with so many rows.
+# time in which it is multiplied with this many rows.
 _MAX_PACKED_VECTORS: Final = 4
 _PACKING_TIME: Final = 2.0
 
@@ -348,7 +348,7 @@ _MAX_WINDOW_HEIGHTS: Final = 4
 class Tile(NamedTuple):
     """The part of a result that is held in registers, and the order of the loops around it.
 
-    So many `window_rows` of the result share a window of padded data; 0 to pad all data first. The speed is the
+    This many `window_rows` of the result share a window of padded data; 0 to pad all data first. The speed is the
     estimated share of the peak throughput.
     """
 
@@ -418,7 +418,7 @@ def measure_overlap(padded: int, extent: int) -> tuple[int, int]:
 
 
 def _measure_imbalance(window: Window, rows: int, cores: int) -> float:
-    """Return the time of windows of so many rows, relative to that of cores which are busy alike.
+    """Return the time of windows of this many rows, relative to that of cores which are busy alike.
 
     Images are up to twice as small as one of this height; the last window ends where the image does.
     """
@@ -546,7 +546,7 @@ def choose_row_block(
 ) -> RowBlock:
     """Return the block of rows with which products of the same rows take the least time.
 
-    Each product has so many `vectors` in a row. At most `max_rows` are computed together, in tiles of
+    Each product has this many `vectors` in a row. At most `max_rows` are computed together, in tiles of
     `max_tile_rows`.
     """
     blocks: list[tuple[float, RowBlock]] = []
@@ -620,7 +620,7 @@ _DOT_ROWS: Final = range(5, 15)
 
 
 def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> int:
-    """Return the largest size whose accumulators, so many each, fill at most half of the registers.
+    """Return the largest size whose accumulators, this many each, fill at most half of the registers.
 
     LLVM keeps operands in the others; it is the smallest size if none fits.
     """
@@ -629,7 +629,7 @@ def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> i
 
 
 def divide_accumulators(terms: int, accumulators: int, wanted: int) -> int:
-    """Return in how many parts sums have as many accumulators as are wanted; a divisor of the terms."""
+    """Return in how many parts reductions have the wanted number of accumulators; a divisor of the terms."""
     return largest_divisor(terms, max(1, wanted // accumulators))
 
 

@@ -37,7 +37,7 @@ _LANES: Final = 32
 # Of 32 bits: with more, a compute unit holds too few threads.
 _REGISTERS: Final = {"cuda": 128, "nvptx": 128, "rocm": 128, "metal": 96}
 _FEW_REGISTERS: Final = 68
-# With so many results at once, and so many threads, a compute unit is busy while others wait.
+# With this many results at once, and this many threads, a compute unit is busy while others wait.
 _BUSY_RESULTS: Final = 2048
 _BUSY_THREADS: Final = 128
 
@@ -94,9 +94,9 @@ class Device(NamedTuple):
 VECTOR: Final = 4
 """The numbers that a thread loads or stores at once: 16 bytes of float32."""
 
-# The share of multiplications among the instructions of a thread with so many results.
+# The share of multiplications among the instructions of a thread with this many results.
 _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
-# A number that is copied from the memory of the GPU takes as long as so many products.
+# Copying an element from the memory of the GPU takes as long as this many products.
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
 # Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the
@@ -200,7 +200,7 @@ _BYTES: Final = 2
 _RESULT_BYTES: Final = 4
 ROW_OFFSET: Final = SIDE // 2
 """Rows that begin in different banks of shared memory are loaded at once."""
-# Of the values that are multiplied, at least so many must be of the product, and not fill squares up.
+# Of the values that are multiplied, at least this share must belong to the product, and not to padding.
 _LEAST_USE: Final = 0.25
 # Cycles for copies to shared memory that threads wait for.
 _WAIT_FOR_COPIES: Final = 100
@@ -273,7 +273,7 @@ def _estimate_warps(lengths: dict[str, int], tile: Tile, depth: int, device: Dev
 
 
 class AttentionSizes(NamedTuple):
-    """The sizes of attention: so many pairs of matrices, whose queries have a length of `depth`.
+    """The sizes of attention: this many pairs of matrices, whose queries have a length of `depth`.
 
     The length of a value is `values`.
     """
@@ -285,9 +285,9 @@ class AttentionSizes(NamedTuple):
     values: int
 
 
-# What a thread needs besides sums and operands, such as addresses.
+# What a thread needs besides accumulators and operands, such as addresses.
 _ATTENTION_REGISTERS: Final = 20
-# An exponential takes as long as so many products.
+# An exponential takes as long as this many products.
 _EXPONENTIAL_COST: Final = 16
 # Where all threads wait for each other.
 _WAIT_COST: Final = 100
@@ -296,7 +296,7 @@ _WAIT_COST: Final = 100
 class AttentionTile(NamedTuple):
     """A block of `down` threads along queries, and `across` along keys and elements of a result.
 
-    A thread computes the scores of so many queries (`rows`) and keys (`columns`) at once, and `values` of a result.
+    A thread computes the scores of this many queries (`rows`) and keys (`columns`) at once, and `values` of a result.
     """
 
     rows: int

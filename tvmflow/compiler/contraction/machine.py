@@ -29,11 +29,11 @@ MIN_PARALLEL_ELEMENTS: Final = 1 << 15
 MIN_PARALLEL_PRODUCTS: Final = 1 << 16
 """Fewer multiplications are not worth handing to another core."""
 PARTS_PER_CORE: Final = 16
-"""With so many parts of the work for each core, an uneven rest costs little."""
+"""With this many parts of the work for each core, an uneven remainder costs little."""
 STRIPS_PER_CORE: Final = 2
-"""With so many parts of a Winograd convolution for each core, all cores are busy."""
+"""With this many parts of a Winograd convolution for each core, all cores are busy."""
 BATCHES_PER_CORE: Final = 4
-"""With so many batches for each core, each packs its matrices for itself, while they are in its cache."""
+"""With this many batches for each core, each packs its matrices for itself, while they are in its cache."""
 
 MIN_LANES: Final = 4
 """Vectors of fewer lanes are not worth their instructions."""
@@ -44,7 +44,7 @@ _NEON_LANES: Final = 4
 _FEW_REGISTERS: Final = 16
 # Instructions take lanes of float16 from half of the registers alone, so that LLVM spills earlier.
 _REGISTERS_WITHOUT_LANES: Final = 4
-# The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
+# The vectors of a tile of four rows or more, whose accumulators fill half of 32 registers.
 _PACKED_VECTORS: Final = 4
 
 # CPUs differ little in the size of the first-level cache.
@@ -53,9 +53,9 @@ FLOAT_BYTES: Final = 4
 LINE_FLOATS: Final = 16
 """The float32 values in a line of a cache."""
 CACHED_LINES: Final = 64
-"""So many lines that lie apart, as rows of a transposed tile do, stay in the first-level cache."""
+"""This many lines that lie apart, as rows of a transposed tile do, stay in the first-level cache."""
 PACKED_FLOATS: Final = L1_BYTES * 3 // 4 // FLOAT_BYTES
-"""So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
+"""This many elements of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
 
 DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
     ("uint8", 16): "llvm.x86.avx512.vpdpbusd.512",
@@ -63,7 +63,7 @@ DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
     ("uint8", 4): "llvm.x86.avx512.vpdpbusd.128",
     ("int8", 4): "llvm.aarch64.neon.sdot.v4i32.v16i8",
 }
-"""The dtype of data and the number of sums -> LLVM's intrinsic that adds four products of data and int8 weights to each sum."""
+"""The dtype of data and the number of accumulators -> LLVM's intrinsic that adds four products of data and int8 weights to each accumulator."""
 
 
 class PairInstructions(NamedTuple):
@@ -89,7 +89,7 @@ PAIR_INSTRUCTIONS: Final[Mapping[int, PairInstructions]] = {
 }
 """The float32 values of a vector -> its instructions."""
 MATRIX_INSTRUCTION: Final = "llvm.aarch64.neon.smmla.v4i32.v16i8"
-"""LLVM's intrinsic that multiplies two rows of eight bytes with two others, and adds the four products to sums."""
+"""LLVM's intrinsic that multiplies two rows of eight bytes with two others, and adds the four products to accumulators."""
 
 
 SHARED_LANES: Final = 16
@@ -102,7 +102,7 @@ BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {
     ("x86_64", 4): "llvm.x86.avx512bf16.dpbf16ps.128",
     ("aarch64", 4): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
 }
-"""The architecture and the number of sums -> LLVM's intrinsic that adds two products of bfloat16 to each float32 sum."""
+"""The architecture and the number of accumulators -> LLVM's intrinsic that adds two bfloat16 products to each float32 accumulator."""
 
 _BFLOAT16_FEATURES: Final = {"x86_64": {"avx512bf16", "avx512vl"}, "aarch64": {"bf16", "neon"}}
 
@@ -120,7 +120,7 @@ class LoopCosts(NamedTuple):
         spill: The time that each register adds which LLVM has to spill.
         row_tail: The speed of a tile whose rows are tested one by one, if it spills nothing.
         tested_tile: The same of one whose accumulators LLVM spills, as it may where vectors are tested, too.
-        tested_accumulators: So many accumulators stay in registers where each row is tested.
+        tested_accumulators: This many accumulators stay in registers where each row is tested.
         more_vectors_than_rows: The speed of a tile of more vectors than rows, where data are vectors: a vector
             costs more loads than a row then.
         few_rows: The speed of tiles of one or two rows, which load weights for few multiplications.
@@ -157,7 +157,7 @@ class BroadcastCosts(NamedTuple):
     l2_load_of_product: float = 0.5  # the same from the second-level cache
     # the same where the data of a convolution pass through that cache, too
     l2_load_of_convolution: float = 0.8
-    # a load broadcasts to vectors of so many float32; values are shuffled to all lanes of others
+    # a load broadcasts to vectors of this many float32; values are shuffled to all lanes of others
     broadcast_lanes: int = 8
     loads_of_shuffle: int = 2  # the loads that a shuffle counts as
     spilled: float = 0.65  # the speed of a tile that is spilled
@@ -260,7 +260,7 @@ class CpuModel(NamedTuple):
         has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
-        has_quads: Whether these add four products to each sum; two otherwise.
+        has_quads: Whether these add four products to each accumulator; two otherwise.
         has_pair_dots: Whether `PAIR_INSTRUCTIONS` are the fastest that multiply bytes: their weights have 7 bits.
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without
@@ -292,7 +292,7 @@ class CpuModel(NamedTuple):
 
     @property
     def dot_instruction(self) -> str | None:
-        """LLVM's intrinsic that adds four products of bytes to each number of a vector; None without it."""
+        """LLVM's intrinsic that adds four int8 products to each number of a vector; None without it."""
         has_one = self.dot_dtype is not None and self.has_quads and not self.has_pair_dots
         return DOT_INSTRUCTIONS.get((self.dot_dtype or "", self.lanes)) if has_one else None
 
@@ -325,7 +325,7 @@ class CpuModel(NamedTuple):
         return self.lanes * (_PACKED_VECTORS if self.multiplicand_lanes else 1)
 
     def divides_packs(self, vectors: int) -> bool:
-        """Return whether a tile of so many vectors reads packed columns that lie together."""
+        """Return whether a tile of this many vectors reads packed columns that lie together."""
         return not self.multiplicand_lanes or _PACKED_VECTORS % vectors == 0
 
     @property

@@ -53,7 +53,7 @@ def reduce_lanes(vector: Any, function: Callable[[Any, Any], Any], lanes: int) -
 
 
 class Columns(NamedTuple):
-    """The columns of a packed matrix, in tiles of vectors of so many lanes; the last may have fewer."""
+    """The columns of a packed matrix, in tiles of vectors of this many lanes; the last may have fewer."""
 
     size: IrSize
     lanes: int
@@ -160,7 +160,7 @@ class Product(NamedTuple):
 
     Attributes:
         rows: The number of rows, a multiple of `tile_rows`.
-        depth: The length of a sum, which may be dynamic.
+        depth: The length of the reduction, which may be dynamic.
         columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
         tile_rows: The rows of a tile.
         factors: The rows of the right matrix whose factors are lanes of one vector; 1 if each is loaded.
@@ -186,7 +186,7 @@ class Product(NamedTuple):
         """Emit the loop over terms whose part of a tile stays in the cache; yield the first, and their number."""
         if is_dynamic(self.depth):
             size = max(PACKED_FLOATS // width, 1)
-            # sums of no terms are 0
+            # empty reductions are 0
             with T.serial(tirx.max(divide_up(self.depth, size), 1)) as piece:
                 yield piece * size, tirx.min(self.depth - piece * size, size)
             return
@@ -196,7 +196,7 @@ class Product(NamedTuple):
 
     @contextlib.contextmanager
     def _iterate_factors(self, count: IrSize) -> Iterator[Any]:
-        """Emit the loop over the terms of sums, unrolled where factors are lanes; yield the term."""
+        """Emit the loop over reduced terms, unrolled where multiplicands are lanes; yield the term."""
         if self.factors == 1 or is_dynamic(count) or count % self.factors:
             with T.serial(count) as k:
                 yield k
@@ -214,7 +214,7 @@ class Product(NamedTuple):
         corner: tuple[Any, Any],
         terms: tuple[Any, IrSize],
     ) -> None:
-        """Add some terms of the sums of one tile; `corner` is its first row and column."""
+        """Add some terms to the accumulators of one tile; `corner` is its first row and column."""
         (row, start), (first, count) = corner, terms
         stride = self.columns.padded if self.stride is None else self.stride
 

@@ -196,7 +196,7 @@ def count_products(tile: int) -> int:
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
     """Return a convolution with columns of tiles added where no register tile divides its own.
 
-    A group has so many blocks of output channels, and so many input channels (`inner`).
+    A group has this many blocks of output channels, and this many input channels (`inner`).
     """
     columns = geometry.tiles[1]
     # all of a row are one register tile
@@ -209,13 +209,13 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 
 # ---------------------------------------------------------------- division into parts
 
-# Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
+# Weights are read once for this many tiles; with fewer, reading them takes longer than multiplying.
 _MIN_TILES: Final = 96
 # The relative time of a product whose parts do not keep all cores busy.
 _IMBALANCE: Final = 1.2
 # There are loops for each number of tiles that may be left of a dynamic one.
 _MAX_DYNAMIC_ROWS: Final = 8
-# With so many accumulators, reading the weights from the second-level cache takes no time of its own.
+# With this many accumulators, reading the weights from the second-level cache takes no time of its own.
 _ENOUGH_ACCUMULATORS: Final = 14
 
 
@@ -243,7 +243,7 @@ class TiledProduct(NamedTuple):
     weight_bytes: int
 
     def count_bytes(self, vectors: int) -> int:
-        """Return the size of a tile's data and of so many vectors of its product."""
+        """Return the size of a tile's data and of this many vectors of its product."""
         return self.elements * (self.channels + self.depth * vectors * self.lanes) * FLOAT_BYTES
 
     def estimate_cost(
@@ -289,7 +289,7 @@ def _list_divisors(extent: int) -> list[int]:
 
 
 def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
-    """Return how many rows of tiles, whose data and product have so many bytes, are computed together."""
+    """Return how many rows of tiles, whose data and product have this many bytes, are computed together."""
     tile_rows, columns = product.tiles
     rows = _list_divisors(tile_rows)
     if in_strips:
@@ -310,7 +310,7 @@ class DynamicBlocks(NamedTuple):
 
     Attributes:
         limit: The most tiles of a block, a multiple of the rows of `tile`.
-        parts: If blocks of tiles run in parallel: there are so many, unless these are larger than the limit.
+        parts: If blocks of tiles run in parallel: there are this many, unless these are larger than the limit.
         tile: The tiles and vectors of output channels whose product is held in registers.
         in_blocks: True if blocks of tiles run in parallel; False if channels do.
         is_parallel: Whether anything runs in parallel.

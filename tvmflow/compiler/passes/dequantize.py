@@ -39,8 +39,8 @@ class IntegerProductRewriter(MainRewriter):
     """Rewrites products of bytes minus zero points to products of dequantized data.
 
     The int32 of the products is read as float32; dynamic quantization makes such products. Weights become int8, of
-    matrices minus a zero point that only a dot product of bytes subtracts from its sums. Where no instruction
-    multiplies bytes, sums beyond 2²⁴ are rounded as float32.
+    matrices minus a zero point that only an int8 dot product subtracts from its accumulators. Where no instruction
+    multiplies int8, accumulators beyond 2²⁴ are rounded as float32.
     """
 
     OPERATORS = ("relax.astype",)

@@ -202,7 +202,7 @@ def _to_float32(function: tirx.PrimFunc) -> Any:
     body = function.body
     inner = [buffer for block in ir.find_nodes(body, SBlock) for buffer in block.alloc_buffers]
     inner += [allocation.buffer for allocation in ir.find_nodes(body, tirx.AllocBuffer)]
-    # sums are read again before they are stored for good
+    # accumulators are read again before the last store
     loaded = {load.source for load in ir.find_nodes(body, tvm.ir.TensorLoad)}
     stored = {store.buffer for store in ir.find_nodes(body, tirx.BufferStore)}
     has_root = isinstance(body, SBlockRealize) and body.block.name_hint == _ROOT

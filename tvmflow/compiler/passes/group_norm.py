@@ -14,7 +14,7 @@ from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes, same_size, sam
 
 
 def group_mean(sums: Any, groups: int, count: Any) -> Any:
-    """Return the mean of each group, for all its channels, from sums (n, c, 1, …) of so many pixels."""
+    """Return the mean of each group, for all its channels, from sums (n, c, 1, …) of this many pixels."""
     size = int(sums.shape[1]) // groups
     member = te.reduce_axis((0, size), "member")
 

@@ -153,7 +153,7 @@ class MatmulPacker(TargetRewriter):
     def _subtract_zeros(
         self, sums: Any, data: QuantizedData, zeros: np.ndarray[Any, Any], depth: int
     ) -> Any:
-        """Emit the sums of products with weights minus a zero point, of all or of each column."""
+        """Emit the products with weights minus a zero point, of all or of each column."""
         totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
         zero_point = data.emit_zero_point(self)
         offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
@@ -173,7 +173,7 @@ class MatmulPacker(TargetRewriter):
         )
 
     def _choose_block(self, columns: int) -> int | None:
-        """Return how many sums one instruction computes: all of a vector, or fewer for fewer columns.
+        """Return how many accumulators one instruction computes: all of a vector, or fewer for fewer columns.
 
         None if no instruction divides the columns, or there is none.
         """
@@ -402,7 +402,7 @@ class BatchedMatmulPacker(TargetRewriter):
             return None
         left, right = (view.matrices for view in known)
         if shape[-1] == 1 and left.column == right.row == 1:
-            # sums of products along contiguous data, which have vectors of their own
+            # reductions along contiguous data, which have vectors of their own
             return None
         operands = [Operand(sizes_of(view.tensor) or (), FLOAT, view.matrices) for view in known]
         depth = (sizes_of(call.args[0]) or ())[-1]

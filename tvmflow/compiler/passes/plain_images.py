@@ -155,7 +155,7 @@ class ResizeRewriter(MainRewriter):
 _FLOAT: Final = "float32"
 _KINDS: Final = {"relax.nn.avg_pool2d": "avg", "relax.nn.max_pool2d": "max"}
 _MAX_ELEMENTS: Final = 1 << 31
-# So many values are reduced along columns before the first of them is read along a row: what was just stored in
+# This many values are reduced along columns before the first of them is read along a row: what was just stored in
 # two vectors is not yet to be loaded as one.
 _STRIP: Final = 2048
 # Windows of more rows are no sequence of additions, but a loop.

@@ -160,7 +160,7 @@ def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
 def scale_accumulators(
     rewriter: MainRewriter, accumulators: Any, weights: Any, shape: list[int], data: QuantizedData
 ) -> Any:
-    """Emit the float32 of sums of products of data and integer weights.
+    """Emit the float32 accumulators of products of data and integer weights.
 
     The first axis of the weights is that of the results; `shape` is that of one value for each, which broadcasts.
     """
@@ -286,9 +286,9 @@ class RequantizeFuser(TargetRewriter):
         )
 
     def _scale_accumulators(self, data: Any, scale: float) -> list[Any] | None:
-        """Emit the factors and offsets of sums that become multiples of a scale when they are rounded.
+        """Emit the factors and offsets of accumulators that are requantized.
 
-        Return the sums, their factors, and what is added then; None for data that are no scaled sums.
+        Return the accumulators, their factors, and the offsets; None for data that are no scaled accumulators.
         """
         factors: list[Any] = []
         offsets: list[Any] = []
@@ -327,9 +327,9 @@ class RequantizeFuser(TargetRewriter):
         return [accumulators, scaled(factors), *map(scaled, ([w] for w in offsets))]
 
     def _add_integers(self, data: Any, bias: Any, factors: Sequence[Any]) -> Any:
-        """Emit sums of products of integers with a bias added to them; None for other data, or another bias.
+        """Emit integer accumulators with a bias added to them; None for other data, or another bias.
 
-        The bias has been dequantized with the factors of the sums.
+        The bias has been dequantized with the factors of the accumulators.
         """
         cast = self._find_cast(data)
         if cast is None:
@@ -372,7 +372,7 @@ class RequantizeFuser(TargetRewriter):
             weights = value.args[0]
 
     def _merge_scales(self, call: relax.Call) -> Any:
-        """Return integral sums times one constant, in place of the scale of the data and those of the weights."""
+        """Return integer accumulators times one constant instead of the scales of data and weights."""
         inner = ir.as_call(self._used_once(call.args[0]), "relax.multiply")
         if inner is None or not ir.is_float32(call) or not self.flow.is_weight(call.args[1]):
             return None
@@ -492,8 +492,8 @@ def quantize(
 ) -> Any:
     """Return the integers round(x / scale) + zero_point, clamped to a dtype of at most 16 bits.
 
-    The data are a tensor x of float32; or sums, and what makes their quotients: factors and, where there are any,
-    offsets.
+    The data are a tensor x of float32; or accumulators, and what makes their quotients: factors and, where there are
+    any, offsets.
     """
 
     def element(*index: Any) -> Any:

@@ -22,9 +22,10 @@ from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain, sizes_of
 from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
 
-# Hidden units on CPUs are padded to a multiple of this, so that sums are alike whatever the vectors.
+# Hidden units on CPUs are padded to a multiple of this, so that the order of additions does not depend on the
+# vectors.
 _UNIT_MULTIPLE: Final = 16
-# Sequences side by side -> the vectors of units whose sums registers hold.
+# Sequences side by side -> the vectors of units whose accumulators fit the registers.
 _VECTORS_OF_ROWS: Final = {1: 4, 2: 2}
 # The rank of recurrent weights that have integers.
 _RANK: Final = 2
@@ -89,7 +90,7 @@ class RecurrentRewriter(TargetRewriter):
     def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
         """Return the hidden units of a tile on a CPU.
 
-        With one vector for each of its four gates, an LSTM keeps all sums in registers. With fewer gates,
+        With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates,
         more vectors for each are faster: they share what is read of the state. So are more vectors of an LSTM
         where factors are lanes and few sequences are computed side by side; its functions have other vectors
         to compute while they wait, too.
@@ -117,7 +118,7 @@ class _Lowering:
         self._layer, self._operator = layer, layer.operator
         self._operands, self._integers = operands, integers
         self._dtype = ir.dtype_of(operands.x)
-        # Sums of float16 would lose most of their bits.
+        # float16 accumulators would lose most of their bits.
         self._sum_dtype = "float32" if self._dtype == "float16" else self._dtype
 
     def lower(self, is_gpu: bool) -> relax.Expr:
@@ -203,7 +204,7 @@ class _Lowering:
         return self._reshape(packed, shape)
 
     def _scales(self) -> Any:
-        """Return what sums of integer weights are multiplied by: (d, g, u)."""
+        """Return the factors of accumulators of integer weights: (d, g, u)."""
         if self._integers is None:
             return None
         scales = self._integers[1]

@@ -101,7 +101,7 @@ _MIN_LENGTH: Final = 16
 # The bits of a float32 value but its sign, and of infinity.
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITY: Final = 0x7F800000
-# So many vectors are compared side by side, if a row has some times as many.
+# This many vectors are compared side by side, if a row has some times as many.
 _MAX_WIDTH: Final = 4
 _MIN_STEPS: Final = 4
 
@@ -160,7 +160,7 @@ class ArgReduceRewriter(TargetRewriter):
 
 
 def has_vectors(length: int, lanes: int) -> bool:
-    """Return whether rows of this length are compared in vectors of so many lanes."""
+    """Return whether rows of this length are compared in vectors of this many lanes."""
     return max(_MIN_LENGTH, lanes) <= length < 1 << 31
 
 
@@ -278,7 +278,7 @@ _SCANS: Final[Mapping[str, tuple[Callable[[Any, Any], Any], int]]] = {
     "relax.cumprod": (tirx.Mul, 1),
 }
 """The operator -> the operation on two elements, and its neutral element."""
-# The totals of a part stay in so many vector registers.
+# The totals of a part stay in this many vector registers.
 _SCAN_VECTORS: Final = 4
 
 

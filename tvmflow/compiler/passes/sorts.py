@@ -89,9 +89,9 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
-# So many words are found one by one in a row of several times as many. LLVM makes vectors of these loops, but unrolls
-# those over shorter rows. There, fewer vectors must be read than a sort costs, as measured: its time grows with the
-# words beyond a first few.
+# This many words are found one by one in a row of several times as many. LLVM makes vectors of these loops, but
+# unrolls those over shorter rows. There, fewer vectors must be read than a sort costs, as measured: its time grows
+# with the words beyond a first few.
 _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8
@@ -102,9 +102,9 @@ _ROW_OF_LANES: Final = 16
 _NARROW_LANES: Final = 4
 # The elements that are tested at once for one among the first k.
 _BLOCK: Final = 64
-# To select k elements of a row that is shorter than so many times k costs more than sorting it.
+# To select k elements of a row that is shorter than this many times k costs more than sorting it.
 _MIN_ROW_FOR_SELECTION: Final = 4
-# So many vectors of columns have their first elements kept side by side, if there is one of each.
+# This many vectors of columns have their first elements kept side by side, if there is one of each.
 _COLUMN_VECTORS: Final = 4
 _COLUMN_DTYPES: Final = frozenset(
     ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -349,7 +349,7 @@ class Order:
         return max(self._lanes * 32 // int(self.dtypes[0][4:]), 1)
 
     def whole_vectors(self, size: int) -> int:
-        """Return the number of words in whole vectors that hold so many."""
+        """Return the number of words in whole vectors that hold this many."""
         width = self.word_lanes(size)
         return -(-size // width) * width
 
@@ -384,7 +384,7 @@ class Words(NamedTuple):
 
     @classmethod
     def allocate(cls, order: Order, size: int) -> Words:
-        """Emit the allocation of so many words."""
+        """Emit the allocation of this many words."""
         return cls(tuple(T.alloc_buffer((size,), dtype) for dtype in order.dtypes))
 
     def __getitem__(self, index: Any) -> Word:
@@ -442,7 +442,7 @@ def _select(condition: Any, a: Word, b: Word) -> Word:
 
 
 def _split_size(size: int) -> tuple[int, int]:
-    """Return the length of runs and the number of passes that merge them, for at least so many words."""
+    """Return the length of runs and the number of passes that merge them, for at least this many words."""
     passes = 0
     while size > _MAX_NETWORK << passes:
         passes += 1
@@ -506,7 +506,7 @@ def _emit_selection(sort: Sort, row: _Row) -> Words:
 
 
 def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> None:
-    """Emit the first `count` words of two sorted lists of at least so many."""
+    """Emit the first `count` words of two sorted lists of at least this many."""
     taken = Variable.allocate(_ZERO)
     with T.serial(count) as k:
         a, b = bind(left[taken.get()]), bind(right[k - taken.get()])
@@ -553,7 +553,7 @@ def _search_in_loop(words: Words, size: int, _: int, begin: Any, last: Any) -> A
 
 
 def _search_in_vectors(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
-    """Emit the same search of vectors of so many words."""
+    """Emit the same search of vectors of this many words."""
     least = allocate_registers(width, dtype=str(last.ty.dtype))
     with T.vectorized(width) as lane:
         least[lane] = last

@@ -362,7 +362,7 @@ def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
 
 
 def choose_lanes(lanes: int, fits: Callable[[int], bool]) -> int:
-    """Return the lanes of the widest vectors that fit: so many, half of them, and so on; 0 if none do."""
+    """Return the lanes of the widest vectors that fit: this many, half of them, and so on; 0 if none do."""
     while lanes >= MIN_LANES and not fits(lanes):
         lanes //= 2
     return lanes if lanes >= MIN_LANES else 0

@@ -1,6 +1,6 @@
 """Dot product instructions of CPUs as tensor intrinsics of TVM.
 
-Each adds some products of small integers to each of its sums.
+Each adds some products of small integers to each of its accumulators.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def replace_vnni() -> None:
 
 @functools.cache
 def _load_intrinsic(dtype: str, lanes: int) -> str:
-    """Return the name of the intrinsic for data of a dtype and a number of sums."""
+    """Return the name of the intrinsic for data of a dtype and a number of accumulators."""
     return _register_bytes(f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}", dtype, lanes, "local")
 
 
 @functools.cache
 def _load_pair_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for weights from -64 to 64 and a number of sums."""
+    """Return the name of the intrinsic for weights from -64 to 64 and a number of accumulators."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         return add_pair_products(
@@ -86,7 +86,7 @@ def _load_pair_intrinsic(lanes: int) -> str:
 
 @functools.cache
 def _load_pairs_intrinsic() -> str:
-    """Return the name of the intrinsic that adds two products of bytes to each of four sums."""
+    """Return the name of the intrinsic that adds two int8 products to each of four accumulators."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret("int8x8", words)
@@ -122,7 +122,7 @@ def _load_depthwise_intrinsic() -> str:
 def _load_matrices_intrinsic() -> str:
     """Return the name of the intrinsic that multiplies eight bytes of two pixels and of four results.
 
-    It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
+    It leaves accumulators as the instruction does: the first two of both pixels, then the last two. The pass
     `order_matrix_accumulators` lets others read them so.
     """
 
@@ -155,7 +155,7 @@ def _load_rows_intrinsic() -> str:
 
 @functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for a number of float32 sums of products of bfloat16."""
+    """Return the name of the intrinsic for a number of float32 accumulators of bfloat16 products."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         operands = (accumulators, words, tirx.reinterpret(f"int32x{lanes}", weights))
@@ -177,7 +177,7 @@ _LOADERS: Final = {
 def use_instruction(
     schedule: Schedule, block: Block, outermost: Any, loop: Any, lanes: int, cpu: CpuModel
 ) -> None:
-    """Replace a loop over sums, and that over products within it, by one instruction.
+    """Replace a loop over accumulators, and the inner loop over products, by one instruction.
 
     `outermost` is a loop around all of them. The loop is that over two points where matrices are multiplied.
     """
@@ -264,7 +264,7 @@ def _expand(store: Any) -> Any:
 
 
 class _Operand(NamedTuple):
-    """A buffer of an intrinsic: data, weights or sums.
+    """A buffer of an intrinsic: data, weights or accumulators.
 
     Attributes:
         shape: Its shape.
@@ -297,10 +297,10 @@ def _register(
     promote: Callable[[Any], Any] = INTEGERS.to_accumulator,
     scope: str = "local",
 ) -> str:
-    """Register an intrinsic of TVM that adds products of data and weights to sums, and return its name.
+    """Register an intrinsic of TVM for products of data and weights, and return its name.
 
-    It replaces loops of these extents; accumulators do not depend on the last. `compute` writes the sums,
-    given the buffers of data, weights and sums, and `promote` returns a number as one of them.
+    It replaces loops of these extents; accumulators do not depend on the last. `compute` writes the accumulators,
+    given the buffers of data, weights and accumulators, and `promote` converts a value to their dtype.
     """
     data, weights, accumulators = operands
     kinds = "".join("RS"[axis < len(accumulators.shape)] for axis in range(len(extents)))
@@ -338,10 +338,10 @@ def _register_words(
     add: Callable[[Any, Any, Any], Any],
     scope: str = "local",
 ) -> str:
-    """Register an intrinsic that adds products of the same data to each of some sums, and return its name.
+    """Register an intrinsic that adds products of the same data to some accumulators; return its name.
 
-    `add` returns the vector of sums after the instruction, given those before it, the data as one word in each lane,
-    and the vector of weights. The dtypes are those of data, weights and sums.
+    `add` returns the vector of accumulators after the instruction, given those before it, the data as one word in
+    each lane, and the vector of weights. The dtypes are those of data, weights and accumulators.
     """
     terms, (dtype, weight, total) = products.terms, dtypes
     word = f"int{terms * tvm.DataType(dtype).bits}"
@@ -364,7 +364,7 @@ def _register_words(
 
 
 def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
-    """Register an intrinsic that adds four products of bytes to each sum, by one instruction."""
+    """Register an intrinsic that adds four int8 products to each accumulator, by one instruction."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)

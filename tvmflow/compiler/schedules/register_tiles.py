@@ -1,4 +1,4 @@
-"""The rule `register_tiles`: convolutions, matrix products and pooling with sums in registers.
+"""The rule `register_tiles`: convolutions, matrix products and pooling with accumulators in registers.
 
 The innermost axis of the result is a vector. A tile is `vectors` of them that read different
 weights, times `points` that read different data: each weight is loaded once for all points
@@ -75,14 +75,14 @@ _PARTS: Final = 2
 
 
 _FLOAT16: Final = "float16"
-# So many products are added up in float16 before their sum is added to others.
+# This many products are added up in float16 before their sum is added to others.
 _MAX_TERMS: Final = 256
 
 
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
-    Its data may be padded first, and its result is computed from the sums elementwise.
+    Its data may be padded first, and its result is computed from the accumulators elementwise.
     """
 
     pad: Block | None
@@ -195,7 +195,7 @@ def _index_map(merge: Callable[..., list[Any]], axes: Sequence[Any]) -> tirx.Ind
 
 
 def _is_result(final: Block, main: Block) -> bool:
-    """Return whether a block computes the result from the sums; these may be padded."""
+    """Return whether a block computes the result from the accumulators, which may be padded."""
     if final.spatial_extents == main.spatial_extents:
         return True
     accumulators = [load for load in list_loads(final) if load.source.same_as(main.output)]
@@ -383,7 +383,7 @@ def _count_parts(block: Block) -> int:
 def _schedule_accumulators(
     schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile, cpu: CpuModel
 ) -> Any:
-    """Schedule the sums of one tile, those of float16 in parts; return the loop over lanes."""
+    """Schedule the accumulators of one tile, float16 ones in parts; return the loop over lanes."""
     parts = _count_parts(block)
     if parts == 1:
         return _schedule_reduction(schedule, block, axes, tile, cpu)
@@ -664,7 +664,7 @@ def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bo
 
     The last vector of an axis that is no multiple of them overlaps the one before it, and a tile has
     one of them. Where it has one position too (no `has_data`), vectors that divide the axis are
-    better: a tile has several of these, and their sums do not wait for each other.
+    better: a tile has several of these, and their accumulators do not wait for each other.
     """
     lanes = math.gcd(extent, cpu.lanes)
     if lanes > 1 and has_scalars and not has_data:

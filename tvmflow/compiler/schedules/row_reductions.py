@@ -41,7 +41,7 @@ _MIN_COLUMNS: Final = 64
 _MAX_UNDIVIDED: Final = 4096
 # The loops over rows, vectors and lanes.
 _JOINED_LOOPS: Final = 3
-# Partial sums that are added one by one.
+# Partial accumulators that are added one by one.
 _MIN_ACCUMULATORS: Final = 2
 
 

@@ -197,7 +197,7 @@ def _schedule_image(schedule: Schedule, block: Block, tile: Any) -> None:
 
 
 def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_lanes: bool) -> None:
-    """Hold the sums of some vectors of channels and some tiles in registers.
+    """Keep the accumulators of some vectors of channels and some tiles in registers.
 
     Data of all lanes of a block are read together where instructions take one lane (`takes_lanes`).
     """

@@ -171,7 +171,7 @@ def repeat_channels(x: Any, channels: int, times: int) -> Any:
 
 
 def join_groups(x: Any, outputs: int, number: int) -> Any:
-    """Return blocked data without the empty lanes after each group of so many channels (`outputs`)."""
+    """Return blocked data without the empty lanes after each group of this many channels (`outputs`)."""
     n, blocks, *size, block = map(plain, x.shape)
 
     def read(i: Any, channel: Any, *pixel: Any) -> Any:
@@ -332,7 +332,7 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
     """Return the product (…, rows, columns) of a matrix (…, rows, k) and weights (⌈columns/b⌉, k, b).
 
-    So many `padded_rows` are computed, the last one again where there are more; None for those of the matrix, whose
+    This many `padded_rows` are computed, the last one again where there are more; None for those of the matrix, whose
     number may be dynamic.
     """
     *outer, rows, depth = map(plain, x.shape)

@@ -48,13 +48,13 @@ from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
 
 _MAX_DIRECT_QUERIES: Final = 4
-"""So many queries read keys and values where they are: packing costs about as much as reading them three times."""
+"""This many queries read keys and values where they are: packing costs about as much as reading them three times."""
 
 _MAX_DIRECT_ROWS: Final = 8
 """The heads that share keys and values, at most, whose scores are computed together in registers."""
 
 _KEYS_PER_PART: Final = 128
-"""So many keys are scored by one core at a time where keys are divided among cores."""
+"""This many keys are scored by one core at a time where keys are divided among cores."""
 
 
 def make_cpu_kernel(
@@ -235,7 +235,7 @@ class _Emitter:
         return self._lanes if is_dynamic(keys) or keys < wide else wide
 
     def _iterate_vectors(self, length: IrSize, wide: int) -> Iterator[tuple[Any, int]]:
-        """Emit loops over whole vectors, many at once while so many are left; yield start and length."""
+        """Emit loops over whole vectors, several at once while possible; yield start and length."""
         if is_dynamic(length):
             with T.serial(length // wide) as piece:
                 yield piece * wide, wide
@@ -351,13 +351,13 @@ class _Emitter:
                     self._mix(here(matrix=first, first=first), piece % columns, vectors)
 
     def _count_mixed_vectors(self) -> int:
-        """Return the vectors of values whose sums are in registers for all rows of a group, beside one factor."""
+        """Return the vectors of values whose accumulators, for all rows of a group, fit the registers."""
         rows, most = self._shared, self._attention.values // self._lanes
         fitting = [n for n in range(1, most + 1) if (rows + 1) * n < self._cpu.registers]
         return max((n for n in fitting if most % n == 0), default=1)
 
     def _score_part(self, rows: _Rows, part: Any) -> None:
-        """Emit the scores of some keys, a few at once, so that sums do not wait for each other."""
+        """Emit the scores of some keys, a few at once, so that accumulators do not wait for each other."""
         start = part * _KEYS_PER_PART
         count = tirx.min(self._attention.keys - start, _KEYS_PER_PART)
         together = max(1, _MAX_DIRECT_ROWS // self._shared)

@@ -22,7 +22,7 @@ from tvmflow.graph.dynamic_shapes import (
     plain,
 )
 
-# Every GPU runs so many threads of a block.
+# Every GPU runs this many threads of a block.
 _BLOCK_THREADS: Final = 256
 
 
@@ -68,7 +68,7 @@ def call_llvm(instruction: str, dtype: str, *operands: Any) -> Any:
 
 
 def add_pair_products(accumulators: Any, data: Any, weights: Any, lanes: int) -> Any:
-    """Return sums plus four products each of bytes and weights of 7 bits, pairs of them as int16."""
+    """Return accumulators plus four products each of int8 data and 7-bit weights, pairs of them as int16."""
     instructions = PAIR_INSTRUCTIONS[lanes]
     pairs = call_llvm(instructions.multiply, f"int16x{2 * lanes}", data, weights)
     ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)

@@ -2,8 +2,8 @@
 
 Such are `vpdpbusd` and `vdpbf16ps`.
 
-These multiply some neighboring numbers of data, 32 bits of them, with as many of the weights and add them to one sum
-of 32 bits. So weights end in an axis of these terms, after that of the vector's results. Data have the
+These multiply some neighboring numbers of data, 32 bits of them, with as many of the weights and add them to one
+accumulator of 32 bits. So weights end in an axis of these terms, after that of the vector's results. Data have the
 dtype that the instruction takes.
 """
 
@@ -29,7 +29,7 @@ class Products(NamedTuple):
     Attributes:
         name: The name of the blocks that sum them, by which the schedule rule finds them.
         terms: How many there are in a sum.
-        to_accumulator: Converts a number of the data or the weights to the dtype of the sums.
+        to_accumulator: Converts a value of the data or the weights to the dtype of the accumulators.
         has_matrices: Whether an instruction multiplies matrices, whose rows are two points.
     """
 
@@ -40,7 +40,7 @@ class Products(NamedTuple):
 
 
 INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
-"""Products of bytes; their sums are exact."""
+"""int8 products with exact int32 accumulation."""
 PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_accumulator)
 """The same for CPUs that add the products of two bytes at a time."""
 MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_accumulator, has_matrices=True)
@@ -48,7 +48,7 @@ MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_accumulator, has_m
 ROWS: Final = Products("integer_rows", 8, INTEGERS.to_accumulator, has_matrices=True)
 """The same of two rows, whose terms lie together."""
 DEPTHWISE: Final = Products("integer_taps", 4, INTEGERS.to_accumulator)
-"""Products of bytes of neighboring pixels by the kernel positions of a channel, whose sums are exact."""
+"""int8 products of neighboring pixels by the kernel positions of a channel, accumulated exactly."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
 PRODUCTS: Final = {
@@ -67,7 +67,7 @@ def conv(
     groups: Groups,
     zero: Any = 0,
 ) -> Any:
-    """Return the sums (n, o/b, …, b) of a convolution, t of whose products an instruction adds up.
+    """Return the accumulators (n, o/b, …, b) of a convolution, t of whose products an instruction adds up.
 
     Data are (n, i/c, …, c), c being a multiple of t, weights (o/b, blocks of data of its groups, …, c/t, b of o, t of
     c). The data around the image are `zero`, a number or an expression.
@@ -92,7 +92,7 @@ def conv(
 
 
 def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> Any:
-    """Return the sums (n, o/4, …, 4) of a convolution by products of matrices.
+    """Return the accumulators (n, o/4, …, 4) of a convolution by products of matrices.
 
     Args:
         x: Data (n, i/4, …, 4), with an even number of blocks.
@@ -123,7 +123,7 @@ def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> A
 
 
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0) -> Any:
-    """Return the sums (n, m·c/b, …, b) of a depthwise convolution of data (n, c/b, …, b).
+    """Return the accumulators (n, m·c/b, …, b) of a depthwise convolution of data (n, c/b, …, b).
 
     Weights are (m·c/b, …, words of t positions along the last axis, b, t), for m results of each channel block. The
     padding after the last axis is for all kernel positions.
@@ -151,9 +151,10 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0
 
 
 def dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> Any:
-    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, ⌈k/t⌉, b, t); n is `results`.
+    """Return the accumulators (…, n) of a matrix (…, k) and weights (⌈n/b⌉, ⌈k/t⌉, b, t); n is `results`.
 
-    Instructions add t products. Where they multiply matrices, so many `rows`, an even number, are computed at least.
+    Instructions add t products. Where they multiply matrices, this many `rows`, an even number, are computed at
+    least.
     """
     *outer, own, depth = map(plain, x.shape)
     blocks, parts, block, terms = (int(extent) for extent in w.shape)
@@ -183,12 +184,12 @@ def _round_up(points: IrSize) -> IrSize:
 
 
 def _limit(point: Any, points: IrSize) -> Any:
-    """Return a point that is among so many; points beyond are computed from the last one, and left out."""
+    """Return a point limited to the last one; points beyond are computed from that, and dropped."""
     return point if same_size(_round_up(points), points) else tirx.min(point, points - 1)
 
 
 def _take(shape: Sequence[IrSize], accumulators: Any) -> Any:
-    """Return the first sums along each axis."""
+    """Return the first accumulators along each axis."""
     if same_sizes(shape, list(map(plain, accumulators.shape))):
         return accumulators
     return te.compute(shape, lambda *index: accumulators(*index), name="take")

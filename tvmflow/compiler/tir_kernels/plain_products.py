@@ -21,7 +21,7 @@ from tvmflow.compiler.contraction.packed import FLOAT, Accumulators, allocate
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 
 Activation = Callable[[Any], Any]
-"""A sum -> the element of the result."""
+"""An accumulator -> the element of the result."""
 
 
 class PlainProduct(NamedTuple):

@@ -38,15 +38,15 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain
 from tvmflow.graph.ir_operators import STATE_STEPS, Activation, Recurrent
 
 TERMS: Final = 4
-"""The products of bytes that an instruction adds to a sum."""
+"""The int8 products that an instruction adds to an accumulator."""
 
-# Those of 64-bit ARM that multiply bytes, add neighboring products, and add neighboring sums as int32.
+# 64-bit Arm: multiply int8, add neighboring products, and add neighboring accumulators as int32.
 _NEON_INSTRUCTIONS: Final = (
     "llvm.aarch64.neon.smull.v8i16",
     "llvm.aarch64.neon.addp.v8i16",
     "llvm.aarch64.neon.saddlp.v4i32.v8i16",
 )
-# Sums that are computed side by side, so that few multiplications wait for the one before.
+# Accumulators that are computed side by side, so that few multiplications wait for the one before.
 _ACCUMULATORS: Final = 8
 # The same where factors are lanes of vectors, whose loads do not wait.
 _SUMS_OF_LANES: Final = 16
@@ -62,10 +62,10 @@ class Dots(NamedTuple):
 
     Attributes:
         dtype: The dtype of data, whose zero point is the middle one; weights are int8.
-        lanes: The sums of a vector.
+        lanes: The accumulators of a vector.
         has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, whose weights have 7 bits.
-        has_quads: Whether one instruction adds four products to each sum; products are added in pairs otherwise, as
-            64-bit ARM does without `dotprod`.
+        has_quads: Whether one instruction adds four products to each accumulator; products are added in pairs
+            otherwise, as 64-bit ARM does without `dotprod`.
     """
 
     dtype: str
@@ -79,7 +79,7 @@ class Dots(NamedTuple):
         return 128 if self.dtype == "uint8" else 0
 
     def add(self, accumulators: Any, data: Any, weights: Any) -> Any:
-        """Return a vector of sums plus the products of four bytes each."""
+        """Return a vector of accumulators plus the products of four bytes each."""
         wide, narrow = f"int32x{self.lanes}", f"int16x{2 * self.lanes}"
         if self.has_pairs:
             return add_pair_products(accumulators, data, weights, self.lanes)
@@ -144,7 +144,7 @@ class RecurrentInputs(NamedTuple):
         peepholes: The weights of an LSTM's cell state in its input, output and forget gate: (d, 3, units).
         product_bias: What a GRU with `resets_product` adds to the product with the state: (d, units).
         lengths: The length of each sequence: (n,).
-        scales: What sums of integer weights are multiplied by: (d, gates, units).
+        scales: The factors of accumulators of integer weights: (d, gates, units).
         starts: What dot products add to, for the zero point of the state, as int32: (d, gates, units).
         rounding: The parts of the state that products read unrounded, and rounded: (2,).
     """
@@ -250,7 +250,7 @@ class _Loops:
         raise NotImplementedError
 
     def _allocate_accumulators(self, rows: int, gates: int) -> Any:
-        """Emit an allocation of sums: (rows, gates, lanes)."""
+        """Emit an allocation of accumulators: (rows, gates, lanes)."""
         raise NotImplementedError
 
     def _list_phases(self) -> list[Callable[[_StepIndex, _Buffers, Any], None]]:
@@ -334,7 +334,7 @@ class _Loops:
         gates: Sequence[int],
         inputs: Sequence[int] | None = None,
     ) -> Any:
-        """Emit the sums of some gates of a tile, and return them: (rows, gates, lanes).
+        """Emit the accumulators of some gates of a tile, and return them: (rows, gates, lanes).
 
         The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`;
         None for all.
@@ -361,7 +361,7 @@ class _Loops:
     def _add_products(
         self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int], starts: Sequence[int]
     ) -> Any:
-        """Emit sums of products of floats; those of the gates of `starts` begin with the projected inputs."""
+        """Emit float products; the accumulators of the gates of `starts` begin with the projected inputs."""
         rows, count, depth = self._rows, len(gates), self._layer.units
         parts, together = self._divide_accumulators(count * rows)
         accumulators = self._allocate_accumulators(parts * rows, count)
@@ -391,7 +391,7 @@ class _Loops:
                     yield row, index, gate, lane
 
     def _add_parts(self, accumulators: Any, parts: int, gates: Sequence[int]) -> Any:
-        """Emit the addition of all parts of sums; return these."""
+        """Emit the addition of all parts of accumulators; return these."""
         for part in range(1, parts):
             for row, index, _, lane in self._each_gate(gates):
                 accumulators[row, index, lane] += accumulators[part * self._rows + row, index, lane]
@@ -419,7 +419,7 @@ class _Loops:
         return tirx.Cast(dots.dtype, self._to_integer(number) + dots.zero_point)
 
     def _add_dots(self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int]) -> Any:
-        """Emit sums of dot products of bytes, as int32."""
+        """Emit int8 dot products with int32 accumulation."""
         layer, dots, rows = self._layer, self._layer.dots, self._rows
         assert dots is not None
         vectors = [vector * dots.lanes for vector in range(layer.lanes // dots.lanes)]
@@ -455,7 +455,7 @@ class _Loops:
         return self._add_parts(accumulators, parts, gates)
 
     def _divide_accumulators(self, gates: int) -> tuple[int, int]:
-        """Return in how many parts sums of some gates are computed, and how many terms are added at a time."""
+        """Return the number of parts of some gates' accumulators, and the terms that are added at a time."""
         layer = self._layer
         if layer.factors == 1:
             parts = divide_accumulators(layer.units, gates, _ACCUMULATORS)

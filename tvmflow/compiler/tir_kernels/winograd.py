@@ -454,7 +454,7 @@ class _DynamicLoops:
         first: Any,
         tile_rows: int,
     ) -> None:
-        """Emit the product of some tiles, whose sums are held in registers."""
+        """Emit the product of some tiles, with accumulators in registers."""
         (i, j), limit, vectors = element, self._blocks.limit, self._blocks.tile.vectors
         number = i * self._edge + j
         sums = self._allocate_registers(tile_rows, vectors)

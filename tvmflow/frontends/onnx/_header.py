@@ -109,7 +109,7 @@ def _as_operator(parts: list[str]) -> _Operator:
 
 
 def _count_nodes(calls: Mapping[_Operator, int], functions: Mapping[_Operator, int]) -> int:
-    """Return the nodes that calls become, where each function has so many; no more than one too many."""
+    """Return the nodes that calls become, where each function has some number; stop one above the limit."""
     count = sum(times * functions.get(operator, 1) for operator, times in calls.items())
     return min(count, MAX_NODES + 1)
 

@@ -370,7 +370,7 @@ def _is_grouped(settings: QuantizeSettings, layer: Layer) -> bool:
     return settings.quantize.weights == "int4" and layer.operator == "matmul"
 
 
-# So many batches tell which channels are larger than others; ranges are those of all batches.
+# This many batches tell which channels are larger than others; ranges are those of all batches.
 _SMOOTHING_BATCHES: Final = 16
 
 
@@ -578,7 +578,7 @@ def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> fr
     )
 
 
-# So many batches tell the means of channels.
+# This many batches tell the means of channels.
 _MEAN_BATCHES: Final = 64
 # This many of the evaluated batches decide whether corrected means are better, and what the error is where no
 # limit and no label asks for all of them.

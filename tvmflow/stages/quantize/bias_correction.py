@@ -23,7 +23,7 @@ from tvmflow.stages.quantize.ranges import sum_rows_in_order
 _PARTS: Final = 1 << 12
 # About this many values are added at once: they stay in a core's cache.
 _CHUNK: Final = 1 << 14
-# Corrections have so many significant bits, so that other roundings of the data seldom change them.
+# Corrections have this many significant bits, so that other roundings of the data seldom change them.
 _BITS: Final = 12
 
 

@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 
 Feed = Mapping[str, Array]
 
-# Each layer alone is measured with so many batches: what one layer does, it does to most of them.
+# Each layer alone is measured with this many batches: what one layer does, it does to most of them.
 _ALONE_BATCHES: Final = 16
-# After each so many batches it is looked whether a choice is within its limits.
+# After each this many batches it is looked whether a choice is within its limits.
 _LOOK_BATCHES: Final = 32
-# It is or is not when its mean is so many standard errors away from them.
+# It is or is not when its mean is this many standard errors away from them.
 _CERTAINTY: Final = 4.0
-# So many layers are tried again after enough of them were put back.
+# This many layers are tried again after enough of them were put back.
 _RETRIES: Final = 8
 # The outputs of the float model are kept up to this size, and otherwise computed again.
 _KEPT_BYTES: Final = 1 << 26
@@ -322,7 +322,7 @@ def _put_back(
     """Return the layers that have to stay float, of all by their damage, and the cost of the others."""
     if limits.hold(everything):
         return [], everything
-    # so many are too few, and so many are enough
+    # too few, and enough
     few, enough, cost = 0, len(order), Cost(0.0)
     while enough - few > 1:
         middle = (few + enough) // 2

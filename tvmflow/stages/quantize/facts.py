@@ -22,7 +22,8 @@ class LayerFacts(NamedTuple):
         damage: The error of the outputs when it alone is of integers, relative to them; None where it was not
             measured, or an output is no number.
         gain: The part of the time of all layers that it saves, by the model of the CPU; None where it is not known.
-        weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for others.
+        weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for
+            others.
     """
 
     name: str
@@ -75,7 +76,7 @@ class QuantizeFacts(NamedTuple):
         )
 
 
-# So many of the most harmful layers are shown by `run`; `explain` and reports show all of them.
+# This many of the most harmful layers are shown by `run`; `explain` and reports show all of them.
 _SHOWN: Final = 3
 
 

@@ -411,7 +411,7 @@ class _Inserter(LayerRewriter):
 _TAKE: Final = "relax.take"
 _SHAPE_OF: Final = "relax.shape_of"
 _BITS: Final = 8
-# Kernels read integers in words of so many bytes.
+# Kernels read integers in words of this many bytes.
 _WORD: Final = 4
 _RANK: Final = 2
 # The scale of a number near float32's limit, as a bfloat16, may stand for infinity.

@@ -32,14 +32,14 @@ _LARGEST_WIDTH: Final = 0
 # Scales outside are not used: their reciprocals, and products with 8-bit integers, are normal float32 values.
 _MIN_SCALE: Final = 2.0**-100
 _MAX_SCALE: Final = 2.0**100
-# The method `percentile` cuts one in so many values off, as ONNX Runtime's default of 99.999 does.
+# The method `percentile` cuts off one in this many values, as ONNX Runtime's default of 99.999 does.
 _ONE_IN: Final = 100_000
 # The method `entropy` has the bins of TensorRT's, and tries each eighth of its thresholds.
 _ENTROPY_BINS: Final = 2048
 _ENTROPY_STEP: Final = 8
-# Large values are rare where they are at most one of so many.
+# Large values are rare where they are at most one of this many.
 _RARE: Final = 16
-# The method `mse` first tries two limits in each octave, then so many between the neighbours of the best.
+# The method `mse` first tries two limits in each octave, then this many between the neighbours of the best.
 _OCTAVES: Final = 12
 _REFINED: Final = 16
 _ROUNDS: Final = 2
@@ -78,14 +78,14 @@ class Histogram:
         return float(np.ldexp(1.0, self._exponent))
 
     def add(self, values: Array, weight: int = 1) -> None:
-        """Count the values of a tensor of any real dtype, each as so many."""
+        """Count the values of a tensor of any real dtype, with a weight."""
         flat = np.asarray(values).reshape(-1)
         dtype = np.float32 if flat.dtype == np.float32 else np.float64
         for start in range(0, flat.size, _CHUNK):
             self._add_chunk(flat[start : start + _CHUNK].astype(dtype, copy=False), weight)
 
     def add_some(self, values: Array, first: int, step: int) -> None:
-        """Count one in `step` values of a tensor, from the `first` one on, as so many.
+        """Count one in `step` values of a tensor, from the `first` one on, with that weight.
 
         The range is that of all values. Where few are larger than half the largest one, each of these is counted: a
         rare one decides the range.

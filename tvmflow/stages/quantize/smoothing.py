@@ -29,7 +29,7 @@ _PARTS: Final = (1, 2, 3, 4)
 _WORTH: Final = 0.5
 # Channels this much smaller than the largest one are not enlarged further.
 _MAX_EXPONENT: Final = 8
-# The mean square of data is about that of so many parts of their largest value.
+# The mean square of data is about that of this many parts of their largest value.
 _PARTS_OF_LARGEST: Final = 4
 _STEPS: Final = 127
 

@@ -17,13 +17,13 @@ Array = np.ndarray[Any, Any]
 
 # The factors that clip the largest value of a group; the best one is taken.
 _FACTORS: Final = tuple(1 - step / 32 for step in range(14))
-# So many weights are compared with a candidate at a time.
+# This many weights are compared with a candidate at a time.
 _COMPARED: Final = 1 << 15
-# So many columns take part in making up for the error of one.
+# This many columns take part in making up for the error of one.
 _BLOCK: Final = 512
 # This share of the mean is added to the diagonal of a Hessian, which may have no inverse.
 _DAMPING: Final = 0.01
-# Data are rounded to so many values, so that sums of their products are whole numbers, and exact.
+# Data are rounded to this many values, so that sums of their products are whole numbers, and exact.
 _DATA_STEPS: Final = 2047
 _BITS: Final = 4
 _BYTE: Final = 8

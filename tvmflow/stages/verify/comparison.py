@@ -67,7 +67,7 @@ class Tolerance(NamedTuple):
     slice_scale: float | None = None
 
     def for_output(self, dtype: np.dtype[Any], elements: int) -> Tolerance:
-        """Return the tolerance of an output with this dtype and so many elements."""
+        """Return the tolerance of an output with this dtype and this many elements."""
         if dtype.kind in "iub" and self.exact_integers:
             # An integer of a quantized model is one of 256 steps; others are counts, indices and flags.
             is_step = self.step > 0 and dtype.kind in "iu" and dtype.itemsize == 1

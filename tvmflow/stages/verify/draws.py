@@ -63,7 +63,7 @@ _FOR_BRANCHES: Final = (
 _LARGEST_INTEGER: Final = 1000
 # The batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
-# So many further batches have enough values of each class to tell a scaled one.
+# This many further batches have enough values of each class to tell a scaled one.
 _REPEATS: Final = 64
 # The elements of all tensors of a model, up to which these batches take about a second.
 _MAX_REPEATED_ELEMENTS: Final = 2**20
@@ -74,7 +74,7 @@ _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
 # The numbers of their random inputs: others are below.
 _FIRST_REPEAT: Final = 100
-# Inputs are changed by so many roundings of their dtype: outputs that change more tell nothing.
+# Inputs are changed by this many roundings of their dtype: outputs that change more tell nothing.
 _NUDGE: Final = 2.0
 
 

@@ -359,7 +359,7 @@ def _compute(
 # with Pillow.
 
 
-# So many images of the data are preprocessed by Pillow, too, beside generated ones.
+# This many images of the data are preprocessed by Pillow, too, beside generated ones.
 _COMPARED: Final = 4
 
 
@@ -531,7 +531,7 @@ def _fit_by_pillow(preprocessing: Preprocessing, pixels: Array) -> Array:
 Sizes = dict[str, int]
 """The size of each dimension by name."""
 
-# Random ones fill up to so many combinations; sizes to tune at may be more.
+# Random ones fill up to this many combinations; sizes to tune at may be more.
 _COMBINATIONS: Final = 8
 _DRAWS: Final = 64
 # Sizes beside these combinations, over all dimensions, and the elements of all tensors at all of them.

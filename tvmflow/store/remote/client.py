@@ -244,7 +244,7 @@ _log = logging.getLogger(__name__)
 ItemHandler = Callable[[str], object]
 
 _PARALLEL_UPLOADS: Final = 4
-# So many items in a row that are not taken, and no more are sent.
+# This many items in a row that are not taken, and no more are sent.
 _MAX_DECLINED: Final = 3
 _MAX_QUEUE: Final = 256
 _POLL_S: Final = 0.1

@@ -110,7 +110,7 @@ _MEMORY: Final = """
  */
 #define %(NAME)s_MEMORY_BYTES %(bytes)s
 """
-# Linux keeps so many bytes of a thread's name.
+# Linux keeps this many bytes of a thread's name.
 _MAX_THREAD_NAME: Final = 15
 _FUNCTIONS: Final = (
     *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),

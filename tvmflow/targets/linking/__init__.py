@@ -235,7 +235,7 @@ _FORMATS: Final[dict[bytes, _DataFormat]] = {
 
 
 def padded(size: int, alignment: int = ALIGNMENT) -> int:
-    """Return the bytes that a tensor of so many bytes takes with what lies before the next one."""
+    """Return the bytes that a tensor of this many bytes takes with what lies before the next one."""
     return -(-size // alignment) * alignment
 
 

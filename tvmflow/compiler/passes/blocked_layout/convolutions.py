@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 # The share of a direct convolution's time that one of Winograd's takes.
 _WINOGRAD_SHARE: Final = 0.5
 _IMAGE_AXES: Final = 2
-# From so many blocks of data on, matrices with a block of zeros are multiplied faster than vectors.
+# From this many blocks of data on, matrices with a block of zeros are multiplied faster than vectors.
 _MIN_ODD_BLOCKS: Final = 3
 
 
@@ -207,7 +207,7 @@ def _find_winograd(
 ) -> Geometry | None:
     """Return the sizes of a Winograd convolution; None where it is not possible or not profitable.
 
-    An instruction of the direct convolution computes so many `terms` of each result.
+    An instruction of the direct convolution computes this many `terms` of each result.
     """
     context, cpu = rewriter.context, rewriter.cpu
     tiles, step = context.winograd_tiles, window.strides[-1]
@@ -336,7 +336,7 @@ def _emit_winograd(
 
 # The larger kernel must save so much of the multiplications of vectors.
 _MAX_SHARE: Final = 0.75
-# Moving one number to its pixel takes as long as so many multiplications of vectors.
+# Moving one element to its pixel takes as long as this many multiplications of vectors.
 _MOVE_COST: Final = 4
 
 
@@ -449,7 +449,7 @@ def emit(
 
 
 def _scale(rewriter: LayoutRewriter, sums: Any, kernel: Any, data: QuantizedData) -> Any:
-    """Emit sums of products with weights (o, …) as float32, without the scale of the weights."""
+    """Emit products with weights (o, …), accumulated as float32, without the scale of the weights."""
     shape = [1, -1, *[1] * (len(ir.known_shape(kernel)) - 2), rewriter.block]
     totals = rewriter.pad_to_multiples(kernel, [rewriter.block])
     return scale_accumulators(rewriter, sums, totals, shape, data)

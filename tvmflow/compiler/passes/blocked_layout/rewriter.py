@@ -119,7 +119,7 @@ class LayoutRewriter(TargetRewriter):
         return self._packed[data]
 
     def pack(self, data: Any, lanes: int) -> Any:
-        """Emit data packed in blocks of so many channels."""
+        """Emit data packed in blocks of this many channels."""
         # fused with a function, a transposition would compute it one element at a time
         pattern = OPAQUE if self._calls_function(data) else None
         return self.kernel(blocked.pack, "pack", data, lanes, pattern=pattern)

@@ -34,7 +34,7 @@ from tvmflow.graph.dynamic_shapes import (
     simplify,
 )
 
-# Another kernel takes as long as so many multiplications of vectors.
+# Another kernel takes as long as this many multiplications of vectors.
 _KERNEL_COST: Final = 10_000
 _MAX_PHASES: Final = 8
 # Small images are interleaved no faster from several tensors than from one.

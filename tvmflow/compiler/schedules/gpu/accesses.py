@@ -96,6 +96,6 @@ def vectorize(schedule: Schedule, loop: Any, lanes: int) -> Any:
 
 
 def unroll(schedule: Schedule, loop: Any, steps: int) -> None:
-    """Unroll the loops within a loop that have at most so many steps together."""
+    """Unroll the loops within a loop that have at most this many steps together."""
     schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)
     schedule.annotate(loop, "pragma_unroll_explicit", 1)

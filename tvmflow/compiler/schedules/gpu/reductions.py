@@ -27,7 +27,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 )
 
 _THREADS: Final = 128
-# A thread adds up at least so many values by itself.
+# A thread adds up at least this many values by itself.
 _MIN_SERIAL: Final = 4
 # Blocks share a compute unit only if each takes a part of its memory.
 _SHARED_PART: Final = 4
