@@ -109,7 +109,7 @@ def _prepare_streams() -> None:
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors are told from those of files."""
+    """Standard output, whose errors differ from those of files."""
 
     def write(self, content: Any, /) -> int:
         """Write bytes.

@@ -1,4 +1,4 @@
-"""`tvmflow ci`: what brings a project's recipes to a CI service, with the caches that it needs."""
+"""`tvmflow ci`: write CI configuration that runs a project's recipes, with its caches."""
 
 from __future__ import annotations
 

@@ -49,18 +49,18 @@ GROUPS: Final = {
         "report": "Write what a run or a release made as one HTML page.",
     },
     "Share": {
-        "push": "Bring a delivery or a release to an OCI registry.",
+        "push": "Push a delivery or a release to an OCI registry.",
         "pull": "Fetch a delivery or a release from an OCI registry.",
         "sign": "Add a signature to the statements beside delivered files.",
         "keygen": "Create a key pair: to sign with, and to verify with.",
         "device": "List devices to measure on, or offer this machine as one.",
-        "ci": "Write what brings recipes to a CI service.",
+        "ci": "Write the configuration of a CI service that runs recipes.",
         "worker": "Run stages that a scheduler assigns.",
         "scheduler": "Connect runs with workers.",
     },
     "Maintain": {
         "cache": "Show, check and share stored results; remove unused ones.",
-        "records": "Show, carry, prune and check measured trials.",
+        "records": "Show, export, import, prune and check measured trials.",
         "clean": "Remove stored results, except pinned ones.",
     },
 }

@@ -160,7 +160,7 @@ def _report_problem(problem: TvmflowError) -> int:
 
     # raises when it is the output that cannot be written, which `__main__` reports
     sys.stdout.flush()
-    # where not even a message can be written, the exit code is left to tell
+    # where not even a message can be written, only the exit code remains
     with contextlib.suppress(OSError):
         print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
     if "GITHUB_ACTIONS" in os.environ:

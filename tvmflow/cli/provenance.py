@@ -292,7 +292,7 @@ class _RegistryOptions(StoreOptions):
 
 
 class PushOptions(_RegistryOptions):
-    """Bring a delivery or a release to an OCI registry.
+    """Push a delivery or a release to an OCI registry.
 
     Files that the registry has are not sent again. Statements and bills of materials refer to the
     artifact. Credentials are those of `docker login`, or $TVMFLOW_TOKEN_<HOST>.

@@ -1,4 +1,4 @@
-"""`tvmflow records`: measured trials, on this machine and carried to others."""
+"""`tvmflow records`: measured trials, on this machine and on others."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A schedule splits a dynamic loop into tiles, and a condition leaves out what is beyond the end of the last
 one: TVM computes vectors with a condition element by element, and tests each row of a tile in all of them.
-Here whole tiles are told from the last one before either begins. What is left is computed by a smaller
+Here whole tiles and the tail are separated before either begins. What is left is computed by a smaller
 tile, or by one whose rows beyond the end read the last row and store nothing; of the last vector of a row, the
 numbers are computed one by one, or under a mask.
 """

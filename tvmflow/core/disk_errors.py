@@ -99,7 +99,7 @@ def _find_status(path: str) -> tuple[str, os.statvfs_result]:
     for folder in _list_folders(path):
         with contextlib.suppress(OSError):
             return folder, os.statvfs(folder)
-    # the system, or its sandbox, tells nothing of file systems
+    # the system, or its sandbox, has no information about file systems
     return os.sep, os.statvfs_result([0] * 10)
 
 
@@ -264,7 +264,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         if not os.path.isdir(place):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
         try:
-            # permissions alone do not tell: root needs none, and a read-only file system refuses everybody
+            # permissions alone do not decide: root needs none, and a read-only file system refuses everybody
             tempfile.TemporaryFile(dir=place).close()
         except FileNotFoundError as error:
             raise _not_creatable(folder, error, _FIX_FOLDER) from error

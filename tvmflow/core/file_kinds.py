@@ -1,6 +1,6 @@
 """Kinds of files by their content: models, recipes, delivered files, and what is given in their place.
 
-Nothing is loaded: a pickle is code. Imports no framework. Only where the content does not tell, the
+Nothing is loaded: a pickle is code. Imports no framework. Only where the content does not decide, the
 name of a file counts.
 """
 
@@ -44,8 +44,8 @@ OTHER: Final = "another file"
 class FileKind(NamedTuple):
     """The kind of a file.
 
-    `text` is the end of a sentence (`is …`), and `group` who takes such files. In `fix`, `{path}` stands for the path.
-    `field` is the one below `model` in a recipe that names such a model.
+    `text` is the end of a sentence (`is …`), and `group` who takes such files. In `fix`, `{path}` stands for the
+    path. `field` is the one below `model` in a recipe that names such a model.
     """
 
     text: str

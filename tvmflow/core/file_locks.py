@@ -180,7 +180,7 @@ def _name(descriptor: int) -> str:
 def describe_holders(status: os.stat_result) -> str | None:
     """Return the commands that hold the lock of a file: `pid 12 (tvmflow run a.yaml) and pid 13 (…)`.
 
-    It is `another process` where the operating system does not tell; None for this command itself, whose stages
+    It is `another process` where the operating system does not say; None for this command itself, whose stages
     wait for each other.
     """
     commands = dict(map(_find_command, _list_holders(status)))

@@ -101,7 +101,7 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def flush_file(descriptor: int) -> bool:
-    """Have the operating system bring an open file to the disk; return whether it can be asked to.
+    """Flush an open file to the disk; return whether it can be asked to.
 
     If not, it writes when it likes: after a power failure, a file may be damaged, which its readers notice.
 
@@ -118,7 +118,7 @@ def flush_file(descriptor: int) -> bool:
 
 
 def sync(path: str) -> bool:
-    """Have the operating system bring a file or a folder to the disk, as `flush_file` does."""
+    """Flush a file or a folder to the disk, as `flush_file` does."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

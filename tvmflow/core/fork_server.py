@@ -316,7 +316,7 @@ class _LineReader:
             self._lines += [line for line in lines if line]
 
     def _is_readable(self) -> bool:
-        """Wait a moment, and tell whether something has arrived."""
+        """Wait a moment, and return whether something has arrived."""
         began = time.monotonic()
         wait_s = min(max(self.deadline - began, 0.0), _MAX_WAIT_S)
         readable = bool(select.select([self._descriptor], [], [], wait_s)[0])

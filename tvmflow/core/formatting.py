@@ -91,7 +91,7 @@ def excerpt(text: str, limit: int = 120) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return text of limited length on one line, without its middle: the end of a name often tells most."""
+    """Return text of limited length on one line, without its middle: the end of a name often says most."""
     short = printable(text)
     tail = 2 * limit // 3
     return short if len(short) <= limit else f"{short[: limit - tail - 1]}…{short[-tail:]}"

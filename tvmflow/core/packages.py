@@ -105,9 +105,9 @@ def find_package(distribution: str) -> Package:
 
 
 def files_to_watch(distribution: str) -> dict[str, list[str]]:
-    """Return folders, and the names of what is in them whose stamps tell that a package is as it was.
+    """Return folders, and the names of what is in them whose stamps show that a package is unchanged.
 
-    These are its code and the folders with code; data and tests that it brings are not watched.
+    These are its code and the folders with code; its data and tests are not watched.
     """
     identified = _identify(distribution, tuple(sys.path))
     folder, record = identified.package.folder, identified.package.record

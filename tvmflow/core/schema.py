@@ -1,6 +1,6 @@
 """The base of every model that YAML files are read into, and field types that several of them share.
 
-Recipes, lock files and the frontends, which bring fields of their own, are made of these.
+Recipes, lock files and the fields of frontends consist of these.
 """
 
 from __future__ import annotations

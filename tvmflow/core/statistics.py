@@ -138,7 +138,7 @@ class PairedTimes(NamedTuple):
         return self.is_decided_about(1.0)
 
     def is_decided_about(self, bound: float) -> bool:
-        """Return whether more pairs are of no use to tell whether the ratio is below a bound."""
+        """Return whether more pairs are of no use to decide whether the ratio is below a bound."""
         return is_decided(self._trusted_limits, bound)
 
     def is_clear_about(self, bound: float) -> bool:
@@ -204,7 +204,7 @@ def measure_interleaved(
         seconds: The time after which no further pair begins.
         min_pairs: Pairs that are measured in any case.
         precise_pairs: Pairs that are measured unless it is also known earlier, and precisely, by how much.
-        clear_pairs: Pairs that are enough where all of them tell clearly which is faster; 0 for none.
+        clear_pairs: Pairs that are enough if all of them clearly agree on which is faster; 0 for none.
         max_pairs: Pairs that are measured at most.
         bound: The ratio that it is to be decided about: 1 for which is faster.
         clock: Returns the current time in seconds.

@@ -116,7 +116,7 @@ def read_stamps(
 def _read_folder_stamp(folder: str | bytes, *names: str | bytes) -> str:
     """Return a digest of the change times and inodes of many files, their number, and the latest time.
 
-    Nobody can set a change time, so that it stands for size and content. The inode tells a file from one that
+    Nobody can set a change time, so that it stands for size and content. The inode distinguishes a file from one that
     came to be in the same tick of the clock, which a link may name instead. Zeros stand for a file that is missing.
     """
     stat, changed_ns, inodes = os.stat, [0], [0]
@@ -154,7 +154,7 @@ def changed_ns(stamp: str) -> int:
 
 
 def describe_system() -> str:
-    """Return a digest of this machine and environment; empty where a machine cannot be told from others.
+    """Return a digest of this machine and environment; empty where a machine cannot be identified.
 
     What Linux reports about the CPU does not change until the next boot.
     """

@@ -154,7 +154,7 @@ def _ignore_progress(_: Callable[[], RunReport]) -> None:
 
 
 class Driver:
-    """Runs plans one after the other on one executor, and tells an observer."""
+    """Runs plans one after the other on one executor, and notifies an observer."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Driver:
         self.close()
 
     def close(self) -> None:
-        """Release the executor, and tell the observer of nothing more."""
+        """Release the executor, and notify the observer no more."""
         self._executor.close()
         file_locks.report_waits(self._report_wait)
 

@@ -276,7 +276,7 @@ class Session:
             _log.info("%s: %s: %s", decision.stage_id, text, decision.reason)
 
     def _report_hit(self, spec: StageSpec) -> bool:
-        """Report a stage whose result is in the store, and tell whether it is."""
+        """Report a stage whose result is in the store, and return whether it is."""
         decision = self.state.decisions[spec.id]
         if decision.kind != "hit":
             return False

@@ -97,7 +97,7 @@ class StageExecution:
     again: bool = False
 
     def execute(self) -> ExecutedStage:
-        """Bring about the result of the stage.
+        """Run the stage, or get its result elsewhere.
 
         Raises:
             DamagedBlob: when a stored input is damaged: its stage must run again.

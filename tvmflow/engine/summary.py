@@ -40,7 +40,7 @@ _UNKNOWN: Final = "–"
 # Columns that are hidden if all rows are the same, and columns with empty cells.
 _TELLING: Final = ("inputs", "stages")
 _MARKS: Final = ("stages", "")
-# What is delivered beside libraries and tells about them.
+# Documentation that is delivered beside libraries.
 _ABOUT: Final = (".json", ".jsonl", ".svg", ".md", ".html")
 
 
@@ -197,7 +197,7 @@ def _format_table(builds: Sequence[Build], width: int | None) -> list[str]:
 
 
 def _name_builds(builds: Sequence[Build]) -> list[str]:
-    """Return the names of builds, long ones without their middle where that still tells them apart."""
+    """Return the names of builds, long ones without their middle where they stay distinct."""
     names = [shorten(build.name, _MAX_NAME) for build in builds]
     if len(set(names)) < len(names):
         return [printable(build.name) for build in builds]

@@ -57,7 +57,7 @@ class Executor(Protocol):
 class ExecutorContext(NamedTuple):
     """Everything that an executor may need besides the stages.
 
-    `open_remote` takes a function that tells whether the run was cancelled, and returns the URL of
+    `open_remote` takes a function that returns whether the run was cancelled, and returns the URL of
     a writable remote cache, as workers reach it, with the connection to it. `scheduler` is the address of a
     dask scheduler. `wait_s` limits how long a stage waits for a worker that can run it; `notify`
     shows a message to the user.

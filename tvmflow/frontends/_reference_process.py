@@ -269,7 +269,7 @@ class LoadedReference(ABC):
         return functools.partial(self.run, arrays)
 
     def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
-        """Return the branches of operators that inputs take; nothing where the framework cannot tell."""
+        """Return the branches of operators that inputs take; nothing where the framework does not know."""
         return ()
 
 

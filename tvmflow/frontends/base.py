@@ -80,7 +80,7 @@ class ModelInput(NamedTuple):
     """An input of a model.
 
     Attributes:
-        dtype: Its dtype; None where the model does not tell it.
+        dtype: Its dtype; None where the model does not say.
         dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
         is_required: False for one that has a default, or that may be a weight.
         problem: Why it cannot be compiled, as the end of a sentence; or nothing.
@@ -100,9 +100,9 @@ class ModelOutput(NamedTuple):
 
     Attributes:
         name: Its name, or the beginning of it that the user chose.
-        dtype: Its dtype; None where the model does not tell it.
+        dtype: Its dtype; None where the model does not say.
         dims: Sizes for the inputs' own shapes, and names of free dimensions (which may be empty); None
-            where the model does not tell them.
+            where the model does not say.
     """
 
     name: str
@@ -229,7 +229,7 @@ class Reference(Protocol):
         ...
 
     can_observe: bool
-    """Whether it tells which branches of the model inputs take."""
+    """Whether it knows which branches of the model inputs take."""
 
     def observe(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[ObservedNode]:
         """Return the branches of operators that one batch takes."""

@@ -145,7 +145,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return what the files of a model tell without a framework.
+        """Return what the files of a model contain, read without a framework.
 
         Args:
             files: Path of each file by its role; of the names from `files`, the first is present.
@@ -428,7 +428,7 @@ class OneFileFrontend(Frontend):
         return facts
 
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return what the model's file tells without a framework."""
+        """Return what the model's file contains, read without a framework."""
         with self.explained():
             facts = self.describe(files[MODEL])
         self.refuse_unsupported(facts.unsupported)

@@ -451,7 +451,7 @@ def _yaml_line(
             fields[key] = setting if is_text else excerpt(json.dumps(setting), 1000)
     facts = [value.dtype or request.dtype or DEFAULT_DTYPE]
     if value.dims is None:
-        facts.append("the model does not tell the number of dimensions")
+        facts.append("the model does not specify the number of dimensions")
     elif any(map(_is_free, value.dims)):
         names = [str(size) or "?" for size in value.dims]
         facts.append(f"[{comment(names_text(names, 32))}]")

@@ -156,7 +156,7 @@ class NodeTracker:
     def _match_groups(self, after: tvm.IRModule) -> dict[Any, Marks]:
         """Return the marks of calls of fused functions, from the calls that have the same operands.
 
-        Equal functions are one after fusion, so that their bodies do not tell them apart.
+        Equal functions are one after fusion, so that their bodies do not distinguish them.
         """
         numbers: dict[Any, int] = {}
         marks: dict[int, Marks] = defaultdict(frozenset)

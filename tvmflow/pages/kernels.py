@@ -217,7 +217,7 @@ def _draw_over(searched: Sequence[LibraryKernels], label: str, is_over_time: boo
     values = [y for curve in curves for _, y in curve]
     ends = tuple(curve[-1][0] for curve in curves)
     x = Axis(label, (0.0, *ends), plain, starts_at_zero=True)
-    # as many digits as tell the marks of a small gain apart
+    # enough digits to distinguish the marks of a small gain
     digits = max(0, math.ceil(-math.log10(max(1 - min(values), 1e-4))) - 1)
     y = Axis("time of all kernels", (min(values), 1.0), f"{{:.{digits}%}}".format)
     frame = make_frame(x, y)

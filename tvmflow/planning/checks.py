@@ -168,7 +168,7 @@ def describe_runtimes(
 ) -> Iterator[str]:
     """Yield a line for each library that needs TVM's runtime where its recipe left that open, and why.
 
-    What a model needs is found out by the first stage that lowers it: of others, only its known result tells.
+    What a model needs is found out by the first stage that lowers it: for others, only a known result says.
     """
     needs: dict[str, str] = {}
     for planned in recipes:

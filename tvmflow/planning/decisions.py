@@ -263,7 +263,7 @@ def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
 
 
 def _shorten_cause(cause: str) -> str:
-    """Return a cause without a long list at its end, as of all settings that a search brings with it."""
+    """Return a cause without a long list at its end, such as all settings of a search."""
     head, colon, _ = cause.partition(": ")
     return head if colon and len(cause) > _MAX_CAUSE else cause
 

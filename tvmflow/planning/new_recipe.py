@@ -62,7 +62,7 @@ class Model(NamedTuple):
     """A model as a recipe names it.
 
     `source` has the fields below `model`, `size` the bytes of its files, as far as they are here, and `outputs` the
-    names of its outputs, where the files tell them.
+    names of its outputs, where the files have them.
     """
 
     name: str
@@ -179,7 +179,7 @@ def _find_kind(model: str) -> str:
         if not kind:
             endings = ", ".join(_FIELDS)
             raise UsageError(
-                f"{model}: the name does not tell what kind of model this is (known: {endings})",
+                f"{model}: the name does not say what kind of model this is (known: {endings})",
                 fix="download the file, and give its path",
             )
         return kind

@@ -209,7 +209,7 @@ def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
     until = () if request.until is None else (request.until,)
     if request.until in STAGES and request.until not in pipeline_stages():
         raise UsageError(
-            f"--until {request.until}: a pipeline does not list this stage, which others bring along",
+            f"--until {request.until}: a pipeline does not list this stage, which others add",
             fix=f"name one that does: {names_text(STAGES[request.until].TRAITS.added_with)}",
         )
     for option, names, valid in (
@@ -524,7 +524,7 @@ def _plan_recipe(
 
 
 def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signature:
-    """Return the signature of a library, as far as the model's files tell without a framework."""
+    """Return the signature of a library, as far as the model's files specify it."""
     recipe = planned.recipe
     frontend = FRONTENDS[recipe.model.kind]
     if not planned.model_files[0].path:
@@ -560,7 +560,7 @@ _MAX_OPENED: Final = 1000
 
 
 class Signature(NamedTuple):
-    """Inputs and outputs of a library, as far as the model's files tell without a framework.
+    """Inputs and outputs of a library, as far as the model's files specify it.
 
     Attributes:
         inputs: Its inputs; None where they are not known.

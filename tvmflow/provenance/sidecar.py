@@ -3,7 +3,7 @@
 These are statements of its provenance and measurements, a bill of materials, and a README.
 
 They describe finished results and are none themselves: a signature does not belong in a cache. A
-note in the store and their stamps tell a run that they are present and describe its results.
+note in the store and their stamps show a run that they are present and describe its results.
 """
 
 import json
@@ -93,7 +93,7 @@ def _warn_of_replaced_recipe(store: LocalStore, delivered: DeliveredTarget, dist
 
     path = delivered.sidecar_paths(dist)[0]
     other = _parse_note(store.notes.read("delivered", note_name(path))).get("recipe")
-    # a recipe that was moved is no other one, and `build` tells of its own, which are in the store
+    # a recipe that was moved is no other one, and `build` mentions its own, which are in the store
     if not isinstance(other, str) or other == _recipe_path(delivered) or not os.path.isfile(other):
         return
     if os.path.commonpath([store.root, other]) != store.root:

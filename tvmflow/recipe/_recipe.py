@@ -452,7 +452,7 @@ class Recipe(ClosedModel):
             used.update(spec.dimension_names)
             if unknown := [entry for entry in spec.dimension_names if entry not in alone]:
                 text = (
-                    f"no input tells the size of '{unknown[0]}': write that name alone for a size, "
+                    f"no input determines the size of '{unknown[0]}': write that name alone for a size, "
                     "in this input or in another"
                 )
                 raise field_error(text, *loc, "shape")

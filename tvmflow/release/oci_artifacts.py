@@ -186,7 +186,7 @@ def pull(
     trusted: Sequence[PublicKey],
     on_progress: OnProgress | None = None,
 ) -> Pulled:
-    """Bring an artifact's files, and the statements about them, into a new folder: all or none.
+    """Pull an artifact's files, and the statements about them, into a new folder: all or none.
 
     The store keeps downloads, so that what was interrupted goes on. One of the trusted keys must have
     signed the statements; with none, no signature is checked.

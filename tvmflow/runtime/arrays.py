@@ -348,7 +348,7 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
         raise ValueError("an input has a size below 0")
     told = {size for spec in inputs for size in spec.sizes if is_name(size)}
     if unknown := bounds.keys() - told:
-        raise ValueError(f"no input tells the sizes of {names_text(sorted(unknown))}")
+        raise ValueError(f"no input determines the sizes of {names_text(sorted(unknown))}")
     tensors = [*inputs, *map(TensorSpec.from_json, signature["outputs"])]
     return sum(_find_most_bytes(spec, bounds) for spec in tensors if spec.sizes)
 

@@ -256,7 +256,7 @@ class NativeProgram:
         self.weights = weights
         self.threads = threads
         self.dynamic_tensors = read_dynamic_tensors(signature)
-        # what a machine lacks is told when the library is loaded, not at the first call; and
+        # what a machine lacks is reported when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
         level = self.loaded.functions.get("level")
@@ -654,7 +654,7 @@ class StepContext(_Context):
         return ctypes.string_at(data, size.value) if size.value else b""
 
     def save(self) -> bytes:
-        """Return all states, with what tells them from damaged and foreign ones."""
+        """Return all states, with a header that identifies damaged and foreign ones."""
         size = ctypes.c_size_t()
         self._check(self._functions["state_bytes"](self._handle, size))
         data = ctypes.create_string_buffer(size.value)

@@ -201,7 +201,7 @@ def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int
     names = [size for size in spec.sizes if isinstance(size, str)]
     if len(names) > 1 or not all(map(is_name, names)):
         raise UsageError(
-            f"{file.shown} is numbers as text, which do not tell the sizes of {names_text(names)}",
+            f"{file.shown} is numbers as text, which do not determine the sizes of {names_text(names)}",
             fix="write an array with numpy.save(path, array)",
         )
     return tuple(size if isinstance(size, int) else count // fixed for size in spec.sizes)

@@ -45,7 +45,7 @@ class Samples(NamedTuple):
     is_stacked: bool = False
 
     def count_samples(self, batches: int) -> int | None:
-        """Return how many samples the first batches have; None where only all of them tell."""
+        """Return how many samples the first batches have; None where all are needed to know."""
         if batches >= len(self.batches):
             return self.total
         size = 1 if self.is_stacked else self.batch_size
@@ -528,7 +528,7 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
 
 
 def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> float:
-    """Return the share of samples with the class of their label, as `compare_labels` tells it."""
+    """Return the share of samples with the class of their label, as `compare_labels` computes it."""
     return float(compare_labels(outputs, output, labels).mean())
 
 

@@ -68,7 +68,7 @@ LOG: Final = "finalists.log"
 
 _ROUNDS: Final = 9
 # Two medians that are closer than this, or than the spread of the faster one's samples up to the
-# second figure, do not tell which schedule is better.
+# second figure, do not decide which schedule is better.
 _MIN_NOISE: Final = 0.02
 _MAX_NOISE: Final = 0.10
 _SHOWN_KERNELS: Final = 5

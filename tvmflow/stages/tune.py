@@ -49,7 +49,7 @@ from tvmflow.tuning.tuning_job import (
 class TrialSettings(StageSettings):
     """The machine that measures trials; `remote` is how to reach its devices where they are behind RPC.
 
-    `threads` is the number of threads of kernels; None for code without CPU threads. `by_driver` tells that
+    `threads` is the number of threads of kernels; None for code without CPU threads. `by_driver` means that
     kernels are measured in C libraries, which launch them by the driver of their device.
     """
 

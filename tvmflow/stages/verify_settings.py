@@ -19,7 +19,7 @@ CHROMIUM: Final = "chromium"
 
 
 class CheckSettings(Settings):
-    """The checks of the recipe; see `recipe.Verify`. `data` tells whether there is a file of samples."""
+    """The checks of the recipe; see `recipe.Verify`. `data` is whether there is a file of samples."""
 
     against: str
     label: str

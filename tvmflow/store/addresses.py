@@ -237,7 +237,7 @@ def without_secrets(address: str) -> str:
     try:
         parts = urllib.parse.urlsplit(address)
     except ValueError:
-        # what is secret in it cannot be told from the rest
+        # its secret part cannot be distinguished from the rest
         return f"{excerpt(scheme_of(address))}://…"
     host = parts.netloc.rpartition("@")[2]
     # a file of an artifact in a registry

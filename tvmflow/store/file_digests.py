@@ -89,7 +89,7 @@ def find_files(store: LocalStore, digest: str) -> list[str]:
 
 
 def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
-    """Return the digest of a file, and whether its stamp tells from now on that it is unchanged."""
+    """Return the digest of a file, and whether its stamp shows from now on that it is unchanged."""
     digest = hash_file(path)
     now_ns = time.time_ns()
     is_recent = any(-_AHEAD_NS < now_ns - changed_ns <= RACY_NS for changed_ns in before[1:3])

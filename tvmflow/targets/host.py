@@ -222,7 +222,7 @@ def _parse_first_processor(cpuinfo: str) -> dict[str, str]:
 
 
 def _model_name(fields: Mapping[str, str], arch: str) -> str:
-    """Return the CPU's model: for people, and to tell the measurements of machines apart."""
+    """Return the CPU's model: for people, and to distinguish the measurements of machines."""
     part = fields.get("CPU part")
     if part is not None:
         vendor = fields.get("CPU implementer", "")

@@ -189,7 +189,7 @@ class Budget:
         times = [share.calls * share.untuned_s for share in ordered]
         # Without the time of an inference no gain is too small.
         self._is_timed = 0 < sum(times) < math.inf
-        # Where the roofline is not known, too much seems possible for a small gain to be told from none.
+        # Where the roofline is not known, too much seems possible for a small gain to be distinguished from none.
         is_limited = self._is_timed and all(share.least_s for share in shares)
         self._ends_by_trials = is_limited and rules.patience is None
         if self._is_timed:

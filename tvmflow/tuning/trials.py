@@ -229,7 +229,7 @@ class ChoiceTimes(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Both choices, which tell it from other records about the operator."""
+        """Both choices, which distinguish it from other records about the operator."""
         return f"{choice_text(self.choice)} {choice_text(self.rule)}"
 
     @property

@@ -156,7 +156,9 @@ def test_a_checkpoint_leaves_its_batch_open(
     assert main(["init", "digits-symbol.json", "--open", "--stdout"]) == 0
     text = capsys.readouterr().out
     assert "dimensions:\n  batch: {max: SIZE}\ninputs:\n" in text
-    assert "  data: {shape: [batch, SIZE]}  # float32, the model does not tell the number" in text
+    assert (
+        "  data: {shape: [batch, SIZE]}  # float32, the model does not specify the number" in text
+    )
 
 
 def test_build_names_the_options_that_set_dynamic_shapes(
@@ -176,7 +178,7 @@ def test_build_names_the_options_that_set_dynamic_shapes(
         (["digits.onnx", "--shape", "data=1,3,8,8"], "[1, 3, 8, 8] does not fit"),
         (["digits.onnx", "--target", "hots"], "there is no such target; did you mean 'host'?"),
         (["digits.onnx", "--shape", "data"], "'data' is not a shape such as data=1,3,224,224"),
-        (["https://example.org/net.bin"], "does not tell what kind of model this is"),
+        (["https://example.org/net.bin"], "does not say what kind of model this is"),
         (["digits-0010.params"], "name the symbol: PREFIX-symbol.json"),
     ],
 )  # fmt: skip

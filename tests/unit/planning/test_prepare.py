@@ -176,7 +176,7 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
         "  ids: {shape: [1, SIZE]}  # int64, [batch, sequence]",
         '  y: {shape: [1, 3, SIZE, SIZE], range: [0.0, 9.0], image: {"resize": [8, 8]}}  # float32, [batch, 3, height, width]',
         '  "a:b": {shape: [4]}  # float32',
-        '  "rank?": {shape: [SIZE]}  # float32, the model does not tell the number of dimensions',
+        '  "rank?": {shape: [SIZE]}  # float32, the model does not specify the number of dimensions',
         "  sr: {value: 16000}  # int64",
     ]
     assert problems(RECIPE + section.replace("SIZE", "8"), made) == []
@@ -368,10 +368,10 @@ def test_the_inputs_of_an_mxnet_model() -> None:
     assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == []
     assert problems(f"{recipe}inputs: {{data: {{dtype: uint8}}}}\n") == [
         "r.yaml:4:9: inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:\n\n"
-        "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions\n\n"
+        "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not specify the number of dimensions\n\n"
         "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
         "dimensions:\n  batch: {max: SIZE}\ninputs:\n"
-        "  data: {shape: [batch, SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions"
+        "  data: {shape: [batch, SIZE], dtype: uint8}  # uint8, the model does not specify the number of dimensions"
     ]
     assert problems(f"{recipe}inputs: {{dat: {{shape: [1, 4]}}}}\n") == [
         "r.yaml:4:15: inputs.dat: the model has no input 'dat'; did you mean 'data'?"

@@ -1056,7 +1056,7 @@ WRONG_DIMENSIONS = [
         "dimension that no input tells",
         "{seq: {max: 8}, past: {min: 0, max: 8}}",
         "[seq, seq + past]",
-        "6:17: inputs.data.shape: no input tells the size of 'past': write that name alone for a size, in this input or "
+        "6:17: inputs.data.shape: no input determines the size of 'past': write that name alone for a size, in this input or "
         "in another",
     ),
     wrong_dimension(

@@ -536,7 +536,7 @@ def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) ->
 
 
 def write_axes(shapes: Sequence[Sequence[Size]], dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the C code that tells the dimension of each axis of each input (see `find_axes`)."""
+    """Return the C code with the dimension of each axis of each input (see `find_axes`)."""
     known = [entry.name for entry in dimensions]
     lines = [
         f"static const int tf_axes{index}[] = {{{', '.join(map(str, find_axes(shape, known))) or '-1'}}};"

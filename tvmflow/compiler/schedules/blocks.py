@@ -91,7 +91,7 @@ class Block(NamedTuple):
 def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
     """Return what a function of schedules returns, or another value where TVM rejects what it does.
 
-    TVM says so by an exception alone: it has no function that tells before.
+    TVM says so by an exception alone: it has no function to ask before.
     """
     try:
         return apply()

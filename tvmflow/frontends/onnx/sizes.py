@@ -56,7 +56,7 @@ class _Quotient(NamedTuple):
 
 
 class _Unknown(Exception):
-    """A value cannot be told from the dimensions."""
+    """A value does not follow from the dimensions."""
 
 
 class Sizes(SizeRanges):

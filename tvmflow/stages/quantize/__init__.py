@@ -370,7 +370,7 @@ def _is_grouped(settings: QuantizeSettings, layer: Layer) -> bool:
     return settings.quantize.weights == "int4" and layer.operator == "matmul"
 
 
-# This many batches tell which channels are larger than others; ranges are those of all batches.
+# This many batches show which channels are larger than others; ranges are those of all batches.
 _SMOOTHING_BATCHES: Final = 16
 
 
@@ -578,7 +578,7 @@ def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> fr
     )
 
 
-# This many batches tell the means of channels.
+# This many batches determine the means of channels.
 _MEAN_BATCHES: Final = 64
 # This many of the evaluated batches decide whether corrected means are better, and what the error is where no
 # limit and no label asks for all of them.
@@ -727,7 +727,7 @@ def _control(
         if quantization.corrections:
             plain = replace(quantization, corrections={})
             ways.append((plain, Comparison(_compute(candidates, plain, signature))))
-            # some of the samples tell which one is better
+            # some of the samples decide which one is better
             errors = [evaluation.compare_more(own, _COMPARED_BATCHES).error for _, own in ways]
             _log.debug("error %.4f with corrected means, %.4f without", *errors)
             if errors[0] >= errors[1]:

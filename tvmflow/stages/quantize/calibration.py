@@ -48,7 +48,7 @@ _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
 _OBSERVED_BYTES: Final = 256 << 20
 _OBSERVED: Final = "tvmflow.tapped."
-# About this many values of a tensor tell its range, over all batches, and this many of each channel its mean.
+# About this many values of a tensor determine its range, over all batches, and this many of each channel its mean.
 _COUNTED_VALUES: Final = 1 << 21
 _ADDED_POSITIONS: Final = 1 << 15
 

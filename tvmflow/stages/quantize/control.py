@@ -167,7 +167,7 @@ class Evaluation:
         """The accuracy of the float model; None without labels."""
 
     def measure(self, chosen: Collection[int], limits: Limits | None = None) -> Cost:
-        """Return what layers, by index, cost; compares no more samples than tell whether limits hold."""
+        """Return the cost of layers, by index, from only the samples that decide about the limits."""
         self.count += 1
         comparison = Comparison(lambda feed: self._switched.run(feed, chosen))
         return self.compare_more(comparison, limits=limits)
@@ -193,8 +193,8 @@ class Evaluation:
     ) -> Cost:
         """Return the cost of a comparison, which goes on with the batches that it lacks.
 
-        It stops as soon as it is clear whether the limits hold. The drop in accuracy is then that of the samples
-        that were compared. That it is allowed only all of them tell.
+        It stops as soon as it is clear whether the limits are satisfied. The drop in accuracy is then that of the
+        samples that were compared. Only all samples show that it is allowed.
         """
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
@@ -226,7 +226,7 @@ class Evaluation:
         comparison.batches += 1
 
     def _is_clear(self, comparison: Comparison, limits: Limits) -> bool:
-        """Return whether further batches would not change whether limits hold."""
+        """Return whether further batches would not change whether limits are satisfied."""
         if comparison.batches % _LOOK_BATCHES:
             return False
         # what is left to compare is all that may change the mean

@@ -418,7 +418,7 @@ def _add_results(verdict: Verdict, library: Library, case: Case) -> None:
 
 
 def _add_inputs(verdict: Verdict, reference: ReferenceRun) -> None:
-    """Record what the inputs are, which branches of the model they reach, and which ones tell nothing."""
+    """Record what the inputs are, which branches of the model they reach, and which ones are useless."""
     more = reference.more
     if reference.results.random_inputs:
         verdict["random_inputs"] = reference.results.random_inputs

@@ -1,4 +1,4 @@
-"""Comparison of outputs with the reference's: tolerances, errors, and what both cannot tell."""
+"""Comparison of outputs with the reference's: tolerances, errors, and what both cannot detect."""
 
 from __future__ import annotations
 
@@ -295,8 +295,8 @@ _EXPLAINED: Final = 0.8
 def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> ScaledSlice | None:
     """Return the slice along an axis, such as a channel, whose values are the reference's times a factor.
 
-    The error of a wrong factor follows the values, and that of rounding does not: a regression of each slice tells
-    them apart where each element by itself is within the tolerance.
+    The error of a wrong factor follows the values, and that of rounding does not: a regression of each slice
+    distinguishes them them apart where each element by itself is within the tolerance.
 
     Both arrays are float64.
     """

@@ -63,7 +63,7 @@ _FOR_BRANCHES: Final = (
 _LARGEST_INTEGER: Final = 1000
 # The batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
-# This many further batches have enough values of each class to tell a scaled one.
+# This many further batches have enough values of each class to detect a scaled one.
 _REPEATS: Final = 64
 # The elements of all tensors of a model, up to which these batches take about a second.
 _MAX_REPEATED_ELEMENTS: Final = 2**20
@@ -74,7 +74,7 @@ _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
 # The numbers of their random inputs: others are below.
 _FIRST_REPEAT: Final = 100
-# Inputs are changed by this many roundings of their dtype: outputs that change more tell nothing.
+# Inputs are changed by this many roundings of their dtype: outputs that change more are useless.
 _NUDGE: Final = 2.0
 
 
@@ -92,8 +92,8 @@ class MoreDraws(NamedTuple):
     Attributes:
         names: The outputs that are compared.
         tolerance: How closely these must agree.
-        left_out: A sentence for each that tells nothing, and why.
-        exercises: The branches that all inputs reach; None where the reference cannot tell.
+        left_out: The reason for each useless draw.
+        exercises: The branches that all inputs reach; None where the reference does not know.
         repeats: Batches of the usual distribution, in whose outputs channels are looked for that are scaled.
         slices: How far these may be scaled.
     """
@@ -139,7 +139,7 @@ def draw_more(
 
     Samples of the recipe and images do not change.
 
-    `observe` returns which branches a batch reaches; it is None where the reference cannot tell. Without names of
+    `observe` returns which branches a batch reaches; it is None where the reference does not know. Without names of
     outputs to compare, no inputs are drawn.
     """
     feeds = results.samples.batches
@@ -283,7 +283,7 @@ def _may_draw(spec: TensorSpec, settings: VerifySettings, kinds: str = "f") -> b
 
 
 class _Drawer:
-    """Keeps the draws that can tell a wrong library."""
+    """Keeps the draws that can detect a wrong library."""
 
     def __init__(self, run: Run, names: Sequence[str], tolerance: Tolerance) -> None:
         self._run, self._names, self._tolerance = run, names, tolerance

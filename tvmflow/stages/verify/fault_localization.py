@@ -388,7 +388,7 @@ class _Search:
             return None
         reference = self._frontend.REFERENCE.name
         return Fault(
-            f"the model enlarges the smallest differences, so that its outputs cannot tell a right library from a wrong "
+            f"the model enlarges the smallest differences, so that its outputs cannot distinguish a right library from a wrong "
             f"one: if its inputs change by {_NUDGE:.0e} of their largest values, {reference} itself gives other outputs "
             f"({mismatches[0]})",
             "verify with realistic data (`verify.data`) and trained weights; or "

@@ -216,7 +216,7 @@ def load_samples(
 def _draw_samples(
     inputs: Sequence[TensorSpec], settings: VerifySettings, *, batches: int, seed: int
 ) -> Iterator[tuple[str, Samples]]:
-    """Give seeded random inputs, each where those before it tell too little.
+    """Give seeded random inputs, each where earlier ones detect too little.
 
     Floats without a range have both signs, unless the reference gives no values for negative ones. A model that
     `quantize` made gets what it was most likely calibrated for first, numbers from 0 to 1.

@@ -78,7 +78,7 @@ _EQUAL_SHARES: Final = 0.01
 _PRECISE_PAIRS: Final = 12
 _MAX_PAIRS: Final = 64
 # Nobody has asked for the time of a reference by itself, so that it must not delay a run. Where all of so
-# many pairs lie far on one side, more would only tell more precisely by how much.
+# many pairs lie far on one side, more would only show more precisely by how much.
 _REFERENCE_PAIRS: Final = 5
 _SECONDS_PER_REFERENCE: Final = 1.0
 # Shares of kernels are the same in few rounds, where a call takes long.

@@ -40,8 +40,8 @@ _STEPS: Final = 1
 _COARSE_STEPS: Final = 2
 _PRECISIONS: Final = {"mixed": comparison.FLOAT16, "bfloat16": comparison.BFLOAT16}
 _MAX_BATCHES: Final = 3
-# A channel's scale is told from this many of its elements, and differs by more than roundings that went the other
-# way.
+# A channel's scale is estimated from this many of its elements, and differs by more than roundings that went the
+# other way.
 _MIN_ROUNDED: Final = 64
 _MAX_SCALE: Final = 0.04
 _DEVIATIONS: Final = 8.0

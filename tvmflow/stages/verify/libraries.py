@@ -55,7 +55,7 @@ class TimedLibrary(Timed, Protocol):
         ...
 
     def profile(self, feed: Feed) -> dict[str, float]:
-        """Return the seconds of each kernel in one call, by its name; none where they cannot be told."""
+        """Return the seconds of each kernel in one call, by its name; none where they are unknown."""
         ...
 
 

@@ -97,7 +97,7 @@ def run_reference(
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()
     if indices and inner:
-        # what goes into an index tells more than the index
+        # the input of an index says more than the index
         names = [name for name in names if name not in indices.outputs]
         names += [spec.name for spec in inner]
     more = with_inner(settings, model, indices.loaded) if indices and indices.loaded else model
@@ -156,7 +156,7 @@ def run_reference(
 def _make_observe(
     reference: Reference, model: ImportedModel
 ) -> Callable[[Feed], list[Exercise]] | None:
-    """Return what tells which branches a batch reaches; None where the reference cannot."""
+    """Return an observer of the branches that a batch reaches; None where the reference has none."""
     if not reference.can_observe:
         return None
 

@@ -383,7 +383,7 @@ class Verdict(_Judged, total=False):
     `vm` is the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons. `gates` has the limits of latency, memory and size.
     `index_inputs` has the tensors that go into an index, and `index_inputs_not_compared` says why
-    there are none; `layers` is there where the outputs of a quantized model do not tell enough.
+    there are none; `layers` is there where the outputs of a quantized model do not say enough.
     `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
@@ -392,9 +392,9 @@ class Verdict(_Judged, total=False):
     has the verdict on each level of CPUs that the library has code for, `fallback` that on what browsers without
     WebGPU run. `deliveries` has the verdict on each output that was loaded as users do.
     `threads` says whether the bits are the same with other numbers of threads. `draws` has the verdict on random
-    inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has the branches of operators
+    inputs beside the usual ones, `draws_left_out` why some are useless; `exercises` has the branches of operators
     that all inputs reach, `unexercised` a phrase for each that none does, and `exercises_not_observed` the reference
-    that cannot tell. A library of a recipe with `quantize` is compared with the quantized model, computed in float32;
+    that do not know. A library of a recipe with `quantize` is compared with the quantized model, computed in float32;
     `float_error` is the root mean square of what it differs by from the `reference`, which computes the float model,
     relative to that.
     """

@@ -1,4 +1,4 @@
-"""Text of a verdict: reports, why a library is rejected, and what its comparison cannot tell."""
+"""Text of a verdict: reports, why a library is rejected, and what its comparison cannot detect."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _explain_exercises(facts: Verdict) -> Iterator[str]:
     """Give the share of each branch of a piecewise operator, and which inputs were not compared."""
     yield from facts.get("draws_left_out", ())
     if "exercises_not_observed" in facts:
-        yield f"{facts['exercises_not_observed']} does not tell which branches of the model the inputs reach"
+        yield f"{facts['exercises_not_observed']} does not say which branches of the model the inputs reach"
     if exercises := facts.get("exercises"):
         yield "branches that the inputs reach, by the mean share of elements"
         for operator in sorted({entry["operator"] for entry in exercises}):
@@ -618,7 +618,7 @@ def _index_input(name: str) -> str:
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
-    """Return what is not told of an output."""
+    """Return what is not known about an output."""
     if "reached" in comparison and comparison["undetected"] == ZEROS:
         return _ZERO_INDEX_TEXT
     text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]

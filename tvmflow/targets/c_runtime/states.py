@@ -73,7 +73,7 @@ def _divide(spec: TensorSpec, axis: int | None) -> tuple[int, int]:
 
 
 def _identify(signature: Mapping[str, Json]) -> str:
-    """Return two words of C that tell the states of this model from those of others."""
+    """Return two words of C that identify the states of this model."""
     digest = digest_of({name: signature[name] for name in ("states", "inputs", "model")})
     return ", ".join(f"0x{digest[start : start + 16]}u" for start in (0, 16))
 

@@ -127,7 +127,7 @@ def _loading_libraries(platform: Platform) -> tuple[str, ...]:
 def link_stub(
     folder: Path, name: str, soname: str, arch: str, symbols: Sequence[str], *, address: int = 0
 ) -> str:
-    """Link an empty library in a folder, which makes a loader bring the real one, and return its name."""
+    """Link an empty library in a folder, which makes a loader load the real one, and return its name."""
     (folder / "empty").touch()
     definitions = [f"--defsym={symbol}={address}" for symbol in symbols]
     _run_lld(folder, arch, name, ["-soname", soname, *definitions, "--format=binary", "empty"])

@@ -125,7 +125,7 @@ class LayoutRewriter(TargetRewriter):
         return self.kernel(blocked.pack, "pack", data, lanes, pattern=pattern)
 
     def _calls_function(self, data: Any) -> bool:
-        """Return whether the kernel that computes a tensor calls a function, as far as arithmetic tells."""
+        """Return whether the kernel that computes a tensor calls a function, judged by its arithmetic."""
         pending, seen = [data], set()
         while pending:
             source = pending.pop()
