@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,3 +155,112 @@ def test_what_no_library_can_hold_is_told(
     done = project.tvmflow("run", "tiny.yaml", "--until", "export")
     assert done.code in (1, 2)
     assert re.search(message, done.out + done.err), done.out + done.err
+
+
+WORDS = 20
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> tuple[tvmflow.Module, dict[str, Array]]:
+    """A language model of one layer, and its weights."""
+    project = Project(tmp_path_factory.mktemp("words"))
+    weights = caches.write_cached_attention(project.folder / "words.onnx", words=WORDS)
+    (project.folder / "tiny.yaml").write_text(caches.LANGUAGE)
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    return tvmflow.load(project.folder / "dist/words/host/words.tvmflow"), weights
+
+
+def predict(weights: dict[str, Array], tokens: list[int]) -> Array:
+    """The logits after some tokens, by NumPy and without a cache."""
+    x = (weights["tokens"][tokens] + weights["positions"][: len(tokens)])[None]
+    empty = np.zeros((1, caches.HEADS, 0, caches.DEPTH), np.float32)
+    # the last query sees all tokens, as a decoder does; those before are not used
+    y, _, _ = caches.attend(weights, x, np.ones((1, len(tokens)), np.float32), (empty, empty))
+    return np.array(y[0, -1] @ weights["head"])
+
+
+def test_tokens_are_generated_as_without_a_cache(
+    language: tuple[tvmflow.Module, dict[str, Array]],
+) -> None:
+    """The most likely ones; a prompt is longer than a step, and a later call goes on."""
+    module, weights = language
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
+    expected = list(tokens)
+    for _ in range(8):
+        expected.append(int(predict(weights, expected).argmax()))
+    session = module.session()
+    first = list(session.generate(tokens, max_tokens=5))
+    assert first == expected[16:21]
+    assert list(session.generate(first[-1:], max_tokens=3)) == expected[21:]
+    session.reset()
+    stopped = list(session.generate(tokens, stop=[first[2]]))
+    assert stopped == first[: first.index(first[2]) + 1]
+    session.reset()
+    assert len(list(session.generate(tokens))) + len(tokens) == caches.LENGTH
+    with pytest.raises(tvmflow.TvmflowError, match="cannot have this length"):
+        list(session.generate([1]))
+
+
+def test_sampled_tokens_follow_their_probabilities(
+    language: tuple[tvmflow.Module, dict[str, Array]],
+) -> None:
+    """With each limit; the random state is saved and forked, and a seed repeats them."""
+    module, weights = language
+    session = module.session()
+    logits = predict(weights, [7]).astype(np.float64)
+    ordered = np.argsort(-logits)
+
+    def share(temperature: float, kept: Array) -> Array:
+        weight = np.zeros(WORDS)
+        weight[kept] = np.exp((logits[kept] - logits.max()) / temperature)
+        return np.array(weight / weight.sum())
+
+    everything = share(3.0, ordered)
+    nucleus = int(np.searchsorted(np.cumsum(everything[ordered]), 0.6)) + 1
+    cases: list[tuple[dict[str, Any], Array]] = [
+        ({}, everything),
+        ({"top_k": 3}, share(3.0, ordered[:3])),
+        ({"top_p": 0.6}, share(3.0, ordered[:nucleus])),
+    ]
+    for settings, probabilities in cases:
+        counts = np.zeros(WORDS)
+        for seed in range(600):
+            session.reset()
+            [token] = session.generate([7], max_tokens=1, temperature=3.0, seed=seed, **settings)
+            counts[token] += 1
+        assert np.abs(counts / 600 - probabilities).max() < 0.08, settings
+    session.reset()
+    warm: dict[str, Any] = {"temperature": 2.0, "repetition_penalty": 1.3, "max_tokens": 6}
+    first = list(session.generate([7, 2], seed=5, **warm))
+    saved, copy = session.save(), session.fork()
+    following = list(session.generate(first[-1:], **warm))
+    assert list(copy.generate(first[-1:], **warm)) == following
+    copy.load(saved)
+    assert list(copy.generate(first[-1:], **warm)) == following
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1.0}, "is out of its range"),
+        ({"temperature": float("nan")}, "is out of its range"),
+        ({"top_p": 1.5, "temperature": 1.0}, "is out of its range"),
+        ({"top_k": 1025, "temperature": 1.0}, "is out of its range"),
+        ({"tokens": list[int]()}, "there are no tokens to begin with"),
+        ({"tokens": [20]}, "index out of range"),
+    ],
+)
+def test_wrong_ways_to_generate_are_refused(
+    language: tuple[tvmflow.Module, dict[str, Array]], arguments: dict[str, Any], message: str
+) -> None:
+    session = language[0].session()
+    tokens = arguments.pop("tokens", [1])
+    with pytest.raises(tvmflow.TvmflowError, match=message):
+        list(session.generate(tokens, max_tokens=1, **arguments))
+
+
+def test_other_models_generate_no_tokens(folder: Path) -> None:
+    session = tvmflow.load(folder / "cached.tvmflow").session()
+    with pytest.raises(tvmflow.TvmflowError, match="one must be tokens, and others masks or pos"):
+        session.generate([1])

@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 HEADS: Final = 2
 DEPTH: Final = 16
 WIDTH: Final = HEADS * DEPTH
+LENGTH: Final = 40
+"""The most tokens of a language model."""
 
 Array = np.ndarray[Any, Any]
 
@@ -34,10 +36,32 @@ outputs: [c-library, bundle]
 """
 
 
-def write_cached_attention(path: Path) -> dict[str, Array]:
+LANGUAGE: Final = """\
+recipe: 1
+name: words
+model: {onnx: words.onnx}
+dimensions:
+  seq: {max: 12}
+  past: {min: 0, max: 39}
+inputs:
+  input_ids: {shape: [1, seq], range: [0, 19]}
+  position_ids: {shape: [1, seq], range: [0, 39]}
+  mask: {shape: [1, past + seq], range: [0, 1]}
+  past_key: {shape: [1, 2, past, 16]}
+  past_value: {shape: [1, 2, past, 16]}
+state: {past_*: present_*}
+targets: [host]
+tune: {trials: 0}
+verify: {repeat: 2}
+outputs: [bundle]
+"""
+
+
+def write_cached_attention(path: Path, *, words: int = 0) -> dict[str, Array]:
     """Write the model: `x` (1, seq, 32), `mask` (1, past + seq) and the cache to `y` and the larger cache.
 
-    A mask of 0 hides a token. Returns the weights.
+    A mask of 0 hides a token. With `words`, it takes `input_ids` (1, seq) and `position_ids` of so many tokens in
+    place of `x`, and returns their `logits`. Returns the weights.
     """
     rng = np.random.default_rng(0)
     weights = {
@@ -74,22 +98,47 @@ def write_cached_attention(path: Path) -> dict[str, Array]:
         helper.make_node("Transpose", ["mixed"], ["mixed_rows"], perm=[0, 2, 1, 3]),
         helper.make_node("Reshape", ["mixed_rows", "joined"], ["y"]),
     ]
-    sides = {
-        "x": [1, "seq", WIDTH],
+    tables = {}
+    if words:
+        tables = {
+            name: rng.normal(size=shape).astype(np.float32)
+            for name, shape in (
+                ("tokens", (words, WIDTH)),
+                ("positions", (LENGTH, WIDTH)),
+                ("head", (WIDTH, words)),
+            )
+        }
+        nodes = [
+            helper.make_node("Gather", ["tokens", "input_ids"], ["token_rows"]),
+            helper.make_node("Gather", ["positions", "position_ids"], ["position_rows"]),
+            helper.make_node("Add", ["token_rows", "position_rows"], ["x"]),
+            *nodes,
+            helper.make_node("MatMul", ["y", "head"], ["logits"]),
+        ]
+    first = ("input_ids", "position_ids") if words else ("x",)
+    sides: dict[str, list[int | str]] = {
+        **({name: [1, "seq"] for name in first} if words else {"x": [1, "seq", WIDTH]}),
         "mask": [1, "past + seq"],
         "past_key": [1, HEADS, "past", DEPTH],
         "past_value": [1, HEADS, "past", DEPTH],
-        "y": [1, "seq", WIDTH],
+        **({"logits": [1, "seq", words]} if words else {"y": [1, "seq", WIDTH]}),
         "present_key": [1, HEADS, "past + seq", DEPTH],
         "present_value": [1, HEADS, "past + seq", DEPTH],
     }
-    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sides.items()]
-    tensors = [numpy_helper.from_array(a, n) for n, a in {**weights, **constants}.items()]
-    graph = helper.make_graph(nodes, "cached", infos[:4], infos[4:], tensors)
+    infos = [
+        helper.make_tensor_value_info(
+            name, TensorProto.INT64 if name.endswith("_ids") else TensorProto.FLOAT, shape
+        )
+        for name, shape in sides.items()
+    ]
+    arrays = {**weights, **constants, **tables}
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    count = len(first) + 3
+    graph = helper.make_graph(nodes, "cached", infos[:count], infos[count:], tensors)
     onnx.save(
         helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path
     )
-    return weights
+    return {**weights, **tables}
 
 
 def attend(
@@ -97,8 +146,8 @@ def attend(
 ) -> list[Array]:
     """Return `y` and the larger cache, computed by NumPy."""
     heads = {
-        name: (x @ weight).reshape(1, -1, HEADS, DEPTH).transpose(0, 2, 1, 3)
-        for name, weight in weights.items()
+        name: (x @ weights[name]).reshape(1, -1, HEADS, DEPTH).transpose(0, 2, 1, 3)
+        for name in ("query", "key", "value")
     }
     keys = np.concatenate([past[0], heads["key"]], axis=2)
     values = np.concatenate([past[1], heads["value"]], axis=2)

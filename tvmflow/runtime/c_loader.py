@@ -71,6 +71,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     24: "call `truncate` or `reset`, or build the library with a larger `max` of the dimension",
     25: "load what `save` of a session of this model returned, unchanged",
     26: "call `reset`, or load a state that was saved before",
+    27: "give a temperature and a penalty of at least 0, a top_p from 0 to 1, and a top_k from 0 to 1024",
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024
@@ -138,6 +139,17 @@ class _Dimension(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    """`NAME_sampling` of the header."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("top_k", ctypes.c_uint32),
+        ("top_p", ctypes.c_float),
+        ("repetition_penalty", ctypes.c_float),
+    )
+
+
 _Hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 _Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -182,6 +194,14 @@ _STATE_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "save_state": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
     "load_state": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
     "fork": (ctypes.c_int, (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))),
+    "sample": (
+        ctypes.c_int,
+        (
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Sampling)),
+            *(ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)),
+        ),
+    ),
+    "seed": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_uint64)),
 }
 
 # Those of libraries with dimensions, with code for several levels of CPUs, and with kernels on a device.
@@ -652,6 +672,23 @@ class StepContext(_Context):
         data, size = ctypes.c_void_p(), ctypes.c_size_t()
         self._check(self._functions["state"](self._handle, place, data, size))
         return ctypes.string_at(data, size.value) if size.value else b""
+
+    def seed(self, seed: int) -> None:
+        """Choose the random state."""
+        self._check(self._functions["seed"](self._handle, seed % (1 << 64)))
+
+    def sample(self, logits: Array, sampling: Sampling, recent: Array) -> int:
+        """Return the token that is chosen by logits (count,) of float32, which the penalty changes.
+
+        Args:
+            logits: One for each token.
+            sampling: How it is chosen.
+            recent: The tokens (count,) of int64 that the penalty is for.
+        """
+        token = ctypes.c_int64()
+        arguments = (address_of(logits), logits.size, sampling, address_of(recent), recent.size)
+        self._check(self._functions["sample"](self._handle, *arguments, token))
+        return token.value
 
     def save(self) -> bytes:
         """Return all states, with a header that identifies damaged and foreign ones."""

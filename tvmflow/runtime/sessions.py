@@ -5,14 +5,14 @@ Each step leaves the states for the next one in the library's memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tvmflow.core.dimensions import WrongSize, derive_sizes, evaluate_shape, ranges_text
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Array, Dimension, Json, Size, State, TensorSpec
 from tvmflow.runtime.arrays import dtype_of, match_inputs
-from tvmflow.runtime.c_loader import NativeProgram, StepContext
+from tvmflow.runtime.c_loader import NativeProgram, Sampling, StepContext
 
 _STATES: Final = "the states"
 
@@ -25,6 +25,7 @@ class Session:
     Attributes:
         inputs: The inputs of a step: those of the model that are no states.
         outputs: The outputs of a step.
+        dimensions: The dimensions of the model.
         length_name: The dimension that is the length of the growing states; empty where none grows.
 
     Raises:
@@ -55,7 +56,7 @@ class Session:
         self.inputs, self.outputs = (
             tuple(spec for spec in specs if spec.name not in held) for specs in tensors.values()
         )
-        self._dimensions = Dimension.list_of(signature)
+        self.dimensions = Dimension.list_of(signature)
         lengths = [
             str(spec.sizes[state.axis])
             for spec, state in zip(self._kept, self._states, strict=True)
@@ -107,18 +108,57 @@ class Session:
 
     def _derive(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Return the size of each dimension in a step."""
-        if not self._dimensions:
+        if not self.dimensions:
             return {}
         known = {spec.name: shape for spec, shape in zip(self.inputs, shapes, strict=True)}
         if self.length_name:
             known[_STATES] = (self.length,)
         try:
-            return derive_sizes(self._dimensions, self._sizes, known)
+            return derive_sizes(self.dimensions, self._sizes, known)
         except WrongSize as error:
             raise BundleError(
                 str(error),
-                fix=f"after {self.length} steps of its states, {ranges_text(self._dimensions)}",
+                fix=f"after {self.length} steps of its states, {ranges_text(self.dimensions)}",
             ) from error
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[int] = (),
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[int]:
+        """Generate the tokens of a language model that follow some.
+
+        The given tokens are computed in steps of as many as the model takes at once. The session then holds all tokens
+        but the last one, and a later call goes on from there: give it that token and those that follow.
+
+        Args:
+            tokens: The tokens of the prompt, at least one.
+            max_tokens: So many are generated at most; None for as many as the states can hold.
+            stop: Tokens after which generation ends; they are given, too.
+            temperature: What logits are divided by; 0 chooses the token of the largest logit.
+            top_k: Only so many tokens of the largest logits are chosen from, at most 1024; 0 for all.
+            top_p: Only the most probable tokens are chosen from, whose probabilities together reach this.
+            repetition_penalty: What positive logits of all earlier tokens are divided by, and negative ones multiplied.
+            seed: The random state to begin with; None goes on with that of the session.
+
+        Raises:
+            BundleError: The model is no language model with a KV cache or a recurrent state, or an argument is wrong.
+        """
+        from tvmflow.runtime.generation import Generation
+
+        generation = Generation(
+            self, self._context, Sampling(temperature, top_k, top_p, repetition_penalty)
+        )
+        if seed is not None:
+            self._context.seed(seed)
+        return generation.run(tokens, max_tokens, frozenset(stop))
 
     def reset(self) -> None:
         """Go back to the beginning: growing states are empty, the others 0."""

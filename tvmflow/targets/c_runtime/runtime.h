@@ -155,6 +155,7 @@ struct TF(context) {
   tf_held held[TF_STATES][2];
   unsigned held_now; /* which of the two holds the states; a step writes the other one */
   int64_t length;
+  uint64_t random;
 #endif
   uint32_t useful_tasks; /* into how many tasks the kernel that runs is worth dividing */
   /* A job is a parallel loop: at most `threads` tasks. Whoever comes first takes a task, the thread of its number at

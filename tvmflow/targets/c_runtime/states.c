@@ -1,6 +1,8 @@
 /* States: tensors that a step leaves for the next one. Each has two buffers, in turn read and written, so that nothing is
  * copied from step to step, and a step that fails changes nothing. */
 
+#include <math.h>
+
 typedef struct {
   size_t input;
   size_t output;
@@ -16,11 +18,12 @@ typedef struct {
   char magic[8];
   uint64_t model[2];
   int64_t length;
+  uint64_t random;
   uint64_t bytes; /* of all that follows */
   uint64_t checksum;
 } tf_saved;
 
-static const tf_saved tf_saved_head = {{'T', 'V', 'M', 'F', 'S', 'T', '0', '1'}, {TF_STATE_MODEL}, 0, 0, 0};
+static const tf_saved tf_saved_head = {{'T', 'V', 'M', 'F', 'S', 'T', '0', '1'}, {TF_STATE_MODEL}, 0, 0, 0, 0};
 
 static size_t tf_state_bytes(const tf_state *state, int64_t length) {
   return state->outer * state->row * (state->axis < 0 ? 1 : (size_t)length);
@@ -60,6 +63,7 @@ static int tf_reset(tf_context *context) {
     if (bytes) memset(held->data, 0, bytes);
   }
   context->length = 0;
+  context->random = 0;
   return TF_STATUS(OK);
 }
 
@@ -163,7 +167,7 @@ static size_t tf_all_state_bytes(int64_t length) {
 /* FNV-1a over words of eight bytes, the rest byte by byte, and the head before the checksum. */
 static uint64_t tf_checksum(const tf_saved *head, const unsigned char *data, size_t bytes) {
   const uint64_t prime = 0x100000001b3u;
-  uint64_t sum = (0xcbf29ce484222325u ^ (uint64_t)head->length) * prime, word;
+  uint64_t sum = ((0xcbf29ce484222325u ^ (uint64_t)head->length) * prime ^ head->random) * prime, word;
   size_t i = 0;
   for (; i + sizeof word <= bytes; i += sizeof word) {
     memcpy(&word, data + i, sizeof word);
@@ -187,6 +191,7 @@ int TF(save_state)(tf_context *context, void *data, size_t bytes) {
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);
   tf_saved head = tf_saved_head;
   head.length = context->length;
+  head.random = context->random;
   head.bytes = tf_all_state_bytes(context->length);
   const int status = bytes == sizeof head + head.bytes ? TF_STATUS(OK) : TF_STATUS(WRONG_COUNT);
   if (status == TF_STATUS(OK)) {
@@ -240,6 +245,7 @@ int TF(load_state)(tf_context *context, const void *data, size_t bytes) {
   const unsigned char *content = (const unsigned char *)data + sizeof head;
   int status = TF_STATUS(WRONG_STATE);
   if (tf_is_saved(&head, content, bytes - sizeof head)) status = tf_set_states(context, head.length, content);
+  if (status == TF_STATUS(OK)) context->random = head.random;
   tf_end_call(context);
   return status;
 }
@@ -258,6 +264,7 @@ int TF(fork)(tf_context *context, tf_context **copy) {
   }
   if (status == TF_STATUS(OK)) {
     (*copy)->length = context->length;
+    (*copy)->random = context->random;
 #ifdef TF_DIMENSIONS
     for (size_t i = 0; i < TF_DIMENSIONS; ++i) tf_set(*copy, i, context->values[i]);
 #endif
@@ -267,4 +274,132 @@ int TF(fork)(tf_context *context, tf_context **copy) {
   }
   tf_end_call(context);
   return status;
+}
+
+/* ------------------------------------------------------------------ tokens */
+
+#define TF_MAX_CANDIDATES 1024
+
+typedef struct {
+  float logit;
+  int64_t token;
+} tf_candidate;
+
+/* A number from 0 to below 1: splitmix64 (Steele, Lea and Flood, 2014). */
+static double tf_draw(tf_context *context) {
+  uint64_t x = context->random += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return (double)((x ^ (x >> 31)) >> 11) * 0x1p-53;
+}
+
+/* Of equal logits, the first token comes first. */
+static bool tf_is_less(tf_candidate a, tf_candidate b) {
+  return a.logit < b.logit || (a.logit == b.logit && a.token > b.token);
+}
+
+/* Let a heap, whose root is the least, be one again after its root has changed. */
+static void tf_sift(tf_candidate *heap, size_t count) {
+  for (size_t i = 0;;) {
+    size_t least = i;
+    for (size_t child = 2 * i + 1; child <= 2 * i + 2 && child < count; ++child)
+      if (tf_is_less(heap[child], heap[least])) least = child;
+    if (least == i) return;
+    const tf_candidate moved = heap[i];
+    heap[i] = heap[least];
+    heap[least] = moved;
+    i = least;
+  }
+}
+
+/* Find the largest logits, the largest one first. */
+static size_t tf_find_largest(const float *logits, size_t count, size_t most, tf_candidate *found) {
+  size_t held = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const tf_candidate candidate = {logits[i], (int64_t)i};
+    if (held < most) {
+      size_t place = held++;
+      for (; place && tf_is_less(candidate, found[(place - 1) / 2]); place = (place - 1) / 2) found[place] = found[(place - 1) / 2];
+      found[place] = candidate;
+    } else if (tf_is_less(found[0], candidate)) {
+      found[0] = candidate;
+      tf_sift(found, held);
+    }
+  }
+  for (size_t left = held; left > 1; --left) {
+    const tf_candidate least = found[0];
+    found[0] = found[left - 1];
+    tf_sift(found, left - 1);
+    found[left - 1] = least;
+  }
+  return held;
+}
+
+/* Choose among candidates of which `all` is the sum of the weights of all tokens. */
+static int64_t tf_choose_candidate(tf_context *context, const tf_candidate *found, size_t held, float scale, double all,
+                                   double top_p) {
+  double kept = 0, sum = 0;
+  size_t last = 0;
+  for (; last < held && (last == 0 || kept < top_p * all); ++last) kept += exp((double)(found[last].logit - found[0].logit) * scale);
+  const double drawn = tf_draw(context) * kept;
+  for (size_t i = 0; i < last; ++i) {
+    sum += exp((double)(found[i].logit - found[0].logit) * scale);
+    if (drawn < sum) return found[i].token;
+  }
+  return found[last - 1].token;
+}
+
+static int64_t tf_sample(tf_context *context, const float *logits, size_t count, const TF(sampling) *sampling) {
+  tf_candidate found[TF_MAX_CANDIDATES];
+  tf_find_largest(logits, count, 1, found);
+  if (!(sampling->temperature > 0)) return found[0].token;
+  const float scale = 1 / sampling->temperature, largest = found[0].logit;
+  const bool has_p = sampling->top_p > 0 && sampling->top_p < 1;
+  double all = 0, sum = 0;
+  if (!sampling->top_k && !has_p) {
+    for (size_t i = 0; i < count; ++i) all += exp((double)(logits[i] - largest) * scale);
+    const double drawn = tf_draw(context) * all;
+    for (size_t i = 0; i < count; ++i) {
+      sum += exp((double)(logits[i] - largest) * scale);
+      if (drawn < sum) return (int64_t)i;
+    }
+    return found[0].token;
+  }
+  const size_t most = sampling->top_k && sampling->top_k < TF_MAX_CANDIDATES ? sampling->top_k : TF_MAX_CANDIDATES;
+  const size_t held = tf_find_largest(logits, count, most, found);
+  if (sampling->top_k)
+    for (size_t i = 0; i < held; ++i) all += exp((double)(found[i].logit - largest) * scale);
+  else
+    for (size_t i = 0; i < count; ++i) all += exp((double)(logits[i] - largest) * scale);
+  return tf_choose_candidate(context, found, held, scale, all, has_p ? sampling->top_p : 1);
+}
+
+int TF(sample)(tf_context *context, float *logits, size_t count, const TF(sampling) *sampling, const int64_t *recent,
+               size_t recent_count, int64_t *token) {
+  if (!context || !logits || !sampling || !token || (!recent && recent_count)) return TF_STATUS(NULL_ARGUMENT);
+  if (!count) return TF_STATUS(WRONG_COUNT);
+  const float penalty = sampling->repetition_penalty;
+  if (!(sampling->temperature >= 0 && sampling->top_p >= 0 && sampling->top_p <= 1 && penalty >= 0) ||
+      sampling->top_k > TF_MAX_CANDIDATES)
+    return TF_STATUS(WRONG_SAMPLING);
+  for (size_t i = 0; i < recent_count; ++i)
+    if (recent[i] < 0 || (uint64_t)recent[i] >= count) return TF_STATUS(WRONG_SAMPLING);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  for (size_t i = 0; i < recent_count && penalty > 0 && penalty != 1; ++i) {
+    bool is_first = true;
+    for (size_t j = 0; j < i && is_first; ++j) is_first = recent[j] != recent[i];
+    float *logit = &logits[recent[i]];
+    if (is_first) *logit = *logit > 0 ? *logit / penalty : *logit * penalty;
+  }
+  *token = tf_sample(context, logits, count, sampling);
+  tf_end_call(context);
+  return TF_STATUS(OK);
+}
+
+int TF(seed)(tf_context *context, uint64_t seed) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  context->random = seed;
+  tf_end_call(context);
+  return TF_STATUS(OK);
 }

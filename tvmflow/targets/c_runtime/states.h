@@ -3,7 +3,8 @@
 enum {
   %(NAME)s_WRONG_LENGTH = 24,  /* the states cannot have this length: a step grows them too far, or a truncation does not shorten them */
   %(NAME)s_WRONG_STATE = 25,  /* what should be a saved state is damaged, or that of another model */
-  %(NAME)s_NOT_TRUNCATED = 26 /* a state that each step replaces has no earlier one: reset it */
+  %(NAME)s_NOT_TRUNCATED = 26, /* a state that each step replaces has no earlier one: reset it */
+  %(NAME)s_WRONG_SAMPLING = 27 /* temperature, top_k, top_p or penalty is out of its range, or a token has no logit */
 };
 //----
 /* States: tensors that a call leaves for the next one, in memory of the context. There are %(NAME)s_STATES:
@@ -36,4 +37,20 @@ enum {
 
 /* Make another context of the same options and weights, with a copy of the states. */
 %(NAME)s_API int %(name)s_fork(%(name)s_context *context, %(name)s_context **copy);
+
+/* How the next token is chosen. With all 0, it is the one of the largest logit. */
+typedef struct {
+  float temperature;        /* what logits are divided by; 0: the largest one is chosen */
+  uint32_t top_k;           /* only so many of the largest, at most 1024; 0: all */
+  float top_p;              /* only the largest whose probabilities reach this; 0 or 1: all */
+  float repetition_penalty; /* what logits of `recent` tokens are divided by, or multiplied if negative; 0 or 1: none */
+} %(name)s_sampling;
+
+/* Choose a token by its logits, which the penalty changes. `recent` are the tokens that it is for. The random state is one
+ * of the states: it is saved, forked and reset with them. */
+%(NAME)s_API int %(name)s_sample(%(name)s_context *context, float *logits, size_t count,
+    const %(name)s_sampling *sampling, const int64_t *recent, size_t recent_count, int64_t *token);
+
+/* Choose the random state; a new or reset context has that of 0. */
+%(NAME)s_API int %(name)s_seed(%(name)s_context *context, uint64_t seed);
 

@@ -19,6 +19,7 @@ HEADER: Final = "states.h"
 FUNCTIONS: Final = (
     *("step", "reset", "length", "truncate", "state"),
     *("state_bytes", "save_state", "load_state", "fork"),
+    *("sample", "seed"),
 )
 
 
