@@ -36,13 +36,13 @@ _KINDS: Final[Sequence[Mapping[str, Collection[int]]]] = (
     {WINOGRAD: WINOGRAD_ERRORS},
     {ROWS: _EXTENTS, COLUMNS: _EXTENTS},
 )
-"""The kinds of choices: what each one has values of."""
+"""The kinds of choices."""
 
 Choice = Mapping[str, int]
-"""The name of what is chosen -> the alternative."""
+"""The kind of choice -> the alternative."""
 
 Choices = Mapping[str, Choice]
-"""The operators of a model, as `Operator.text` describes them, and what was chosen for each."""
+"""The operators of a model, as `Operator.text` describes them, and the choice for each."""
 
 
 class Operator(NamedTuple):

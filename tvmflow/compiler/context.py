@@ -29,7 +29,7 @@ class LoweringContext:
         target: TVM's target.
         cpu: The target's CPU; None for a GPU, or a CPU that has no optimized kernels.
         options: The options of the recipe.
-        choices: What was chosen for operators by measuring; others are computed as the rules estimate.
+        choices: Measured choices for operators; the rules choose for others.
         operators: The operators that there are alternatives for, as far as passes have met them.
     """
 

@@ -528,7 +528,7 @@ class _Splitter:
 
 
 def _read_multiples(function: tirx.PrimFunc) -> dict[Any, Any]:
-    """Return what stands for each size that is a multiple of a number: a count of it."""
+    """Return a replacement for each size with a known divisor: a count times the divisor."""
     known = (function.attrs or {}).get(MULTIPLES, {})
     sizes = [size for param in function.params for size in getattr(param.ty, "shape", ())]
     return {

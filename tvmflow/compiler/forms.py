@@ -289,7 +289,7 @@ def _make_marker(index: int) -> Array:
 def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes | memoryview]:
     """Give the pieces of a serialized module with weights in place of their markers.
 
-    The module is its length, the names of what it consists of, and each of these with its length, of which one is
+    The module is its length, the names of its members, and each member with its length; one is
     an executable with all markers.
     """
     length_at = content.index(_EXECUTABLE) + len(_EXECUTABLE)
@@ -325,7 +325,7 @@ def _serialize(array: Array) -> bytes:
 
 
 def _header(array: Array) -> bytes:
-    """Return what TVM writes before the values of a tensor."""
+    """Return the header that TVM writes before the values of a tensor."""
     dtype, cpu = tvm_ffi.dtype(str(array.dtype)), (1, 0)
     start = struct.pack("<QQii", TENSOR_MAGIC, 0, *cpu)
     kind = struct.pack("<iBBH", array.ndim, dtype.type_code, dtype.bits, dtype.lanes)

@@ -266,7 +266,7 @@ def lower(
     if cpu and has_seven_bit_weights:
         cpu = cpu.for_seven_bit_weights()
     if options.precision == "float16" and ir.calls_operator(mod, *_QUANTIZED_OPERATORS):
-        # its products are of integers, and what is left stays float32
+        # its products are of integers, and all else stays float32
         options = replace(options, precision="model")
     width = choose_vector_width(mod, cpu, options.vector_bits) if cpu else None
     chosen_cpu = cpu._replace(lanes=width.lanes) if cpu and width else None

@@ -251,7 +251,7 @@ class IRDump:
     """A folder with one numbered file for each pass, `03-blocked_layout.py`, and `timings.txt`."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the folder, or remove what an earlier dump left in it."""
+        """Create the folder, or remove an earlier dump."""
         folder.mkdir(parents=True, exist_ok=True)
         for old in (*folder.glob("[0-9][0-9]-*.py"), folder / _TIMINGS):
             old.unlink(missing_ok=True)

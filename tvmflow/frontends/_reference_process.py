@@ -377,7 +377,7 @@ def _answer(
 
 
 def _problem(kind: str, error: Exception) -> Message:
-    """Return the message of an error; a StageError says by itself what to do."""
+    """Return the message of an error; a StageError has its own remedy."""
     if isinstance(error, StageError):
         return {"problem": "stage", "reason": error.message, "fix": error.fix}
     if isinstance(error, ImportError) and kind == "model":

@@ -1,4 +1,4 @@
-"""What frontends take and return: fields, files and facts of models, imported models, references."""
+"""Arguments and results of frontends: fields, files and facts of models, imported models, references."""
 
 from __future__ import annotations
 
@@ -196,10 +196,10 @@ class ReferenceTraits(NamedTuple):
 
     Attributes:
         name: As reports show it, without a version.
-        tools: Distributions whose code can change what it computes; they enter the key of `verify`.
+        tools: Distributions whose code can change its results; they enter the key of `verify`.
         install: The command that installs it.
         is_optional: tvmflow is installed without it.
-        note: What else a user should know before installing it.
+        note: Other information for users before they install it.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Reference(Protocol):
     """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
 
     note: str
-    """What a report must say of the reference besides its name: that it is a stand-in, and why; or nothing."""
+    """The note of reports about the reference: that it is a stand-in, and why; or nothing."""
 
     def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""

@@ -1,4 +1,4 @@
-"""The contract of a frontend, with what all of them share: files of models, the import, the reference."""
+"""The contract of a frontend, and the shared parts: files of models, the import, the reference."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Frontend(ABC):
             source: The recipe's `model`, which has all fields of `SOURCE`.
             base: The recipe's folder.
             where: Returns the position of a field below `model`.
-            sources: Resolves every file: what it returns has a digest where it has an address, and
+            sources: Resolves every file: its results have a digest where they have an address, and
                 a path where it was downloaded before.
 
         Raises:
@@ -350,10 +350,10 @@ class OneFileFrontend(Frontend):
     Attributes:
         FILE: The kind of that file.
         NOUN: A model, for messages: `a TFLite model`.
-        FOREIGN: What another file is: `is not a TFLite model`.
+        FOREIGN: The description of another file: `is not a TFLite model`.
         FILE_NAME: The file, at the beginning of a message.
-        FOREIGN_FIX: What to do with another file.
-        UNSUPPORTED_FIX: What to do with a model that cannot be imported.
+        FOREIGN_FIX: The remedy for another file.
+        UNSUPPORTED_FIX: The remedy for a model that cannot be imported.
     """
 
     SOURCE: ClassVar[type[OneFile]]
@@ -367,7 +367,7 @@ class OneFileFrontend(Frontend):
     @staticmethod
     @abstractmethod
     def describe(path: Path, /) -> ModelFacts:
-        """Return what planning needs of a file.
+        """Return the facts of a file that planning needs.
 
         Raises:
             NotAModel: when it is not a model of this framework.
@@ -408,7 +408,7 @@ class OneFileFrontend(Frontend):
         )
 
     def check_file(self, file: InputFile) -> ModelFacts:
-        """Return what planning needs of a file that a recipe names.
+        """Return the facts of a recipe's file that planning needs.
 
         Raises:
             RecipeError: when it cannot be read or imported, as far as that can be seen without a framework.

@@ -97,7 +97,7 @@ def find_mismatches(
 def _pair(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> list[tuple[ModelInput, InputRequest]]:
-    """Return the inputs that the library has, or that have a value, with what the recipe says of each."""
+    """Return the inputs that the library has, or that have a value, with the recipe's request for each."""
     by_name = {request.name: request for request in requests}
     return [
         (
@@ -195,7 +195,7 @@ def _requested_shape(request: InputRequest) -> tuple[int, ...] | None:
 
 
 def _input_problems(value: ModelInput, request: InputRequest) -> Iterator[InputProblem]:
-    """Give what is wrong with one input of the model, and with what the recipe says of it."""
+    """Yield problems of one input of the model, and of the recipe's request for it."""
     name = quoted(value.name)
     if value.problem:
         yield InputProblem(value.name, "", f"the model's input {name} {value.problem}")
@@ -465,7 +465,7 @@ def _yaml_size(size: Size) -> str:
 
 
 def _suggest(index: int, size: int | str) -> str:
-    """Return what stands for a size in YAML: a fixed one, 1 for a batch, or a word to replace."""
+    """Return a size as YAML: a fixed one, 1 for a batch, or a word to replace."""
     if not _is_free(size):
         return str(size)
     is_unnamed = not isinstance(size, str) or not size

@@ -1,4 +1,4 @@
-"""Runtimes that `verify` times beside a library: what they run, how they are installed and started."""
+"""Runtimes that `verify` compares with a library: their formats, installation and start."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, State, TensorSpec
 
 ANY = "*"
-"""What stands for the same text in the name of an input and of its output."""
+"""The placeholder of the common text in the names of an input and its output."""
 
 _FIX = "correct `state` in the recipe; `tvmflow inspect MODEL` lists inputs and outputs"
 

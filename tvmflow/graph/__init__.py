@@ -1,1 +1,1 @@
-"""Models as graphs of TVM's Relax: what frontends, the compiler, tuning and stages know of them."""
+"""Models as graphs of TVM's Relax: shared knowledge of frontends, the compiler, tuning and stages."""

@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvmflow.graph import ir
 
 SIZES_NEEDED: Final = "tvmflow.sizes_needed"
-"""The attribute of a `main` whose tensors have sizes that only TVM's runtime knows: what it needs that for."""
+"""The attribute of a `main` whose tensors have sizes that only TVM's runtime knows: the reason."""
 
 _COUNTS: Final = "tvmflow.counts"
 
@@ -39,7 +39,7 @@ class OutputCount(NamedTuple):
 
 
 def write_counts(function: relax.Function, counts: Sequence[OutputCount]) -> relax.Function:
-    """Return `main` with the attribute that says what its last results are."""
+    """Return `main` with the attribute that describes its last results."""
     return function.with_attr(_COUNTS, json.dumps(counts)) if counts else function
 
 

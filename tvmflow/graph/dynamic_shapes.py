@@ -4,7 +4,7 @@ A dimension is a variable in the shapes of the inputs, named like it. `main` car
 attribute, so that all passes know the ranges.
 
 A kernel has variables of its own. `with_numbers` gives each kernel an attribute with values for them, by
-which schedule rules estimate; what these generate holds for all sizes.
+which schedule rules estimate; generated code is correct for all sizes.
 """
 
 from __future__ import annotations

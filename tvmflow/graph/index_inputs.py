@@ -28,7 +28,7 @@ class FoundIndices(NamedTuple):
     Attributes:
         inputs: The variables that go into an index, in the order of their computation.
         outputs: The indices of the outputs that are indices themselves.
-        selects: An index selects what the model goes on with, or returns.
+        selects: An index selects data that the model continues with, or returns.
     """
 
     inputs: tuple[Any, ...]
@@ -37,7 +37,7 @@ class FoundIndices(NamedTuple):
 
 
 def find_indices(main: relax.Function) -> FoundIndices:
-    """Return what goes into an index in an imported `main`.
+    """Return the inputs of indices in an imported `main`.
 
     An output that is an index says little of that: of ten scores, only which is the largest. So do
     outputs that an index selects. Variables that are inputs, weights or outputs themselves are left out.
@@ -62,7 +62,7 @@ def _find_inputs(values: Mapping[Any, Any], outputs: Sequence[Any]) -> tuple[set
     selected: set[Any] = set()
 
     def visit(var: Any, value: Any, is_index: bool) -> Iterator[tuple[Any, bool]]:
-        """Note what a value reads, and give what is to be visited next, with whether it is part of an index."""
+        """Note the reads of a value; yield the next expressions, with whether it is part of an index."""
         for branch in ir.branches_of(value):
             yield from ((result, is_index) for result in ir.list_variables(branch.body))
         operands = ir.list_variables(value.cond if isinstance(value, relax.If) else value)
@@ -133,7 +133,7 @@ def find_nodes_of(
 ) -> dict[Any, str]:
     """Return the node of the user's model that computes each of some variables of an imported `main`.
 
-    What an importer puts before a node has the name of that node: then it is the node before it.
+    Bindings that an importer puts before a node have its name: then it is the node before it.
     """
     values = ir.DataFlow(main).values
     names = {

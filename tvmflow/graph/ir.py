@@ -19,7 +19,7 @@ from tvmflow.graph.dynamic_shapes import is_dynamic, sizes_of
 
 
 def load_json(text: str) -> Any:
-    """Return what `tvm.ir.save_json` of this version of TVM wrote.
+    """Load the output of `tvm.ir.save_json` of this version of TVM.
 
     TVM's own `load_json` rewrites the text in Python for those of earlier versions, which takes ten times as long.
     """
@@ -182,7 +182,7 @@ def branches_of(expr: Any) -> tuple[relax.SeqExpr, ...]:
 
 
 def _list_bodies(sequence: relax.SeqExpr) -> list[Any]:
-    """Return what a sequence and the branches in it result in."""
+    """Return the results of a sequence and of the branches in it."""
     branches = (
         branch
         for block in sequence.blocks[:]
@@ -371,7 +371,7 @@ def rewrite_nodes(
 def kernel_pass(
     transform: Callable[[tirx.PrimFunc], tirx.PrimFunc],
 ) -> Callable[[], tvm.transform.Pass]:
-    """Return what makes TVM's pass of a function that is applied to each kernel."""
+    """Return the decorator that makes a TVM pass of a function on kernels."""
 
     def apply(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         return transform(function)

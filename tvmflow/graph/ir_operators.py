@@ -236,7 +236,7 @@ class BlockQuantizedWeights(ModelOperator):
     Attributes:
         bits: The bits of an integer, 4 or 8.
         group: The integers of a group.
-        depth: The length of a row; the last group may be longer than what is left of it.
+        depth: The length of a row; the last group may extend beyond it.
         zero: The zero point of all integers, where groups have none of their own.
         rounds_data: Whether products with the weights may round the data to int8, a group at a time.
     """

@@ -132,7 +132,7 @@ def _compile_for_device(
     prefix: str,
     folder: Path,
 ) -> None:
-    """Write what `compile_program` writes for a device, with the code of the device in an object file.
+    """Write the files of `compile_program` for a device, with the device code in an object file.
 
     Kernels without threads of a device are compiled for the CPU of its host.
     """
@@ -177,7 +177,7 @@ def _write_empty_object(target: tvm.target.Target, folder: Path) -> None:
 
 
 def _define_symbols(prefix: str) -> list[str]:
-    """Return the macros by which the runtime defines what the kernels call."""
+    """Return the macros by which the runtime defines the callees of kernels."""
     return [
         f"#define {macro} {runtime_symbol(prefix, name)}" for name, macro in RUNTIME_SYMBOLS.items()
     ]
@@ -190,7 +190,7 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
-    """Return what a call of a kernel needs, from the kernel before and after it was lowered.
+    """Return the arguments of a kernel's calls, from the kernel before and after it was lowered.
 
     Raises:
         UnsupportedProgram: It allocates memory whose size depends on more than its own sizes.
@@ -325,7 +325,7 @@ def link_kernel(
 ) -> KernelLibrary:
     """Compile a scheduled kernel of fixed sizes for this machine, as a library without inputs.
 
-    What the kernel reads are weights of the library, so that a call copies none of it to a device.
+    The kernel reads weights of the library, so that a call copies nothing to a device.
 
     Raises:
         UnsupportedKernel: The kernel cannot become launches on a device.

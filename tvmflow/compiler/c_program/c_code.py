@@ -44,7 +44,7 @@ class KernelTraits(NamedTuple):
     """The needs of a call of a kernel: its symbol in C, its work in parallel loops, and memory in bytes.
 
     With dynamic shapes, `sizes` are their names in the order of its arguments, and scratch memory
-    and work are expressions. `failure` is what it reports where an operand has a wrong value; empty for others.
+    and work are expressions. `failure` is its message for a wrong value of an operand; empty for others.
     """
 
     symbol: str
@@ -425,7 +425,7 @@ def largest(codes: Iterable[str]) -> str:
 
 
 def padded_code(values: Values, size: Size) -> str:
-    """Return the C code of the bytes that a tensor takes with what lies before the next one."""
+    """Return the C code of the bytes of a tensor, with the padding before the next one."""
     return str(padded(size)) if isinstance(size, int) else f"tf_pad({values.code(size)})"
 
 
@@ -586,7 +586,7 @@ _UNKNOWN_EXTENT: Final = 8
 # A function of a user's: its author asked for threads.
 _EXTERN_OPERATIONS: Final = 1 << 17
 
-# What is left to one thread, and what a program must have in all for others to be woken.
+# The operations that one thread does alone, and the total from which other threads are woken.
 _LEAST_TASK_NS: Final = 2_500
 _LEAST_PROGRAM_NS: Final = 100_000
 _MAX_TASKS: Final = 1024

@@ -172,7 +172,7 @@ def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.P
 
 
 # ---------------------------------------------------------------- code as text
-# Assembly for a CPU, without what only debuggers read; CUDA C for a GPU.
+# Assembly for a CPU, without debugging information; CUDA C for a GPU.
 
 _LABEL: Final = re.compile(r"([^\s:#\"]+):\s*$")
 _DIRECTIVE: Final = re.compile(r"\s*\.(\w+)")

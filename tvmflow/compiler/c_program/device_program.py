@@ -1,7 +1,7 @@
 """Programs whose kernels run on a device such as a GPU: launches, placement of tensors, C code.
 
 A scheduled kernel becomes one or more device functions and code for the host that launches them. Sizes
-are fixed, so the host's code is evaluated here: what is left is a list of launches, which any executor
+are fixed, so the host's code is evaluated here and becomes a list of launches, which any executor
 can start.
 """
 
@@ -405,7 +405,7 @@ class _Placement:
     def _place_copy(self, copy: Copy, where: _Where, placed: list[Step]) -> None:
         source, target = copy.source.resolve(), copy.target.resolve()
         sides = self._sides(source, where)
-        # what becomes an output is copied there at once
+        # outputs are copied there at once
         source_side = _HOST if target.place == "output" and _HOST in sides else _first(sides)
         target_side = _HOST if target.place == "output" else source_side
         placed.append(Copy(self._twin(source, source_side), self._twin(target, target_side)))

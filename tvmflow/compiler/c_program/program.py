@@ -166,7 +166,7 @@ def check_program(mod: tvm.IRModule) -> None:
 
 
 def find_runtime(mod: tvm.IRModule, setting: str) -> tuple[str, str]:
-    """Return the runtime of a lowered model: `c`, or `vm` and what made `auto` choose it."""
+    """Return the runtime of a lowered model: `c`, or `vm` and the reason for it."""
     if setting != "auto":
         return setting, ""
     try:
@@ -177,7 +177,7 @@ def find_runtime(mod: tvm.IRModule, setting: str) -> tuple[str, str]:
 
 
 class UnsupportedProgram(StageError):
-    """A model does what a plain C library cannot; `reason` is what it needs TVM's runtime for."""
+    """A model needs TVM's runtime, for a `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -539,7 +539,7 @@ def plan_arena(
 ) -> tuple[list[_Lifetime], int]:
     """Give each tensor of a memory its offset; return the tensors, and the bytes that they take.
 
-    `pad` returns the bytes that a tensor of this many bytes takes with what lies before the next one.
+    `pad` returns the bytes of a tensor with the padding before the next one.
     """
     placed: list[_Lifetime] = []
     lifetimes = _find_lifetimes(steps, place)

@@ -62,11 +62,11 @@ DEFAULT_LIMITS: Final[Mapping[str, int]] = {
     "maxStorageBufferBindingSize": 134217728,
     "maxBufferSize": 268435456,
 }
-"""What every implementation of WebGPU gives (https://www.w3.org/TR/webgpu/#limits)."""
+"""The limits that every implementation of WebGPU supports (https://www.w3.org/TR/webgpu/#limits)."""
 
 # An extension of WGSL -> the feature of the device that it needs.
 _FEATURES: Final[Mapping[str, str]] = {"f16": "shader-f16", "subgroups": "subgroups"}
-# What tensors consist of.
+# The element types of tensors.
 _ELEMENTS: Final = frozenset({"f32", "i32", "u32", "f16"})
 _ALIGNMENT: Final = 4
 

@@ -149,7 +149,7 @@ TILES: Final = (
 
 
 def choose_depth(depth: int) -> int:
-    """Return how much of the depth is in shared memory at once: what wastes least, of equals the most."""
+    """Return how much of the depth is in shared memory at once: the largest of those with the least waste."""
     return min((16, 8, 4), key=lambda part: (-(-depth // part) * part, -part))
 
 

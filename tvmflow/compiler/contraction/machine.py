@@ -108,7 +108,7 @@ _BFLOAT16_FEATURES: Final = {"x86_64": {"avx512bf16", "avx512vl"}, "aarch64": {"
 
 
 # ---------------------------------------------------------------- costs of register tiles
-# What `candidates.estimate_speed` computes with, in multiplications of vectors unless an attribute says otherwise.
+# Costs of `candidates.estimate_speed`, in multiplications of vectors unless an attribute says otherwise.
 
 
 class LoopCosts(NamedTuple):
@@ -373,7 +373,7 @@ class CpuModel(NamedTuple):
 
 
 def _find_instructions(model: CpuModel, arch: str, features: frozenset[str]) -> dict[str, Any]:
-    """Return what the features of a CPU add to the model of its family."""
+    """Return the fields that features of a CPU set in the model of its family."""
     dot_dtype = None
     # AVX-512 VNNI without VL has no instructions for vectors of 256 bits
     if arch == "x86_64" and ("avxvnni" in features or {"avx512vnni", "avx512vl"} <= features):
@@ -404,8 +404,8 @@ class _Family(NamedTuple):
     Attributes:
         architectures: A pattern of LLVM's names.
         feature: LLVM's name of the feature that adds the vectors; empty if all have them.
-        model: What all of them have.
-        cores: What single cores (`mcpu`) have, beside it.
+        model: The common model.
+        cores: The fields of single cores (`mcpu`) that differ.
     """
 
     architectures: str

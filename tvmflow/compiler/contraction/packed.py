@@ -175,7 +175,7 @@ class Product(NamedTuple):
     stride: IrSize | None = None
 
     def emit(self, left: Element, packed: Any, base: Any, result: Any) -> None:
-        """Emit the product of rows and what `pack` has written at a base."""
+        """Emit the product of rows and the matrix that `pack` has written at a base."""
         for start, vectors in self.columns.iterate_tiles():
             for terms in self._iterate_terms(vectors * self.columns.lanes):
                 with T.serial(self.rows // self.tile_rows) as group:

@@ -1,4 +1,4 @@
-"""Winograd convolutions of 3×3: what a tile costs, and how the tiles of an image are divided.
+"""Winograd convolutions of 3×3: costs of tiles, and the division of an image into blocks of tiles.
 
 F(2×2, 3×3), F(4×2, 3×3) and F(4×4, 3×3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015,
 arXiv:1509.09308. A tile of 2×2 takes 16 multiplications instead of 36, one of 4×2 24 instead of 72, one of 4×4 36
@@ -168,7 +168,7 @@ class Convolution(NamedTuple):
         return sorted((DIRECT, *tiles), key=estimate)
 
     def count_work(self, tile: int) -> Work:
-        """Return what it takes with a tile; 0 for a direct convolution."""
+        """Return its cost with a tile; 0 for a direct convolution."""
         geometry, lanes = self.geometry, self.lanes
         n, depth, height, width = geometry.shape
         inner_blocks, out_blocks = -(-self.inner // lanes), -(-self.out // lanes)

@@ -95,7 +95,7 @@ class _IntegerCaster(MainRewriter):
         return self._to_int32(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
 
     def _call_function(self, call: relax.Call, visited: Sequence[Any]) -> Any:
-        """Return a call of a function, which reads and writes what it did."""
+        """Return a call of a function with unchanged dtypes of its operands and results."""
         operands = visited[1]
         if isinstance(operands, relax.Tuple):
             operands = self._promote(call.args[1], operands, _REPLACED)

@@ -1,4 +1,4 @@
-"""What depends on weights alone: it moves out of `main`, and numpy evaluates it.
+"""Computations on weights alone: they move out of `main`, and numpy evaluates them.
 
 That is faster than compiling kernels for it.
 """
@@ -25,7 +25,7 @@ _MAX_GROWN_ELEMENTS: Final = 1 << 16
 
 
 def hoist_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move what depends on weights alone out of branches, so that it can be lifted."""
+    """Move computations on weights alone out of branches, so that they can be lifted."""
     return rewrite_main(mod, _WeightHoister) if ir.has_branches(mod) else mod
 
 
@@ -48,7 +48,7 @@ class _WeightHoister(MainRewriter):
 
 
 def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move what depends on weights alone to a function of its own, such as a batch norm's `√(σ² + ε)`.
+    """Move computations on weights alone to a separate function, such as a batch norm's `√(σ² + ε)`.
 
     The module is unchanged if the model has no weights, or returns some of them directly:
     TVM's pass would lose those.
@@ -104,7 +104,7 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
 def evaluate_fields(
     function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
 ) -> dict[int, _Array] | None:
-    """Evaluate what depends on the weights at some positions of the argument, and nothing else.
+    """Evaluate only the results that depend on the weights at some indices of the argument.
 
     Where all positions matter, constants do too. Return the fields of the result by index; None if the function
     calls an operator without a rule.
@@ -257,7 +257,7 @@ def _flatten(values: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------- numpy rules
-# What operators compute, in numpy.
+# Operators in numpy.
 #
 # Each rule gives the bits that TVM's own operator gives on a CPU without fused multiply-add:
 # values are moved, or rounded once as IEEE 754 defines. It returns None for a call where that
@@ -518,7 +518,7 @@ def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
     kernels = [var for var, _ in list_c_kernels(mod)]
     hidden = ir.copy_module(mod)
     for var in kernels:
-        # what is no function of TIR is not evaluated
+        # only functions of TIR are evaluated
         hidden.update_func(var, relax.ExternFunc(var.name_hint))
     folded = relax.transform.FoldConstant()(hidden)
     for var in kernels:

@@ -1,4 +1,4 @@
-"""Quantized graphs before their products: what integers computes stays in integers."""
+"""Quantized graphs before their products: integer computations stay in integers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class IntegerProductRewriter(MainRewriter):
         return _Difference(integers, zero_point) if dtype in BYTES and has_one_dtype else None
 
     def _find_source(self, expr: Any) -> Any:
-        """Return what was converted to a tensor; None for tensors that are no conversions."""
+        """Return the operand of a conversion; None for tensors that are no conversions."""
         call = self.flow.find_call(expr, "relax.astype")
         return None if call is None else call.args[0]
 
@@ -310,7 +310,7 @@ class LookupTableRewriter(MainRewriter):
         return self.kernel(_read, "look_up", self.visit_expr(source), table, pattern=OPAQUE)
 
     def _name_of(self, expr: Any) -> Any:
-        """Return what stands for an expression: the variable of an alias, the call of a variable."""
+        """Return the key of an expression: the variable of an alias, the call of a variable."""
         variable = self.flow.resolve(expr)
         value = self.flow.values.get(variable)
         return value if isinstance(value, relax.Call) else variable

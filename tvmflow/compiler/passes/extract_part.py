@@ -1,4 +1,4 @@
-"""Extraction of a part of a model: what lies between tensors that it reads and those it computes."""
+"""Extraction of a part of a model, between the tensors that it reads and the ones that it computes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def extract_part(
     `earlier` names the tensors of earlier parts, `until` the tensors of this part;
     none for the rest of the model's outputs.
 
-    Raises: StageError: The model has control flow, the part would compute again what earlier parts have computed,
+    Raises: StageError: The model has control flow, the part would recompute tensors of earlier parts,
     or it computes nothing.
     """
     bindings = ir.list_bindings(mod["main"].body)
@@ -119,7 +119,7 @@ class _Graph:
         return dependencies
 
     def _check_not_repeated(self, inside: set[Any]) -> None:
-        """Check that two parts share only what can be computed when the library is built."""
+        """Check that two parts share only tensors that are computed when the library is built."""
         repeated = {var for var in inside & self._computed if not self._flow.is_weight(var)}
         if not repeated:
             return

@@ -272,7 +272,7 @@ def _promote_store(store: tirx.BufferStore) -> Any:
     if dtype != _FLOAT16 or _is_float16(store.value):
         return store
     value = store.value
-    # what is but moved is not converted
+    # moved data are not converted
     moved = isinstance(value, tirx.Cast) and _is_float16(value.value)
     rounded = value.value if moved else tirx.Cast(_FLOAT16, value)
     return ir.with_fields(store, value=rounded)

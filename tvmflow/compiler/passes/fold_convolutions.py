@@ -122,7 +122,7 @@ def _has_number_for_each_channel(weights: Any, shape: Sequence[Any]) -> bool:
 # Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, merge them in the model.
 
 _CONVERSIONS: Final = ir.operators("astype dequantize")
-# What the folding of norms and the importer put between converted weights and a convolution.
+# Operators that the folding of norms and the importer put between converted weights and a convolution.
 _MOVES: Final = ir.operators("multiply permute_dims reshape expand_dims")
 # Data that are added themselves are a matrix of ones, which the merged weights must not be much larger than.
 _MAX_ONES: Final = 1 << 22
@@ -223,7 +223,7 @@ class ConvolutionMerger(TargetRewriter):
         return functools.reduce(lambda left, right: self.emit(relax.op.add(left, right)), values)
 
     def _list_leaves(self, total: Any) -> list[Any]:
-        """Return what a sum adds, through other sums that nothing else reads, in order."""
+        """Return the terms of a sum, through other sums that nothing else reads, in order."""
         leaves, operands = [], list(reversed(total.args))
         while operands:
             operand = operands.pop()
@@ -235,7 +235,7 @@ class ConvolutionMerger(TargetRewriter):
         return leaves
 
     def _analyze(self, leaf: Any, total: Any) -> _Term | None:
-        """Return what a term reads; None for terms that cannot be merged."""
+        """Return the data of a term; None for terms that cannot be merged."""
         shape = sizes_of(leaf)
         if (
             shape is None

@@ -204,7 +204,7 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
 
 
 def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
-    """Return the scores of attention that ends with a product, and what replaces NaN weights or None."""
+    """Return the scores of attention that ends with a product, and the replacement of NaN weights or None."""
     weights, values = call.args
     shape = sizes_of(call)
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):

@@ -37,7 +37,7 @@ class GroupNormRewriter(MainRewriter):
     """Rewrites norms of channels, and of data reshaped to groups, to means of images.
 
     The shape of groups is (n, groups, …). A group norm is TVM's operator, or ends with a reshape; an instance norm
-    ends with a division. What these read becomes dead code.
+    ends with a division. Their operands become dead code.
     """
 
     OPERATORS = ir.operators("divide nn.group_norm reshape")

@@ -76,7 +76,7 @@ def log_softmax(x: Any, axis: int) -> Any:
 def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
     """Return the maxima along an axis, the exponentials of the differences from them, and their sums.
 
-    Before these comes what removes the axis from indices. Names of tensors begin with `name`.
+    First comes the function that removes the axis from indices. Names of tensors begin with `name`.
     """
     axis %= len(x.shape)
 

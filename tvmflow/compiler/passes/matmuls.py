@@ -229,7 +229,7 @@ class MatmulPacker(TargetRewriter):
 
 
 # ---------------------------------------------------------------- block-quantized weights
-# Weights of 4 or 8 bits in groups. Where the target has no kernel for what reads them, they become float32 when the
+# Weights of 4 or 8 bits in groups. Where the target has no kernel for their readers, they become float32 when the
 # library is built.
 
 _BYTE: Final = 8

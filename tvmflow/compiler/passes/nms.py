@@ -495,7 +495,7 @@ def _select_rows(
 ) -> tuple[Any, Any]:
     """Emit the selection among the first rows of each image in their order, see `_Groups`.
 
-    `read` gives what is compared of an image's row, and `overlap` the conditions under which of two rows one is
+    `read` gives the compared values of an image's row, and `overlap` the conditions under which of two rows one is
     removed.
     """
     batch, n = order.shape

@@ -185,7 +185,7 @@ def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
 
 
 def _list_selected(flow: ir.DataFlow) -> set[Any]:
-    """Return what depends on selected boxes.
+    """Return the variables that depend on selected boxes.
 
     TVM's types of these have more rows than there are when the model runs.
     """

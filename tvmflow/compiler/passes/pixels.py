@@ -47,7 +47,7 @@ def merge_dynamic_pixels(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _image_of(realize: SBlockRealize) -> list[Any]:
-    """Return height and width of what a block writes; fewer sizes if it has no image."""
+    """Return height and width of a block's result; fewer sizes if it has no image."""
     return list(realize.block.writes[0].source.shape)[-3:-1]
 
 
@@ -128,7 +128,7 @@ def _find_pixel(realize: SBlockRealize, image: Sequence[Any]) -> tuple[Any, Any]
         is_at_pixel = is_at_pixel and not any(size in sizes for size in image)
         return at
 
-    # what is left uses no pixel
+    # the remaining indices use no pixel
     rest = [
         ir.rewrite_indices(part, check) for part in (block.body, block.init) if part is not None
     ]

@@ -112,7 +112,7 @@ def _find_steps_along(
 def _make_tables(
     rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
 ) -> list[Any]:
-    """Return the tables of an axis: constants, or what a kernel computes from dynamic shapes."""
+    """Return the tables of an axis: constants, or the results of a kernel for dynamic shapes."""
     if not is_dynamic(source) and not is_dynamic(size):
         return [relax.const(table) for table in operators.find_taps(source, size, mode)]
     function = functools.partial(operators.compute_taps, mode=mode)
@@ -247,7 +247,7 @@ class Pool(NamedTuple):
         return (*self.outer, self.rows.results, self.columns.results)
 
     def inverse_counts(self) -> np.ndarray[Any, Any]:
-        """Return by what the sums of whole columns are multiplied, for each window along a row."""
+        """Return the factors of the sums of whole columns, for each window along a row."""
         inverse: np.ndarray[Any, Any] = 1.0 / (self.rows.size * self.columns.counts())
         return inverse.astype(np.float32)
 
@@ -284,7 +284,7 @@ def find_pool(call: relax.Call) -> Pool | None:
         or columns.results < MIN_LANES
         or columns.size > _MAX_UNROLLED
         or any(min(window.counts()) <= 0 for window in windows)
-        # what sizes are rounded up for is no padding, which counts
+        # elements from rounding sizes up are no padding, which counts
         or (attrs.ceil_mode and kind == "avg" and not counts_inside)
     ):
         return None
@@ -322,7 +322,7 @@ class _PoolEmitter:
                 self._reduce_row(plane, first + row, strip, row * pool.columns.padded)
 
     def _pad(self, strip: Any, height: int) -> None:
-        """Emit what is beyond the image, on both sides of each row."""
+        """Emit the padding on both sides of each row."""
         columns = self._pool.columns
         for start, count in ((0, columns.before), (columns.padded - columns.after, columns.after)):
             if count:

@@ -19,7 +19,7 @@ from tvmflow.graph.dynamic_shapes import same_size, same_sizes, sizes_of
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
 BYTES: Final = ("int8", "uint8")
-"""What dot product instructions multiply."""
+"""The dtypes that dot product instructions multiply."""
 # float32 represents each difference to a zero point of these dtypes exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
 # The reciprocals of such scales, and the errors of products with them, are normal numbers.
@@ -32,7 +32,7 @@ _EPILOGUE: Final = ir.operators(
     "add subtract multiply divide maximum minimum clip quantize sigmoid tanh erf sqrt",
     "nn.relu nn.leakyrelu nn.gelu nn.silu",
 )
-# What moves weights, or surrounds them with zeros.
+# Operators that move weights, or pad them with zeros.
 _MOVES: Final = ir.operators("reshape permute_dims nn.pad")
 # The sizes of scales that broadcast to each other: 1 and another one.
 _SCALES: Final = 2
@@ -117,7 +117,7 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> WeightSource | None
 
 
 def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
-    """Return what a zero point was subtracted from, and the zero point as int32.
+    """Return the minuend and the zero point of a subtraction, as int32.
 
     The zero point is that of a matrix, or of each of its columns. For others, return the weights and None.
     """
@@ -146,7 +146,7 @@ def to_dot_data(rewriter: MainRewriter, data: QuantizedData, dtype: str | None) 
 
 
 def shift_between(dtype: str, other: str) -> int:
-    """Return what is added to bytes of a dtype to make them those of another."""
+    """Return the offset that converts int8 to uint8, or the reverse."""
     return int(np.iinfo(other).min) - int(np.iinfo(dtype).min)
 
 
@@ -243,7 +243,7 @@ class RequantizeFuser(TargetRewriter):
     """Rewrites quantization that dequantization follows at once to rounding of float32, without divisions.
 
     Besides it rewrites quantization alone, and sums of quantized data. The results are the same, except that a zero
-    may be −0. Where the CPU has dot products, what goes from kernel to kernel stays bytes.
+    may be −0. Where the CPU has dot products, tensors between kernels stay int8.
     """
 
     OPERATORS = ir.operators("quantize dequantize add multiply")
@@ -266,7 +266,7 @@ class RequantizeFuser(TargetRewriter):
         return self._merge_scales(call)
 
     def _rewrite_quantize(self, call: relax.Call) -> Any:
-        """Return the rounding of float32, or bytes without a division; None for what is neither."""
+        """Return the rounding of float32, or int8 data without a division; None for other tensors."""
         data, parameters = call.args[0], _find_parameters(call)
         if parameters is None or not ir.is_float32(data) or self.flow.is_weight(data):
             return None
@@ -361,7 +361,7 @@ class RequantizeFuser(TargetRewriter):
         return self.emit(relax.op.astype(accumulators, _FLOAT))
 
     def _find_moved(self, weights: Any) -> tuple[list[Any], Any]:
-        """Return the operators that have moved weights, the last one first, and what they have moved."""
+        """Return the operators that have moved weights, the last one first, and the weights."""
         moves: list[Any] = []
         while True:
             weights = self.flow.resolve(weights)
@@ -384,7 +384,7 @@ class RequantizeFuser(TargetRewriter):
         return relax.op.multiply(self.visit_expr(data), factors)
 
     def _used_once(self, var: Any) -> Any:
-        """Return the value of a variable, or of what it renames, that is used once; None for others."""
+        """Return the value of a variable, or of its alias, that is used once; None for others."""
         return self.flow.value_if_used_once(self.flow.resolve(var))
 
     def _find_cast(self, data: Any) -> Any:
@@ -492,8 +492,8 @@ def quantize(
 ) -> Any:
     """Return the integers round(x / scale) + zero_point, clamped to a dtype of at most 16 bits.
 
-    The data are a tensor x of float32; or accumulators, and what makes their quotients: factors and, where there are
-    any, offsets.
+    The data are a tensor x of float32; or accumulators, and the operands of their quotients: factors and, where there
+    are any, offsets.
     """
 
     def element(*index: Any) -> Any:
@@ -553,7 +553,7 @@ def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -
 
 
 def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, division: Division) -> Any:
-    """Return x / scale with the rounding of a division, x clamped to what integers stand for.
+    """Return x / scale with the rounding of a division, x clamped to the range of the integers.
 
     A division takes ten times as long as a multiplication. The quotient is a product with the reciprocal of the
     scale and then corrected by its remainder, which one instruction computes without an error (Markstein,

@@ -91,7 +91,7 @@ class RecurrentRewriter(TargetRewriter):
         """Return the hidden units of a tile on a CPU.
 
         With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates,
-        more vectors for each are faster: they share what is read of the state. So are more vectors of an LSTM
+        more vectors for each are faster: they share loads of the state. So are more vectors of an LSTM
         where factors are lanes and few sequences are computed side by side; its functions have other vectors
         to compute while they wait, too.
         """
@@ -214,7 +214,7 @@ class _Lowering:
         return self._pad_units(scales, [self._operator.directions, self._operator.gates], [])
 
     def _starts(self) -> Any:
-        """Return what dot products add to, where the integer of a state of 0 is not 0: (d, g, u)."""
+        """Return the initial accumulators, where the integer of a state of 0 is not 0: (d, g, u)."""
         dots = self._layer.dots
         if self._integers is None or dots is None or not dots.zero_point:
             return None

@@ -65,13 +65,13 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return rewritten if result is None else result
 
     def _replace(self, call: Any) -> Any:
-        """Return what replaces a call whose arguments are not rewritten yet; None to rewrite these."""
+        """Return the replacement of a call before its arguments are rewritten; None to rewrite these."""
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        """Return what replaces a call with rewritten arguments; None for that call."""
+        """Return the replacement of a call with rewritten arguments; None for that call."""
 
     def visit_if_(self, op: relax.If) -> Any:
-        """Rewrite both branches; what one of them has emitted is no longer known after it."""
+        """Rewrite both branches; bindings of one are not visible in the other."""
         condition = self.visit_expr(op.cond)
         branches = []
         for branch in ir.branches_of(op):
@@ -83,7 +83,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return relax.If(condition, *branches)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Rewrite a binding, and mark what that emits as the binding is marked."""
+        """Rewrite a binding, and give its marks to the emitted bindings."""
         super().visit_var_binding_(binding)
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
@@ -211,7 +211,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
 
 
 class TargetRewriter(MainRewriter):
-    """A rewriter that depends on what the model is lowered for."""
+    """A rewriter that depends on the target and the options."""
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod)

@@ -90,7 +90,7 @@ def _view_of_call(
     before: Sequence[IrSize],
     after: Sequence[IrSize],
 ) -> StridedView | None:
-    """Return what a call makes of a view, whose sizes are known before and after it."""
+    """Return the view after a call, whose sizes are known before and after it."""
     if isinstance(call, relax.TupleGetItem):
         split: Any = flow.values[call.tuple_value]
         return _cut(
@@ -181,7 +181,7 @@ def is_scalar(expr: Any) -> bool:
     return shape is not None and math.prod(shape) == 1 and ir.is_float32(expr)
 
 
-# What importers emit for indices.
+# Operators that importers emit for indices.
 _INDEX_OPERATORS: Final = ir.operators("add less take where shape_to_tensor")
 
 

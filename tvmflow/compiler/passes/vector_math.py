@@ -44,7 +44,7 @@ def vectorize_math(
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
 
-# What makes a whole step of an error in the last place, besides conversions to integers.
+# Steps with an error of one unit in the last place, besides conversions to integers.
 _ROUNDINGS: Final = frozenset(
     f"tirx.{name}" for name in ("ceil", "floor", "nearbyint", "round", "trunc")
 )

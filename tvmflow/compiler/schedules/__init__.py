@@ -70,6 +70,6 @@ def schedule_untuned(
     scheduled, rules = schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
     if not has_host_kernels(target):
         return ScheduledModule(scheduled, rules)
-    # what has no threads runs on the host
+    # kernels without threads run on the host
     on_host = schedule_for_cpu(scheduled, cpu_model_for(cpu_target(target), rules_version))
     return ScheduledModule(on_host.mod, {**rules, **on_host.rules})

@@ -89,7 +89,7 @@ class Block(NamedTuple):
 
 
 def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
-    """Return what a function of schedules returns, or another value where TVM rejects what it does.
+    """Return the result of a function of schedules, or another value if TVM rejects a step.
 
     TVM says so by an exception alone: it has no function to ask before.
     """
@@ -115,12 +115,12 @@ def _inline_scalars(schedule: Schedule) -> None:
         stmt = schedule.get(handle)
         is_scalar = any(write.source.same_as(buffer) for write in stmt.writes for buffer in scalars)
         if is_scalar and stmt.init is None and _is_movable(stmt):
-            # what TVM cannot inline stays, and the kernel gets no tiles
+            # blocks that TVM cannot inline stay, and the kernel gets no tiles
             attempt(functools.partial(schedule.compute_inline, handle), None)
 
 
 def _is_movable(stmt: Any) -> bool:
-    """Return whether LLVM moves what a block computes out of loops that it is inlined into."""
+    """Return whether LLVM hoists the computation of a block out of loops that it is inlined into."""
     calls = [operator_name(call) for call in find_nodes(stmt, tvm.ir.Call)]
     others = [name for name in calls if name not in _MOVABLE_CALLS]
     return len(others) <= 1 and _MOVABLE_FUNCTIONS.issuperset(others)

@@ -291,7 +291,7 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
 
 
 def _least_stride(load: Any, block: Block, axis: Any, steps: Iterable[int]) -> int:
-    """Return the least distance, in elements, of what a load reads after some steps along an axis."""
+    """Return the least distance, in elements, between loads after some steps along an axis."""
     distances = (abs(element_stride(load, block, axis, step) or 0) for step in steps)
     return min((distance for distance in distances if distance), default=0)
 

@@ -137,7 +137,7 @@ def build(
 
 
 class _Graph(NamedTuple):
-    """A graph to convert, and what its nodes are converted with."""
+    """A graph to convert, and the state of its conversion."""
 
     symbol: Symbol
     operators: Operators
@@ -337,7 +337,7 @@ def _convert(node: Node, op: Op) -> list[Expr]:
         TypeError,
         ValueError,
     ) as error:
-        # what fails for dynamic shapes says no more than that they are dynamic
+        # errors for dynamic shapes only say that they are dynamic
         shapes = [list(op.shape(index)) for index in range(len(op)) if op.reads(index)]
         # TVM and NumPy raise these for shapes, types or values that do not fit.
         reason = explain_failure(error, names_text([str(shape) for shape in shapes]))

@@ -158,7 +158,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
 
 
 def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Expr:
-    """Pool images of dynamic size: what is divided by must be the same number at all sizes."""
+    """Pool images of dynamic size: the divisor must be the same at all sizes."""
     dims, size = spatial_rank(op), op.sizes()[2:]
     kind = op.choice("pool_type", "max", tuple(pools))
     op.ignore("p_value", "count_include_pad")

@@ -1,4 +1,4 @@
-"""Converters of activations, arithmetic, reductions, sorting and norms, and what all converters use.
+"""Converters of activations, arithmetic, reductions, sorting and norms, and helpers of all converters.
 
 Operators work in the dtype of their data; float16 and bfloat16 are accumulated in float32.
 """
@@ -346,7 +346,7 @@ class _Reduction(NamedTuple):
         reduce: The reduction itself, of data, axes and whether these stay with one element.
         before: The function of each element.
         after: The function of each result.
-        alone: What both do to an element that is not reduced; None for one after the other.
+        alone: Their effect on an element that is not reduced; None for one after the other.
         has_float_result: Whether integers are computed as float64.
         empty: The reduction of no elements; that of integers is the nearest one.
     """
@@ -546,7 +546,7 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
     )
     ends = list(after)
     if attributes.get("ceil_mode", 0):
-        # what the last windows read beyond the data is 0
+        # the last windows read zeros beyond the data
         for axis, (size, step) in enumerate(zip(sizes, strides, strict=True)):
             reach = (window[axis] - 1) * dilations[axis] + 1
             if not isinstance(size, int):

@@ -47,7 +47,7 @@ _INTEGERS: Final = {
     TensorProto.UINT8: (8, 0),
     TensorProto.INT8: (8, 128),
 }
-"""Element type -> the bits, and what is added so that no integer is negative."""
+"""Element type -> the bits, and the offset that makes all integers non-negative."""
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _BYTE: Final = 8
 _MATRIX_RANK: Final = 2
@@ -384,7 +384,7 @@ class _Conversion(Replacement):
         name = f"{excerpt(self._node.op_type)} (node {node_name(self._node)})"
         return ImportFailed(f"{name} cannot be imported: {reason}", fix=_FIX)
 
-    # ------------------------------------------------------------ what is added
+    # ------------------------------------------------------------ added nodes
 
     def _add_weight(self, what: str, array: _Array, source: str = "") -> str:
         """Add a constant to the model, and return its name.

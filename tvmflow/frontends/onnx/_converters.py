@@ -56,7 +56,7 @@ from tvmflow.graph.ir_operators import (
 
 
 def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
-    """Return what indices select or scatter; negative ones count from the end unless marked otherwise."""
+    """Convert gathers and scatters by indices; negative ones count from the end unless marked otherwise."""
     data, indices, *rest = node.inputs
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
     if FROM_START not in node.attributes or not is_tensor:
@@ -538,7 +538,7 @@ def _roi_align(node: NodeToConvert) -> Any:
 
 
 def _check_regions(node: NodeToConvert, regions: Regions) -> None:
-    """Refuse what ONNX Runtime does, and samples without end."""
+    """Refuse the same as ONNX Runtime, and unbounded numbers of samples."""
     data, boxes, images = map(list_sizes, node.inputs)
     mode = node.text("mode", "avg")
     if mode not in ("avg", "max"):
@@ -658,7 +658,7 @@ def _det(node: NodeToConvert) -> Any:
 
 
 def _non_max_suppression(node: NodeToConvert) -> Any:
-    """Convert to a kernel that counts what it selects, or to TVM's, with a result sized at run time.
+    """Convert to a kernel that counts its selection, or to TVM's, with a result sized at run time.
 
     ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
     """

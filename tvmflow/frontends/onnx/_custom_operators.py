@@ -266,7 +266,7 @@ def _record(
 
 
 # ---------------------------------------------------------------- models in pieces
-# The nodes that custom operators implement, and what is between them.
+# The nodes that custom operators implement, and the nodes between them.
 
 
 class CustomPiece(NamedTuple):

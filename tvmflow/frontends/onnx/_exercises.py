@@ -50,12 +50,12 @@ class ObservedModel(NamedTuple):
 def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
     """Return a model that also returns which branches its inputs take.
 
-    Nodes in the branches of If, and in loops, are not observed. The skeleton is the same model without the data of large
-    weights: its types are soon inferred.
+    Nodes in the branches of If, and in loops, are not observed. The skeleton is the same model without the data of
+    large weights: its types are soon inferred.
     """
     inlined = inline_functions(model)
     typed = inline_functions(skeleton)
-    # what has no known type is not observed
+    # values of unknown type are not observed
     with contextlib.suppress(Exception):
         typed = onnx.shape_inference.infer_shapes(typed)
     observer = _Observer(inlined, element_types(typed))

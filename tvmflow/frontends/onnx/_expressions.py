@@ -276,7 +276,7 @@ class Regions(NamedTuple):
         height: The bins of a region from top to bottom.
         width: The bins from left to right.
         samples: The samples of a bin along each axis; 0 for as many as the pixels that it covers.
-        scale: What coordinates are multiplied by.
+        scale: The factor of coordinates.
         is_aligned: Whether the center of the first pixel is at 0.5; otherwise at 0, and no region is
             smaller than a pixel.
         takes_greatest: Whether a bin has the greatest sample, not the mean of all. As ONNX defines it, a

@@ -1,4 +1,4 @@
-"""Reads what planning needs of an ONNX file without onnx: external data, inputs, names of weights.
+"""Reads facts of an ONNX file for planning, without onnx: external data, inputs, names of weights.
 
 Field numbers are those of onnx.proto3. The bytes of weights are skipped by their length, never read.
 """

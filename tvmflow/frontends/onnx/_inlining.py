@@ -60,7 +60,7 @@ _Id = tuple[str, str, str]
 # Hides operators from ONNX's converter.
 _LATER_DOMAIN: Final = "tvmflow.later"
 _GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-# What calls may become. Protobuf reads 100 nested messages, and each graph in a node is three.
+# Limits of expanded calls. Protobuf reads 100 nested messages, and each graph in a node is three.
 _MAX_BYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 30
 
@@ -110,7 +110,7 @@ def mixes_opsets(model: ModelProto) -> bool:
 
 
 def function_id(entry: FunctionProto | NodeProto) -> _Id:
-    """Return what a function, or a call of it, is known by."""
+    """Return the key of a function or of its call."""
     is_function = isinstance(entry, FunctionProto)
     name = entry.name if is_function else entry.op_type
     return standard_domain(entry.domain), str(name), str(entry.overload)
@@ -172,7 +172,7 @@ class _Inliner:
         replace_nodes(graph, nodes)
 
     def _check_growth(self, call: NodeProto, function: FunctionProto, depth: int) -> None:
-        """Count what a call becomes, before it does."""
+        """Count the nodes of an expanded call in advance."""
         given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
         body = list(with_inner_nodes(function.node))
         used = [
@@ -238,7 +238,7 @@ class _Inliner:
         for value in (*graph.input, *graph.initializer):
             scope[value.name] = value.name = self._new_name(f"{prefix}{value.name}")
         for node in graph.node:
-            # what it makes hides a value of the same name outside
+            # its results hide values of the same name outside
             for name in node.output:
                 scope.pop(name, None)
             self._rename([node], scope, prefix)
@@ -600,7 +600,7 @@ _UNROLLERS: Final[Mapping[str, Callable[[NodeProto, KnownValues, int], _Iteratio
 # Counts the iterations of a Loop, as far as its condition is computed from constants and counters.
 
 
-# What computes counters and conditions; none of them makes much of little.
+# Operators of counters and conditions; none of them enlarges its operands.
 _OPERATORS: Final = frozenset(
     "Add And Cast Constant Div Equal Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul "
     "Neg Not Or Reshape Squeeze Sub Unsqueeze".split()
@@ -637,10 +637,10 @@ def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> 
 
 
 class _Counters:
-    """The states of a loop that are computed from constants alone, and what is known of its condition.
+    """The states of a loop that are computed from constants alone, and the known part of its condition.
 
     Attributes:
-        is_whole: Whether the whole condition is known, or else only some of what it combines by And.
+        is_whole: Whether the whole condition is known, or else only some operands of its And.
     """
 
     def __init__(self, node: NodeProto, body: GraphProto, known: KnownValues) -> None:

@@ -33,7 +33,7 @@ class _Session(LoadedReference):
     """ONNX Runtime on the CPU.
 
     A model is compared with its nodes as written, and timed with all of ONNX Runtime's rewrites. Some
-    of these change what is computed: a `Pad` before a `MaxPool` pads with the lowest number instead of
+    of these change results: a `Pad` before a `MaxPool` pads with the lowest number instead of
     its own value (1.31), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
     """
 
@@ -136,7 +136,7 @@ def _open(
 
 
 class _SplitSession(LoadedReference):
-    """ONNX Runtime on what is between the operators of the recipe, whose numpy functions are called."""
+    """ONNX Runtime on the parts between custom operators, whose numpy functions are called."""
 
     def __init__(self, split: SplitModel, references: CustomReferences, threads: int) -> None:
         import onnxruntime
@@ -191,7 +191,7 @@ def _own_note(references: CustomReferences) -> str:
 
 
 def _reason(refusal: Exception) -> str:
-    """Return what ONNX Runtime says of a model, without paths and source lines."""
+    """Return the message of ONNX Runtime about a model, without paths and source lines."""
     text = " ".join(str(refusal).split())
     match = re.search(r" failed:(?:/\S+:\d+ .*?\) )?(.+)", text)
     return excerpt(match[1] if match else text, _MAX_REASON)

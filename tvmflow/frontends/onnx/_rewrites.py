@@ -46,7 +46,7 @@ class _Context(NamedTuple):
 
 
 class _Rewriting(Replacement):
-    """A node to rewrite, what is known of its operands, and the nodes that replace it.
+    """A node to rewrite, known facts of its operands, and the nodes that replace it.
 
     Attributes:
         element_type: The type of the first operand that has a known one, 0 if none has. Operands are
@@ -111,12 +111,12 @@ class _Rewriting(Replacement):
 
 _numpy_dtype = helper.tensor_dtype_to_np_dtype
 _Rewrite = Callable[[_Rewriting], str | None]
-"""Adds the nodes, and returns the name of what becomes the first result; None where the node stays."""
+"""Adds the nodes, and returns the name of the first result; None where the node stays."""
 
 
 def rewrite_nodes(model: ModelProto) -> ModelProto:
     """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
-    # Einsum is what it is in all opsets.
+    # Einsum is the same in all opsets.
     names = _REWRITES.keys() if opset_of(model) >= _MIN_OPSET else {"Einsum"}
     if names.isdisjoint(node.op_type for node in model.graph.node):
         return model
@@ -473,7 +473,7 @@ _QUANTIZED_REWRITES: Final[Mapping[str, tuple[int, _Rewrite]]] = {
 }
 
 QOPERATORS: Final = _QUANTIZED_REWRITES.keys()
-"""Operators of ONNX, and of the domain com.microsoft, that TVM lacks; what cannot be rewritten is refused."""
+"""Operators of ONNX, and of the domain com.microsoft, that TVM lacks; others are refused."""
 
 
 def _quantized(node: _Rewriting) -> str | None:
@@ -548,7 +548,7 @@ def _transposed(node: _Rewriting, position: int, side: str) -> str | None:
     if not moves_batch and not swaps:
         return name
     if shape is None:
-        # an equation for any rank, so that what depends on the result need not wait for this one's
+        # an equation for any rank, so that its readers need not wait for this one's
         return None if moves_batch else node.add("Einsum", name, equation="...ij->...ji")
     rank = len(shape)
     order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
@@ -610,7 +610,7 @@ def _add_rms_norm(
 
     Args:
         node: The node.
-        x: What is normalized, of the type of the first operand.
+        x: The normalized tensor, of the type of the first operand.
         scale: The place of the factors among the operands; the result has their type.
         axis: The first axis of the mean, negative.
         inverse: The name of 1 / √(mean(x²) + ε), which is float32, where the node results in it.
@@ -773,7 +773,7 @@ _UNROLLED: Final[Mapping[str, str]] = {
     f"{MAX_UNROLLED_NODES:,} nodes in all, and no stacked outputs where a condition is computed",
     "Scan": f"opset 9, a known length, and at most {MAX_UNROLLED_NODES:,} nodes in all",
 }
-"""What it takes for a loop to have been replaced by its iterations."""
+"""Conditions for a loop to be replaced by its iterations."""
 
 # The converters of these names are for operators in the domain com.microsoft, which are others.
 _MICROSOFT_ONLY: Final = frozenset({"Attention", "RotaryEmbedding"})

@@ -115,7 +115,7 @@ def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
 
 
 def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: Any) -> Any:
-    """Return what a mask adds to scores (batch, heads, steps, length); None without one.
+    """Return the addend of a mask for scores (batch, heads, steps, length); None without one.
 
     The mask says which keys count, for each sequence or each row of scores, or has the lengths of sequences, after
     which their starts may follow.
@@ -169,7 +169,7 @@ def _attend(
         keys: The keys (batch, heads, length, width).
         values: The values (batch, heads, length, width).
         mask: Which keys count, see `_find_mask`.
-        bias: What is added to scores; None for nothing.
+        bias: The addend of scores; None for nothing.
         past: Keys of steps before (batch, heads, past steps, width), which are the first of all keys; None without.
 
     Raises:

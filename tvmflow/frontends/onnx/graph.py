@@ -318,7 +318,7 @@ class Replacement:
 
 
 _MIN_BYTES: Final = 1 << 16
-"""The size from which a tensor stays in its file. It must be larger than what passes read: shapes, axes, scales."""
+"""The size from which a tensor stays in its file. It must be larger than tensors that passes read: shapes, axes, scales."""
 
 # Field numbers of onnx.proto3.
 _GRAPH, _INITIALIZER = 7, 5

@@ -156,7 +156,7 @@ def _binding_advice(model: ModelProto, name: str) -> str:
     """Return how to make a condition or a number of iterations constant, if an input decides on it."""
     inputs = list_inputs_of(model, name)
     names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
-    return f"bind what decides on it to a constant with {names}" if names else ""
+    return f"make its condition constant with {names}" if names else ""
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
@@ -252,7 +252,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return _checked(self.bb.normalize(CONVERTERS[op_name](node)))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        """Do nothing: `import_prepared` has refused what neither TVM nor this importer converts."""
+        """Do nothing: `import_prepared` has refused operators that neither TVM nor this importer converts."""
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """Convert one node at a time, so that an error can name it."""
@@ -326,7 +326,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return True
 
     def _name_results(self, node: NodeProto) -> None:
-        """Give what was emitted the label of the node; what `prepare` added belongs to the node that reads it."""
+        """Label emitted bindings with the node; nodes of `prepare` belong to the node that reads them."""
         label = next((self._labels[name] for name in node.output if name in self._labels), None)
         if label is not None:
             self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
@@ -347,7 +347,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 "selects a number of boxes that is known only when it runs"
             )
             raise ImportFailed(text, fix=advice or _FIX)
-        # What is not bound to a variable yet would be computed in each branch again.
+        # Expressions without a variable would be computed again in each branch.
         for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])

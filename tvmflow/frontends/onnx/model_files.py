@@ -171,7 +171,7 @@ def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Pa
 # data of tensors.
 #
 # A model may come from anybody. `onnx.checker` is stricter than ONNX Runtime, and refuses models
-# that are in use; here is what the passes and TVM's importer rely on.
+# that are in use; the passes and TVM's importer rely on these.
 
 
 # The bits of an element where NumPy's type has more.
@@ -415,7 +415,7 @@ def check_tensors(model: ModelProto) -> None:
 
 
 def _tensor_problem(tensor: TensorProto) -> str:
-    """Return what is wrong with a tensor, or an empty string."""
+    """Return the problem of a tensor, or an empty string."""
     dims = list(tensor.dims)
     if any(size < 0 for size in dims):
         return f"has the shape {dims}"

@@ -1,7 +1,7 @@
 """Prepares an ONNX model for TVM's importer, by passes over the ONNX graph.
 
 The importer needs static shapes, constants where an operator requires them, and operators that
-it supports. Most of what real models have instead can be rewritten in ONNX's own terms.
+it supports. Most other constructs of real models can be rewritten in ONNX's own terms.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _Pass = Callable[[ModelProto], ModelProto]
 
 
 # ---------------------------------------------------------------- conversions
-# What rewrites a model into operators and an opset that TVM's importer supports.
+# Passes that rewrite a model to operators and an opset that TVM's importer supports.
 
 
 # The oldest and the newest opset that TVM's importer supports well; others are converted if possible.
@@ -190,7 +190,7 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
             typed, [("", name) for name in sorted(missing)], inline_schema_functions=True
         )
     except Exception as error:
-        # The importer refuses what cannot be expanded, with the name of the node.
+        # The importer refuses functions that cannot be expanded, with the name of the node.
         _log.debug("not expanded: %s: %s", ", ".join(sorted(missing)), error)
         return model
 
@@ -206,7 +206,7 @@ def _set_defaults(node: NodeProto, opset: int) -> None:
 
 
 # ---------------------------------------------------------------- simplifications
-# What evaluates what is constant, and removes what no output needs.
+# Constant folding, and removal of unused nodes.
 
 
 # Operators that are not evaluated: random ones, and those with the real work of a model.
@@ -222,7 +222,7 @@ _AS_LARGE_AS_INPUTS: Final = frozenset(
 _MAX_FOLDED_ELEMENTS: Final = 1 << 23
 # The elements of all constants that a model holds: protobuf's limit is 2 GiB.
 _MAX_HELD_ELEMENTS: Final = 1 << 27
-# What is larger is left to TVM's importer, which evaluates a Range too, and all else when it runs.
+# Larger results are left to TVM's importer, which evaluates a Range too, and all else when it runs.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 28
 _MAX_RANGE_ELEMENTS: Final = 1 << 25
 _MAX_SHAPE_ELEMENTS: Final = 1024
@@ -230,7 +230,7 @@ _MAX_SHAPE_ELEMENTS: Final = 1024
 _MAX_AXES: Final = 64
 # The operand of an operator with an element for each axis of its result, or with the added ones.
 _LISTS_OF_AXES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
-# Operators through which ONNX propagates values in shape inference, and what it can hold of them.
+# Operators through which ONNX propagates values in shape inference, and their limits.
 _VALUE_OPERATORS: Final = frozenset(
     "Add Cast CastLike Concat Gather Identity Mul Range Shape Slice Squeeze Sub Unsqueeze".split()
 )

@@ -1,7 +1,7 @@
 """Sizes in a graph with dimensions: values computed from shapes, and operators that take them.
 
 An exporter computes shapes in the graph: `Shape`, then `Gather`, `Concat` and the like. Here such values are
-numbers and expressions of the dimensions, so that what they shape keeps its sizes.
+numbers and expressions of the dimensions, so that tensors of these shapes keep their sizes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Sizes(SizeRanges):
             seen = list(map(self.as_seen, sizes))
             self.see(seen)
             if not same_sizes(seen, sizes):
-                # so that it fits what its sizes are equal to as multiples
+                # so that it matches sizes that are equal as multiples
                 reshaped = relax.op.reshape(self._nodes[name], _shape_expr(seen))
                 self._nodes[name] = self._builder.emit(reshaped)
 

@@ -1,4 +1,4 @@
-"""PyTorch models: archives of `torch.export.save`, imported by way of ONNX, and what makes them.
+"""PyTorch models: archives of `torch.export.save`, imported by way of ONNX, and their export.
 
 Imports torch only in processes of its own.
 """
@@ -59,7 +59,7 @@ class PytorchSource(OneFile):
 
 @read_in_worker
 def _describe(path: Path) -> ModelFacts:
-    """Return what planning needs of an archive."""
+    """Return the facts of an archive that planning needs."""
     archive = read_archive(path)
     outputs = zip(archive.outputs, archive.output_types, strict=True)
     return ModelFacts(archive.inputs, outputs=tuple(ModelOutput(n, *t) for n, t in outputs))
@@ -131,7 +131,7 @@ def export_to_onnx(
         The ONNX file and its external data by their roles, and the number of inner tensors.
 
     Raises:
-        ImportFailed: with what PyTorch says of it.
+        ImportFailed: with PyTorch's message.
         EnvironmentProblem: when PyTorch or its exporter cannot be imported.
     """
     inner = [name for name in tensors if name not in archive.outputs]
@@ -237,14 +237,14 @@ def _release(version: str) -> tuple[int, ...]:
 
 _NAME: Final = r"[A-Za-z_]\w*"
 _FACTORY: Final = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}", re.ASCII)
-# What the process writes to standard output is for people: it goes where messages go.
+# Standard output of the process is for people: it goes where messages go.
 _STANDARD_ERROR: Final = 2
 _FIXES: Final[Mapping[str, str]] = {
     "module": "name it as `python -c 'import MODULE'` finds it from the current folder",
     "function": "name a function of MODULE that takes no arguments",
     "code": "run it by itself: `python -c 'import MODULE; MODULE.FUNCTION()'`",
     "result": "return (module, example inputs): a torch.nn.Module, and a tuple or dictionary of its arguments",
-    "export": "see https://docs.pytorch.org/docs/stable/export.html for what torch.export takes",
+    "export": "see https://docs.pytorch.org/docs/stable/export.html for the models that torch.export accepts",
 }
 
 

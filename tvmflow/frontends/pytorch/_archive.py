@@ -1,13 +1,13 @@
-"""Reads what planning needs of a `torch.export` archive, and makes a checked copy for PyTorch.
+"""Reads facts of a `torch.export` archive for planning, and makes a checked copy for PyTorch.
 
 The graph is a JSON document in a zip file: `NAME/models/model.json` from PyTorch 2.8 on, formerly
 `serialized_exported_program.json`; both have the schema of torch/_export/serde/schema.py. Weights
 are not read, and pickles in the archive are not loaded.
 
 `torch.export.load` trusts its file. It evaluates formulas of sizes as Python, calls what an operator
-names, runs the code of guards, unpickles constants, imports modules that a container names, and loads compiled libraries
-(read in PyTorch 2.13: `_export/serde/serialize.py`, `export/pt2_archive/_package.py`, `export/_unlift.py`,
-`utils/_pytree.py`). What an archive of a stranger must not do is refused here by what a graph may hold. PyTorch gets a
+names, runs the code of guards, unpickles constants, imports modules that a container names, and loads compiled
+libraries (read in PyTorch 2.13: `_export/serde/serialize.py`, `export/pt2_archive/_package.py`, `export/_unlift.py`,
+`utils/_pytree.py`). A check of the graph refuses such archives here. PyTorch gets a
 copy with nothing else in it, so that it cannot find other files than were checked.
 """
 
@@ -33,7 +33,7 @@ from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.frontends._reading import read_once
 from tvmflow.frontends.base import Limits, ModelInput, NotAModel, unsupported_dtype
 
-# ---------------------------------------------------------------- what a graph may hold
+# ---------------------------------------------------------------- allowed content of a graph
 
 # Names of values become names of variables in code that PyTorch generates.
 _VALUE: Final = re.compile(r"\w*")
@@ -55,7 +55,7 @@ _REFUSED_OPERATOR: Final = "torch.ops.aten.from_file."
 _FORMULA: Final = re.compile(r"[\w.+\-*/%<>=~&|!,()' ]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d{1,4})?")
 _MAX_FORMULA: Final = 10_000
-# What sympy may have to compute: of the values, of a product that it writes out, and by which functions.
+# Limits for sympy: of the values, of a product that it writes out, and by which functions.
 _MAX_BITS: Final = 4096
 _MAX_TERMS: Final = 10_000
 _MAX_PARTS: Final = 1000
@@ -257,7 +257,7 @@ _CALLS: Final = {
 
 
 def _check_structure(text: str) -> None:
-    """Check how values are nested: PyTorch imports what an enumeration and a `defaultdict` name."""
+    """Check how values are nested: PyTorch imports the types that an enumeration and a `defaultdict` name."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()
@@ -293,7 +293,7 @@ _RULES: Final[Mapping[str, Callable[[str], None]]] = {
     "guards_code": _accept,
 }
 
-# ---------------------------------------------------------------- what an archive may hold
+# ---------------------------------------------------------------- allowed content of an archive
 
 # Files beside the graph of a name, by their paths below the folder that PyTorch puts all of them into: tensors,
 # and what they are called. Constants of other names are objects.
@@ -349,7 +349,7 @@ _TRAINING: Final[Mapping[str, str]] = {
     "alpha_dropout": "train",
     "feature_alpha_dropout": "train",
 }
-# What zipfile and json raise at damaged files.
+# Exceptions of zipfile and json at damaged files.
 _DAMAGE: Final = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 # A minimum of 2 only says that the size was not 1 when the model was exported.
@@ -384,7 +384,7 @@ def read_archive(path: Path) -> Archive:
     """Return the facts of an archive.
 
     Raises:
-        NotAModel: when it is none, or holds what cannot be imported.
+        NotAModel: when it is none, or has content that cannot be imported.
         OSError: when it cannot be read.
     """
     _, document = _read_graph(path)
@@ -545,7 +545,7 @@ def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
         if operator in _TRAINING:
             arguments = {entry["name"]: entry["arg"] for entry in node["inputs"]}
             trains = arguments.get(_TRAINING[operator], {}).get("as_bool", False)
-            # Statistics of the batch are what a model without learned ones always takes.
+            # A model without learned statistics always uses those of the batch.
             learned = "as_none" not in arguments.get("running_mean", {})
             if trains and learned and arguments.get("p", {}).get("as_float", 1.0) > 0:
                 raise NotAModel(

@@ -351,7 +351,7 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
             exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=_OPSET)
     except Exception as error:
         raise Problem("export", _root_cause(error)) from error
-    # The exporter has replaced operators that write to their inputs; what is left changes the model.
+    # The exporter has replaced operators that write to their inputs; remaining ones change the model.
     functional = exported.exported_program or program.run_decompositions({})
     changed = functional.graph_signature.buffers_to_mutate
     if changed:
@@ -371,7 +371,7 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------- decompositions
-# In operators of PyTorch, for what the exporter lacks or miscomputes.
+# Decompositions of operators that the exporter lacks or miscomputes.
 
 
 _WIDE: Final = """
@@ -571,7 +571,7 @@ def find_factory(name: str) -> Callable[[], Any]:
 
 
 def read_result(result: Any, module_type: type) -> Example:
-    """Return what a factory returned as a module with the arguments of a call."""
+    """Return the result of a factory as a module with the arguments of a call."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         text = f"it did not return a module and its inputs, but: {type(result).__name__}{count}"
@@ -619,7 +619,7 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
                 example.module.eval(), example.arguments, dict(example.named)
             )
     except Exception as error:
-        # the first line is the reason, and what follows is advice
+        # the first line is the reason, and the rest is advice
         [reason, *_] = [*filter(None, str(error).splitlines()), ""]
         text = f"{type(error).__name__}: {excerpt(reason, _MAX_REASON)}"
         raise Problem("export", text) from error

@@ -55,7 +55,7 @@ class TfliteSource(OneFile):
 
 @read_in_worker
 def _describe(path: Path) -> ModelFacts:
-    """Return what planning needs of a file."""
+    """Return the facts of a file that planning needs."""
     model = _read_file(path)
     return ModelFacts(
         tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
@@ -81,7 +81,7 @@ def _unsupported_text(model: Model) -> str:
 
 @read_once
 def _read_file(path: Path) -> Model:
-    """Return what a file holds."""
+    """Return the content of a file."""
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, map_file(stream) as data:

@@ -299,7 +299,7 @@ def _strided_slice(operation: Operation) -> None:
 
 
 def _entries(operation: Operation, bounds: list[list[IrSize]], rank: int) -> list[Any]:
-    """Return what selects entries along each axis: a slice or an index; None for a new axis."""
+    """Return the selection along each axis: a slice or an index; None for a new axis."""
     options = operation.options
     if options["offset"]:
         raise operation.refusal("with ends counted from the beginnings")

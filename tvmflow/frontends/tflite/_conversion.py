@@ -470,7 +470,7 @@ def _floor_mod(graph: Graph, x: Value, y: Value) -> Value:
 
 def _floor_divide(graph: Graph, x: Value, y: Value) -> Value:
     if np.dtype(x.dtype).kind in "iu":
-        # What is left divides without a remainder, so that rounding to zero changes nothing.
+        # The rest divides without a remainder, so that rounding to zero changes nothing.
         return graph.add("Div", graph.add("Sub", x, graph.add("Mod", x, y)), y)
     return graph.add("Floor", graph.add("Div", x, y))
 

@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 OPSET: Final = 21
 """The opset of the graph: the first that quantizes to 16 bits."""
 
-# Shapes and what is computed from them; weights stay nodes.
+# Shapes and computations on them; weights stay nodes.
 _MAX_EVALUATED: Final = 1 << 16
 
 
@@ -96,7 +96,7 @@ class Graph:
         self._names: set[str] = set()
         self._computed: set[str] = set()
         self.prefix = ""
-        """The name of the operator that is converted; what it adds is named after it."""
+        """The name of the converted operator; its nodes are named after it."""
 
     @property
     def is_dynamic(self) -> bool:
@@ -166,7 +166,7 @@ class Graph:
         known = _infer(node, largest, self.prefix)
         shapes = _infer_dynamic(self.ranges, node, operands)
         for value, shape in zip(known, shapes, strict=True):
-            # one rule says what ONNX says
+            # the same rule as in ONNX
             if self._numbers(shape) != value.shape:
                 text = f"{self.ranges.unknown_text()}; its operands have the shapes "
                 shown = [shape_text(operand.shape) for operand in operands if operand.name]
@@ -405,7 +405,7 @@ def _broadcast(call: _Call) -> _Shape:
 
 
 def _broadcast_shapes(ranges: SizeRanges, shapes: Sequence[_Shape]) -> list[IrSize]:
-    """Return the shape of what tensors of several shapes are broadcast to."""
+    """Return the broadcast shape of several tensors."""
     rank = max(map(len, shapes))
     result: list[IrSize] = [1] * rank
     for shape in shapes:

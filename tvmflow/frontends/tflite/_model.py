@@ -18,7 +18,7 @@ from tvmflow.frontends.base import NotAModel, number_repeated
 Buffer = bytes | mmap.mmap
 
 _MAX_TEXT: Final = 1 << 16
-# What converters write is read once or twice.
+# Files of converters are read once or twice.
 _READ_SHARE: Final = 4
 _SMALLEST_BUDGET: Final = 1 << 16
 # An empty table, and its place in a vector or in another table.
@@ -250,7 +250,7 @@ def read_options(name: str, table: Table | None) -> dict[str, Any]:
 
 
 IDENTIFIER: Final = b"TFL3"
-"""What stands in every TFLite file from its fifth byte on."""
+"""The identifier of TFLite files, from the fifth byte on."""
 
 MAX_ENTRIES: Final = 100_000
 """The most tensors and operators of a model: no converter makes more, and TVM would take hours."""
@@ -292,7 +292,7 @@ class Tensor(NamedTuple):
         dtype: As NumPy names it, where NumPy has it.
         dims: Its sizes, −1 for free ones. Those of results are placeholders: they follow from the inputs.
         data: Where the bytes of its values begin and end; None for a tensor that is computed.
-        quantization: What its integers stand for; None for plain values.
+        quantization: The meaning of its integers; None for plain values.
         is_sparse: Whether its values are stored in a sparse format.
     """
 
@@ -368,7 +368,7 @@ def is_tflite(head: bytes) -> bool:
 
 
 def read_model(data: Buffer) -> Model:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Raises:
         NotAModel: when it is not a TFLite model.

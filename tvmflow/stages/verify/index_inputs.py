@@ -32,7 +32,7 @@ class IndexInputs(NamedTuple):
 
     Attributes:
         outputs: The outputs that are indices.
-        selects: An index selects what the model goes on with, or returns.
+        selects: An index selects data that the model continues with, or returns.
         loaded: The model with these tensors as further outputs; None where they cannot be compared.
         reason: Why they cannot.
     """

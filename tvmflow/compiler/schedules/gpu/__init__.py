@@ -36,7 +36,7 @@ GPU_RULES: Final[Mapping[str, GpuRule]] = {
     "elementwise": maps.elementwise,
 }
 
-# The rules of DLight, for what is left: the first that fits a kernel schedules it.
+# The rules of DLight, for other kernels: the first that fits a kernel schedules it.
 _DLIGHT_RULES: Final = {
     "matmul": "Matmul",
     "gemv": "GEMV",

@@ -31,7 +31,7 @@ def length(schedule: Schedule, loop: Any) -> int:
 
 
 def list_loads(stmt: Any) -> list[Any]:
-    """Return the loads of what a block computes, but not of the buffer that it adds up in."""
+    """Return the loads of a block, except of the buffer that it accumulates in."""
     loads = find_nodes(stmt.body.value, tvm.ir.TensorLoad)
     return [load for load in loads if not load.source.same_as(stmt.body.buffer)]
 
@@ -48,7 +48,7 @@ def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
 
 
 def fuse_before(schedule: Schedule, handle: Any) -> None:
-    """Compute what a block reads in the block itself, as far as TVM can."""
+    """Inline the producers of a block, as far as TVM can."""
 
     def inline(producer: Any) -> bool:
         schedule.compute_inline(producer)

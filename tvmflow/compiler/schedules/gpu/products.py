@@ -38,7 +38,7 @@ _MIN_SIDE: Final = 4
 _DTYPE_INDEX: Final = "int64"
 
 
-# An axis is used by the first operand, the second one and the result -> what it is.
+# Whether the first operand, the second one and the result use an axis -> its kind.
 _KINDS: Final = {
     (True, True, True): "batch",
     (True, False, True): "first",
@@ -48,7 +48,7 @@ _KINDS: Final = {
 
 
 class Product(NamedTuple):
-    """A product, and what its axes are.
+    """A product, and the kinds of its axes.
 
     Attributes:
         main: The block that adds up.
@@ -76,7 +76,7 @@ class Product(NamedTuple):
 
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule a product, with what follows it computed in registers; None for another kernel."""
+    """Schedule a product, with its epilogue in registers; None for another kernel."""
     schedule = divide_groups(schedule)
     product = find_product(schedule)
     if product is None:
@@ -86,7 +86,7 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
     return None if tile is None else _apply_tile(schedule, product, tile, depth)
 
 
-# ---------------------------------------------------------------- what is a product
+# ---------------------------------------------------------------- recognition of products
 
 
 def find_product(schedule: Schedule) -> Product | None:
@@ -358,7 +358,7 @@ def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
     lanes = lanes if count % (threads * lanes) == 0 else 1
     divisions = [None, tile.groups, tile.down, tile.across, lanes]
     part, thread_z, thread_y, thread_x, vector = schedule.split(schedule.fuse(*loops), divisions)
-    # what is loaded ahead is in registers
+    # prefetched operands are in registers
     unroll(schedule, part, 32)
     if lanes > 1:
         schedule.vectorize(vector)
@@ -369,7 +369,7 @@ def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
 
 
 def load_ahead(schedule: Schedule, steps: Any, copies: Sequence[Any]) -> None:
-    """Have each step of a product load into registers what the next one needs, and wait for it no longer.
+    """Prefetch the operands of the next step of a product into registers.
 
     A step is two copies to shared memory, then the products.
     """

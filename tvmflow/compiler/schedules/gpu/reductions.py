@@ -51,7 +51,7 @@ class _Threads(NamedTuple):
 
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule reductions over the same axes, and what is around them, or return None."""
+    """Schedule reductions over the same axes, and the blocks around them, or return None."""
     handles = list_all_blocks(schedule)
     reductions = [handle for handle in handles if is_reduction(schedule, handle)]
     stmts = [schedule.get(handle) for handle in handles]
@@ -116,7 +116,7 @@ def _split_extents(stmt: Any) -> tuple[list[int], list[int]]:
 
 
 def _is_contiguous_along_rows(stmt: Any) -> bool:
-    """Return whether neighboring results read neighboring values, and what is added up does not."""
+    """Return whether neighboring results read neighboring values, and the reduced axis does not."""
     load = max(list_loads(stmt), key=lambda one: math.prod(int(size) for size in one.source.shape))
     axes = [axis for axis in stmt.iter_vars if int(axis.dom.extent) > 1]
     used = [axis for axis in axes if depends_on(load, axis.var)]
@@ -230,7 +230,7 @@ class _Window(NamedTuple):
 
 
 def apply_windows(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule a reduction of windows, with what follows it; None for another kernel."""
+    """Schedule a reduction of windows, with its epilogue; None for another kernel."""
     window = _find_window(schedule)
     return None if window is None else _apply_rows(schedule, window, _choose_rows(window, device))
 
