@@ -156,7 +156,7 @@ def _binding_advice(model: ModelProto, name: str) -> str:
     """Return how to make a condition or a number of iterations constant, if an input decides on it."""
     inputs = list_inputs_of(model, name)
     names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
-    return f"make its condition constant with {names}" if names else ""
+    return f"make it constant with {names}" if names else ""
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]

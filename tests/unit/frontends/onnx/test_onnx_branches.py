@@ -106,7 +106,7 @@ def test_a_branch_that_does_not_fit_names_the_input_that_decides(tmp_path: Path)
     made = model(nodes, inputs, [value("result", None)], weights)
     with pytest.raises(ImportFailed, match="MatMul") as caught:
         load(made, tmp_path)
-    assert caught.value.fix == ("bind what decides on it to a constant with inputs.rate.value")
+    assert caught.value.fix == ("make it constant with inputs.rate.value")
     specs = (TensorSpec("data", (1, 6), "float32"), TensorSpec("rate", (), "int64"))
     loaded = frontend.load(save(made, tmp_path), specs, bound={"rate": np.array(16, np.int64)})
     assert loaded.outputs[0].shape == (1, 4)

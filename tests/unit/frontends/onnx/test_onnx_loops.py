@@ -367,11 +367,7 @@ def test_other_loops_are_refused_by_name(made: onnx.ModelProto, tmp_path: Path) 
         match=r"^Loop is unrolled, which needs a number of iterations that is constant .* \(node with output 'total'\)",
     ) as caught:
         load(made, tmp_path, feed)
-    advice = (
-        "bind what decides on it to a constant with inputs.count.value; or "
-        if "count" in feed
-        else ""
-    )
+    advice = "make it constant with inputs.count.value; or " if "count" in feed else ""
     fix = "replace the operator in the model, or end the model before it"
     assert caught.value.fix == advice + fix
 

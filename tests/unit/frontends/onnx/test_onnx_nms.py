@@ -155,4 +155,4 @@ def test_a_selection_in_a_branch_is_refused(tmp_path: Path) -> None:
         "If (node with output 'rows') cannot be imported: NonMaxSuppression in a branch selects a "
         "number of boxes that is known only when it runs"
     )
-    assert error.value.fix == "bind what decides on it to a constant with inputs.c.value"
+    assert error.value.fix == "make it constant with inputs.c.value"

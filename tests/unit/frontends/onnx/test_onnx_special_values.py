@@ -321,7 +321,7 @@ def test_shapes_that_are_inputs_are_refused_by_name(operator: str, tmp_path: Pat
         f"{operator} (node with output 'y') cannot be imported: the shape of its result depends on "
         "the values of shape"
     )
-    assert error.value.fix == "bind what decides on it to a constant with inputs.shape.value"
+    assert error.value.fix == "make it constant with inputs.shape.value"
 
 
 @pytest.mark.parametrize("reduction", ["add", "mul"])
