@@ -23,6 +23,7 @@ class Session:
     One thread at a time may use it. Sessions of one model share its weights.
 
     Attributes:
+        signature: That of the model.
         inputs: The inputs of a step: those of the model that are no states.
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
@@ -38,7 +39,7 @@ class Session:
         signature: Mapping[str, Json],
         context: StepContext | None = None,
     ) -> None:
-        self._program, self._signature = program, signature
+        self._program, self.signature = program, signature
         self._states = State.list_of(signature)
         if not self._states or not isinstance(program, NativeProgram):
             raise BundleError(
@@ -198,4 +199,4 @@ class Session:
 
     def fork(self) -> Session:
         """Return another session with a copy of the states, which goes on by itself."""
-        return Session(self._program, self._signature, self._context.fork())
+        return Session(self._program, self.signature, self._context.fork())
