@@ -2,7 +2,7 @@
 
 The names are those under `outputs:` in a recipe.
 
-Imports frontends and what is below it. To add an exporter, write one module with the shape of
+Imports frontends and the layers below. To add an exporter, write one module with the shape of
 `base.Exporter`, or a `Form` in the table of a module, and its line here.
 """
 

@@ -33,7 +33,7 @@ _COMPRESSED: Final = frozenset({"archive", "c-source"})
 
 
 def compressor_versions(outputs: Collection[str]) -> dict[str, str]:
-    """Return what the bytes of these outputs depend on besides their content: versions of zlib differ."""
+    """Return the tools that the bytes of these outputs depend on: versions of zlib differ."""
     return {"zlib": zlib.ZLIB_RUNTIME_VERSION} if _COMPRESSED & set(outputs) else {}
 
 

@@ -63,7 +63,7 @@ class ExportRequest(NamedTuple):
 
 
 class BuiltModel(NamedTuple):
-    """A linked library, what it was linked from, and its description.
+    """A linked library, its object files, and its description.
 
     `forms` are files of every form that `build` compiled (form -> file name -> path), and `exported_files`
     those of the exporters before this one, by their names in `dist`. A loader checks the manifest (target, CPU

@@ -1,4 +1,4 @@
-"""Libraries for TVM's runtime, and what other linkers and compilers make them of.
+"""Libraries for TVM's runtime, and the files that other linkers and compilers make them of.
 
 `objects` and `shared-library` are loaded by TVM; `params` is a library without weights, with these in
 files of their own; `static-library`, `system-library` and `c-source` become part of a larger program.
@@ -148,7 +148,7 @@ def _export_params(built: BuiltModel, folder: Path) -> None:
 _C_README: Final = Path(__file__).with_name("c_source.md")
 # Precision -> the type that C lacks.
 _MISSING_TYPES: Final = {"mixed": "float16", "float16": "float16", "bfloat16": "bfloat16"}
-# TVM's names of its files -> names that say what they hold.
+# TVM's names of its files -> descriptive names.
 _C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
 

@@ -106,7 +106,7 @@ def write_wheel(
     is_pure: bool,
     generator: str = VERSION,
 ) -> None:
-    """Write a wheel: a zip of a package and of what pip needs, with the digest of every file.
+    """Write a wheel: a zip of a package and of the metadata for pip, with the digest of every file.
 
     The path is `NAME-VERSION-TAG.whl`, with the tag of Python, ABI and platform; the files are those of the
     package, and others in its `.dist-info`. A pure wheel holds no machine code.
@@ -260,7 +260,7 @@ def _stem(request: ExportRequest) -> str:
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
-    """Write a zip of the package and of what pip needs, with the digest of every file."""
+    """Write a zip of the package and of the metadata for pip, with the digest of every file."""
     request = built.request
     package, info = module_name(request.name), f"{_stem(request)}.dist-info"
     needs_tvm = _needs_tvm(built)
@@ -324,7 +324,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
 # The bill of materials inside a wheel (PEP 770): the model, its code and weights, and the runtime
 # that is copied.
 
-# The fields of a manifest with the versions of what made the library.
+# The fields of a manifest with the versions of the tools that made the library.
 _TOOLS: Final = {"tvmflow": "tvmflow", "tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
 _OWN_LICENSE: Final = "Apache-2.0"
 _MODEL: Final = "model"

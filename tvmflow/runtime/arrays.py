@@ -123,7 +123,7 @@ def address_of(array: Array) -> int:
 def as_array(value: Any) -> Array | None:
     """Return a tensor of any library as an array that shares its memory; None for anything else.
 
-    That is what NumPy, DLPack (torch, JAX, CuPy in the CPU's memory) and Python's buffer protocol know.
+    NumPy, DLPack (torch, JAX, CuPy in the CPU's memory) and Python's buffer protocol have these.
     """
     import numpy as np
 
@@ -364,7 +364,7 @@ def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) ->
 
 
 def list_codes(dimensions: Sequence[Dimension]) -> list[tuple[Any, ...]]:
-    """Return what a C library says of its dimensions, in its order."""
+    """Return a C library's descriptions of its dimensions, in its order."""
     return sorted((entry.name, entry.min, entry.max, entry.multiple_of) for entry in dimensions)
 
 

@@ -47,7 +47,7 @@ class Bundle(NamedTuple):
         signature: The model's inputs and outputs.
         library: The library; empty where only documents were read, or where it was written to a file.
         parts: The bundles of the parts of a partitioned model.
-        problems: A sentence for each file that is not what the manifest describes.
+        problems: A sentence for each file that differs from the manifest.
         library_file: The file that the library was written to, if it was.
     """
 
@@ -148,7 +148,7 @@ def damaged_bundle_error(path: str | Path, reason: object) -> BundleError:
 
 
 def _explain(stream: IO[bytes]) -> str:
-    """Return what another delivered file is that was taken for a bundle; empty for anything else."""
+    """Return the kind of another delivered file that was taken for a bundle; else an empty string."""
     with contextlib.suppress(Unreadable, *ZIP_ERRORS):
         stream.seek(0)
         start = stream.read(2)
@@ -295,7 +295,7 @@ def _find_wrong_files(
     contents: Mapping[str, bytes],
     copies: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield a sentence for every file that is not as described; what is in `copies` is written there."""
+    """Yield a sentence for every file that is not as described; files in `copies` are written there."""
     for name in sorted(described.keys() - names):
         yield f"it has no {quote(name)}, which its manifest names"
     for name in sorted(names - {MANIFEST}):

@@ -52,11 +52,11 @@ LOWER_LEVEL: Final = (
     "build the recipe for this machine (`host`), for a lower CPU level, or for all CPUs of the architecture "
     "in one library (the preset x86-64-any or aarch64-any)"
 )
-"""What to do where a CPU lacks what a library needs."""
+"""The remedy if a CPU lacks features of a library."""
 WRONG_VALUE: Final = 1000
 """This code, and all above up to the next, say that a value of an input is wrong; the message says which."""
 _WRONG_SIZE: Final = 65536
-# What to do for a code of the header.
+# The remedy for each code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
     6: "give arrays of their own as `out`",
@@ -310,7 +310,7 @@ class NativeProgram:
         )
 
     def _read_dimensions(self) -> list[tuple[Any, ...]]:
-        """Return what the library says of its dimensions, in their order."""
+        """Return the library's descriptions of its dimensions, in their order."""
         if "dimensions" not in self.loaded.functions:
             return []
         described = self.loaded.functions["dimensions"]()
@@ -601,7 +601,7 @@ class _Context:
         names: dict[int, str] = {}
 
         def report(_user: Any, kernel: int, nanoseconds: int) -> None:
-            # asked for once: what the hook takes is part of the call
+            # asked for once: the time of the hook is part of the call
             name = names.get(kernel) or names.setdefault(kernel, kernel_name(kernel).decode())
             record(name, nanoseconds / 1e9)
 
@@ -699,7 +699,7 @@ class StepContext(_Context):
         return data.raw
 
     def load(self, data: bytes) -> None:
-        """Take all states from what `save` returned."""
+        """Restore all states from the result of `save`."""
         self._check(self._functions["load_state"](self._handle, data, len(data)))
 
 

@@ -13,7 +13,7 @@ from tvmflow.runtime.c_loader import Sampling, StepContext
 
 
 class Steps(Protocol):
-    """What generation needs of a session."""
+    """The interface of a session that generation needs."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

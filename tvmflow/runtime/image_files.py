@@ -21,7 +21,7 @@ _Converted = TypeVar("_Converted")
 SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 """The endings of files that are taken for images."""
 
-# What has elements, and is no series of images.
+# Collections that are no series of images.
 _NO_SERIES: Final = (str, bytes, bytearray, memoryview, Mapping)
 # Images of several: [images, height, width, channels].
 _BATCH_DIMENSIONS: Final = 4
@@ -102,7 +102,7 @@ def list_images(images: Any) -> list[Any]:
 def read_files(
     paths: Iterable[str | os.PathLike[str]], convert: Callable[[Array], _Converted]
 ) -> list[_Converted]:
-    """Return what a function makes of the pixels of each file.
+    """Return a function's results for the pixels of each file.
 
     Raises:
         BundleError: with every file that cannot be read.

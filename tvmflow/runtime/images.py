@@ -21,7 +21,7 @@ COLOURS: Final[Mapping[str, int]] = {"RGB": 3, "BGR": 3, "GRAY": 1}
 MAX_SIZE: Final = 1 << 15
 """The largest height and width of a resized image."""
 
-# Of a resized image; a few times what the largest inputs have.
+# Limit of a resized image; a few times the size of the largest inputs.
 _MAX_RESIZED_PIXELS: Final = 1 << 28
 
 Size = tuple[int, int]
@@ -54,7 +54,7 @@ class Preprocessing(NamedTuple):
         crop: Whether the middle of the resized image is cut out.
         pad: The level of the bars beside an image that keeps its aspect ratio; None stretches it.
         interpolation: One of `INTERPOLATIONS`.
-        scale: What levels from 0 to 255 are multiplied by; then `mean` is subtracted, and the rest divided by `std`.
+        scale: The factor of levels from 0 to 255; then `mean` is subtracted, and the result divided by `std`.
         mean: For each channel of the input.
         std: For each channel of the input.
     """

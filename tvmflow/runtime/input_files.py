@@ -46,7 +46,7 @@ class InputFile(NamedTuple):
 
 
 def parse_input(word: str, names: Iterable[str]) -> InputFile:
-    """Return what `FILE` or `NAME=FILE` means; `=` may stand in the name of a file."""
+    """Return the parts of `FILE` or `NAME=FILE`; `=` may stand in the name of a file."""
     name, _, path = word.partition("=")
     return InputFile(path, name) if path and name in names else InputFile(word)
 

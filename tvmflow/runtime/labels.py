@@ -55,7 +55,7 @@ class Labels(NamedTuple):
         return cls(tuple(names), activation, str(value["sha256"]))
 
     def to_json(self) -> dict[str, Json]:
-        """Return what the manifest has."""
+        """Return the manifest's fields."""
         return {**self._asdict(), "names": list(self.names)}
 
     def check(self, output: TensorSpec, *, is_activation_known: bool = True) -> None:
@@ -111,7 +111,7 @@ class Labels(NamedTuple):
         return bool((values >= 0).all() and np.isclose(sums, 1.0, 0, _SUM_TOLERANCE).all())
 
     def describe(self, scores: Array, output: str) -> str:
-        """Return what the probabilities of scores are."""
+        """Return the meaning of the probabilities of scores."""
         if self.is_probability(scores):
             return f"probabilities: the output '{output}'"
         return f"probabilities: softmax of the output '{output}'"
@@ -162,7 +162,7 @@ def predictions_json(
 
 
 def format_predictions(predictions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
-    """Yield the lines that show what `predictions_json` returned."""
+    """Yield the lines that show the result of `predictions_json`."""
     for image in predictions:
         yield f"{image['file']}:"
         for best in image["classes"]:

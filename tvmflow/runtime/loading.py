@@ -1,4 +1,4 @@
-"""Loading a bundle: what a user's program calls. Needs numpy alone with the C runtime.
+"""Loading a bundle: the interface for users' programs. Needs numpy alone with the C runtime.
 
 TVM's virtual machine needs tvm_ffi and TVM's runtime library besides; the compiler (`import tvm`)
 is never loaded. Everything that can be known before the library is loaded is checked before,
@@ -237,7 +237,7 @@ def _load_program(
     except TvmflowError as error:
         raise type(error)(f"{path}: {error.message}", fix=error.fix) from error
     except Exception as error:
-        # what the system's loader and TVM raise
+        # exceptions of the system's loader and of TVM
         raise _unloadable_error(path, error) from error
 
 

@@ -55,7 +55,7 @@ class Module:
             after a call, and at most that of the shape.
         dimensions: The sizes that each call chooses; none where all are fixed.
         images: The preprocessing of each input that takes images, by name.
-        classes: The names of the classes, and what their scores are; None where the model has none.
+        classes: The names of the classes, and the meaning of their scores; None where the model has none.
         dynamic_tensors: The inputs and outputs of a model with dimensions; None for one of fixed sizes.
         parts: The parts of a partitioned model by name, in order; empty for any other.
         program: The code.

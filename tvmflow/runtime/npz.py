@@ -152,7 +152,7 @@ def _explain_unpacking(error: OSError) -> EnvironmentProblem:
 
 # ---------------------------------------------------------------- npz files
 
-# What an npz file may unpack to, besides this many times its own size.
+# The limit of an unpacked npz file, besides this many times its own size.
 _MAX_NPZ: Final = 1 << 30
 _MAX_NPZ_RATIO: Final = 64
 _MAX_ARRAYS: Final = 100_000
@@ -163,7 +163,7 @@ _MIN_STORED: Final = 1 << 12
 _PIECE: Final = 1 << 20
 # The head of a member of a zip file, which ends with the lengths of its name and of its extra field.
 _ZIP_HEAD: Final = struct.Struct("<26xHH")
-# What the contents of a damaged file raise: a place before its beginning, and data that bz2 cannot unpack.
+# Exceptions at damaged files: a place before its beginning, and data that bz2 cannot unpack.
 _DAMAGED: Final = (errno.EINVAL, None)
 
 
@@ -247,7 +247,7 @@ def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any])
 
 
 class _Header(NamedTuple):
-    """The head of an array's file: where its elements begin, and what they are."""
+    """The head of an array's file: where its elements begin, and their type."""
 
     offset: int
     shape: tuple[int, ...]

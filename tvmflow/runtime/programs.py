@@ -18,7 +18,7 @@ Record = Callable[[str, float], None]
 """Receives the name of an operator and the seconds of one call of it."""
 
 Observe = Callable[[bytes | bytearray], None]
-"""Receives memory with tensors of a call: what a kernel has just read and written, or all that the library has."""
+"""Receives memory with tensors of a call: operands and results of a kernel, or all of a library."""
 
 Call = Callable[[], object]
 """Calls a model with inputs that are in place."""

@@ -90,7 +90,7 @@ class Session:
             An array for each of `outputs`.
 
         Raises:
-            BundleError: a ValueError that names what does not fit; the states are as before.
+            BundleError: a ValueError that names the mismatch; the states are unchanged.
         """
         import numpy as np
 
@@ -136,17 +136,17 @@ class Session:
     ) -> Iterator[int]:
         """Generate the tokens of a language model that follow some.
 
-        The given tokens are computed in steps of as many as the model takes at once. The session then holds all tokens
-        but the last one, and a later call goes on from there: give it that token and those that follow.
+        The given tokens are computed in steps of as many as the model takes at once. The session then holds all
+        tokens but the last one, and a later call goes on from there: give it that token and those that follow.
 
         Args:
             tokens: The tokens of the prompt, at least one.
             max_tokens: So many are generated at most; None for as many as the states can hold.
             stop: Tokens after which generation ends; they are given, too.
-            temperature: What logits are divided by; 0 chooses the token of the largest logit.
+            temperature: The divisor of logits; 0 chooses the token of the largest logit.
             top_k: Only so many tokens of the largest logits are chosen from, at most 1024; 0 for all.
             top_p: Only the most probable tokens are chosen from, whose probabilities together reach this.
-            repetition_penalty: What positive logits of all earlier tokens are divided by, and negative ones multiplied.
+            repetition_penalty: The divisor of positive logits of earlier tokens, and the factor of negative ones.
             seed: The random state to begin with; None goes on with that of the session.
 
         Raises:
@@ -190,7 +190,7 @@ class Session:
         return self._context.save()
 
     def load(self, data: bytes) -> None:
-        """Go on from what `save` returned.
+        """Continue from the result of `save`.
 
         Raises:
             BundleError: It is damaged, or was saved by another model; the states are as before.

@@ -1,6 +1,6 @@
 """Statements of provenance: reading them, and comparing files with them and their signatures.
 
-What a program needs that loads only what a trusted key signed; `provenance` makes statements.
+For programs that load only files that a trusted key signed; `provenance` makes statements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILD_TYPE: Final = "urn:tvmflow:build:v1"
 RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
 """The same for a statement about the folder of a release."""
 MEASUREMENTS_TYPE: Final = "urn:tvmflow:measurements:v1"
-"""The same for a statement about what was measured of a target's files, or of a release."""
+"""The same for a statement about measurements of a target's files, or of a release."""
 
 VERIFICATION: Final = "verification"
 KERNELS: Final = "kernels"
@@ -82,7 +82,7 @@ class Statement(NamedTuple):
 
     @property
     def is_of_measurements(self) -> bool:
-        """True if it says what was measured of its subjects, and not what they were made from."""
+        """True if it has measurements of its subjects instead of their provenance."""
         return get_field(self.body, *_DEFINITION, "buildType", of=str) == MEASUREMENTS_TYPE
 
     @property
@@ -121,7 +121,7 @@ class Statement(NamedTuple):
 
 
 def parse_statement(text: bytes) -> Statement:
-    """Return the statement in a text that tvmflow made; Unreadable, with what it is, for any other."""
+    """Return the statement in a text that tvmflow made; Unreadable, with its kind, for any other."""
     body = read_json(text)
     _require(body, (STATEMENT_TYPE,), "_type")
     _require(body, (PREDICATE_TYPE,), "predicateType")
@@ -195,7 +195,7 @@ class Finding(NamedTuple):
     """The result of the check of one file.
 
     Attributes:
-        good: It is what a statement says.
+        good: It agrees with a statement.
         source: The statement that decided it; None when there is none.
         is_renamed: It has the content of a file that the statement names, at another path.
     """
@@ -219,7 +219,7 @@ def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStat
 
 
 def _unusable(path: Path, reason: str) -> SignedStatement:
-    # The reason may quote what somebody wrote there.
+    # The reason may quote text of a stranger.
     return SignedStatement(
         path=path, statement=None, key_ids=(), trusted=(), problem=reason[:_MAX_PROBLEM]
     )
@@ -345,7 +345,7 @@ def open_trusted_file(
             yield stream
             return
         trusted = _load_keys(trusted_keys)
-        # the file could be edited after it is checked: what is read is a copy that nobody else has
+        # the file could be edited after the check: a private copy is read
         with tempfile.TemporaryFile() as copy:
             digest = hashlib.sha256()
             while copy.tell() <= max_bytes and (chunk := stream.read(_CHUNK)):

@@ -61,7 +61,7 @@ class ExecutionDevice:
             _synchronize(self._device)
 
     def load_runtime(self) -> None:
-        """Load what libraries need of TVM and of the backend, into this process."""
+        """Load TVM's and the backend's runtime for libraries into this process."""
         import tvm_ffi
 
         for name in ("tvm_runtime", "tvm_runtime_extra"):
@@ -80,7 +80,7 @@ CPU: Final = ExecutionDevice(CpuBackend())
 
 
 def _register_functions() -> None:
-    """Register what libraries call by name, and TVM defines in Python, unless the compiler is loaded."""
+    """Register functions that libraries call by name and TVM defines in Python, unless it is loaded."""
     import tvm_ffi
 
     for name, function in _FUNCTIONS.items():
@@ -89,7 +89,7 @@ def _register_functions() -> None:
 
 
 def _find_nonzero(tensor: Any) -> Any:
-    """Return the indices of what is not zero, a row for each axis."""
+    """Return the indices of nonzero elements, a row for each axis."""
     import numpy as np
 
     return _own_tensor(np.stack(np.atleast_1d(fetch_array(tensor)).nonzero()))
@@ -103,7 +103,7 @@ def _find_unique(
     return_counts: int,
     axis: int | None = None,
 ) -> Any:
-    """Return the different values of a tensor, or slices along an axis, and what else is asked for."""
+    """Return the different values of a tensor, or slices along an axis, and other requested results."""
     import numpy as np
 
     array = fetch_array(tensor)
@@ -175,7 +175,7 @@ def _synchronize(device: Any) -> None:
 class InputBuffer:
     """An input of a library.
 
-    `array` is filled by the caller; `tensor` is what `main` takes after `send()`.
+    `array` is filled by the caller; `tensor` is the argument of `main` after `send()`.
     """
 
     def __init__(self, spec: TensorSpec, device: ExecutionDevice) -> None:

@@ -1,4 +1,4 @@
-"""Weights in files of their own: reading them, and checking them against what a library takes."""
+"""Weights in files of their own: reading them, and checking them against a library."""
 
 from __future__ import annotations
 

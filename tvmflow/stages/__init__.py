@@ -1,4 +1,4 @@
-"""The stages, from a model to verified files. Imports recipe and what is below it.
+"""The stages, from a model to verified files. Imports recipe and the layers below.
 
 To add a stage, write a module with the shape of `base.Stage` and its line here, after the stages
 that it needs. Its declarations put it into pipelines, plans, keys, reports and locks.

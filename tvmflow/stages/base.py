@@ -55,7 +55,7 @@ class StageTraits:
 
     Attributes:
         version: Raised whenever the same inputs would give another output.
-        scope: What it runs once for.
+        scope: The unit that it runs once for.
         needs: Stage -> the files of its artifact that this one reads; all of them where none is named.
         optional_needs: Those of `needs` that a pipeline may lack.
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
@@ -74,14 +74,14 @@ class StageTraits:
             a child of a fork server. None for a stage that lowers nothing.
         find_faults: Localizes the fault of a library that the stage rejected; runs in a child of a
             fork server. None for a stage that rejects none.
-        forecast: Returns what a search will find in the ledger, from its settings, its input files, the
+        forecast: Returns the ledger's content for a search, from its settings, its input files, the
             ledger and the TVM build. None for a stage that searches nothing.
         weights: The files of its result that hold weights, and nothing else of a model: the others stay
             the same when only the weights of the model that it reads have changed.
         added_with: The stages of a pipeline that add it; none for a stage that pipelines name.
         is_needed: Whether a recipe, resolved for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part, a partitioned target or a quantized model.
-        run: What the code must know that runs, locks and reports it.
+        run: The facts for the code that runs, locks and reports it.
     """
 
     version: int
@@ -115,7 +115,7 @@ class StageSettings(Settings):
     """Everything that the output of a stage depends on, besides its input files and tools.
 
     A stage sees nothing else of the recipe and of the target, so that a new setting is in the key
-    as soon as it can be read. Only what may be absent has a default, and is then left out of the
+    as soon as it can be read. Only optional fields have a default, and is then left out of the
     key: a new optional field runs nothing again. Names of fields are words of the recipe, and
     `explain` shows them.
     """
@@ -192,7 +192,7 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
 
     Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict, as `codec`
     reads them. `describe` and `explain` are pure, and may be given facts that another version, or another
-    machine, recorded: what not all versions recorded has a default.
+    machine, recorded: fields that not all versions recorded have a default.
     """
 
     @property
@@ -208,22 +208,22 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
         ...
 
     def describe(self, facts: FactsT, inputs: KnownFacts) -> list[str]:
-        """Return what a summary says of a result, a line each.
+        """Return the lines of a summary about a result.
 
         Args:
             facts: The facts of the result.
             inputs: The facts of the stages that this one needs, as far as they are known.
 
         Raises:
-            Mismatch: the facts lack what the others need.
+            Mismatch: the facts lack a field that others need.
         """
         ...
 
     def explain(self, facts: FactsT) -> list[str]:
-        """Return what `tvmflow explain` says of a result, besides all that it depends on; a line each.
+        """Return the lines of `tvmflow explain` about a result, besides its dependencies.
 
         Raises:
-            Mismatch: the facts lack what the others need.
+            Mismatch: the facts lack a field that others need.
         """
         ...
 
@@ -233,12 +233,12 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
 
 
 def no_lines(*_: object) -> list[str]:
-    """Return no line: reports say nothing of a result besides what it depends on."""
+    """Return no line: reports have nothing about a result besides its dependencies."""
     return []
 
 
 def no_files(recipe: Recipe, target: Any) -> Files:
-    """Return no file: what the stage makes is for other stages."""
+    """Return no file: results of the stage are for other stages."""
     return ()
 
 

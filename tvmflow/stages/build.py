@@ -96,7 +96,7 @@ _SHOWN_TILES: Final = 5
 # Kernels that take a smaller share of the time are not worth a warning.
 _LARGE_SHARE: Final = 0.05
 
-# What a summary says of kernels by the rule of their schedule, in this order.
+# A summary's text about kernels by the rule of their schedule, in this order.
 _RULE_TEXTS: Final[Mapping[str, str]] = {
     TUNED: "tuned",
     "register_tiles": "with register tiles",
@@ -125,7 +125,7 @@ class BuildSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
-    """Return what the code is for, and what shapes it besides tuning."""
+    """Return the target of the code, and settings besides tuning."""
     forms = set() if backend_for(target.tvm).IS_BESIDE_HOST else list_forms(recipe)
     runtime = choose_runtime(recipe, target)
     return BuildSettings(
@@ -147,7 +147,7 @@ class BuildFacts(NamedTuple):
         unscheduled_shares: The estimated share of the time of each kernel without a schedule; None
             where it depends on dynamic shapes or on data.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
-        runtime: What executes the library.
+        runtime: The executor of the library.
         needs_tvm_for: The operator that needs TVM's runtime; empty for none.
     """
 
@@ -299,7 +299,7 @@ def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
 def _describe_unscheduled(
     kernels: Sequence[str], shares: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield what kernels without a schedule cost, the largest share first; much cost is a warning."""
+    """Yield the costs of kernels without a schedule, the largest share first; a large one is a warning."""
     known = {name: share for name in kernels if (share := shares.get(name)) is not None}
     large = sorted((name for name in known if known[name] >= _LARGE_SHARE), key=known.__getitem__)
     if large:
@@ -381,7 +381,7 @@ class KernelCode(NamedTuple):
     Attributes:
         tir: The scheduled kernel as TVMScript.
         schedule: The instructions of its schedule as Python; empty where TVM keeps none.
-        assembly: What the code generator made of it for the target; empty where it was not requested.
+        assembly: Its assembly for the target; empty where it was not requested.
         candidates: The fields of the first register tiles of its rule (`RankedTile`), ranked by estimated cost;
             none for other kernels, or where they were not requested.
     """
@@ -475,5 +475,5 @@ def _find_cpu(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> CpuModel | 
 
 
 def _instructions(schedule: tvm.s_tir.Schedule) -> str:
-    """Return what a schedule did, without the loops and blocks that it looked up for nothing."""
+    """Return the steps of a schedule, without unused lookups of loops and blocks."""
     return str(schedule.trace.simplified(remove_postproc=False))

@@ -1,4 +1,4 @@
-"""`choose`: measures how else operators can be computed, and keeps what makes the library faster.
+"""`choose`: measures alternative lowerings of operators, and keeps faster ones.
 
 It comes before `lower`, which computes each operator as was chosen. The ledger keeps all times, so that
 the same model always gets the same choices.
@@ -76,7 +76,7 @@ CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
 class ChooseSettings(TrialSettings):
     """The options of lowering, the runtime, and the recipe's relative tolerance.
 
-    `is_measurable` is false where no library can be timed here, or one is for several levels. `interim` takes what
+    `is_measurable` is false where no library can be timed here, or one is for several levels. `interim` takes
     the ledger has, and measures nothing.
     """
 
@@ -88,7 +88,7 @@ class ChooseSettings(TrialSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
-    """Return what the model is lowered for, and the machine that is measured on."""
+    """Return the target of the lowering, and the machine of measurements."""
     is_here = backend_for(target.tvm).RUNS_ON_HOST_CPU and not target.remote
     return ChooseSettings(
         lowering=lowering_options(recipe),
@@ -173,7 +173,7 @@ class ChooseFacts(NamedTuple):
 
 
 def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
-    """Measure what the ledger lacks, and write what makes the whole library faster."""
+    """Measure the choices that the ledger lacks, and write those that make the whole library faster."""
     choices, facts = _choose(settings, context)
     (context.out / CHOICES).write_text(choices_text(choices))
     return facts
@@ -254,7 +254,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
 def _make_facts(
     groups: Groups, chosen: Mapping[str, ChoiceTimes], outcome: Outcome | None
 ) -> ChooseFacts:
-    """Return what was found, and what became of the whole library."""
+    """Return the measured choices, and the outcome for the whole library."""
     kept = outcome.choices if outcome and outcome.is_kept else {}
     rows = [
         ChosenOperator(
@@ -293,7 +293,7 @@ def _microseconds(seconds: Sequence[float]) -> float:
 
 
 def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many operators are computed otherwise than by rule, and what the library gains."""
+    """Return how many operators do not follow the rules, and the gain of the library."""
     if facts.reason:
         return [f"operators are computed as the rules choose: {facts.reason}"]
     if not facts.operators:

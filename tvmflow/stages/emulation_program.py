@@ -37,7 +37,7 @@ describe = explain = no_lines
 
 
 class EmulationProgramSettings(StageSettings):
-    """The triple that the program is compiled for, and what it checks.
+    """The triple that the program is compiled for, and its checks.
 
     `features` are those of the CPU that kernels need, `sources` is the digest of the files of this
     package that the program is compiled from.
@@ -51,7 +51,7 @@ class EmulationProgramSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings:
-    """Return what the program depends on, besides the compiled code."""
+    """Return the dependencies of the program, besides the compiled code."""
     return EmulationProgramSettings(
         name=recipe.name,
         compiled=emulation_libc.settings(recipe, target).compiled,

@@ -48,7 +48,7 @@ TRAITS: Final = StageTraits(
 describe = explain = no_lines
 
 BUNDLE: Final = "module.tvmflow"
-"""Always made, whether delivered or not: it is what `verify` loads."""
+"""Always made, whether delivered or not: `verify` loads it."""
 
 VM_BUNDLE: Final = "vm.tvmflow"
 """Never delivered: `verify` loads it where outputs for TVM's runtime are delivered beside a library with the C runtime."""
@@ -101,7 +101,7 @@ class ReleaseSettings(StageSettings):
     inputs: dict[str, ImageInput] = Field(default={})
 
     def describe(self) -> dict[str, Json]:
-        """Return what a manifest says of the release, and of the tools that made it."""
+        """Return a manifest's fields about the release and its tools."""
         import tvm
         import tvm_ffi
 
@@ -145,7 +145,7 @@ class ExportSettings(ReleaseSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
-    """Return what the exported files depend on, besides the compiled code."""
+    """Return the dependencies of exported files, besides the compiled code."""
     return ExportSettings(
         **release_settings(
             recipe,
@@ -160,7 +160,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
 
 
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
-    """Return what is to be exported for a resolved target."""
+    """Return the requested exports for a resolved target."""
     return _make_request(recipe, target)._replace(
         precision=recipe.kernels.precision,
         has_images=bool(images.image_inputs(recipe)),
@@ -240,7 +240,7 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
 
 @contextlib.contextmanager
 def _step(context: StageContext, text: str, *, is_long: bool = False) -> Iterator[None]:
-    """Say what the stage does now, and record how long it takes."""
+    """Report the current step of the stage, and record its duration."""
     # zig compiles the system's C library from its source
     message = f"{text} with the C library of WASI, which takes up to a minute" if is_long else text
     context.emit({"event": "step", "message": message, "is_long": is_long})

@@ -47,7 +47,7 @@ class ExtractTasksSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
-    """Return what executes the kernels."""
+    """Return the executor of the kernels."""
     return ExtractTasksSettings(
         runtime=choose_runtime(recipe, target), c_library=requires_c_library(recipe, target)
     )
@@ -59,7 +59,7 @@ class ExtractTasksFacts(NamedTuple):
     Attributes:
         workloads: How many workloads it has.
         not_tunable: The reason for each kernel that cannot.
-        runtime: What executes the library.
+        runtime: The executor of the library.
         needs_tvm_for: The operator that needs TVM's runtime; empty for none.
     """
 

@@ -1,4 +1,4 @@
-"""Images and labels of a recipe: what a manifest says of them, and `verify.data` as images."""
+"""Images and labels of a recipe: their fields in a manifest, and `verify.data` as images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvmflow.stages.base import Settings
 LABELS: Final = "labels"
 """The role of the file of labels."""
 UNKEYED_LABELS: Final = "labels-check"
-"""What a stage reads that checks labels, and whose result does not depend on them."""
+"""Inputs of a stage that checks labels, and whose result does not depend on them."""
 
 # Operators that change neither which score is the largest nor whether scores are probabilities.
 _TRANSPARENT: Final = frozenset(
@@ -56,7 +56,7 @@ def describe_images(
     labels: Path | None,
     model: Path | None = None,
 ) -> dict[str, Json]:
-    """Return what a manifest says of images and labels; StageError when they do not fit the model."""
+    """Return a manifest's fields about images and labels; StageError when they do not fit the model."""
     fields: dict[str, Json] = {}
     if inputs:
         specs = {spec.name: spec for spec in _read_specs(signature, "inputs")}

@@ -65,12 +65,12 @@ _BYTES_PER_S: Final = 1 << 20
 # Operators that move a window over data: the beginnings of their names.
 _WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
 
-# How much the images of networks are shrunk before what is enlarged again joins what it came from.
+# Downsampling factors of networks with skip connections between feature maps of equal size.
 _MULTIPLES: Final = (2, 4, 8, 16, 32, 64)
 _MAX_MINIMA: Final = 4
 
 OF_STATES: Final = ("states", "model")
-"""What the signature of a model with states has besides: these, and the digest of its files."""
+"""Additional fields in the signature of a model with states: these, and the digest of its files."""
 
 NODES: Final = "nodes.json"
 """The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
@@ -85,7 +85,7 @@ class InputSettings(Settings):
 
 
 class DimensionSettings(Settings):
-    """The range of a dimension. The sizes that kernels are tuned at do not change what is imported."""
+    """The range of a dimension. The sizes that kernels are tuned at do not change the imported model."""
 
     min: int
     max: int
@@ -103,7 +103,7 @@ class ImportSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings:
-    """Return what a model means, besides the content of its files."""
+    """Return the settings of a model, besides the content of its files."""
     return ImportSettings(
         model={"kind": recipe.model.kind},
         inputs={name: _input_settings(spec) for name, spec in recipe.inputs.items()},
@@ -205,7 +205,7 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
 def _load(
     settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
 ) -> tuple[LoadedModel, list[Json]]:
-    """Return what a model is, and its inputs that are bound to a value."""
+    """Return the kind of a model, and its constant inputs."""
     frontend = FRONTENDS[settings.model["kind"]]
     specs = _resolve_inputs(frontend, settings, dimensions, files)
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
@@ -304,7 +304,7 @@ def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension])
 
 
 def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
-    """Check that no window is larger than what it moves over.
+    """Check that no window is larger than its data.
 
     Raises:
         ImportFailed: a tensor would have a size below 0, or the result of a window no elements.

@@ -47,7 +47,7 @@ class JoinSettings(export.ReleaseSettings):
 
 
 def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
-    """Return what the joined files depend on, besides the exported parts."""
+    """Return the dependencies of the joined files, besides the exported parts."""
     return JoinSettings(
         **export.release_settings(recipe, list_outputs(recipe), PARTITIONED_EXPORTERS),
         target=target.name,
@@ -61,7 +61,7 @@ def list_outputs(recipe: Recipe) -> list[str]:
 
 
 def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
-    """Return what is to be exported for a partitioned target."""
+    """Return the requested exports for a partitioned target."""
     request = _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
     return request._replace(has_images=bool(images.image_inputs(recipe)))
 

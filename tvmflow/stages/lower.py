@@ -73,7 +73,7 @@ class LowerSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
-    """Return what the model is lowered for."""
+    """Return the target of the lowering."""
     return LowerSettings(
         target=target.tvm,
         lowering=replace(lowering_options(recipe), shares_weights=bool(target.isa_level_target)),

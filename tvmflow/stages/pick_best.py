@@ -1,6 +1,6 @@
 """`pick_best`: measures each workload's finalists again, interleaved, and keeps the fastest.
 
-Then the whole library is compared with the untuned one, and what loses there stays untuned. The
+Then the whole library is compared with the untuned one, and a slower one stays untuned. The
 ledger keeps these times, so that the same finalists always have the same winner.
 """
 
@@ -107,7 +107,7 @@ class SizeTimes(TypedDict):
 
 
 class _OpenJudgement(TypedDict, total=False):
-    """A kernel with dynamic shapes: times of the winner, and what is `wrong` with finalists' values."""
+    """A kernel with dynamic shapes: times of the winner, and problems with finalists' values (`wrong`)."""
 
     sizes: list[SizeTimes]
     wrong: list[str]
@@ -181,9 +181,9 @@ class PickBestFacts(NamedTuple):
         coverage: The share of the untuned time in kernels that have a schedule, found or by rule.
         peak_gflops: The peak of the machine; None where it is not known.
         threads: The threads that kernels ran with; None where nothing was measured.
-        library: What became of the whole library.
+        library: The outcome for the whole library.
         size_speedups: For each tuned kernel with dynamic shapes, the speedup at each size to tune at.
-        wrong: For kernels with dynamic shapes, what is wrong with the values of schedules that are banned for it.
+        wrong: For kernels with dynamic shapes, the problems of banned schedules' values.
     """
 
     tuned: int
@@ -313,7 +313,7 @@ def _check_coverage(coverage: float, min_coverage: float | None) -> None:
 def _make_facts(
     tunable: int, judgements: Mapping[str, Judgement], peak: float | None, library: LibraryFacts
 ) -> PickBestFacts:
-    """Return what tuning achieved."""
+    """Return the gain of tuning."""
     untuned_us = tuned_us = covered_us = 0.0
     kernels: list[MeasuredKernel] = []
     for judgement in judgements.values():
@@ -526,11 +526,11 @@ def _relative_noise(samples: Sequence[float]) -> float:
     return min(max(spread, _MIN_NOISE), _MAX_NOISE)
 
 
-# ---------------------------------------------------------------- what a summary says
+# ---------------------------------------------------------------- the summary
 
 
 def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
-    """Return what tuning achieved, with the kernels that take longest."""
+    """Return the gain of tuning, with the slowest kernels."""
     if not facts.untuned_us:
         return []
     tuned = inputs.get(TuneFacts)
@@ -704,7 +704,7 @@ def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None)
 
 
 def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> LibraryFacts:
-    """Return what became of the library."""
+    """Return the outcome for the library."""
     overruled: dict[str, list[str]] = {}
     for judgement in judgements.values():
         if judgement["overruled"]:

@@ -19,7 +19,7 @@ AUTO: Final = "auto"
 """The C runtime if the model allows it: `extract_tasks` and `build` find out."""
 
 FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM, WebgpuBackend.KIND: form_names.WEBGPU}
-"""The runtime -> the form of what `build` compiles for it."""
+"""The runtime -> the form of compiled code for it."""
 
 
 def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
@@ -79,7 +79,7 @@ def requires_c_library(recipe: Recipe, target: ResolvedTarget) -> bool:
 
 
 def list_forms(recipe: Recipe) -> set[str]:
-    """Return the forms of compiled code that outputs need, and what verifies them."""
+    """Return the forms of compiled code that outputs and verification need."""
     forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
     return forms | {C_LIBRARY} if run_location(recipe) == QEMU else forms
 
@@ -90,7 +90,7 @@ def run_location(recipe: Recipe) -> str:
 
 
 def describe_runtime(reason: str) -> list[str]:
-    """Return what a report says of a library that needs TVM's virtual machine; nothing for no reason."""
+    """Return a report's line about a library that needs TVM's virtual machine; nothing without a reason."""
     return (
         [f"runs on TVM's virtual machine (runtime: vm), which it needs for {reason}"]
         if reason

@@ -74,7 +74,7 @@ class TrialSettings(StageSettings):
 class SearchSettings(Settings):
     """The budget, how to search and how to measure; see `recipe.Tune`.
 
-    `interim` is a part of a longer search, after which what it found so far is delivered; the first
+    `interim` is a part of a longer search, after which its best result so far is delivered; the first
     part has 0 minutes.
     """
 
@@ -125,7 +125,7 @@ class FinalistSettings(Settings):
 
 
 class PickBestSettings(TrialSettings):
-    """The measurement of finalists, and what executes the whole library."""
+    """The measurement of finalists, and the executor of the whole library."""
 
     tune: FinalistSettings
     runtime: str
@@ -178,7 +178,7 @@ def forecast(
     ledger: Path,
     tvm_build: str,
 ) -> TrialForecast:
-    """Return what a search will find in the ledger, reading only."""
+    """Return the ledger's content for a search, reading only."""
     if isinstance(settings, NoSearchSettings):
         return TrialForecast(0)
     if "extract_tasks/tasks.json" not in inputs:
@@ -235,7 +235,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
 
 
 def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> TuneFacts:
-    """Measure what the budget asks for and the ledger lacks; write the best trials of each workload."""
+    """Measure the budget's trials that the ledger lacks; write the best trials of each workload."""
     if isinstance(settings, NoSearchSettings):
         (context.out / RECORDS).write_text("{}")
         return NOT_TUNED._replace(usable_cpus=count_usable_cpus(), cpus=count_cpus())
@@ -317,7 +317,7 @@ def search(
         trial_timeout_s=tune.trial_timeout_s,
         schedules=settings.schedules,
     )
-    # both before the search starts its threads: what the children need, and the server they fork from
+    # both before the search starts its threads: the modules of children, and the server they fork from
     measure.load_compiler(
         settings.target, runs=settings.remote is None, by_driver=settings.by_driver
     )
@@ -419,7 +419,7 @@ def _make_gain(workloads: Sequence[WorkloadFacts]) -> dict[str, float]:
 
 
 def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
-    """Return the trials that a search had, why it ended, and what was unusual."""
+    """Return the trials that a search had, why it ended, and unusual events."""
     if not facts.trials:
         return ["not tuned (tune.trials is 0)"]
     done = facts.measured + facts.reused
@@ -454,7 +454,7 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
 
 
 def describe_end(facts: TuneFacts, kept: int | None) -> str:
-    """Return what a search found, or why it ended before its budget; empty for any other.
+    """Return the result of a search, or why it ended before its budget; else an empty string.
 
     Args:
         facts: The facts of the search.
@@ -492,7 +492,7 @@ def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return what workloads could gain by the roofline; what trials gained is measured later, interleaved."""
+    """Return the possible gain of workloads by the roofline; the actual one is measured later."""
     lines = _describe_possible_gain(workloads)
     done = sum(workload.at_roofline for workload in workloads)
     if not done:
@@ -504,7 +504,7 @@ def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_possible_gain(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return what workloads with trials, and those without, could have gained by the roofline."""
+    """Return the possible gain by the roofline of workloads with and without trials."""
     gains_s = {True: 0.0, False: 0.0}
     total_s = 0.0
     for workload in workloads:

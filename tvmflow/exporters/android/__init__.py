@@ -31,7 +31,7 @@ _ABIS: Final[Mapping[str, str]] = {
     "armv7": "armeabi-v7a",
     "x86_64": "x86_64",
 }
-# What a caller did wrong, as the header numbers it.
+# Errors of callers, with the codes of the header.
 _ARGUMENTS: Final = (
     *("NULL_ARGUMENT", "WRONG_OPTION", "WRONG_COUNT", "OVERLAP", "WRONG_DIMENSION"),
 )

@@ -63,7 +63,7 @@ class Library(NamedTuple):
 
 
 class _Tensors(NamedTuple):
-    """All tensors that C libraries read and write: inputs, outputs, and what parts hand to each other.
+    """All tensors that C libraries read and write: inputs, outputs, and tensors between parts.
 
     The place of a tensor in the table is its number. `arguments` and `results` are the places of each library's
     inputs and outputs; `copies` those of outputs that no library writes, and of their values.
@@ -157,7 +157,7 @@ def type_of(dtype: str) -> str:
 def _place_tensors(
     signature: Mapping[str, Sequence[Json]], libraries: Sequence[Library]
 ) -> _Tensors:
-    """Return which tensors each library reads and writes; what no library before it writes is an input."""
+    """Return which tensors each library reads and writes; tensors that no earlier one writes are inputs."""
     inputs, outputs = signature["inputs"], signature["outputs"]
     table = [*inputs, *outputs]
     places = {_key(tensor): place for place, tensor in enumerate(inputs)}
@@ -203,7 +203,7 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
 
 
 def _write_explanation(model: DescribedModel) -> Iterator[str]:
-    """Yield the lines of C++ that return what is behind a status."""
+    """Yield the lines of C++ that return the meaning of a status."""
     prefix, name = model.prefix, model.prefix.upper()
     if model.executor:
         yield f"    if (status == {name}_NO_MEMORY || status >= {name}_NO_DRIVER) return {prefix}_device_error();\n"

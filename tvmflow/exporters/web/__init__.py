@@ -1,7 +1,7 @@
-"""`web`: the model as an ES module for browsers, with types, a page that shows it, and what npm needs.
+"""`web`: the model as an ES module for browsers, with types, a demo page, and the files for npm.
 
 It runs by WebGPU where the target has code for it, else as WebAssembly. The programs in this folder are copied;
-`model.js` and what else has names of the model are templates.
+`model.js` and other files with names of the model are templates.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FORM: Final = c_library.FORM
 _FOLDER: Final = Path(__file__).parent
 _COPIED: Final = ("images.js", "page.css", "page.js", "runtime.js")
 _WEBGPU: Final = "webgpu.js"
-# What WebGPU fetches, by the names in the module.
+# The files that WebGPU fetches, by the names in the module.
 _WEBGPU_FILES: Final[Mapping[str, str]] = {
     "program": form_names.WEBGPU_PROGRAM,
     "kernels": form_names.WEBGPU_KERNELS,
@@ -139,11 +139,11 @@ class FetchedFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> FetchedFile:
-        """Return what the module knows of a file."""
+        """Return the module's description of a file."""
         return cls(path.name, hash_file(str(path)), path.stat().st_size)
 
 
-# What the module fetches, by the names that it has for the files.
+# The files that the module fetches, by its names for them.
 _Fetched = Mapping[str, FetchedFile]
 
 
@@ -153,7 +153,7 @@ def _render(template: str, values: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------- programs
 
-# The backends, the one that is tried first at first: how a program imports each, and what it is.
+# The backends, the one that is tried first at first: how a program imports each, and its description.
 _BACKENDS: Final[Mapping[str, tuple[str, str]]] = {
     "webgpu": (
         '() => import("./webgpu.js")',
@@ -224,7 +224,7 @@ def _describe_model(built: BuiltModel) -> dict[str, Json]:
     images = [
         {
             "input": name,
-            # the input has the size of what is cropped
+            # the input has the size of the crop
             **{field: value for field, value in entry.to_json().items() if field != "crop"},
             "size": list(entry.size),
             "table": base64.b64encode(entry.table().tobytes()).decode(),
@@ -261,7 +261,7 @@ def write_page(built: BuiltModel) -> str:
 
 
 def write_package(built: BuiltModel) -> str:
-    """Return what npm knows of the package."""
+    """Return the package's description for npm."""
     name, license_expression = built.name, built.manifest.get("license")
     fields = {
         "name": distribution_name(name),

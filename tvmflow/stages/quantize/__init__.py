@@ -199,7 +199,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     )
 
 
-# What libraries that calibrate take and return besides has names that start so.
+# The prefix of additional inputs and outputs of libraries for calibration.
 _RESERVED: Final = "tvmflow."
 
 
@@ -221,7 +221,7 @@ def _check_names(signature: Signature) -> None:
 
 
 def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:
-    """Check that what the recipe limits can be measured, before anything is computed."""
+    """Check that limits of the recipe are measurable, before anything is computed."""
     limited = settings.quantize
     if limited.max_accuracy_drop is not None and (evaluated is None or evaluated.labels is None):
         raise StageError(
@@ -265,7 +265,7 @@ class _Candidates(NamedTuple):
         states: The recurrent layers whose state may be multiplied as bytes, by their variables, with the tensor that
             it begins with where calibration data decide; None where it begins within -1 and 1.
         emulation: The model with parameters that emulate integers; None where each call computes ranges.
-        factors: What the channels of tensors of the emulated model are divided by in this one.
+        factors: The divisors of channels of the emulated model's tensors in this one.
         observer: The model that also returns each observed tensor.
     """
 
@@ -290,7 +290,7 @@ class _Candidates(NamedTuple):
 def _list_candidates(
     settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
-    """Return the layers of a model, and what they read."""
+    """Return the layers of a model, and their inputs."""
     from tvmflow.stages.quantize.calibration import ModelObserver
     from tvmflow.stages.quantize.emulation import Emulation
     from tvmflow.stages.quantize.insertion import read_weights
@@ -580,7 +580,7 @@ def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> fr
 
 # This many batches determine the means of channels.
 _MEAN_BATCHES: Final = 64
-# This many of the evaluated batches decide whether corrected means are better, and what the error is where no
+# This many of the evaluated batches decide whether corrected means are better, and the error where no
 # limit and no label asks for all of them.
 _COMPARED_BATCHES: Final = 64
 
@@ -592,7 +592,7 @@ def _find_corrections(
     integers: Integers,
     batches: Sequence[Feed],
 ) -> dict[Any, Array]:
-    """Return what takes the mean error of each layer back, by the variable of the layer."""
+    """Return the correction of each layer's mean error, by the variable of the layer."""
     from tvmflow.graph import ir
     from tvmflow.stages.quantize.bias_correction import find_correction
     from tvmflow.stages.quantize.calibration import collect_means
@@ -663,7 +663,7 @@ def _find_scales(
 
 
 class Control(NamedTuple):
-    """The cost of quantization, see `QuantizeFacts`, and what each layer costs."""
+    """The cost of quantization, see `QuantizeFacts`, and the cost of each layer."""
 
     error: float | None = None
     compared: int = 0
@@ -683,9 +683,9 @@ def _control(
     evaluated: Samples | None,
     zero_points: Mapping[str, float],
 ) -> tuple[Quantization, Control]:
-    """Choose the layers by what they cost on `verify.data`, or on the calibration data.
+    """Choose the layers by their cost on `verify.data`, or on the calibration data.
 
-    What each layer costs alone is measured where all of them together are not within the limits.
+    The cost of each layer alone is measured where all of them together are not within the limits.
     """
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import EmulatedChoices, SwitchedModel
@@ -764,7 +764,7 @@ def _control(
         if choice.chosen != chosen:
             chosen = choice.chosen
             quantization, cost = evaluate(chosen)
-        # what shares a tensor with a layer reads integers too, which costs more than the layer alone
+        # operators that share a tensor with a layer read integers too, which costs more than the layer alone
         wanted = wanted.tighten(choice.cost, cost)
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100
@@ -797,7 +797,7 @@ def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, floa
 def _compute(
     candidates: _Candidates, quantization: Quantization, signature: Signature
 ) -> Callable[[Feed], Mapping[str, Array]]:
-    """Return what computes the outputs of a quantized model: the library of the float model, if it can."""
+    """Return a function for the outputs of a quantized model: the library of the float model, if it can."""
     layers, emulation = candidates.layers, candidates.emulation
     if emulation is None:
         return signature.compile(_insert(candidates, quantization)).run

@@ -3,7 +3,7 @@
 Rounded weights, and data that are cut off at the ends of their range, shift each channel by a constant on average,
 which the bias takes back: Nagel et al. 2019, Data-free quantization through weight equalization and bias correction
 (arXiv:1906.04721), section 4.2, with the means that calibration measured. Each layer is corrected for its own error,
-on the data of the float model: what the layers before it shift is corrected there.
+on the data of the float model: shifts of earlier layers are corrected there.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ChannelSums:
 def find_correction(
     layer: Layer, call: Any, weights: Array, rounded: LayerWeights, means: Means
 ) -> Array:
-    """Return what is added to the result of a layer, in a shape that broadcasts to it.
+    """Return the correction of a layer's result, in a shape that broadcasts to it.
 
     The layer's `call` reads data with some means, and `rounded` in place of float weights.
     """
@@ -101,7 +101,7 @@ def _list_inputs(weights: Array, groups: int) -> Array:
 def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool) -> Array:
     """Return the part of the results for which each weight meets data, and no padding."""
     sizes, results = ir.known_shape(call.args[0])[2:], ir.known_shape(call)[2:]
-    # a transposed convolution scatters what a convolution gathers
+    # a transposed convolution scatters where a convolution gathers
     counts = results
     if is_transposed:
         sizes, results = results, sizes

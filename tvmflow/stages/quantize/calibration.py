@@ -42,7 +42,7 @@ _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The float32 values of a vector of AVX-512.
 _WIDE_LANES: Final = 16
-# What schedules have unrolled and made of vectors hardly gets faster by more than this, which takes LLVM 0.7 of the
+# Unrolled and vectorized code hardly gets faster by more than this, which takes LLVM 0.7 of the
 # time.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
@@ -57,7 +57,8 @@ class Targets(NamedTuple):
     """The targets of libraries that calibrate.
 
     Attributes:
-        kernels: What kernels are written for: it decides in what order they add up, and so which values they give.
+        kernels: The machine that kernels are written for: it decides in what order they add up, and so which values
+            they give.
         code: The CPU whose instructions they become, and how much LLVM optimizes them.
     """
 
@@ -147,7 +148,7 @@ class CompiledModel:
         self._room: dict[str, Array] = {}
 
     def exchange(self, params: Mapping[str, Array]) -> Module:
-        """Return the model with other weights, by name; what is made of the same arrays is not computed again."""
+        """Return the model with other weights, by name; results of the same arrays are reused."""
         weights = self._lowered.recompute_weights(params, self._params)
         return Module(self._library.exchange(weights), self._signature, {})
 
@@ -206,7 +207,7 @@ class ModelObserver:
         return self._run(library, library.module, feed)
 
     def emulate(self, params: Mapping[str, Array]) -> Callable[[Feed], dict[str, Array]]:
-        """Return what computes the outputs with other weights, as `Emulation.find_weights` returns them."""
+        """Return a function for the outputs with other weights, as `Emulation.find_weights` returns them."""
         library = self._find_library()
         return partial(self._run, library, library.exchange(params))
 
@@ -377,7 +378,7 @@ class EmulatedChoices:
     """A float model whose layers can each be computed with integers, by exchanged weights.
 
     Args:
-        compute: Returns what computes the outputs with some layers, by index, of integers.
+        compute: Returns a function for the outputs with some layers, by index, of integers.
         run_float: Computes the outputs of the float model.
     """
 
@@ -404,7 +405,7 @@ class SwitchedModel:
     """A model as `EmulatedChoices`, where each call computes the ranges of integers.
 
     Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits
-    on every machine of an architecture. What computes both is compiled when layers are first chosen.
+    on every machine of an architecture. The library for both is compiled when layers are first chosen.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A float model that also computes what one with integers would: integers are emulated by weights.
+"""A float model that emulates a quantized one: weights emulate integers.
 
 Weights of layers, the scales by which data are rounded, and corrections of means are further weights of the model.
 With one set of them it is the float model; with another its layers read rounded data and rounded weights. So it is
@@ -124,10 +124,10 @@ class Emulation:
         quantization: Quantization,
         factors: Mapping[Any, Array],
     ) -> dict[str, Array]:
-        """Return the weights with which the model computes what a quantized one does.
+        """Return the weights with which the model computes the same as a quantized one.
 
-        That has the same layers and tensors in the same order. `factors` are what the channels of its data are
-        divided by, by their variable in the model without that.
+        That has the same layers and tensors in the same order. `factors` are the numbers by which channels of its
+        data are divided by, by their variable in the model without that.
         """
         found = {**self.model.params}
 
@@ -182,7 +182,7 @@ def _round_by(scale: DataScale, integers: Integers, factor: Array) -> _Rounding:
 
 
 class _Emulator(LayerRewriter):
-    """Lets layers, and what shares a tensor with them, read parameters."""
+    """Lets layers, and operators that share a tensor with them, read parameters."""
 
     def __init__(
         self, mod: Any, operands: Mapping[Any, _Operands], roundings: Mapping[Any, _Rounding]

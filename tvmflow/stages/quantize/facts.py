@@ -13,7 +13,7 @@ from tvmflow.stages.base import KnownFacts, name_some
 
 
 class LayerFacts(NamedTuple):
-    """A layer and what became of it.
+    """A layer and its outcome.
 
     Attributes:
         weight_bits: The bits of its weights; 32 if they stay float.
@@ -81,7 +81,7 @@ _SHOWN: Final = 3
 
 
 def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many layers are of integers, what that cost, and which stay float."""
+    """Return how many layers are quantized, the cost, and which stay float."""
     integers = [layer for layer in facts.layers if not layer.reason]
     lines = [f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"]
     if facts.float_accuracy is not None and facts.accuracy is not None:
@@ -108,7 +108,7 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
 
 
 def cost_text(facts: QuantizeFacts) -> str:
-    """Return what quantization cost and won, in one line."""
+    """Return cost and gain of quantization, in one line."""
     integers = [layer for layer in facts.layers if not layer.reason]
     layers = f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"
     reasons = Counter(layer.reason for layer in facts.layers if layer.reason)

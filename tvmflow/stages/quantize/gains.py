@@ -35,7 +35,7 @@ _WINOGRAD_CHANNELS: Final = 16
 # Two pipelines multiply, at this part of their peak.
 _UTILIZATION: Final = 0.7
 _PIPELINES: Final = 2
-# What a core reads from memory in a cycle where weights do not stay in its cache.
+# Bytes that a core reads from memory in a cycle where weights do not stay in its cache.
 _BYTES_PER_CYCLE: Final = 4.0
 _FLOAT_BYTES: Final = 4
 

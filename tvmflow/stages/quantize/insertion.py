@@ -46,7 +46,7 @@ class LayerWeights(NamedTuple):
     bits: int = 8
 
     def pack(self) -> dict[str, Array]:
-        """Return what the model holds, by name."""
+        """Return the model's content, by name."""
         return {"int8": self.integers}
 
     def to_real(self, axis: int, dtype: Any = np.float32) -> Array:
@@ -73,7 +73,7 @@ class Quantization:
         data: The scales of the tensors that are integers; those of layers that are not among them stay float.
         dynamic: Whether each call computes the scale of a layer's data instead.
         errors: The error of block-quantized weights, by the variable of the layer.
-        corrections: What is added to the results of layers, by the variable of each.
+        corrections: The addends of results of layers, by the variable of each.
         tables: The integers of tables that lookups read, by the names of their weights.
         states: The recurrent layers whose state is rounded, by their variables.
     """
@@ -126,7 +126,7 @@ _SMALLEST_NORMAL: Final = 2.0**-126
 def keep_layers(
     model: FloatModel, layers: Sequence[Layer], quantization: Quantization, chosen: Collection[int]
 ) -> Quantization:
-    """Return what becomes integers where only some layers, by index, do."""
+    """Return the quantized tensors where only some layers, by index, are quantized."""
     kept = [layers[place] for place in chosen]
     sources = dict.fromkeys(layer.source for layer in kept if layer.source in quantization.data)
     tensors = {*sources, *list_sums(model, kept, sources), *list_joined(model, sources)}
@@ -257,11 +257,11 @@ class LayerRewriter(MainRewriter):
         self._layers = {self.flow.values[var]: layer for var, layer in layers.items()}
 
     def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Any) -> Any:
-        """Return what replaces a layer; `rewritten` is its call with new arguments."""
+        """Return the replacement of a layer; `rewritten` is its call with new arguments."""
         raise NotImplementedError
 
     def replace(self, var: Any) -> Any:
-        """Return what is read in place of a tensor; None for the tensor itself."""
+        """Return the replacement of a tensor for readers; None for the tensor itself."""
 
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
@@ -284,7 +284,7 @@ class LayerRewriter(MainRewriter):
 
 
 class _Inserter(LayerRewriter):
-    """Lets layers, and what shares a tensor with them, read integers."""
+    """Lets layers, and operators that share a tensor with them, read integers."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class _Inserter(LayerRewriter):
             data, factor = self._convert_dynamically(layer.data)
         elif layer.source in self._quantization.data:
             is_direct = layer.source.same_as(layer.data)
-            # what moves the data follows their source where there are no switches
+            # operators that move data follow their source without switches
             data = self._move(layer.data) if is_direct or self._switches is not None else data
         real = self._convert_weights(layer)
         product = relax.Call(call.op, [data, real], call.attrs, call.ty_args)
@@ -351,7 +351,7 @@ class _Inserter(LayerRewriter):
         return relax.Call(rewritten.op, list(operands), rewritten.attrs, rewritten.ty_args)
 
     def _convert_weights(self, layer: Layer) -> Any:
-        """Emit what the integers of a layer's weights stand for."""
+        """Emit a layer's dequantized weights."""
         weights, params = self._quantization.weights[layer.var], self._params[layer.var]
         if isinstance(weights, BlockQuantizedIntegers):
             operator = replace(weights.operator, rounds_data=self._quantization.dynamic)
@@ -361,7 +361,7 @@ class _Inserter(LayerRewriter):
         return self.emit(relax.op.dequantize(params[0], scales, zeros, axis=layer.axis))
 
     def _move(self, var: Any) -> Any:
-        """Emit data, which were moved from integers, as what these stand for."""
+        """Emit data that were moved from integers, dequantized."""
         if var in self._quantization.data:
             return self._convert(var)
         if var not in self._moved:
@@ -394,7 +394,7 @@ class _Inserter(LayerRewriter):
         return self._dynamic[var]
 
     def _convert(self, var: Any) -> Any:
-        """Emit what the integers of a tensor stand for, once."""
+        """Emit a tensor's dequantized values, once."""
         if var not in self._converted:
             scale, zero_point = self._quantization.data[var]
             dtype = self._quantization.integers.dtype

@@ -72,8 +72,8 @@ class Layer(NamedTuple):
         name: The node of the user's model that it came from; of several of one node, with a number.
         operator: Its operator: `conv2d`, `depthwise_conv2d`, `matmul`, `lstm`, …
         var: The variable that it is bound to.
-        data: The variable that its data are; `source` is what they were moved from. Those of a recurrent layer are
-            the products of its inputs, which stay float: its weights multiply the state.
+        data: The variable of its data; `source` is the variable that they were moved from. Those of a recurrent layer
+            are the products of its inputs, which stay float: its weights multiply the state.
         source: The variable that is quantized.
         weights: The expression of its weights, which inputs do not change.
         axis: The axis of the weights that has a scale for each index.

@@ -22,7 +22,7 @@ _BINS: Final = 8192
 _MIN_EXPONENT: Final = -149
 # Beside the largest value, steps of float32 are this much smaller: narrower bins separate nothing.
 _PRECISION_BITS: Final = 24
-# What is larger is infinite as float32.
+# Larger values are infinite as float32.
 _LARGEST: Final = float(np.finfo(np.float32).max)
 # This many values are counted at once: they stay in a core's cache.
 _CHUNK: Final = 1 << 16

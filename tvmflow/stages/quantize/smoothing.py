@@ -1,6 +1,6 @@
 """Moves the differences between the channels of data into weights, where a layer has a scale for each.
 
-Two methods are one rewriting here, because it needs nothing of what computes the data: SmoothQuant for matrix
+Two methods are one rewriting here, because it needs nothing of the producer of the data: SmoothQuant for matrix
 products behind layer norms (Xiao et al. 2023, arXiv:2211.10438), and the equalization of channels between
 convolutions (Nagel et al. 2019, Data-free quantization through weight equalization and bias correction,
 arXiv:1906.04721), with the ranges that calibration measured. Data are divided by a factor for each channel, and

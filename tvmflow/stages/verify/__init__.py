@@ -153,18 +153,18 @@ TRAITS: Final = StageTraits(
 describe, explain = verdict_text.describe, verdict_text.explain
 
 VERDICT: Final = "verdict.json"
-"""What was verified: the same bytes whenever the same library passes the same checks."""
+"""The verified facts: the same bytes whenever the same library passes the same checks."""
 DELIVERED_VERDICT: Final = "verify.json"
 """The name of the verdict in `dist`."""
 MEASUREMENTS: Final = "measurements.json"
-"""All that was measured: latencies, accuracy, errors, and what ran the library."""
+"""All measurements: latencies, accuracy, errors, and the executor of the library."""
 
 
 # ---------------------------------------------------------------- settings
 
 
 def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> VerifySettings:
-    """Return the checks, and what is run where."""
+    """Return the checks, and where they run."""
     checks = recipe.verify
     min_speedup = recipe.tune.min_speedup
     levels = _isa_level_settings(recipe, target) if isinstance(target, ResolvedTarget) else {}
@@ -263,7 +263,7 @@ def run(settings: VerifySettings, context: StageContext) -> Verdict:
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     _write_json(context.out / MEASUREMENTS, verdict)
-    # Why a library is rejected is in what was measured of it.
+    # Why a library is rejected is in its measurements.
     _write_json(
         context.out / VERDICT,
         verdict_without_measurements(verdict) if verdict["passed"] else verdict,
@@ -418,7 +418,7 @@ def _add_results(verdict: Verdict, library: Library, case: Case) -> None:
 
 
 def _add_inputs(verdict: Verdict, reference: ReferenceRun) -> None:
-    """Record what the inputs are, which branches of the model they reach, and which ones are useless."""
+    """Record the inputs, which branches of the model they reach, and which ones are useless."""
     more = reference.more
     if reference.results.random_inputs:
         verdict["random_inputs"] = reference.results.random_inputs
@@ -499,7 +499,7 @@ def _add_comparisons(
     if settings.run_on == CHROMIUM:
         from tvmflow.stages.verify.remote_backends import BrowserLibrary
 
-        # what browsers without WebGPU run, where the package has code for both
+        # the fallback of browsers without WebGPU, where the package has code for both
         assert isinstance(library, BrowserLibrary)
         if fallback := library.fallback:
             outputs = compare(fallback, fallback.run_all(data.batches))
@@ -514,7 +514,7 @@ def _add_index_inputs(
     settings: VerifySettings,
     context: StageContext,
 ) -> IndexCheck | None:
-    """Compare what goes into an index, where the model has one."""
+    """Compare the input of an index, where the model has one."""
     indices = reference.indices
     if indices is None:
         return None
@@ -564,7 +564,7 @@ def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:
 
 
 _SECONDS_BESIDE_FIXED: Final = 5.0
-# Of outputs at many sizes, some are small by chance; what a wrong tail computes is further off.
+# Of outputs at many sizes, some are small by chance; results of a wrong tail are further off.
 _SWEPT_TOLERANCE: Final = Tolerance(1e-2, 1e-30, of_largest=1e-3)
 _MORE_DRAWS: Final = 2
 
@@ -604,7 +604,7 @@ def compare_sizes(
 ) -> list[SizeVerdict]:
     """Run a library at all sizes, and compare it with the reference.
 
-    It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls, nor
+    It runs them forwards, and then backwards: its results must not depend on the sizes of earlier calls, nor
     on the number of threads.
 
     Libraries with other thread counts are interleaved in reverse order.
@@ -665,7 +665,7 @@ def time_sizes(
 def _compare_at(
     library: Library, sized: SizeOutputs, tolerance: Tolerance
 ) -> tuple[SizeVerdict, dict[str, Array] | None]:
-    """Return the verdict at some sizes, and what the library computes; None where it cannot be called."""
+    """Return the verdict at some sizes, and the library's outputs; None where it cannot be called."""
     expected = {spec.name: sized.outputs[spec.name] for spec in library.outputs}
     verdict, outputs = check_call(library, sized.feed, expected, tolerance)
     return cast(SizeVerdict, {"sizes": sized.sizes, **verdict}), outputs

@@ -34,7 +34,7 @@ ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
 # that noise leaves alone.
 _MIN_SLICE: Final = 256
 SMALLEST_NORMAL: Final = 2.0**-126
-"""That of float32: CPUs may take what is below it as 0."""
+"""That of float32: CPUs may flush smaller values to 0."""
 # A step of a probability may be that much of the largest one.
 _LARGEST_STEP: Final = 0.25
 
@@ -115,7 +115,7 @@ DEFAULTS: Final[Mapping[str, Tolerance]] = {
 
 
 def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) -> Tolerance:
-    """Return the tolerance for an arithmetic, with what the recipe says in its place."""
+    """Return the tolerance for an arithmetic, or the recipe's own."""
     tolerance = DEFAULTS[arithmetic]
     if rtol is None and atol is None:
         return tolerance._replace(exact_integers=True)
@@ -471,7 +471,7 @@ ANYTHING: Final = "anything"
 def find_undetected(
     outputs: Sequence[Mapping[str, Array]], names: Iterable[str], tolerance: Tolerance
 ) -> dict[str, str]:
-    """Return the outputs whose check a wrong library would pass, with what it could compute."""
+    """Return the outputs whose check a wrong library could pass, and how."""
     named = ((name, _find([batch[name] for batch in outputs], tolerance)) for name in names)
     return {name: what for name, what in named if what}
 

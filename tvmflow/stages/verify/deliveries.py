@@ -130,7 +130,7 @@ def check_deliveries(
     settings: VerifySettings,
     context: StageContext,
 ) -> dict[str, DeliveryVerdict]:
-    """Load each output in a new process, and compare what it computes with what the verified library does.
+    """Load each output in a new process, and compare its outputs with those of the verified library.
 
     Without a tolerance, bits must be equal.
 
@@ -209,7 +209,7 @@ class _Deliveries:
         return list_own(self, files)
 
     def run(self, task: _Task) -> Arrays | str:
-        """Return what a new process computes by output, or the last line of its error."""
+        """Return the results of a new process by output, or the last line of its error."""
         import numpy as np
 
         from tvmflow.runtime.arrays import dtype_of
@@ -269,7 +269,7 @@ class _Deliveries:
     def judge(
         self, output: str, found: Arrays | str, tolerance: Tolerance | None
     ) -> DeliveryVerdict:
-        """Return the verdict on what a process computed."""
+        """Return the verdict on the results of a process."""
         if isinstance(found, str):
             return {"passed": False, "failure": found}
         expected = self._expect(output)
@@ -302,7 +302,7 @@ class _Deliveries:
         yield _Task(_BUNDLE, bundle)
 
     def load_wheel(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the process that imports a wheel, with what it requires and nothing else."""
+        """Give the process that imports a wheel, with only its requirements."""
         [path] = files.values()
         unpacked, required = path.parent / "unpacked", path.parent / "required"
         required.mkdir()
@@ -314,7 +314,7 @@ class _Deliveries:
         yield _Task(_WHEEL, path, {"module": module}, (unpacked, required))
 
     def load_c_library(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the processes that load shared libraries (of each part), and what the static one is linked to."""
+        """Yield processes that load shared libraries (of each part), or a program with the static one."""
         module = self._library.module
         weights = [str(path) for name, path in files.items() if name.endswith(".weights")]
         fields: dict[str, Json] = {"threads": self._threads}
@@ -343,7 +343,7 @@ class _Deliveries:
         yield _Task(_TVM, path)
 
     def load_static(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the process that loads what the objects of a static library are linked to."""
+        """Give the process that loads the program that links a static library."""
         self._require_plain_outputs()
         [path] = (path for path in files.values() if path.suffix != ".h")
         linked = path.with_name("linked.so")

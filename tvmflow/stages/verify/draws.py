@@ -32,7 +32,7 @@ class _Kind(NamedTuple):
     """A distribution of random inputs.
 
     Attributes:
-        text: What inputs it has.
+        text: The description of its inputs.
         deviation: The standard deviation of floats without a range.
         sign: The sign of these; None for both. Of others, the upper or lower third of their range.
         has_wide: Whether integers without a range are large, and of both signs; they are 0 and 1 otherwise.
@@ -44,10 +44,10 @@ class _Kind(NamedTuple):
     has_wide: bool = False
 
 
-# What a trained model sees: gradients of a sensor at rest, pixels that were not scaled.
+# Typical inputs of trained models: gradients of a sensor at rest, pixels that were not scaled.
 _MAGNITUDES: Final = tuple(_Kind(f"inputs of magnitude {n:g}", n) for n in (1e-3, 100.0))
 _INTEGERS: Final = _Kind("integers of both signs", has_wide=True)
-# What may reach branches that no input before it does.
+# Inputs that may reach further branches.
 _FOR_BRANCHES: Final = (
     _Kind("low inputs", 1.0, -1),
     _Kind("high inputs", 1.0, 1),
@@ -79,7 +79,7 @@ _NUDGE: Final = 2.0
 
 
 class Draw(NamedTuple):
-    """A batch of random inputs beside the usual ones, and what the reference computes of it."""
+    """A batch of random inputs beside the usual ones, and the reference's outputs."""
 
     inputs: str
     feed: Feed
@@ -270,7 +270,7 @@ def _is_random(settings: VerifySettings) -> bool:
 
 
 def _takes_magnitudes(settings: VerifySettings) -> bool:
-    """Return whether a model is made for any magnitude: not where the recipe limits what it can compute."""
+    """Return whether a model is made for any magnitude: not where the recipe limits its precision."""
     return not settings.quantized and settings.precision == "model"
 
 
@@ -368,7 +368,7 @@ def _draw(inputs: Sequence[TensorSpec], settings: VerifySettings, number: int, k
 def _draw_for_branches(
     inputs: Sequence[TensorSpec], settings: VerifySettings
 ) -> Iterator[tuple[str, Feed]]:
-    """Give inputs that may reach what others do not."""
+    """Yield inputs that may reach further branches."""
     for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
         yield kind.text, _draw(inputs, settings, number, kind)
 
@@ -377,7 +377,7 @@ def _draw_for_branches(
 
 
 def _list_missing(observed: Iterable[Sequence[Exercise]]) -> set[tuple[str, str]]:
-    """Return node and branch of what no batch reaches."""
+    """Return nodes and branches that no batch reaches."""
     return {
         (entry["node"], branch)
         for entry in _merge(observed)

@@ -68,12 +68,12 @@ _CONTINUE: Final = 0
 
 
 class WrongKernel(NamedTuple):
-    """A kernel that does not compute what it should.
+    """A kernel with wrong results.
 
     Attributes:
         call: The first call of it that is wrong, counted from 0.
         rule: Its schedule rule, or `build.TUNED`.
-        mismatch: A sentence about what is wrong.
+        mismatch: A sentence about the problem.
         is_rule_right: Whether it is right as the rules schedule it.
     """
 
@@ -202,7 +202,7 @@ class Fault(NamedTuple):
 
     Attributes:
         text: A sentence.
-        fix: What to do about it.
+        fix: The remedy.
         workload: The key of the workload whose schedule is wrong; empty for other faults.
         trial: The id of the trial with that schedule.
     """
@@ -328,9 +328,9 @@ class _Search:
     # ---------------------------------------------------------------- the reference
 
     def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
-        """Return how closely outputs must agree, here and for the recipe, and what goes into an index.
+        """Return how closely outputs must agree, here and for the recipe, and the inputs of indices.
 
-        What is within the default tolerance is no fault of tvmflow: fields of the recipe that ask for more
+        Errors within the default tolerance are no fault of tvmflow: fields of the recipe that ask for more
         count for nothing here.
         """
         from tvmflow.compiler import lowering
@@ -396,7 +396,7 @@ class _Search:
         )
 
     def _run_reference(self) -> tuple[Feed, list[Array], list[Array]]:
-        """Return the first batch of `verify`, and the reference's outputs of it and what goes into an index.
+        """Return the first batch of `verify`, and the reference's outputs and inputs of indices.
 
         After these come its outputs of inputs that hardly differ.
         """

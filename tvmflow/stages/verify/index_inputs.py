@@ -1,4 +1,4 @@
-"""Outputs that are indices: what goes into them, how that agrees with the reference, and ties."""
+"""Outputs that are indices: their inputs, agreement with the reference, and ties."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Index(NamedTuple):
     """An output that is an index.
 
     Attributes:
-        tensor: The name of what it is an index of.
+        tensor: The name of the indexed tensor.
         axis: The axis of that.
         is_largest: The first is that of the largest element.
     """
@@ -120,7 +120,7 @@ class Index(NamedTuple):
 def find_index(
     name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
 ) -> Index | None:
-    """Return what an output of the reference is an index of, by its values; None if it is none."""
+    """Return the tensor that an output of the reference indexes, by its values; None if it is no index."""
     for tensor in tensors:
         for axis in range(expected[0][tensor].ndim):
             for is_largest in (True, False):
@@ -190,7 +190,7 @@ def settle_ties(
     return np.where(is_tie, expected, actual)
 
 
-# What fewer bytes look like may be in memory by chance.
+# A pattern of fewer bytes may be in memory by chance.
 _MIN_BYTES: Final = 16
 
 

@@ -72,7 +72,7 @@ class ImportedModel(NamedTuple):
         tensors: Those of its parameters that a reference needs to know.
         bound: The constants, by input.
         dimensions: The sizes that each call of its library chooses.
-        quantized: What the reference computes in place of the model that `quantize` made, with inner tensors.
+        quantized: The reference's model in place of the one that `quantize` made, with inner tensors.
         operands: The inputs whose integers are indices or divisors.
     """
 
@@ -167,11 +167,11 @@ _DRAWS_AT_A_SIZE: Final = 4
 
 
 class ReferenceOutputs(NamedTuple):
-    """Samples, and what the reference computes of them.
+    """Samples, and the reference's outputs.
 
     Attributes:
         outputs: Outputs and inner tensors by name, for each batch.
-        undetected: The outputs whose check a wrong library would pass, with what it could compute.
+        undetected: The outputs whose check a wrong library could pass, and how.
         random_inputs: The distribution of random inputs; empty for the usual one, and for other inputs.
         added: How many samples, the last ones, were added for outputs that are indices.
     """
@@ -219,7 +219,7 @@ def _draw_samples(
     """Give seeded random inputs, each where earlier ones detect too little.
 
     Floats without a range have both signs, unless the reference gives no values for negative ones. A model that
-    `quantize` made gets what it was most likely calibrated for first, numbers from 0 to 1.
+    `quantize` made first gets its likely calibration data, numbers from 0 to 1.
     """
     ranges = settings.ranges
 
@@ -367,7 +367,7 @@ class Images(NamedTuple):
     """The images that a library is verified on.
 
     Attributes:
-        samples: What it is run on; None where its inputs are no images alone.
+        samples: Its inputs; None where they are not only images.
         comparisons: The preprocessing of each input, compared with Pillow.
     """
 
@@ -423,7 +423,7 @@ def _read_descriptions(
 def with_images(
     images: Images, candidates: Iterator[tuple[str, Samples]], *, has_data: bool
 ) -> Iterator[tuple[str, Samples]]:
-    """Return what to run the library on: images in place of random numbers from 0 to 1, or of a data file."""
+    """Return the inputs of the library: images in place of random numbers from 0 to 1, or of a data file."""
     if images.samples is None:
         return candidates
     # the first candidate reads the file, if there is one
@@ -525,7 +525,7 @@ def _fit_by_pillow(preprocessing: Preprocessing, pixels: Array) -> Array:
 
 
 # ---------------------------------------------------------------- sizes
-# Where a library with dimensions is verified, and what it computes there.
+# Sizes at which a library with dynamic shapes is verified, and its outputs there.
 
 
 Sizes = dict[str, int]

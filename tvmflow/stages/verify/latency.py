@@ -446,7 +446,7 @@ def _check_latency(
         return _not_measured(limit, UNTIMED_REASONS[settings.run_on])
     feed = {spec.name: tensors[spec.name] for spec in library.inputs}
     for _ in range(2):
-        # what disturbs the machine for some seconds has often ended before the second time
+        # a disturbance of some seconds has often ended before the second time
         settle()
         seconds = _measure(library.timed, feed, limit)
         verdict["latency"]["library"] = latency = make_latency(seconds)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import tvm
 
 
-# A step of 128, and of few elements: more than some roundings that went the other way, and less than what one wrong
+# A step of 128, and of few elements: more than some roundings that went the other way, and less than one wrong
 # weight does to the outputs of a small network.
 _CLOSE: Final = 1 / 2**7
 _CLOSE_RMS: Final = 1 / 2**8
@@ -109,7 +109,7 @@ def _is_reproduced(
     settings: VerifySettings,
     context: StageContext,
 ) -> bool:
-    """Return whether the library computes, bit for bit, what the same kernels do when compiled again.
+    """Return whether the library computes the same bits as the same kernels compiled again.
 
     The layers are right in a library of almost the same kernels; this one must be made of them, too.
     """

@@ -186,7 +186,7 @@ class PartitionedLibrary:
         return ", then ".join(dict.fromkeys(part.ran_on for part in self.parts.values()))
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        """Return the outputs by name for every batch: each part reads what those before it computed."""
+        """Return the outputs by name for every batch: each part reads the results of earlier ones."""
         batches = [dict(feed) for feed in feeds]
         for part in self.parts.values():
             names = [spec.name for spec in part.inputs]

@@ -1,4 +1,4 @@
-"""The framework that a model came from, run before the library is loaded: what it computes."""
+"""The framework that a model came from, run before the library is loaded: its outputs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class ReferenceRun(NamedTuple):
     """The results of a reference.
 
     Attributes:
-        note: What a report must say of it besides its name, or nothing.
+        note: The note of reports about it, or nothing.
         results: Its outputs, and the indices of their samples.
         tolerance: How closely outputs must agree with its own.
         timed: The reference, which still runs, to be timed interleaved with the library; None where that
             runs on another machine.
         indices: The tensors that go into an index; None for a model without an index.
         more: Random inputs beside the samples, and the branches that all of them reach.
-        sized: What it computed at each combination of sizes; empty for a model of fixed sizes.
-        swept: What it computed at more sizes, at which outputs alone are compared.
-        floats: What the float model gives of the samples, for a recipe that quantizes it; empty for others.
+        sized: Its outputs at each combination of sizes; empty for a model of fixed sizes.
+        swept: Its outputs at more sizes, at which only outputs are compared.
+        floats: The float model's outputs, for a recipe that quantizes it; empty for others.
     """
 
     name: str

@@ -126,7 +126,7 @@ class EmulatedLibrary(_RemoteLibrary):
 
 @dataclass
 class BrowserLibrary(_RemoteLibrary):
-    """A package for browsers in Chromium; `backend` is what it runs by, by default what it tries first."""
+    """A package for browsers in Chromium; `backend` is the one to use, by default the first that works."""
 
     package: Path
     backend: str = "auto"

@@ -1,7 +1,8 @@
 """Checks the states of a library by a sequence of steps.
 
-Single calls are compared with the reference elsewhere, at many sizes. Here, each step must have the same bits as a call
-that gets the tensors that the steps before have left, also after a fork, a truncation, and what was saved and loaded.
+Single calls are compared with the reference elsewhere, at many sizes. Here, each step must have the same bits as a
+call that gets the tensors that the steps before have left, also after a fork, a truncation, and what was saved and
+loaded.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Sequence:
         self.steps = self.length = 0
 
     def run(self) -> str:
-        """Return what is wrong; empty if nothing is."""
+        """Return the problem; empty if there is none."""
         session, states = self._session, self._session.states
         before, feed, following = states, None, self._draw(0)
         while self.steps < _STEPS and following is not None:
@@ -91,7 +92,7 @@ class _Sequence:
         return self._check_copies(following, states, feed, before) or self._check_reset()
 
     def _compare(self, session: Session, feed: Feed, states: Feed) -> tuple[dict[str, Array], str]:
-        """Take a step and make the call beside it; return the states that follow, and what is wrong."""
+        """Take a step and make the call beside it; return the states that follow, and the problem."""
         own = {spec.name: feed[spec.name] for spec in session.inputs}
         [expected] = self._library.run_all([{**own, **states}])
         for name, array in session.run(own).items():
@@ -105,7 +106,7 @@ class _Sequence:
         return following, ""
 
     def _check_copies(self, feed: Feed, states: Feed, last: Feed, before: Feed) -> str:
-        """Compare steps after a fork, after what was saved is loaded, and after a truncation."""
+        """Compare steps after a fork, after a save and load, and after a truncation."""
         session, loaded = self._session, self._library.module.session()
         loaded.load(session.save())
         copies = [("a fork", session.fork(), feed, states), ("`load`", loaded, feed, states)]

@@ -56,7 +56,7 @@ class Profile(_Shares, total=False):
     """The shares of kernels in the time of a call of the library, which is its latency.
 
     `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
-    `without_rule` that of each kernel that no rule fits; `between_kernels` is what remains of the call:
+    `without_rule` that of each kernel that no rule fits; `between_kernels` is the rest of the call:
     in a result of an earlier version, kernels have shares of all kernels, with nothing between them.
     Shares are those of the median seconds of `rounds`, each of some calls.
     """
@@ -90,12 +90,12 @@ class ScaledSlice(TypedDict):
 class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the absolute tolerance.
 
-    `shape` says what is wrong with a shape, `incomparable` what the reference's output lacks; nothing
+    `shape` is the problem of a shape, `incomparable` that of the reference's output; nothing
     else is there then. Numbers that JSON lacks are text.
 
     Attributes:
         shape: The shape that it has, and the one that it should have.
-        incomparable: What the reference's output lacks.
+        incomparable: The problem of the reference's output.
         rtol: The relative tolerance of an element.
         atol: The absolute tolerance of an element; the largest, where elements differ in it.
         max_abs_error: The largest absolute error of an element.
@@ -109,7 +109,7 @@ class OutputComparison(TypedDict, total=False):
         exceeded: The limits for all elements together that are exceeded: `rms`, `scale`.
         scaled_slice: A slice along an axis, such as a channel, that is scaled.
         worst: The index of the element with the largest error that is out of tolerance, and both values.
-        undetected: What a wrong library could do undetected: return `zeros`, ignore its `inputs`, or
+        undetected: Possible undetected faults of a library: return `zeros`, ignore its `inputs`, or
             `anything`.
         classes: For an index: how many elements it is one of.
         reached: For an index: how many different ones the samples reach.
@@ -162,7 +162,7 @@ class LayersComparison(TypedDict, total=False):
         wrong: Those that are further off, by name: the steps, and the number of elements.
         scaled: Those with a channel that is scaled, by name.
         outputs: The outputs, computed from the last of these tensors.
-        is_reproduced: The library computes, bit for bit, what the same kernels do that are compiled once more.
+        is_reproduced: The library computes the same bits as the same kernels compiled again.
         not_compared: Why they are not compared; nothing else is there then.
     """
 
@@ -275,16 +275,16 @@ GateState = Literal["passed", "failed", "within the noise", "not measured"]
 
 
 class GateResult(TypedDict, total=False):
-    """A limit of the recipe, and what was measured: seconds, bytes, or a ratio.
+    """A limit of the recipe, and the measured value: seconds, bytes, or a ratio.
 
     Attributes:
         limit: The limit.
-        value: What was measured: a median, where that varies.
-        low: The lower limit of what it may be in truth.
+        value: The measured value: a median, where that varies.
+        low: The lower limit of its confidence interval.
         high: The upper limit.
         count: How often it was measured; absent where it does not vary.
         state: `passed`, `failed`, `within the noise` of the limit, which passes, or `not measured`, which fails.
-        note: What memory consists of, the runtime beside it, or the reason why it is not measured.
+        note: The parts of memory, the compared runtime, or the reason why it is not measured.
     """
 
     limit: float
@@ -344,7 +344,7 @@ class StatesVerdict(_Steps, total=False):
     Attributes:
         steps: How many steps were compared.
         length: The length of the growing states after these.
-        failure: What is wrong.
+        failure: The problem.
     """
 
     failure: str
@@ -373,8 +373,8 @@ class _Judged(TypedDict):
 class Verdict(_Judged, total=False):
     """Everything that was verified of a library, and why it is rejected.
 
-    `reference` names what it was compared with, and `reference_note` says why that is not the
-    framework itself, where it refuses the model. `ran_on` names what ran it where that is
+    `reference` names the framework of the comparison, and `reference_note` says why that is not the
+    framework itself, where it refuses the model. `ran_on` names the machine where that is
     not this process, `samples` counts samples (or random batches); the last
     `added_samples` reach more elements of an index. `latency` has the library, the
     same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
@@ -389,13 +389,13 @@ class Verdict(_Judged, total=False):
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
     verdict at others, and `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels`
-    has the verdict on each level of CPUs that the library has code for, `fallback` that on what browsers without
-    WebGPU run. `deliveries` has the verdict on each output that was loaded as users do.
+    has the verdict on each level of CPUs that the library has code for, `fallback` that on the code for browsers
+    without WebGPU run. `deliveries` has the verdict on each output that was loaded as users do.
     `threads` says whether the bits are the same with other numbers of threads. `draws` has the verdict on random
     inputs beside the usual ones, `draws_left_out` why some are useless; `exercises` has the branches of operators
     that all inputs reach, `unexercised` a phrase for each that none does, and `exercises_not_observed` the reference
     that do not know. A library of a recipe with `quantize` is compared with the quantized model, computed in float32;
-    `float_error` is the root mean square of what it differs by from the `reference`, which computes the float model,
+    `float_error` is the root mean square of the difference from the `reference`, which computes the float model,
     relative to that.
     """
 
@@ -443,7 +443,7 @@ class Verdict(_Judged, total=False):
 
 
 def list_compared(*verdicts: Mapping[str, Any]) -> list[OutputComparison]:
-    """Return the comparisons of all outputs of some verdicts, and of what goes into an index."""
+    """Return the comparisons of all outputs of some verdicts, and of inputs of indices."""
     return [
         comparison
         for verdict in verdicts
@@ -478,11 +478,12 @@ QUANTIZED_MODEL: Final = "the quantized model"
 
 
 def compared_with(verdict: Verdict) -> str:
-    """Return the name of what a library was compared with."""
+    """Return the name of a library's reference."""
     return QUANTIZED_MODEL if "float_error" in verdict else verdict.get("reference", "")
 
 
-# What verdict.json keeps of a library that passed: True an unchanged value, "*" each value of a mapping or list.
+# The fields that verdict.json keeps of a library that passed: True an unchanged value, "*" each value of a mapping or
+# list.
 _OUTPUTS: Final = {"*": {"passed": True, "undetected": True, "seen": True}}
 _LEVEL: Final = {"outputs": _OUTPUTS, "index_inputs": _OUTPUTS, "not_verified": True}
 _ALWAYS: Final = {"passed": True, "against": True, "gates": {"*": {"limit": True}}}
@@ -513,7 +514,7 @@ _WITH_REFERENCE: Final = {
 
 
 def verdict_without_measurements(verdict: Verdict) -> Verdict:
-    """Return what a verdict says of a library that passed, without figures of this machine and this run.
+    """Return the verdict on a library that passed, without figures of this machine and this run.
 
     Errors and accuracy are figures too: another CPU makes the reference compute in another order.
     """

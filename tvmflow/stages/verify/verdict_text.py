@@ -119,7 +119,7 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
 
 
 def _describe_isa_level(name: str, level: IsaLevelVerdict) -> str:
-    """Return what was found of the code for one level of CPUs."""
+    """Return the verdict on the code for one ISA level."""
     if "not_verified" in level:
         return f"NOT VERIFIED at the level {name}: {level['not_verified']}"
     error = largest_error(level)
@@ -175,7 +175,7 @@ def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
 
 
 def _describe_draws(facts: Verdict) -> Iterator[str]:
-    """Give the further inputs on which a library was verified, and what no input reached."""
+    """Give the further inputs on which a library was verified, and branches that no input reached."""
     if draws := [draw["inputs"] for draw in facts.get("draws", ()) if draw["passed"]]:
         yield f"agrees with {compared_with(facts)} for {', '.join(draws)}, too"
     if "unexercised" in facts:
@@ -500,7 +500,7 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
 
 
 def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
-    """Give a sentence for every output that does not do in a new process what the verified library does."""
+    """Give a sentence for every output that differs in a new process from the verified library."""
     for output, delivery in verdict.get("deliveries", {}).items():
         if delivery["passed"]:
             continue
@@ -542,7 +542,7 @@ def _describe_scaled(scaled: ScaledSlice) -> str:
 
 
 def describe_fix(verdict: Verdict) -> str:
-    """Return what to do about a rejected library: tolerances are of use only where outputs differ."""
+    """Return the remedy for a rejected library: tolerances are of use only where outputs differ."""
     others = (*verdict.get("parts", {}).values(), verdict.get("vm", {}), *verdict.get("draws", ()))
     outputs = list_compared(*list_measured(verdict), *others)
     differs = any(not output["passed"] for output in outputs)
@@ -574,7 +574,7 @@ def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
 
 
 def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
-    """Give a sentence where what goes into an index is not compared."""
+    """Yield a sentence where the input of an index is not compared."""
     if not verdict["passed"] or "index_inputs_not_compared" not in verdict:
         return
     reason = verdict["index_inputs_not_compared"]
@@ -618,7 +618,7 @@ def _index_input(name: str) -> str:
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
-    """Return what is not known about an output."""
+    """Return unknown facts about an output."""
     if "reached" in comparison and comparison["undetected"] == ZEROS:
         return _ZERO_INDEX_TEXT
     text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]
@@ -708,7 +708,7 @@ def amount_text(gate: str, amount: float) -> str:
 
 
 def describe_gate(gate: str, result: GateResult) -> str:
-    """Return what was measured for a gate, with its limit."""
+    """Return the measured value of a gate, with its limit."""
     limit = f"verify.{gate} {amount_text(gate, result['limit'])}"
     if result["state"] == "not measured":
         return f"{limit} is not measured: {result['note']}"
@@ -756,7 +756,7 @@ def list_undecided(verdict: Verdict) -> Iterator[str]:
 
 
 def list_remedies(verdict: Verdict) -> Iterator[str]:
-    """Yield what may help against the gates that fail."""
+    """Yield remedies for failing gates."""
     gates = verdict.get("gates", {})
     failed = [gate.partition(".")[0] for gate in gates if gates[gate]["state"] == "failed"]
     yield from dict.fromkeys(_REMEDIES[gate] for gate in failed)

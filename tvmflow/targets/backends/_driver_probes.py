@@ -23,7 +23,7 @@ _MOST = 16
 
 
 def probe_opencl() -> tuple[int, str, int, int]:
-    """Return what OpenCL reports of its first device.
+    """Return OpenCL's report about its first device.
 
     That is the number of platforms, the device's name, empty where there is none, the most threads of a block,
     and the bytes of its shared memory. The driver is started in this process, which must not be forked
@@ -64,7 +64,7 @@ NO_DEVICE = 100
 
 
 def probe_cuda() -> tuple[int, int, str, int, int]:
-    """Return what the driver reports of the first GPU.
+    """Return the driver's report about the first GPU.
 
     That is CUDA's error code (0: there is a GPU), the driver's version, and the GPU's name and compute
     capability. The driver is started in this process, which must not be forked afterwards.

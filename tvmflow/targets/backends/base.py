@@ -1,4 +1,4 @@
-"""A backend, with what several of them do alike."""
+"""A backend, and shared parts of backends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 
 class Backend(ABC):
-    """One kind of code, and what others must know of it. By default it is that of a GPU as TVM makes it.
+    """One kind of code, described for other modules. The default is a GPU's code as TVM makes it.
 
     A function that ends in `_reason` returns why something is impossible, as a clause for a
     message, or an empty string where it is possible.
