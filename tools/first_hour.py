@@ -100,13 +100,13 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "Edit it",
-        "A small budget for tuning, a C++ project and a wheel, and the test data.",
+        "The edited recipe adds a small tuning budget, a C++ project, a wheel and the test data.",
         ("tvmflow plan digits.tvmflow.yaml",),
         files=(("digits.tvmflow.yaml", _RECIPE),),
     ),
     Step(
         "Run it",
-        "The first run does everything, the second one nothing.",
+        "The first run executes all stages. In the second run, everything is up to date.",
         ("tvmflow run digits.tvmflow.yaml", "tvmflow run digits.tvmflow.yaml"),
     ),
     Step(
@@ -118,13 +118,13 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "A mistake",
-        "This is what a typing error looks like.",
+        "This is the message for a typing error in a recipe.",
         ("sed 's/trials/trails/' digits.tvmflow.yaml > wrong.yaml", "tvmflow plan wrong.yaml"),
         exit_code=2,
     ),
     Step(
         "Change something",
-        "More trials: only tuning, and what follows if it finds something better, is done again.",
+        "With more trials, only `tune` and `pick_best` run. Later stages run only if a faster schedule is found.",
         (
             "sed -i 's/trials: 16/trials: 24/' digits.tvmflow.yaml",
             "tvmflow explain digits.tvmflow.yaml tune",
@@ -133,17 +133,17 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "What happened so far?",
-        "Every run that did something is kept, with its figures and its logs.",
+        "tvmflow records each run that executed a stage, with its measurements and logs.",
         ("tvmflow runs", "tvmflow show run", "tvmflow logs"),
     ),
     Step(
         "What changed, and where does the time go?",
-        "The last two runs side by side, and the kernels of the library with the nodes that they compute.",
+        "Compare the last two runs, and list the kernels of the library with their ONNX nodes.",
         ("tvmflow compare latest~1 latest", "tvmflow show kernels digits.tvmflow.yaml"),
     ),
     Step(
         "A report",
-        "One page with everything that was measured; it loads nothing.",
+        "`report` writes all measurements to one self-contained HTML page.",
         ("tvmflow report -o report.html", "du -h --apparent-size report.html"),
     ),
     Step(
@@ -154,7 +154,7 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "The model as a Python package",
-        "The wheel needs numpy alone.",
+        "The wheel needs only numpy.",
         (
             "pip install --quiet --no-deps dist/digits/host/digits_model-*.whl",
             "python -m digits_model models/digits-test.npz output.npz",
@@ -194,7 +194,7 @@ _MODELS_STEPS: Final = (
     ),
     Step(
         "A detector",
-        "The number of boxes that it returns is known only when it runs.",
+        "The number of boxes is known only after a call: a data-dependent output shape.",
         (
             "tvmflow build models/detector.onnx",
             "tvmflow run detector.yaml",
@@ -204,16 +204,16 @@ _MODELS_STEPS: Final = (
         files=(("detector.yaml", _DETECTOR),),
     ),
     Step(
-        "An index as the output",
-        "The summary says what was compared besides the index, and with how many inputs.",
+        "A classifier that returns an index",
+        "The output is the index of the best class. `verify` also compares the scores that determine it.",
         (
             "tvmflow build models/classifier.onnx",
             "tvmflow run-model dist/classifier/host/classifier.tvmflow",
         ),
     ),
     Step(
-        "Tune by the clock",
-        "`init` writes a recipe with a budget of minutes.",
+        "Tune with a time budget",
+        "`init` writes a recipe with a tuning budget in minutes.",
         (
             "tvmflow init models/net.onnx",
             "sed -i 's/minutes: [0-9.]*/minutes: 1/' net.tvmflow.yaml",
@@ -223,8 +223,8 @@ _MODELS_STEPS: Final = (
     ),
     Step(
         "Change one layer",
-        "The last convolution gets more channels. Only its kernel is new, and the minutes go to it; the others get no "
-        "further trials.",
+        "The last convolution gets more channels. Only its kernel is new, so the time budget is spent on it. The other "
+        "kernels get no further trials.",
         (
             "python make_first_models.py --channels 24",
             "tvmflow explain net.tvmflow.yaml tune",
@@ -233,22 +233,23 @@ _MODELS_STEPS: Final = (
             "tvmflow compare latest~1 latest",
         ),
     ),
-    Step("Nothing is left to do", "", ("tvmflow run net.tvmflow.yaml",)),
+    Step("Everything is up to date", "", ("tvmflow run net.tvmflow.yaml",)),
 )
 
 HOURS: Final = (
     Hour(
         "first-hour.md",
         "The first hour",
-        "The [tutorial](tutorial.md) explains the steps, and [another hour](first-hour-models.md) begins with "
-        "models of other kinds.",
+        "Every command from a model to a tuned release and a C++ program, with its output. The [tutorial](tutorial.md) "
+        "explains the steps, and [another page](first-hour-models.md) starts with other kinds of models.",
         _DIGITS_STEPS,
         ("digits.onnx", "digits-test.npz"),
     ),
     Hour(
         "first-hour-models.md",
         "A first hour with other models",
-        "It begins where [the first hour](first-hour.md) does, with three small models that a script writes.",
+        "Build a detector, a classifier and a network that changes, with the output of every command. Like "
+        "[the first hour](first-hour.md), this starts with a new installation.",
         _MODELS_STEPS,
     ),
 )
@@ -326,9 +327,9 @@ def walk(hour: Hour, folder: Path | None = None) -> str:
     minutes = (time.monotonic() - started) / 60
     introduction = (
         f"# {hour.title}\n\n"
-        "A script of the repository ([tools/first_hour.py](../tools/first_hour.py)) goes through this with the wheel of "
-        "tvmflow in a new virtual environment, a new folder and a new home. This page is its whole output; "
-        f"all of it took {minutes:.1f} minutes on two cores. {hour.about}\n"
+        f"{hour.about} A script ([tools/first_hour.py](../tools/first_hour.py)) ran these commands with tvmflow's wheel "
+        "in a new virtual environment, with an empty home folder. This page shows their complete output. "
+        f"Together they took {minutes:.1f} minutes on two cores.\n"
     )
     return "\n".join([introduction, *chapters])
 

@@ -12,7 +12,7 @@ random = np.random.default_rng(0)
 
 
 def node(operator, inputs, outputs, **attributes):
-    """Return a node; its name is that of its result."""
+    """Return a node that is named for its outputs."""
     return helper.make_node(operator, inputs.split(), outputs.split(), name=outputs, **attributes)
 
 
@@ -36,7 +36,7 @@ def save(name, nodes, constants, inputs, outputs):
 
 
 def detector():
-    """Write a model with 64 boxes, of which it keeps as many as PyTorch's largest number."""
+    """Write a detector with 64 candidate boxes and no limit on the selected ones, as PyTorch exports it."""
     nodes = [
         node("Conv", "image stem", "features", pads=[1, 1, 1, 1], strides=[4, 4]),
         node("Relu", "features", "active"),
@@ -83,7 +83,7 @@ def classifier():
 
 
 def network(channels):
-    """Write a model of four convolutions, of which the last one has so many channels."""
+    """Write a model of four convolutions; the last one has `channels` output channels."""
     nodes = [
         node("Conv", "image first", "a", pads=[1, 1, 1, 1]),
         node("Relu", "a", "b"),
