@@ -85,7 +85,7 @@ class StoreOption(NamedTuple):
         return require_store(self.locate())
 
     def origin(self) -> str:
-        """Return what says where the store is."""
+        """Return the setting that names the store."""
         if self.path is not None:
             return "--store"
         return (
@@ -101,7 +101,7 @@ class StoreOption(NamedTuple):
         return store
 
     def open_to_read(self) -> LocalStore:
-        """Return the same store for a command that only shows what is in it: created where that is possible."""
+        """Return the same store for a command that only shows its content: created if possible."""
         store = self.locate()
         store.create_if_writable()
         return store
@@ -114,7 +114,7 @@ def store_option(content: str = "results are") -> StoreOption:
 
 
 class StoreOptions(Options):
-    """The store of a command, and how it shows what it found there or did."""
+    """The store of a command, and the form of its output."""
 
     store: StoreOption = store_option()
     json: bool = flag(JSON_HELP)
@@ -152,7 +152,7 @@ class DistOption(NamedTuple):
         return shortest_path(find_project().dist) if self.path is None else self.path
 
     def origin(self) -> str:
-        """Return what says where files are delivered."""
+        """Return the setting that names the folder of deliveries."""
         return find_project().origin("dist") if self.path is None else "--dist"
 
 
@@ -196,7 +196,7 @@ class RecipeOptions(Options):
     pipeline: str | None = pipeline_option()
 
     def request(self, lock: str | None = None, force: tuple[str, ...] = ()) -> RunRequest:
-        """Return what is to be planned, enforcing the lock file `lock` if there is one."""
+        """Return the request to plan, enforcing the lock file `lock` if there is one."""
         from tvmflow.planning.prepare import RunRequest
 
         return RunRequest(

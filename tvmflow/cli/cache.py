@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StatOptions(StoreOptions):
-    """Show what the store holds, for which recipes, and how much `gc` would free.
+    """Show the store's content, its recipes, and how much `gc` would free.
 
     Examples:
         tvmflow cache stat
@@ -47,7 +47,7 @@ class VerifyOptions(StoreOptions):
 
 
 class RepairOptions(StoreOptions):
-    """Put right what `verify` finds, deleting nothing.
+    """Repair damage that `verify` finds, deleting nothing.
 
     The exit code is 1 when something is left to do.
 
@@ -111,7 +111,7 @@ class OptionalRecipeOptions(RecipeOptions):
 
 
 class PushOptions(StoreOptions):
-    """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload.
+    """Upload results to the remote cache: of recipes, all, or failed uploads of earlier runs.
 
     Examples:
         # what earlier runs could not upload
@@ -127,7 +127,7 @@ class PushOptions(StoreOptions):
 
 
 class PullOptions(StoreOptions):
-    """Fetch what recipes need from the remote cache, without running anything.
+    """Fetch results of recipes from the remote cache, without running anything.
 
     Examples:
         tvmflow cache pull net.yaml --remote https://cache.example.com
@@ -378,7 +378,7 @@ def _upload(client: RemoteCacheClient, keys: Sequence[str]) -> _Pushed:
 
 
 def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
-    """Upload all trials of the ledger and return their number, and what went wrong."""
+    """Upload all trials of the ledger and return their number, and an error."""
     from tvmflow.store.http_client import TransferError
     from tvmflow.tuning import remote_ledger
 
@@ -393,7 +393,7 @@ def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
 
 
 def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]]:
-    """Fetch the trials of machines like this one and return the number of new ones, and what went wrong."""
+    """Fetch the trials of machines like this one and return the number of new ones, and an error."""
     from tvmflow.cli.records import start_trace_check
     from tvmflow.store.http_client import TransferError
     from tvmflow.tuning import remote_ledger
@@ -426,7 +426,7 @@ def _shorten(lines: list[str]) -> list[str]:
 
 
 def _show_reading(options: StoreOptions) -> Callable[[int, int], None]:
-    """Return what shows on a terminal how many files were read, a few times a second."""
+    """Return a progress display of the number of files that were read."""
     from tvmflow.core.logs import can_show_status, show_status
 
     is_shown = can_show_status() and not options.json

@@ -59,7 +59,7 @@ def completion(options: CompletionOptions) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    """Return a parser of all commands, which parses nothing: it says what completes each argument."""
+    """Return a parser of all commands, only for its completion of each argument."""
     from tvmflow.cli.parser import CommandParser
 
     root = argparse.ArgumentParser("tvmflow")

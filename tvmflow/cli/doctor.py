@@ -333,7 +333,7 @@ _ATTEMPT_S: Final = 0.05
 
 
 class Finding(NamedTuple):
-    """The state of one piece of an installation, and what to do when it is not good."""
+    """The state of one piece of an installation, and a remedy if it is not good."""
 
     subject: str
     good: bool
@@ -348,7 +348,7 @@ class Finding(NamedTuple):
 
 
 def examine_disks(store: LocalStore, dist: Path) -> Iterator[Finding]:
-    """Yield a finding for each place that a run writes to, and for what is in the store."""
+    """Yield a finding for each place that a run writes to, and for the content of the store."""
     yield _examine_space(store)
     yield _examine_folder("store can be written", Path(store.root))
     yield _examine_folder("dist can be written", dist)
@@ -460,7 +460,7 @@ def _examine_device_locks() -> Iterator[Finding]:
 
 
 def _examine_store(store: LocalStore) -> Iterator[Finding]:
-    """Look at what is in the store, without reading results and downloads."""
+    """Check the content of the store, without reading results and downloads."""
     from tvmflow.cli.cache import store_checks
     from tvmflow.store import integrity
     from tvmflow.store.inventory import take_inventory

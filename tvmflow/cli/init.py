@@ -59,7 +59,7 @@ def schema(options: SchemaOptions) -> int:
 
 
 class ModelOptions(Options):
-    """A model, and what is to be built of it."""
+    """A model, and the requested builds."""
 
     model: str = argument(
         "MODEL",
@@ -191,14 +191,14 @@ def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
 
 
 def choices(options: ModelOptions) -> Choices:
-    """Return what the user chose for a recipe."""
+    """Return the user's choices for a recipe."""
     from tvmflow.planning.new_recipe import Choices
 
     return Choices(options.targets, dict(options.shapes), options.minutes)
 
 
 def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
-    """Return what a recipe in a folder says of a model."""
+    """Return a recipe's content about a model in a folder."""
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.new_recipe import inspect_model
     from tvmflow.store.source_files import SourceFiles
@@ -207,7 +207,7 @@ def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
 
 
 def _mark_root(folder: Path) -> list[str]:
-    """Mark the current folder as the root of a project if there is none; return what to say of that."""
+    """Mark the current folder as the root of a project if there is none; return a note about that."""
     project = find_project()
     if project.marker or folder != Path():
         return []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TargetsOptions(Options):
-    """List targets, and what this machine can do for each.
+    """List targets, and this machine's support for each.
 
     Examples:
         tvmflow targets
@@ -161,7 +161,7 @@ def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _list_reasons(capabilities: Capabilities) -> list[str]:
-    """Return what cannot be done, each reason once; what cannot be built has no other reasons."""
+    """Return unsupported steps, each reason once; without builds there are no other reasons."""
     if capabilities.built:
         return [f"cannot be built: {capabilities.built}"]
     actions: dict[str, list[str]] = {}

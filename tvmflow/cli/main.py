@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Invocation(NamedTuple):
-    """A command line that was parsed: what runs it, and -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`."""
+    """A parsed command line: its function, and -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`."""
 
     run: Callable[[], int]
     verbosity: int

@@ -50,7 +50,7 @@ _OPTION_SYNONYMS: Final = {
     "--threads": "--jobs",
     "--timeout": "--stage-timeout",
 }
-"""What other tools call it -> tvmflow's name."""
+"""The name in other tools -> tvmflow's name."""
 
 _MAX_COMMANDS: Final = 3
 _OVERVIEW_FIX: Final = "`tvmflow help` lists all commands"

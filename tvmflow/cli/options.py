@@ -71,7 +71,7 @@ class Options:
             self.__dict__[name] = value
 
     def start_early(self) -> AbstractContextManager[None]:
-        """Start what the command will wait for, while modules are imported.
+        """Start slow work of the command while modules are imported.
 
         Most commands start nothing.
 
@@ -166,7 +166,7 @@ def _number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
 
 
 def _quantity(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return the type of what a function parses, whose message says what is expected."""
+    """Return the argument type of a parser, whose message describes the expected form."""
 
     def read(text: str) -> Value:
         try:

@@ -40,7 +40,7 @@ class _HasOutput(_HasJson, _HasVerbosity, Protocol): ...
 
 
 def print_result(value: Json, lines: Iterable[str], options: _HasJson) -> int:
-    """Print what was asked for as one line of JSON, or as lines of text, and return the exit code."""
+    """Print an answer as one line of JSON, or as lines of text, and return the exit code."""
     if options.json:
         print_json(value)
     else:
@@ -49,13 +49,13 @@ def print_result(value: Json, lines: Iterable[str], options: _HasJson) -> int:
 
 
 def print_notes(options: _HasVerbosity, *lines: str) -> None:
-    """Print what a command has done or does; nothing with `-q`."""
+    """Print notes about a command's work; nothing with `-q`."""
     if options.verbosity >= 0:
         print_lines(*lines)
 
 
 def print_outcome(value: Json, lines: Iterable[str], exit_code: int, options: _HasOutput) -> int:
-    """Print what a command has done, with `-q` only what did not succeed, and return the exit code."""
+    """Print a command's results, with `-q` only failures, and return the exit code."""
     if options.json or options.verbosity >= 0 or exit_code:
         print_result(value, lines, options)
     return exit_code

@@ -1,4 +1,4 @@
-"""The parser of one command, made from its options: its help, and messages for what is mistyped."""
+"""The parser of one command, made from its options: its help, and messages about typing errors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse says as an error of the command line."""
+        """Raise argparse's message as an error of the command line."""
         message = _IGNORED_VALUE.sub(r"\1 takes no value, and has \2", message)
         raise UsageError(
             f"{self.command.name}: {message}",

@@ -1,4 +1,4 @@
-"""`tvmflow plan` and `explain`: what a run would do, why, and what a result depends on."""
+"""`tvmflow plan` and `explain`: the stages of a run, why they run, and a result's dependencies."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def show_plan(
     graph: str | None = None,
     output: Path | None = None,
 ) -> bool:
-    """Show what a run would do, and return whether that is nothing; the answer is saved then."""
+    """Show the stages that a run would run; save the answer and return True if there are none."""
     from tvmflow.engine.plan_text import estimate_stages, find_hits_with_new_weights, format_plan
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
@@ -166,7 +166,7 @@ def _describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
 
 
 class ExplainOptions(StoreOptions):
-    """Show why a stage must run or not, and what its result depends on.
+    """Show why a stage must run or not, and the dependencies of its result.
 
     Examples:
         # the stage for one target

@@ -44,7 +44,7 @@ class StatementOptions(Options):
 
 
 class InspectOptions(Options):
-    """Show what delivered files are and what they were made from.
+    """Show the kind and provenance of delivered files.
 
     No file is run.
 
@@ -66,7 +66,7 @@ class VerifyOptions(Options):
 
     Examples:
         tvmflow verify dist/net/host
-        # and accept only what one of these keys signed
+        # and accept only files signed with one of these keys
         tvmflow verify dist/net/host --trusted keys/
     """
 
@@ -258,7 +258,7 @@ def _find_statements(path: Path) -> list[Path]:
 def _format_findings(findings: Sequence[Finding]) -> Iterator[str]:
     width = max(len(str(finding.path)) for finding in findings)
     signatures = {finding.source.signature for finding in findings if finding.source}
-    # what is the same for all files is said once
+    # common facts of all files are shown once
     common = f", {signatures.pop()}" if len(signatures) == 1 and len(findings) > 1 else ""
     for finding in findings:
         mark = "ok " if finding.good else "BAD"
@@ -315,7 +315,7 @@ class PullOptions(_RegistryOptions):
 
     Examples:
         tvmflow pull oci://ghcr.io/ann/digits:1.2.0
-        # what one of these keys signed, and never anything else
+        # only files signed with one of these keys
         tvmflow pull oci://ghcr.io/ann/digits@sha256:2c26… --to models/digits --trusted keys/
     """
 

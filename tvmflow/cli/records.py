@@ -127,7 +127,7 @@ class PruneOptions(_RecordsOptions):
 
 
 class VerifyOptions(_RecordsOptions):
-    """Read every trial and repair what is damaged.
+    """Read every trial and repair damage.
 
     The exit code is 1 when trials were quarantined.
 
@@ -218,7 +218,7 @@ def merge(options: MergeOptions) -> int:
 def start_trace_check(
     store: LocalStore, check: bool
 ) -> contextlib.AbstractContextManager[replay.TraceCheck | None]:
-    """Give what applies traces before they are imported; None without `check`."""
+    """Yield a function that applies traces before the import; None without `check`."""
     from tvmflow.tuning import replay
 
     return replay.TraceCheck.start(store) if check else contextlib.nullcontext()
@@ -410,7 +410,7 @@ def format_pruned(pruned: Sequence[PruneResult], *, done: bool) -> Iterator[str]
 
 
 def format_check(checked: LedgerCheck, replayed: ReplayResult | None) -> Iterator[str]:
-    """Yield what was wrong with trials, and the totals."""
+    """Yield problems of trials, and the totals."""
     yield from checked.findings
     yield (
         f"{count_text(checked.trials, 'trial')} of {count_text(checked.workloads, 'workload')} on "

@@ -1,4 +1,4 @@
-"""What `tvmflow run` does besides: release a pipeline, retune its recipes, check reproducibility."""
+"""Further actions of `tvmflow run`: release a pipeline, retune its recipes, check reproducibility."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 
 def check_release(prepared: PreparedRun, request: RunRequest) -> None:
-    """Check what is known of the release of a pipeline before anything is built; nothing for other runs.
+    """Check the release of a pipeline before anything is built; do nothing for other runs.
 
     Raises:
         UsageError: when the run ends before the last stage.
@@ -240,7 +240,7 @@ def _write_lock(prepared: PreparedRun, store: LocalStore, folder: Path) -> Path:
 
 
 def _build_arguments(request: RunRequest) -> Iterator[str]:
-    """Yield the arguments of `run` that select what is built; it is not verified again."""
+    """Yield the arguments of `run` that select a build without verification."""
     yield from request.recipes
     for option, values in (("--target", request.targets), ("--variant", request.variants)):
         for value in values:

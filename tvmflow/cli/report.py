@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReportOptions(StoreOptions):
-    """Write what a run or a release made as one HTML page.
+    """Write the results of a run or a release as one HTML page.
 
     The page is a single file that loads nothing: it can be mailed, printed, and read without a network.
 
@@ -98,7 +98,7 @@ def report(options: ReportOptions) -> int:
 
 
 def _find_subject(what: str, store: LocalStore) -> _Subject:
-    """Return what a command line names."""
+    """Return the sources that a command line names."""
     from tvmflow.engine.run_records import read_run
     from tvmflow.pages.collect import describe_run
     from tvmflow.release.comparison import load_side, make_side
@@ -118,7 +118,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
 
 
 def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
-    """Return what a page is compared with: what `--against` names, else what came before, if anything did."""
+    """Return the baseline of a page: from `--against`, else its predecessor, if there is one."""
     from tvmflow.release.comparison import load_side
 
     if against not in (None, _LAST):
@@ -194,7 +194,7 @@ def _percent(text: str) -> float:
 
 
 class CompareOptions(StoreOptions):
-    """Show what changed between two runs, releases or deliveries.
+    """Show the changes between two runs, releases or deliveries.
 
     Latency, size, error, accuracy, inputs and packages are compared.
 

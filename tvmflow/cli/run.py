@@ -59,7 +59,7 @@ class RunOptions(Options):
         tvmflow run recipes/*.yaml --jobs 2 --keep-going
         # one target, without tuning
         tvmflow run net.yaml --target cortex-a72 --pipeline compile
-        # exactly what the lock file records, or nothing
+        # exactly the results of the lock file, or an error
         tvmflow run net.yaml --locked
     """
 
@@ -97,7 +97,7 @@ class RunOptions(Options):
         It takes longer than the import of what plans.
         """
         is_new = False
-        # the command explains what is wrong with the store
+        # the command explains the problem of the store
         with contextlib.suppress(TvmflowError):
             is_new = _is_new(self, self.store.locate())
         if not is_new:
@@ -113,7 +113,7 @@ class RunOptions(Options):
 
 
 class StageDump(NamedTuple):
-    """The dump of one stage, or the problem that kept it from being complete, and what this is worth."""
+    """The dump of one stage, or the problem that kept it from being complete, and its severity."""
 
     stage_id: str
     folder: Path | None
@@ -313,7 +313,7 @@ def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions)
 
 
 class _Display:
-    """An observer that prints events, and with `-vv` what the workers log."""
+    """An observer that prints events, and with `-vv` the logs of workers."""
 
     def __init__(self, printer: Printer, logs: WorkerLogs) -> None:
         self._printer = printer
@@ -383,7 +383,7 @@ def retune_recipes(
 
 
 def render_report(report: RunReport, output: OutputOptions) -> str:
-    """Return the end of a run's output; with `-v`, also what each stage says of its result."""
+    """Return the end of a run's output; with `-v`, also each stage's text about its result."""
     from tvmflow.engine.summary import render
 
     is_verbose = output.verbosity > 0
@@ -419,7 +419,7 @@ class LockCommandOptions(Options):
 
 
 class DiffOptions(Options):
-    """Show what changed from one lock file to another.
+    """Show the changes from one lock file to another.
 
     The exit code is 1 when anything did.
 

@@ -129,7 +129,7 @@ class ModelRun(NamedTuple):
     compared: Sequence[ComparedRun] | None = None
 
     def to_json(self) -> Json:
-        """Return what is known."""
+        """Return the known facts."""
         value = {name: value for name, value in self._asdict().items() if value is not None}
         if self.top is not None:
             value["top"] = {
@@ -261,7 +261,7 @@ class OtherRuntime(NamedTuple):
 def find_runtime(
     name: str, module: Module, bundle: Path, model: Path | None, store: LocalStore
 ) -> OtherRuntime:
-    """Return what is needed to run the model of a library in another runtime.
+    """Return the files and inputs to run the model of a library in another runtime.
 
     The statement of provenance beside the bundle, and notes of the store, say which file it was built from, if
     `model` is None.

@@ -1,4 +1,4 @@
-"""`tvmflow runs`, `show`, `logs` and `trace`: what earlier runs did and built, and when."""
+"""`tvmflow runs`, `show`, `logs` and `trace`: the work and results of earlier runs."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) 
         if width and width >= _WIDE
         else ("headline", "stages", "command", "took")
     )
-    # the headline gets what the other columns leave
+    # the headline gets the remaining width
     for line in table(rows, right=("took",), expendable=expendable, width=width):
         yield line if width is None else excerpt(line, width - 1)
 
@@ -297,7 +297,7 @@ _SUBJECT_HELP: Final = "a recipe that was run, or a run (see `tvmflow runs`)"
 
 
 class ShowRunOptions(Options):
-    """Show what a run was asked for, and what each of its stages did and said.
+    """Show the request of a run, and the outcome and messages of each stage.
 
     Examples:
         tvmflow show run
@@ -336,7 +336,7 @@ class ShowKernelOptions(StoreOptions):
 
     Examples:
         tvmflow show kernel net.yaml fused_conv2d
-        # what the schedule does, and what LLVM made of it
+        # the steps of the schedule, and the assembly
         tvmflow show kernel net.yaml fused_conv2d --schedule --asm
         # in the last run but one
         tvmflow show kernel latest~1 fused_conv2d host --record
@@ -437,11 +437,11 @@ def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
         yield f"{name}: {count_text(len(rows), 'kernel')}"
         cells = list(map(_format_row, rows))
         if any(row.share is not None for row in rows):
-            # what was measured in the library is not mixed with what was measured outside of it
+            # measurements inside and outside of the library are not mixed
             cells = [{**cell, "alone": ""} for cell in cells]
             cells.append(_format_rest(rows, tuple(cells[0])))
         expendable = ("workload", "per inference", "alone", "calls", "schedule")
-        # the nodes get what the other columns leave
+        # the nodes get the remaining width
         for line in table(cells, right=_NUMBERS, expendable=expendable, width=width):
             yield line if width is None else excerpt(line, width - 1)
 
@@ -460,7 +460,7 @@ def _format_row(row: KernelRow) -> dict[str, str]:
 
 
 def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str, str]:
-    """Return the row of what remains of a call, so that all rows add up to it."""
+    """Return the row of a call's remaining time, so that all rows add up to it."""
     share = sum(row.share or 0.0 for row in rows)
     seconds = sum(row.seconds or 0.0 for row in rows)
     rest = {"time": f"{max(1 - share, 0.0):.1%}", "kernel": "(between kernels)"}

@@ -15,7 +15,7 @@ from tvmflow.core.types import Json
 _T = TypeVar("_T")
 _Reader = Callable[[Json], Any]
 
-# What a machine counts in 64 bits, and more than any quantity that is measured: sums and products
+# The range of 64-bit counters, more than any measured quantity: sums and products
 # of a few such values are finite.
 _MAX_INTEGER: Final = 2**63
 _MAX_NUMBER: Final = 1e100
@@ -33,7 +33,7 @@ _NOUNS: Final[Mapping[type, str]] = {
 
 
 class Mismatch(ValueError):
-    """JSON that is not of a type: where, and what is wrong."""
+    """JSON that does not match a type: where, and the problem."""
 
     def within(self, name: str) -> Mismatch:
         """Return the same for the value that has it under a name."""

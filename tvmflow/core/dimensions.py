@@ -51,7 +51,7 @@ class WrongSize(ValueError):
 
 
 class Language(NamedTuple):
-    """The forms of a programming language for what Python writes otherwise.
+    """The forms of a programming language that differ from Python's.
 
     `name` returns the code for the size of a dimension. The others have `{a}` and `{b}`: a division rounded
     down, its remainder, the smaller and the larger one of two values.
@@ -316,7 +316,7 @@ def _parse(text: str) -> ast.expr:
 
 
 def _check(node: ast.AST) -> None:
-    """Raise ValueError for what is no expression of sizes."""
+    """Raise ValueError for anything but an expression of sizes."""
     match node:
         case ast.Name():
             return

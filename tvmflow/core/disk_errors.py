@@ -1,4 +1,4 @@
-"""Errors of disks and limits as messages: what is full or unusable, on which file system, and the fix."""
+"""Errors of disks and limits as messages: the full or unusable place, its file system, and the fix."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tvmflow.core.project import shortest_path
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
-# A write that fails for want of space fills what was free, up to a block that its file cannot use.
+# A write that fails for want of space fills the free space, up to a block that its file cannot use.
 _FULL_BYTES: Final = 256 << 10
 _UNKNOWN_BYTES: Final = 1 << 62
-# What downloads leave free; less on a small disk.
+# The space that downloads leave free; less on a small disk.
 _RESERVED_BYTES: Final = 64 << 20
 _NETWORK_KINDS: Final = frozenset(
     "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs fuse.glusterfs fuse.sshfs lustre beegfs".split()
@@ -63,7 +63,7 @@ class FileSystem(NamedTuple):
         return self.kind in _NETWORK_KINDS
 
     def __str__(self) -> str:
-        """Return where it is mounted and what is free, for a message."""
+        """Return its mount point and free space, for a message."""
         name = f"{self.kind} at {self.mount_point}" if self.kind else self.mount_point
         if self.lacks_inodes:
             return f"{name}, all of its {count_text(self.inodes, 'file')} in use"
@@ -171,9 +171,9 @@ _FIXES: Final[dict[int, str]] = {
 }
 """The number of an error that a user can act on -> how. All others are bugs, or belong to whoever knows more."""
 
-# What the dynamic loader writes of a library on a file system that is mounted noexec.
+# The dynamic loader's message about a library on a file system that is mounted noexec.
 _NO_MAPPING: Final = "failed to map segment from shared object"
-# What other programs and libraries write of such an error, where they keep its number for themselves.
+# Messages of other programs and libraries about such an error, without its number.
 _TEXTS: Final = {
     text: number
     for number in (*_FULL, errno.EROFS, errno.EIO, errno.EMFILE, errno.EFBIG)
@@ -221,7 +221,7 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno == errno.EAGAIN:
         return StoreError(_NO_PROCESSES, fix=_MORE_PROCESSES)
-    # what is invalid and not a name is a mistake in a call
+    # other invalid arguments are mistakes in a call
     if error.errno not in _FIXES or (error.errno == errno.EINVAL and not named):
         return None
     shown = shortest_path(path)
@@ -338,7 +338,7 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
 
 
 def _nearest_folder(path: str) -> str:
-    """Return the nearest existing folder above a path: what does not exist has no permissions of its own."""
+    """Return the nearest existing folder above a path: a missing path has no permissions."""
     while not os.path.lexists(path):
         path = os.path.dirname(os.path.abspath(path))
     return path

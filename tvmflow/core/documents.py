@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Unreadable(Exception):
-    """A document is not what it should be. The message is a reason that follows the document's name."""
+    """A document is invalid. The message is a reason that follows the document's name."""
 
 
 def read_file(path: Path) -> bytes:

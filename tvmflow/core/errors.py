@@ -31,7 +31,7 @@ _SHOWN_PROBLEMS: Final = 50
 
 
 class TvmflowError(Exception):
-    """The base of all errors: `message` says what happened, `fix` what to do next."""
+    """The base of all errors: `message` describes the problem, `fix` the remedy."""
 
     exit_code: int = EXIT_FAILED
 
@@ -74,7 +74,7 @@ def merge_recipe_errors(errors: "list[RecipeError]") -> RecipeError:
 
 
 class StageError(TvmflowError):
-    """A stage cannot do what the recipe requests, for a reason that the user can act on."""
+    """A stage cannot satisfy the recipe, for a reason that the user can act on."""
 
 
 class ImportFailed(StageError):

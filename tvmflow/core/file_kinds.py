@@ -1,4 +1,4 @@
-"""Kinds of files by their content: models, recipes, delivered files, and what is given in their place.
+"""Kinds of files by their content: models, recipes, delivered files, and files given by mistake.
 
 Nothing is loaded: a pickle is code. Imports no framework. Only where the content does not decide, the
 name of a file counts.
@@ -38,7 +38,7 @@ TRIALS: Final = "a trial pack"
 ARRAYS: Final = "an npz file, numbers as text, or an image"
 IMAGES: Final = "an image"
 OTHER: Final = "another file"
-"""The groups of kinds, as messages call them: what a command takes, or does not."""
+"""The groups of kinds, as messages call them: accepted by a command, or not."""
 
 
 class FileKind(NamedTuple):
@@ -54,7 +54,7 @@ class FileKind(NamedTuple):
     field: str = ""
 
     def fix_for(self, path: object) -> str:
-        """Return what to do with the file at a path."""
+        """Return the remedy for the file at a path."""
         return self.fix.replace("{path}", shell_word(str(path)))
 
 
@@ -162,7 +162,7 @@ _IMAGE: Final = FileKind(
 )
 
 STAND_INS: Final = (_DAMAGED, _LFS, _HTML)
-"""The kinds of what lies in the place of a file: the remedy is to get that file, whatever it was to be."""
+"""The kinds of placeholders of a file: the remedy is to get that file."""
 
 _HEAD_BYTES: Final = 1 << 16
 _ZIP_MAGIC: Final = b"PK\x03\x04"
@@ -213,7 +213,7 @@ def recognize(path: Path) -> FileKind | None:
 
 
 def _unpack(head: bytes) -> bytes:
-    """Return the beginning of what a gzip file holds; nothing of a damaged one."""
+    """Return the beginning of a gzip file's content; nothing of a damaged one."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
     except zlib.error:
@@ -269,14 +269,14 @@ _ZIPS: Final[Mapping[FileKind, Callable[[list[str]], bool]]] = {
 
 
 class Mismatch(NamedTuple):
-    """A file of another kind than a command takes: what it is, and the remedy."""
+    """A file of another kind than a command takes: its kind, and the remedy."""
 
     text: str
     fix: str
 
 
 def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
-    """Return what a file is if it is certainly none of these groups; it need not exist."""
+    """Return the kind of a file if it is certainly in none of these groups; it need not exist."""
     try:
         kind = recognize(path) if path.is_file() else None
     except (OSError, ValueError):

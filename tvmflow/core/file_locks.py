@@ -45,7 +45,7 @@ _notices: dict[str, float] = {}
 
 
 def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
-    """Have `notify` called with what this process waits for; return what was called before."""
+    """Have `notify` called with the reason of a wait; return the previous function."""
     global _notify
     before, _notify = _notify, notify
     return before
@@ -76,7 +76,7 @@ def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: s
         descriptor: Of an open file. A lock belongs to the descriptor: threads that share one share its lock.
         shared: Allow others that lock it `shared`, too.
         wait: Wait for whoever holds it.
-        subject: What is locked, for people; its file then has the time at which it was locked.
+        subject: The locked thing, for people; its file then has the time at which it was locked.
 
     Raises:
         Locked: when another process holds it and `wait` is not set.
@@ -157,7 +157,7 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 
 
 def _report_wait(descriptor: int, subject: str) -> None:
-    """Say what this process waits for: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml)`."""
+    """Describe the current wait: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml)`."""
     status = os.fstat(descriptor)
     holders = describe_holders(status)
     if holders is not None:

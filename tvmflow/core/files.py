@@ -97,7 +97,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 
 
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
-"""What file systems answer to calls that they do not have."""
+"""Error numbers of file systems for unsupported calls."""
 
 
 def flush_file(descriptor: int) -> bool:

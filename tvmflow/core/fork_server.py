@@ -1,4 +1,4 @@
-"""Fork servers: functions run in forked children of a process that has imported what they need.
+"""Fork servers: functions run in forked children of a process with their imports.
 
 A crash in native code, a hang or a kill costs one call and nothing else. Forking from a
 process in which `tvm` is loaded takes milliseconds where starting one takes a second. The
@@ -46,7 +46,7 @@ _SINGLE_THREADED: Final = {
 }
 
 WITH_TVM: Final = ("numpy", "tvm")
-"""What a server imports whose children compile."""
+"""The imports of a server whose children compile."""
 
 _CANCELLED: Final = "the run was cancelled"
 
@@ -279,7 +279,7 @@ def _describe_death(status: int) -> str:
 
 
 def _explain_kill(outcome: Outcome, oom_kills: int | None) -> str:
-    """Return the message of an outcome, with what the kernel says about a kill."""
+    """Return the message of an outcome, with the kernel's reason for a kill."""
     if not outcome.is_killed:
         return outcome.message
     now = memory.count_oom_kills()

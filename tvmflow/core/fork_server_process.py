@@ -25,7 +25,7 @@ Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""
 
 is_child = False
-"""True in a child of a fork server: what is done there cannot take its caller down."""
+"""True in a child of a fork server: a crash there does not end its caller."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = "500"
@@ -203,7 +203,7 @@ def main(argv: list[str]) -> NoReturn:
     """Import modules and serve: `python -m tvmflow.core.fork_server_process FD MODULE…`."""
     _ignore_signals()
     control = socket.socket(fileno=int(argv[0]))
-    # what is imported stays: to look through it for garbage would take each child a tenth of its time
+    # imported objects stay: collecting garbage among them would take each child a tenth of its time
     gc.disable()
     with without_torch():
         for module in argv[1:]:

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 from tvmflow.core.formatting import printable
 from tvmflow.core.types import Json
 
-# The second character of what begins or ends a comment, the last of a trigraph, and what continues a line at its end.
+# The second character of comment marks, the last one of a trigraph, and the continuation of a line.
 _COMMENT_MARKS: Final = re.compile(r"(?<=\*)/|(?<=/)\*|(?<=\?\?)/|\\\Z")
 # YAML 1.1 reads some words as other values than text.
 _PLAIN_IN_YAML: Final = re.compile(
@@ -33,7 +33,7 @@ _MARKDOWN: Final = str.maketrans(
         **{char: f"&{name};" for char, name in (("&", "amp"), ("<", "lt"), (">", "gt"))},
     }
 )
-# What GitHub and GitLab take for the name of a user, an issue, a label and the like, and tell those of. They read the
+# References of GitHub and GitLab to a user, an issue, a label and the like, which notify those. They read the
 # text that is shown, so that no escape helps but a character of no width.
 _REFERENCE: Final = re.compile(
     r"""@(?=\w)|~(?=[\w"])|[#!&%$](?=\d)|\bGH-(?=\d)|/(?:issues|pull|discussions|commit|(?:-/)?merge_requests)/(?=\w)""",
@@ -294,7 +294,7 @@ class Markup(str):
 
 
 Child: TypeAlias = "str | int | Iterable[Child] | None"
-"""What an element may contain; nothing is written for None."""
+"""The content of an element; nothing is written for None."""
 
 Attribute: TypeAlias = str | int | float | bool | None
 

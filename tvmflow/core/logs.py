@@ -1,4 +1,4 @@
-"""Lines on stderr: the log, and what the user is waiting for.
+"""Lines on stderr: the log, and the reason of a wait.
 
 One logger for each module, and one place that configures where their lines go.
 
@@ -54,7 +54,7 @@ def _named_level() -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Escapes what would make two lines of one, or command the terminal; tracebacks keep their lines."""
+    """Escapes line breaks and control sequences; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
@@ -87,7 +87,7 @@ _PATIENCE_S: Final = 1.0
 
 @contextlib.contextmanager
 def explain_wait(text: str) -> Iterator[None]:
-    """Say on a terminal what the block does once it has taken a second; the line is removed at its end.
+    """Describe the block's work on a terminal once it has taken a second; the line is removed at its end.
 
     The text says about how long it takes, too. With `-q`, which logs errors alone, nothing is said.
     """

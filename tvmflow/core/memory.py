@@ -32,7 +32,7 @@ _SHARE: Final = 0.8
 _BYTES_PER_S: Final = 4e9
 _SHORTEST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
-# What a control group without a limit has as its limit.
+# The limit of a control group without one.
 _NO_LIMIT: Final = 1 << 60
 
 
@@ -82,7 +82,7 @@ def limit_address_space(size: int) -> None:
 
 
 def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """Return the memory of those processes that have not ended; what they share counts for each."""
+    """Return the memory of those processes that have not ended; shared memory counts for each."""
     if not lists_processes():
         return _resident_bytes_portably(pids)
     page = os.sysconf("SC_PAGE_SIZE")
@@ -106,7 +106,7 @@ def _resident_bytes_portably(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _proportional_bytes(pid: int, resident: int) -> int:
-    """Return the memory of a process, of what it shares only its part. Takes time."""
+    """Return the memory of a process, with its share of shared memory. Takes time."""
     match = re.search(r"^Pss:\s+(\d+) kB", read_text(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
     return int(match[1]) << 10 if match else resident
 

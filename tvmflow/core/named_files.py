@@ -46,7 +46,7 @@ def is_folder(path: Path) -> bool:
 
 
 def obstacle(path: Path) -> str:
-    """Return what is at a path in place of a file that can be read, or an empty string.
+    """Return why the file at a path cannot be read, or an empty string.
 
     Nothing is opened that could block, such as a named pipe. A file that does not exist is no obstacle.
     """

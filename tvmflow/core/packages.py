@@ -100,12 +100,12 @@ def identify_installed(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def find_package(distribution: str) -> Package:
-    """Return a package as it would be imported. Raises what `identity` does."""
+    """Return a package as Python would import it. Raises the same as `identity`."""
     return _identify(distribution, tuple(sys.path)).package
 
 
 def files_to_watch(distribution: str) -> dict[str, list[str]]:
-    """Return folders, and the names of what is in them whose stamps show that a package is unchanged.
+    """Return folders and names of their files, whose stamps show that a package is unchanged.
 
     These are its code and the folders with code; its data and tests are not watched.
     """
@@ -214,7 +214,7 @@ def is_extra(distribution: str) -> bool:
 
 
 def _find_distribution(distribution: str) -> Package:
-    """Return a distribution by its metadata: what it installs has no module of its own."""
+    """Return a distribution by its metadata: it installs no module."""
     for folder in import_folders():
         for name, version, path in _list_dist_infos(folder):
             if name == distribution and os.path.isfile(f"{path}/RECORD"):
@@ -309,7 +309,7 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 # The files of an installed package, and the digest of their content at the price of their stamps.
 #
 # pip writes the digest of every file into a distribution's RECORD, after all other files. A file
-# that has the recorded size and was not changed after that list was written is what was installed.
+# that has the recorded size and was not changed after that list was written is the installed one.
 # All others are hashed, and their digests are remembered in the user's cache folder for as long as
 # size, times and inode stay the same.
 
@@ -331,7 +331,7 @@ class PackageFiles(NamedTuple):
     programs: set[str]
 
     def list_code(self) -> list[str]:
-        """Return the names of what Python and the system load or start, and of the folders of that."""
+        """Return the names of files that Python and the system load or start, and of their folders."""
         code = {
             name
             for name in self.names
@@ -397,7 +397,7 @@ class _PackageReader:
         self._folder = folder
         self._digests = digests
         status = os.stat(record) if record else None
-        # Nothing is as it was installed where no list says what that is.
+        # Without a list of installed files nothing is known to be unchanged.
         self._modified_ns = status.st_mtime_ns if status else 0
         self._changed_ns = status.st_ctime_ns if status else 0
         self.lines: dict[str, str] = {}
@@ -480,7 +480,7 @@ class _PackageReader:
 
 
 def _is_content(name: str, siblings: Iterable[str]) -> bool:
-    """Return whether a file or folder is part of a package, and not what Python or an editor left there."""
+    """Return whether a file or folder is part of a package, and no leftover of Python or an editor."""
     if name == "__pycache__" or name.startswith(".") or name.endswith(("~", ".swp")):
         return False
     # Without its source, Python imports bytecode.
@@ -554,6 +554,6 @@ def install_command(*distributions: str, again: bool = False) -> str:
 
 
 def _find_requirement(distribution: str) -> str:
-    """Return what pip is given for a distribution: its extra of tvmflow, or the distribution itself."""
+    """Return pip's requirement for a distribution: its extra of tvmflow, or the distribution itself."""
     extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
     return next(extras, REQUIREMENTS.get(distribution, distribution))

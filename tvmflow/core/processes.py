@@ -1,4 +1,4 @@
-"""Processes: one with all that it has started, and new ones with what they need from this one.
+"""Processes: process trees, and the environment of new processes.
 
 `python -m` and `python -c` look into the current folder first, where a user's `numpy.py` or `onnx/`
 would be imported in place of the package. A process that is started here gets the import path of
@@ -33,7 +33,7 @@ _ATTEMPTS = 3
 def kill_descendants(pid: int) -> None:
     """Kill everything that a process has started, directly or not; only Linux can name all of it."""
     for _ in range(_ATTEMPTS):
-        # what was forked while the others were killed is found by the next attempt
+        # processes forked during the kill are found by the next attempt
         pids = list_descendants(pid)
         if not pids:
             return
@@ -115,8 +115,8 @@ def code_command(code: str) -> list[str]:
 def without_torch() -> Iterator[None]:
     """Let TVM be imported in this process as if PyTorch were not installed.
 
-    TVM's package tvm_ffi imports PyTorch where it is installed, and asks it for a GPU. That takes seconds and hundreds
-    of megabytes, and starts NVIDIA's driver, which then fails in every process that is forked.
+    TVM's package tvm_ffi imports PyTorch where it is installed, and asks it for a GPU. That takes seconds and
+    hundreds of megabytes, and starts NVIDIA's driver, which then fails in every process that is forked.
     """
     if "torch" in sys.modules:
         yield

@@ -44,7 +44,7 @@ class Project:
         return self._folder("releases")
 
     def origin(self, name: str) -> str:
-        """Return what says where one of its folders is."""
+        """Return the setting that names one of its folders."""
         if name in self.settings:
             return f"`{name}` in {shortest_path(self.marker)}"
         return "the default"
@@ -55,7 +55,7 @@ class Project:
 
 
 def list_packaged_paths(name: str) -> list[str]:
-    """Return where what comes with tvmflow may be: in the installed package, or in the checkout."""
+    """Return the folders of files that come with tvmflow: in the installed package, or in the checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [os.path.join(package, name), os.path.join(os.path.dirname(package), name)]
 

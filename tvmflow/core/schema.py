@@ -100,7 +100,7 @@ def one_of(
 
 
 def schema_enum(choices: Collection[str]) -> FieldInfo:
-    """Return what lists the choices of a field in its JSON schema, for editors."""
+    """Return the choices of a field in its JSON schema, for editors."""
     info: FieldInfo = Field(json_schema_extra={"enum": list(choices)})
     return info
 

@@ -19,14 +19,14 @@ _report: _Report = None
 
 
 def report_spans(report: _Report) -> _Report:
-    """Have `report` called with each span of this process, in its thread; return what was called before."""
+    """Have `report` called with each span of this process, in its thread; return the previous function."""
     global _report
     before, _report = _report, report
     return before
 
 
 def add_span(name: str, began_s: float, ended_s: float, **arguments: Any) -> None:
-    """Report what this thread did between two times in seconds since 1970; leave out what took no time."""
+    """Report a span of this thread between two times in seconds since 1970, unless it is empty."""
     if _report is not None and ended_s - began_s >= _SHORTEST_S:
         _report(describe_span(name, began_s, ended_s, **arguments))
 

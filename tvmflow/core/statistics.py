@@ -15,17 +15,17 @@ _T = TypeVar("_T")
 _NEARLY_EQUAL: Final = 0.1
 
 Judgement = Literal["more", "less", "equal", "unclear"]
-"""What measurements say of a ratio: it is more or less than 1, about 1 within the noise, or they are too noisy to say."""
+"""The conclusion about a measured ratio: it is more or less than 1, about 1 within the noise, or they are too noisy to say."""
 
 NOISE_TEXTS: Final[Mapping[Judgement, str]] = {
     "equal": "within the noise",
     "unclear": "too noisy to compare",
 }
-"""What is said of a ratio that is not known to differ from 1."""
+"""The text about a ratio that is not known to differ from 1."""
 
 
 def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
-    """Return what may be said of a measured ratio; the one definition of what lies within the noise.
+    """Return the conclusion about a measured ratio; the one definition of noise.
 
     The limits are those of what it may be in truth.
     """
@@ -179,7 +179,7 @@ def _count_outer(pairs: int) -> int:
 
 
 def interleave(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
-    """Return what each subject gives in the turn of a number from 0; every second one runs backwards."""
+    """Return each subject's result in one round, counted from 0; every second round runs backwards."""
     results = [subject() for subject in (subjects if number % 2 == 0 else reversed(subjects))]
     return results if number % 2 == 0 else results[::-1]
 

@@ -27,14 +27,14 @@ SIGNAL_EXIT_BASE = 128
 """The exit code of a process that ends because of a signal is this and the number of the signal."""
 
 _NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
-# What else may end a run, without a word.
+# Other signals that may end a run.
 _SILENT = {9: "SIGKILL", 13: "SIGPIPE"}
 _GRACE_S = 1.2
 _STDERR = 2
 
 
 class _Termination:
-    """The termination of this process: the first signal (0 while there is none), and what is to be done.
+    """The termination of this process: the first signal (0 while there is none), and the handlers.
 
     The innermost reaction is the last one; the note is what the announcement says besides.
     """

@@ -1,4 +1,4 @@
-"""Cached answers: what a command printed when all was up to date, and the files that it depends on.
+"""Cached answers: the output of a command when all was up to date, and the files that it depends on.
 
 An answer is valid while no file that it depends on has changed since: tvmflow's own code, the
 recipes, the models, the installed tools, the results in the store, the delivered files. Only
@@ -34,12 +34,12 @@ _NEXT_FOLDER = b"\0//\0"
 
 
 def find_answer(argv: list[str]) -> str | None:
-    """Return what this command line in the current folder prints, or None when something may have changed."""
+    """Return the output of this command line in the current folder; None if something may have changed."""
     started = time.monotonic()
     try:
         path = answer_path(argv)
     except Exception:
-        # The full evaluation reports what is wrong with the project.
+        # The full evaluation reports problems of the project.
         return None
     try:
         # a pipe in its place must not be waited for
@@ -140,7 +140,7 @@ def _read_folder_stamp(folder: str | bytes, *names: str | bytes) -> str:
 
 
 def read_stamp(path: str | bytes) -> str:
-    """Return what the file system knows of a file's content, whether it exists or not."""
+    """Return the file system's stamp of a file's content, whether it exists or not."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Builds: what a run says of each recipe for each target, taken from the facts of its stages. Pure."""
+"""Builds: the results of a run for each recipe and target, from the facts of its stages. Pure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Tolerance(NamedTuple):
 
 
 class CheckedLimit(NamedTuple):
-    """A gate of a recipe: its field, the limit, what was measured, and whether it passed."""
+    """A gate of a recipe: its field, the limit, the measured value, and whether it passed."""
 
     gate: str
     limit: str
@@ -115,7 +115,7 @@ class CheckedLimit(NamedTuple):
 
 
 class Build(NamedTuple):
-    """A recipe for one target. None is what the run does not know: no stage has measured it.
+    """A recipe for one target. None is an unknown value: no stage has measured it.
 
     Attributes:
         variant: The name of the variant; empty for the recipe itself.
@@ -124,11 +124,11 @@ class Build(NamedTuple):
         tolerance: How far outputs were allowed to differ.
         latency_std_s: Standard deviation of the repeats of that, in seconds.
         untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.
-        quantization: What quantizing the model cost and won; empty for one that was not.
+        quantization: The cost and gain of quantization; empty for one that was not.
         quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
             float model's output; `error` is that of the library relative to the quantized model.
         unexercised: A phrase for each branch of an operator that no input of `verify` reached.
-        search: Why the search of this run ended before its budget, and what is left to gain; empty for others.
+        search: Why the search of this run ended before its budget, and the remaining gain; empty for others.
         tuned_kernels: Number of kernels with a schedule from a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
         sizes: The sizes at which `verify` ran a library with dimensions; empty for one of fixed sizes.
@@ -226,7 +226,7 @@ def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> 
 
 
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
-    """Return a build with what its stages say, which are by name, those of a part by `NAME/PART`."""
+    """Return a build with the facts of its stages, which are by name, those of a part by `NAME/PART`."""
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
     imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())

@@ -79,7 +79,7 @@ def deliver_verdicts(
     paths = []
     for delivery in plan.deliveries:
         if delivery.stage_id in verdicts:
-            # The verdict is the first file of the stage that gives it; the others describe what passed.
+            # The verdict is the first file of the stage that gives it; the others describe the verified library.
             path = _delivered_path(delivery, delivery.files[0][1], dist)
             with _copying(store, verdicts[delivery.stage_id], path):
                 pass

@@ -32,7 +32,7 @@ _NOTES: Final = "doit"
 
 
 class EngineTask(NamedTuple):
-    """One task: what it does, and the names of the tasks that must have succeeded before it.
+    """One task: its function, and the names of the tasks that must have succeeded before it.
 
     `run` returns the reason of a failure, and nothing after a success. `is_up_to_date` is
     called when the tasks in `dependencies` are done, always in the main thread.
@@ -172,7 +172,7 @@ class _MemoryDatabase(JsonDB):  # type: ignore[misc]
 
 
 class _ProblemReporter:
-    """A doit reporter that prints nothing and keeps what no task has reported itself."""
+    """A doit reporter that prints nothing and keeps errors that no task has reported itself."""
 
     desc = "problems"
 

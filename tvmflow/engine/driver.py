@@ -1,4 +1,4 @@
-"""The driver of runs: what a command, a program or a dodo file requests is prepared, run and reported.
+"""The driver of runs: prepares, runs and reports the requests of commands, programs and dodo files.
 
 The command line, the Python interface and dodo files give it settings and an observer. Each run goes
 the same way: plan, prefetch from the remote cache, run, localize faults, deliver, report.

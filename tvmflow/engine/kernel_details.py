@@ -184,7 +184,7 @@ class KernelDetails(NamedTuple):
 
 
 def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> KernelDetails:
-    """Return what the stages of a library have found out about a kernel."""
+    """Return the facts of a library's stages about a kernel."""
     facts, names = library.facts, _read_workload_names(library, store)
     row = next(row for row in list_rows(library, store) if row.name == kernel)
     workload = names.get(kernel, kernel)
@@ -265,7 +265,7 @@ def make_kernel_code(
     with_assembly: bool = False,
     with_candidates: bool = False,
 ) -> KernelCode:
-    """Return the code of a kernel, made once more from what the library was built from."""
+    """Return the code of a kernel, made once more from the inputs of the library's build."""
     payload = {
         "settings": _read_preimage(library, store)["settings"],
         "inputs": _list_inputs(library, store),
@@ -320,7 +320,7 @@ def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
 
 
 class KernelRow(NamedTuple):
-    """A kernel of a library. None is what is not known.
+    """A kernel of a library. None is an unknown value.
 
     Attributes:
         share: Its share of the time of a call of the library, from 0 to 1, as `verify` measured it.

@@ -1,4 +1,4 @@
-"""The text of a plan, with estimates of what it will cost, and the explanation of one stage."""
+"""The text of a plan, with estimated costs, and the explanation of one stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tvmflow.tuning.tuning_job import TuneFacts
 _log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- estimates
-# What the stages that must run will cost, as far as the history in the store says it. What is not known is
+# Estimated costs of the stages that must run, from the history in the store. Unknown costs are
 # not invented: a stage that never ran here has no estimate.
 
 # A range that is wider than this says nothing.
@@ -154,7 +154,7 @@ def add_up(estimates: Iterable[Estimate]) -> Total:
 
 
 def list_past_runs(spec: StageSpec, store: LocalStore) -> tuple[list[ActionRecord], Basis]:
-    """Return what the store keeps of the last run of a stage here, or else of the stage for other targets."""
+    """Return the store's record of the last run of a stage here, or else of the stage for other targets."""
     own = _read_last(spec.recipe, [spec.label], store)
     if own:
         return own, "same stage"
@@ -186,7 +186,7 @@ def _estimate_stage(spec: StageSpec, state: PlanState) -> Estimate:
 
 
 def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
-    """Return what the search of a stage will find in the ledger; None for a stage that searches nothing."""
+    """Return the ledger's content for the search of a stage; None for a stage that searches nothing."""
     stage = STAGES.get(spec.stage)
     if stage is None or not stage.TRAITS.forecast:
         return None
@@ -208,11 +208,11 @@ def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
 def estimate_search(
     estimate: Estimate, trials: TrialForecast, records: Sequence[ActionRecord]
 ) -> Estimate:
-    """Return the estimate of a search: its trials at the pace of earlier ones, and what is beside."""
+    """Return the estimate of a search: its trials at the pace of earlier ones, and the overhead."""
     estimate = estimate._replace(trials=trials)
     if not trials.budget:
         return estimate
-    # what earlier searches spent, such as one that was interrupted, is not spent again
+    # the spending of earlier searches, such as an interrupted one, is not repeated
     limit_s = trials.seconds_left
     known = [(record.seconds, find_facts(TuneFacts, record.facts)) for record in records]
     searches = [(seconds, search) for seconds, search in known if search is not None]
@@ -260,7 +260,7 @@ def format_plan(
     store_root: str,
     kept: Container[str] = (),
 ) -> list[str]:
-    """Return a line for each stage, and what those will cost that must run.
+    """Return a line for each stage, with costs of the ones that must run.
 
     Estimates are those of the stages that are not up to date. The stages `kept` are kept if only the weights of the
     models changed.
@@ -398,7 +398,7 @@ def explain_stage(
 
 
 def _explain_result(stage: str, facts: Mapping[str, Json]) -> list[str]:
-    """Return what a stage says of its result; of facts that cannot be read, that they cannot."""
+    """Return a stage's text about its result, or a note that its facts cannot be read."""
     try:
         value = read_facts(stage, facts)
         return [] if value is None else STAGES[stage].explain(value)

@@ -76,7 +76,7 @@ def _character_width(char: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Return text that needs at most `width` columns: what is cut off ends in `…`."""
+    """Return text that needs at most `width` columns: cut text ends in `…`."""
     if display_width(text) <= width:
         return text
     kept, used = [], 1
@@ -368,7 +368,7 @@ class Printer:
             self._start_ticker()
 
     def interrupted(self) -> str:
-        """End the display; return what is kept, and the commands that go on. Called by a signal handler."""
+        """End the display; return its last lines, and commands to continue. Called by a signal handler."""
         self.end()
         delivered = f"; delivered: {self._delivered}" if self._delivered else ""
         if not self._has_trials or not self._best_so_far:
@@ -426,7 +426,7 @@ class Printer:
     def _show_note(
         self, event: Event, text: str, *, at_once: bool = False, always: bool = False
     ) -> None:
-        """Show what a stage does besides its progress; without a live display, only when a line is due."""
+        """Show a stage's step besides its progress; without a live display, only when a line is due."""
         if stage := self._find_stage(event):
             stage.note = text
         if not self._region and (always or self._is_due(event, at_once=at_once)):
@@ -506,7 +506,7 @@ class Printer:
 
 
 def interim_text(event: Event) -> str:
-    """Return what was delivered while a search goes on, and where."""
+    """Return the interim deliveries of a search, and where they are."""
     trials = event["trials"]
     kind = f"the best of {count_text(trials, 'trial')} so far" if trials else "untuned so far"
     return f"{names_text(event['folders'])} ({kind})"
@@ -519,7 +519,7 @@ def download_text(done: int, total: int, url: str) -> str:
 
 
 # ---------------------------------------------------------------- run display
-# The live display of a run: a table of targets and stages, and below it what runs now. Pure.
+# The live display of a run: a table of targets and stages, and below it the running stages. Pure.
 
 
 _SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -628,7 +628,7 @@ def _group_by_target(progress: RunProgress) -> dict[tuple[str, str], dict[str, S
 def _choose_rows(
     lines: Sequence[Line], rows: Sequence[Mapping[str, StageProgress]], height: int
 ) -> list[Line]:
-    """Return at most `height` lines: what runs or failed first, then what is not done."""
+    """Return at most `height` lines: running and failed stages first, then pending ones."""
     if len(lines) <= height:
         return list(lines)
     room = max(height - 1, 0)
@@ -658,7 +658,7 @@ def _draw_cell(stage: StageProgress | None, now: float, *, short: bool) -> Span:
     return Span(f"{symbol} {duration_text(stage.seconds)}" if has_time else symbol, style)
 
 
-# ---------------------------------------------------------------- what runs
+# ---------------------------------------------------------------- running stages
 
 
 def _draw_running(stage: StageProgress, columns: int, now: float) -> list[Line]:
@@ -689,7 +689,7 @@ def _draw_kernels(stage: StageProgress, columns: int) -> list[Line]:
     ]
     for event in events[:_KERNEL_ROWS]:
         speedup = (event["untuned_us"] or 0.0) / event["best_us"]
-        # What is slower than the untuned kernel is not used.
+        # Schedules slower than the untuned kernel are not used.
         gain = f"{speedup:.1f}×" if speedup > 1 else "–"
         name = pad(fit(printable(event["workload"]), width), width)
         best = latency_text(event["best_us"] / 1e6)
@@ -715,7 +715,7 @@ def describe_failures(event: Mapping[str, Any]) -> str:
 
 
 def describe_gain(event: Mapping[str, Any]) -> str:
-    """Return what a search has gained so far: `estimated latency 19 ms → 12 ms, 1.6× faster`, or nothing."""
+    """Return the gain of a search so far: `estimated latency 19 ms → 12 ms, 1.6× faster`, or nothing."""
     untuned_us, best_us = event.get("untuned_latency_us"), event.get("best_latency_us")
     if not untuned_us or not best_us:
         return ""

@@ -39,10 +39,11 @@ _PARALLEL_STAGES: Final = 8
 
 
 class RemoteSettings(NamedTuple):
-    """The use of a remote cache. What is None is as the environment says.
+    """The use of a remote cache. None leaves a setting to the environment.
 
-    The mode is `read`, `write`, `both` or `off`. `wait_s` is how long a run that has ended waits for its uploads: None
-    for a part of its time. One of the keys of `require_signatures`, a file or a folder, must have signed a result.
+    The mode is `read`, `write`, `both` or `off`. `wait_s` is how long a run that has ended waits for its uploads:
+    None for a part of its time. One of the keys of `require_signatures`, a file or a folder, must have signed a
+    result.
     """
 
     url: str | None = None
@@ -200,7 +201,7 @@ def prefetch(
     remote_client: RemoteCacheClient,
     on_fetched: Callable[[StageSpec, Fetched], None],
 ) -> None:
-    """Fetch results level by level: what was fetched determines the keys of the stages after it.
+    """Fetch results level by level: fetched results determine the keys of later stages.
 
     No key is claimed: two runs that fetch the same result get the same bytes.
 

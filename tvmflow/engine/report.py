@@ -1,4 +1,4 @@
-"""Reports of runs: what each stage did, as values. `summary` has their text."""
+"""Reports of runs: the outcome of each stage, as values. `summary` has their text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tvmflow.store.remote.client import Traffic
 
 
 class ComparedLibrary(NamedTuple):
-    """A library of a recipe, with what was measured of it; None is what was not.
+    """A library of a recipe, with its measurements; None is a missing one.
 
     Its group are the libraries for one machine and the same inputs. `bytes` is the size of all its parts, for a
     partitioned target. It is Pareto-optimal if it is better than each other library of its group in at least one
@@ -121,14 +121,14 @@ def _is_pareto_optimal(
     costs: Mapping[str, float], comparable: Sequence[Mapping[str, float]]
 ) -> bool:
     """Return whether no comparable library dominates a library."""
-    # The size alone says nothing of what was given up for it.
+    # The size alone does not show its price.
     is_known = len(costs) > 1 and len(comparable) > 1
     return is_known and not any(
         other != costs and all(other[name] <= costs[name] for name in costs) for other in comparable
     )
 
 
-# ---------------------------------------------------------------- what was measured
+# ---------------------------------------------------------------- measurements
 
 
 def _find(kind: type[_T], stage_id: str, artifacts: Mapping[str, Artifact]) -> _T | None:
@@ -300,7 +300,7 @@ class ReportedFacts:
         ]
 
     def describe(self, report: StageReport) -> list[str]:
-        """Return what a stage that succeeded says of its result, or that its facts cannot be read."""
+        """Return a successful stage's text about its result, or that its facts cannot be read."""
         # of a rejected library there are facts, too: they may be incomplete
         if report.outcome not in SUCCEEDED:
             return []

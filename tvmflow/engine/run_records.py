@@ -1,4 +1,4 @@
-"""Run records: what each run did, kept in the store as `history/ID.json`; and logs of stages.
+"""Run records: the work of each run, kept in the store as `history/ID.json`; and logs of stages.
 
 A run that was up to date leaves no record. An id is the time at which the run began, so that ids
 sort by it: seven characters of Crockford's base 32, which omits similar characters.
@@ -56,7 +56,7 @@ _ID_LENGTH: Final = 7
 # 2025-01-01; the ids last until 2059.
 _EPOCH_S: Final = 1_735_689_600
 _TICKS_PER_SECOND: Final = 32
-# A recipe is some kB; what is larger is recorded by its digest alone.
+# A recipe is some kB; of larger ones only the digest is recorded.
 _MAX_TEXT: Final = 256 << 10
 # The record of a run in progress is written again after this time, and takes at most this share of it.
 _INTERVAL_S: Final = 1.0
@@ -161,7 +161,7 @@ class RunRecord(NamedTuple):
 
 
 class Recording:
-    """The record of a run in progress; whoever runs fills in what is known.
+    """The record of a run in progress; the running code fills in its fields.
 
     Whatever ends the process, the record is there: it is written again as stages end, and says that the run is
     unfinished. `did_more` means something besides stages, such as a release.
@@ -184,7 +184,7 @@ class Recording:
         self._lock = threading.Lock()
 
     def note_progress(self, make_report: Callable[[], RunReport]) -> None:
-        """Write what is known of the run so far, as of a run that was killed. Called from several threads."""
+        """Write the record of the run so far, as if it was killed. Called from several threads."""
         with self._lock:
             self._make_report = make_report
             began_s = time.monotonic()
@@ -264,7 +264,7 @@ def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
 
 
 def _describe_stop(exit_code: int) -> str:
-    """Return what a signal left of a run; empty for a run that no signal ended."""
+    """Return the outcome of a run that a signal ended; empty for others."""
     name = signal_name(exit_code)
     kept = "finished stages and measured trials are kept, and the same command continues from here"
     return f"stopped by {name}: {kept}" if name else ""
@@ -517,7 +517,7 @@ def read_text(log: StageLog) -> str:
 
 
 def follow(log: StageLog, is_written: Callable[[], bool]) -> Iterator[str]:
-    """Yield the text of a log, and then what is written to it, while something may be.
+    """Yield the text of a log, and then new text while its writer may run.
 
     A new file is read from its beginning.
     """
@@ -606,7 +606,7 @@ class _GrowingLog:
         return [_decode_line(line) for line in lines]
 
     def read_rest(self) -> list[str]:
-        """Return what stands behind the last complete line, if anything."""
+        """Return the text after the last complete line, if any."""
         return [_decode_line(self._rest)] if self._rest else []
 
 

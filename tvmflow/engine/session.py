@@ -77,7 +77,7 @@ def run_plan(
     remote_client: RemoteCacheClient | None = None,
     on_progress: Callable[[Callable[[], RunReport]], None] = lambda _: None,
 ) -> RunReport:
-    """Bring every stage of a plan up to date and deliver what its recipes request.
+    """Bring every stage of a plan up to date and deliver the files of its recipes.
 
     A stored file that turns out to be damaged is set aside, and its stage runs again.
 
@@ -166,7 +166,7 @@ class Session:
         self.state = PlanState(context.store, options.forced)
 
     def begin(self, plan: Plan, forced: frozenset[str]) -> None:
-        """Turn to a plan; what was reported of its stages so far stays the truth."""
+        """Begin a plan; earlier reports about its stages stay valid."""
         self._plan = plan
         self.state = PlanState(self._context.store, forced)
 
@@ -185,7 +185,7 @@ class Session:
         return self.state
 
     def run(self) -> list[str]:
-        """Bring the plan up to date, deliver what is finished and verified, and return all its paths."""
+        """Bring the plan up to date, deliver finished and verified libraries, and return all its paths."""
         delivered: list[str] = []
         for _ in range(_ROUNDS):
             self.update()
@@ -196,7 +196,7 @@ class Session:
         return delivered
 
     def update(self) -> None:
-        """Decide about every stage, fetch what a remote cache has, and run what is not up to date."""
+        """Decide about every stage, fetch results from a remote cache, and run the other stages."""
         self._runs.damaged.clear()
         for tune in self._runs.retries:
             choose_again(tune, self._plan, self.state)
@@ -219,7 +219,7 @@ class Session:
         _log.debug("%d of %d stages are not up to date", len(pending), len(self._plan.stages))
         if not pending:
             return
-        # what is up to date needs no doit, whose import takes longer than to confirm it
+        # an up-to-date plan needs no doit, whose import takes longer than to confirm it
         from tvmflow.engine.doit_adapter import run_tasks
 
         self._context.executor.start()
@@ -231,7 +231,7 @@ class Session:
         )
 
     def _announce(self) -> None:
-        """Tell what will be run, and how long each stage will take as far as that is known."""
+        """Report the stages to run, with estimated durations."""
         estimates = estimate_stages(self._plan, self.state)
         stages = [
             {
@@ -244,7 +244,7 @@ class Session:
         self._context.on_event({"event": "run_started", "stages": stages})
 
     def deliver(self) -> list[str]:
-        """Deliver what is finished and verified, with its sidecar files, and return all paths."""
+        """Deliver finished and verified libraries, with sidecar files, and return all paths."""
         artifacts, dist = self.state.artifacts, self._options.dist
         with spans.span("deliver"):
             paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
@@ -356,14 +356,14 @@ def _list_missing(
             missing.append(f"{spec.id} ({outcome})")
         elif spec.id not in artifacts:
             missing.append(f"{spec.id} ({outcome}, without a result)")
-        # This run found the hits in the store already; what it made is read once more.
+        # This run found the hits in the store already; its own results are read once more.
         elif outcome != "hit" and store.find(artifacts[spec.id].key) is None:
             missing.append(f"{spec.id} ({outcome}, not in the store)")
     return missing
 
 
 # ---------------------------------------------------------------- interim libraries
-# What a long search has found so far is delivered while it goes on.
+# The best results of a long search are delivered while it goes on.
 #
 # A search resumes from the ledger at no cost, so it runs in parts, each with a longer time than the
 # one before. After each part the rest of the plan runs, as after any search: it is built, verified and
@@ -411,7 +411,7 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
     if not searches:
         return True
     needed = [need.stage_id for spec in searches.values() for need in spec.needs]
-    # what decides whether there is anything to choose, then whether there is anything to search
+    # first the stages that decide about choices, then those that decide about the search
     choosers = [spec for spec in select_stages(plan, needed).stages if spec.stage == choose.NAME]
     current = plan
     if choosers:
@@ -427,7 +427,7 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
     state = run(select_stages(current, needed), frozenset())
     if state is None:
         return False
-    # the first part takes what the ledger has, which no key knows
+    # the first part uses the ledger, whose content is in no key
     minutes = {
         stage_id: _NO_TIME
         for stage_id, spec in searches.items()

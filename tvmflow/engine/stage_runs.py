@@ -290,7 +290,7 @@ class StageRuns:
     """Runs stages one by one, and keeps how they ended. May be used by several threads.
 
     Attributes:
-        context: What the stages share.
+        context: The shared state of stages.
         verdicts: The digests of the verdicts on rejected libraries, by stage.
         damaged: The stages with a damaged file in their result, which must run again.
         retries: The stages that must choose again, because a schedule of theirs was banned.
@@ -477,7 +477,7 @@ def _search(
 def make_payload(
     spec: StageSpec, plan: Plan, state: PlanState, work: Path, at: dict[str, int] | None = None
 ) -> dict[str, Json]:
-    """Return what the search takes: settings and files of a stage and of its build, and wrong sizes."""
+    """Return the inputs of the search: settings and files of a stage and of its build, and wrong sizes."""
     makers = _find_makers(spec, plan)
     built = makers.get(build.NAME)
     files = {file.role: fetch_file(file, state.store) for file in spec.files}

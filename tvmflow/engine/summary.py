@@ -34,7 +34,7 @@ _MAX_DESCRIBED: Final = 3
 _MAX_NAME: Final = 40
 _MAX_LINE: Final = 120
 _NUMBERS: Final = ("error", "error vs float", "accuracy", "untuned", "latency", "library")
-# What a narrow terminal does without, first things first; then the other runtimes.
+# Columns that a narrow terminal omits, in this order; then the other runtimes.
 _EXPENDABLE: Final = ("stages", "inputs", "error", "untuned")
 _UNKNOWN: Final = "–"
 # Columns that are hidden if all rows are the same, and columns with empty cells.
@@ -102,7 +102,7 @@ def _list_problems(report: RunReport) -> Iterator[str]:
 
 
 def _describe_results(stages: Sequence[StageReport]) -> list[str]:
-    """Return what each stage says of its result; of very many stages, only what those say that ran."""
+    """Return each stage's text about its result; with very many stages, only of stages that ran."""
     shown = [stage for stage in stages if stage.facts]
     if len(stages) > MAX_SHOWN:
         shown = [stage for stage in shown if stage.outcome != "hit"]
@@ -178,7 +178,7 @@ def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
         _cells(name, build, peers) for name, build in zip(_name_builds(builds), builds, strict=True)
     ]
     known = [heading for heading in rows[0] if any(row[heading] for row in rows)]
-    # what is the same for all is in the counts
+    # common values are in the counts
     known = [name for name in known if name not in _TELLING or len({row[name] for row in rows}) > 1]
     return [
         {name: row[name] or ("" if name in _MARKS else _UNKNOWN) for name in known} for row in rows
@@ -296,7 +296,7 @@ def _group_paths(paths: Sequence[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------- headline
-# The headline of a run: one line that says what was achieved, and nothing that lies within the
+# The headline of a run: one line with the achievement, and nothing within the
 # noise. Pure.
 
 
@@ -319,7 +319,7 @@ def make_headline(builds: Sequence[Build]) -> str:
 
 
 def headline_parts(build: Build) -> tuple[str, ...]:
-    """Return what the headline says of a build: speed, verdict, accuracy and size, as far as known."""
+    """Return the headline's text about a build: speed, verdict, accuracy and size, as far as known."""
     parts = [_speed_text(build), verdict_text(build)]
     if build.accuracy is not None:
         parts.append(f"accuracy {build.accuracy:.2%}")

@@ -37,9 +37,10 @@ def confirm_run(
     as_json: bool,
     quiet: bool,
 ) -> tuple[RunReport, str] | None:
-    """Return the report of a run that has nothing to do, and what is printed of it.
+    """Return the report of a run that has nothing to do, and its output.
 
-    That is saved as the answer to its command line. Return None when a stage must run, or a file must be delivered or described.
+    That is saved as the answer to its command line. Return None when a stage must run, or a file must be delivered or
+    described.
     """
     state = PlanState(store)
     report = _confirm(prepared.plan, state, dist)
@@ -71,10 +72,10 @@ def save_answer(
     state: PlanState,
     delivered: Iterable[str] = (),
 ) -> None:
-    """Save what a command line prints while everything is up to date, unless a file is too new.
+    """Save the output of a command line while everything is up to date, unless a file is too new.
 
-    The text has `answers.PLACEHOLDER_SECONDS` as the duration; every stage of the state is a hit, and `delivered` are the
-    files that the text depends on.
+    The text has `answers.PLACEHOLDER_SECONDS` as the duration; every stage of the state is a hit, and `delivered` are
+    the files that the text depends on.
     """
     root = f"{state.store.root}/"
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
@@ -111,7 +112,7 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
     started = time.monotonic()
     if any(state.decide(spec).kind != "hit" for spec in plan.stages):
         return None
-    # After a recipe went back to what it was, only a run may record that it needs that result again.
+    # After a recipe was reverted, only a run may record that it needs that result again.
     if any(
         state.store.last_key(spec.recipe, spec.label) != state.artifacts[spec.id].key
         for spec in plan.stages
@@ -161,7 +162,7 @@ def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
 
 
 def _list_results(plan: Plan, state: PlanState) -> Iterator[str]:
-    """Yield the files of the results of a plan, and what says that its recipes need them."""
+    """Yield the files of the results of a plan, and the notes that its recipes need them."""
     store = state.store
     for spec in plan.stages:
         yield store.notes.path("last", spec.recipe, spec.label)

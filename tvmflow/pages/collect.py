@@ -59,7 +59,7 @@ _REUSED: Final = frozenset({"hit", "fetched"})
 
 
 def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tuple[StageEntry, ...]:
-    """Return the stages of a run, with what each needs and the time that using its result again saved."""
+    """Return the stages of a run, with their inputs and the time that reuse of results saved."""
     known = {report.stage_id for report in reports}
     entries = []
     for report in reports:
@@ -108,7 +108,7 @@ def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
 def list_kernels(
     reports: Sequence[StageReport], store: LocalStore | None
 ) -> tuple[LibraryKernels, ...]:
-    """Return what is known of the kernels of each library."""
+    """Return the known facts of the kernels of each library."""
     facts = ReportedFacts(reports)
     # of an old or a damaged record: the page goes without
     for problem in facts.problems.values():
@@ -222,7 +222,7 @@ def _read_tuned(
 
 
 class _Searched(NamedTuple):
-    """The trials of each workload by key in the order of measuring, its parameters, and what is missing."""
+    """The trials of each workload by key in the order of measuring, its parameters, and missing parts."""
 
     trials: Mapping[str, Sequence[Trial]]
     buffers: Mapping[str, tuple[str, ...]]
@@ -476,7 +476,7 @@ def _list_provenance(
     for stage in record.stages:
         result = store.record(stage.key) if stage.key else None
         if result is None:
-            # what was rejected has a key and never a result
+            # rejected results have a key and no files
             lost += bool(stage.key) and stage.outcome in SUCCEEDED
             continue
         tools.update(result.preimage.get("tools", {}))

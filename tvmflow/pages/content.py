@@ -1,4 +1,4 @@
-"""The content of a page as values: what a run or a release made, measured and spent.
+"""The content of a page as values: results, measurements and costs of a run or a release.
 
 None is what is not known.
 """
@@ -15,7 +15,7 @@ from tvmflow.stages.quantize.facts import LayerFacts
 
 
 class Library(NamedTuple):
-    """A build, with the same build in what it is compared with.
+    """A build, with the same build in the baseline.
 
     The judgement is what both measurements say of the change of the latency, None where it is not judged; with
     `is_same`, both are one measurement. The note says how the latency was measured, or why it was not. Files
@@ -142,7 +142,7 @@ class LibraryKernels(NamedTuple):
 
 
 class QuantizedModel(NamedTuple):
-    """The layers, in the order of the model, of one that was quantized for a library, and what it lost.
+    """The layers, in the order of the model, of one that was quantized for a library, and its loss.
 
     The error is the largest root mean square of the error of an output, relative to that of the output.
     """
@@ -155,7 +155,7 @@ class QuantizedModel(NamedTuple):
 
 
 class StageEntry(NamedTuple):
-    """A stage of a run: its id, `RECIPE:STAGE[/TARGET]`, its outcome, and why it ran or what went wrong.
+    """A stage of a run: its id, `RECIPE:STAGE[/TARGET]`, its outcome, and why it ran or failed.
 
     `spent_s` are seconds in this run, and `saved_s` those when its result was made, where that is used again;
     it needs the results of other stages.
@@ -185,7 +185,7 @@ class StageEntry(NamedTuple):
 
 
 class RecipeText(NamedTuple):
-    """The text of a recipe, and what is to be known of it."""
+    """The text of a recipe, and facts about it."""
 
     path: str
     text: str

@@ -247,7 +247,7 @@ def _runtime_cell(peer: Peer | None) -> Cell:
 
 
 def _times_as_fast(speedup: Speedup | None) -> Child:
-    """Return how many times as fast the library is as what stands above; coloured where that is no noise."""
+    """Return how many times as fast the library is as the one above; colored if that is no noise."""
     if speedup is None:
         return None
     judgement = speedup.judgement
@@ -390,7 +390,7 @@ def _list_provenance(page: Page) -> Iterator[Markup]:
 
 
 # ---------------------------------------------------------------- changes
-# What changed since what a page is compared with: kernels, inputs, settings and packages.
+# Changes since the baseline of a page: kernels, inputs, settings and packages.
 
 _MAX_ROWS: Final = 100
 _FEW_ROWS: Final = 20

@@ -96,7 +96,7 @@ def _share(value: float | None) -> str:
 
 
 def _rest_row(kernels: Sequence[Kernel]) -> Row:
-    """Return the row of what is no kernel, so that all rows add up to a call of the library."""
+    """Return the row of time outside kernels, so that all rows add up to a call of the library."""
     timed = [kernel for kernel in kernels if kernel.library_s is not None]
     shares = sum(kernel.share or 0.0 for kernel in timed)
     rest = max(1 - shares, 0.0)
@@ -194,7 +194,7 @@ _SEARCH_EXPLANATION: Final = (
 
 
 def _describe_vain(library: LibraryKernels) -> str:
-    """Return what is said of a search that gained nothing; it has no speedup."""
+    """Return the text about a search without gain; it has no speedup."""
     kernels = count_text(len(library.kernels), "kernel")
     return f"{library.label}: tuning kept 0 of {kernels}; the rules were already fastest."
 
@@ -324,7 +324,7 @@ _LAYER_EXPLANATION: Final = (
 
 
 def draw_layers(model: QuantizedModel) -> Iterator[Child]:
-    """Yield what a quantized model lost, the chart and the table of its layers."""
+    """Yield the loss of a quantized model, the chart and the table of its layers."""
     yield element("h3", model.label)
     yield element("p", _describe_layers(model))
     measured = [

@@ -92,7 +92,7 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
 
 
 # ---------------------------------------------------------------- values
-# Values of pages as text, with what is not known as a dash.
+# Values of pages as text, with a dash for unknown ones.
 
 
 def format_known(value: _Value | None, show: Callable[[_Value], str]) -> str:
@@ -199,7 +199,7 @@ class Scale(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis: what it shows, the values that it must reach, and how ticks are written."""
+    """An axis: its quantity, the values that it must reach, and how ticks are written."""
 
     label: str
     values: tuple[float, ...]

@@ -34,7 +34,7 @@ class _Tile(NamedTuple):
 
 
 def describe_lead(page: Page) -> str:
-    """Return the headline: what there is, whether it is good, and how fast."""
+    """Return the headline: the libraries, whether they are good, and their speed."""
     sentences = (
         *_describe_libraries(page.libraries),
         *_describe_problems(page.stages),
@@ -88,7 +88,7 @@ def _compare(page: Page) -> Iterator[str]:
 
 
 def _describe_changes(changes: Sequence[tuple[float, Judgement | None]]) -> str:
-    """Return the mean of changes; a mean of what is noise for each is noise."""
+    """Return the mean of changes; a mean of noise is noise."""
     mean = geometric_mean([1 + part for part, _ in changes]) - 1
     if abs(mean) < _MIN_CHANGE:
         return "Latency unchanged"
@@ -129,7 +129,7 @@ def draw_tiles(page: Page) -> Markup | None:
 
 def _list_tiles(page: Page) -> Iterator[_Tile]:
     builds = [library.build for library in page.libraries]
-    # what computes wrong numbers is not fast
+    # the speed of a wrong library does not count
     sound = [build for build in builds if build.verdict != "rejected"]
     yield from _count_verified(page.libraries)
     yield from _find_fastest([build for build in sound if build.latency_s])
@@ -168,7 +168,7 @@ def _summarize_tuning(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
-    """Yield the accuracy, or the largest error where no accuracy was measured, and what quantizing cost."""
+    """Yield the accuracy, or else the largest error, and the cost of quantization."""
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:

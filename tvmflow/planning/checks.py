@@ -1,4 +1,4 @@
-"""Checks of planned recipes: what they request and cannot be done, found before anything runs.
+"""Checks of planned recipes: unsupported requests, found before anything runs.
 
 Pure: no disk, no TVM.
 """
@@ -187,7 +187,7 @@ def describe_runtimes(
 
 
 def _find_runtime_reason(spec: StageSpec, artifact: Artifact) -> str:
-    """Return what a stage that lowers a model says to need TVM's runtime for; empty for others."""
+    """Return why a lowered model needs TVM's runtime, from the stage's facts; empty for others."""
     kinds = {extract_tasks.NAME: ExtractTasksFacts, build.NAME: BuildFacts}
     kind = kinds.get(spec.stage)
     facts = find_facts(kind, artifact.facts) if kind else None
@@ -229,7 +229,7 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
 
 
 def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> str:
-    """Return what is wrong with the precision for a target and what to do, or an empty string."""
+    """Return the problem of the precision for a target and the remedy, or an empty string."""
     backend, precision = backend_for(target.tvm), planned.recipe_for(target).kernels.precision
     problems = {
         "mixed": ("only loses speed by", backend.slow_float16_reason),
@@ -579,7 +579,7 @@ def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery
 
 
 def chosen_file(need: Need) -> str:
-    """Return the file of what a search chose."""
+    """Return the file of a search's choices."""
     return choose.CHOICES if need.stage == choose.NAME else pick_best.CHOSEN
 
 
@@ -590,7 +590,7 @@ def reuse_searched(
     store: LocalStore,
     digests: Mapping[str, str] | None = None,
 ) -> StageSpec:
-    """Return a stage that reads what a lock file has in place of what some searches choose.
+    """Return a stage that reads files of a lock file in place of some searches' choices.
 
     It is written as the search wrote it.
 

@@ -59,7 +59,7 @@ class PlanState:
             EnvironmentProblem: when a tool is not installed or cannot be identified.
             LockMismatch: when a result of a locked run has other files than its lock file says.
         """
-        # What is missing for the last stage is better reported before the first one runs.
+        # Missing requirements of the last stage are reported before the first one runs.
         for spec in plan.stages:
             self.tool_identities(spec)
         for spec in plan.stages:

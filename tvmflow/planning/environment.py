@@ -13,7 +13,7 @@ _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
     *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES"),
 )
-# What NVIDIA's driver creates on a server, on a Jetson and on Windows' Linux, and where it describes itself.
+# Files of NVIDIA's driver on a server, on a Jetson and on Windows' Linux, and where it describes itself.
 _DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 _DRIVER = "/proc/driver/nvidia"
 
@@ -63,7 +63,7 @@ def without_password(word: str) -> str:
 
 
 def _describe_gpus() -> list[str]:
-    """Return what NVIDIA's driver reports of itself and of each GPU."""
+    """Return the report of NVIDIA's driver about itself and each GPU."""
     reports: list[str] = []
     try:
         gpus = sorted(f"{entry.path}/information" for entry in os.scandir(f"{_DRIVER}/gpus"))

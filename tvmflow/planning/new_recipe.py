@@ -1,4 +1,4 @@
-"""Writes the recipe of a model: with its real inputs, and comments on what a user may want to change."""
+"""Writes the recipe of a model: with its real inputs, and comments on optional changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIELDS: Final = {".onnx": "onnx", ".pt2": "pytorch", ".tflite": "tflite", _SYMB
 # Minutes of tuning for models whose files have up to this many bytes.
 _BUDGETS: Final = ((1 << 20, 5.0), (100 << 20, 15.0))
 _LARGEST_BUDGET: Final = 30.0
-# A longer search delivers what it found so far, about this many times.
+# A longer search delivers interim results, about this many times.
 _LEAST_IN_PARTS: Final = 2.0
 _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
@@ -89,7 +89,7 @@ class Choices(NamedTuple):
 
 
 class NewRecipe(NamedTuple):
-    """The text of a recipe, and what is to be filled in or known of it.
+    """The text of a recipe, and its gaps and notes.
 
     Attributes:
         open_lines: The lines with SIZE in them, in place of sizes that nobody says.
@@ -122,7 +122,7 @@ class NewRecipe(NamedTuple):
 
 
 def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
-    """Return what a recipe says of a model, without importing a framework.
+    """Return a recipe's fields about a model, without importing a framework.
 
     What is at an address is pinned: by the commit that it is now on the Hub, elsewhere by the digests of its files.
 
@@ -338,7 +338,7 @@ def _list_free(value: ModelInput) -> list[str]:
 
 
 def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[InputRequest]:
-    """Return what the recipe says of each input."""
+    """Return the recipe's request for each input."""
     names = dict.fromkeys([*(value.name for value in model.inputs if value.is_required), *shapes])
     requests = [InputRequest(name, shapes.get(name)) for name in names]
     if problems := list(find_mismatches(model.inputs, requests)):

@@ -26,7 +26,7 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 _log: Final = logging.getLogger(__name__)
 
-# What runs for the levels of a target, and not for the target itself.
+# Scopes of stages that run for the ISA levels of a target, and not for the target itself.
 _LEVEL_SCOPES: Final = ("level", "measured")
 # The stages that may provide the files of another: of most, none does.
 _SUBSTITUTES: Final = {
@@ -85,7 +85,7 @@ def _with_added(name: str) -> list[str]:
 
 
 def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
-    """Return what a stage runs once for."""
+    """Return the unit that a stage runs once for."""
     traits = STAGES[name].TRAITS
     if traits.scope == "model":
         all_partitioned = len(planned.partitioned) == len(planned.targets)
@@ -139,16 +139,16 @@ def _spec(
 
 
 def _deliver_every_s(recipe: Recipe, traits: StageTraits) -> float | None:
-    """Return how long a search goes on until what it found so far is delivered; None for to its end."""
+    """Return how long a search runs until its interim delivery; None for to its end."""
     tune = recipe.tune
-    # what does not reach them yet is not delivered
+    # incomplete results are not delivered
     has_gates = tune.min_speedup is not None or tune.min_coverage is not None
     if not traits.forecast or not tune.trials or tune.deliver_every is None or has_gates:
         return None
     return tune.deliver_every * 60
 
 
-# ---------------------------------------------------------------- what a stage reads
+# ---------------------------------------------------------------- inputs of stages
 
 
 def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator[Need]:
@@ -236,7 +236,7 @@ def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -
         for name in compare.runtimes if compare else ():
             yield from PEERS[name].traits.tools
     if DATA in traits.reads and any(spec.image for spec in recipe.inputs.values()):
-        # what decodes images, and what the preprocessing is compared with
+        # the decoder of images, and the reference of the preprocessing
         yield from ["pillow"] if is_pillow_installed() else []
     if traits.compiles_kernels and isinstance(target, ResolvedTarget):
         yield from backend_for(target.tvm).TOOLS
@@ -277,11 +277,11 @@ def _data_files(planned: PlannedRecipe, role: str, data: str, where: str) -> Ite
         yield InputFile(f"{role}/{file}", str(folder / file), where, folder=str(folder))
 
 
-# ---------------------------------------------------------------- what is delivered
+# ---------------------------------------------------------------- deliveries
 
 
 def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iterator[Delivery]:
-    """Yield what each target's folder in `dist` gets: nothing of it before all of it is verified."""
+    """Yield the files of each target's folder in `dist`: none before all are verified."""
     name = planned.recipe.name
     gates = [stage for stage in planned.stages if STAGES[stage].TRAITS.run.is_gate]
     for target in planned.targets:
@@ -302,7 +302,7 @@ def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iter
 
 
 def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
-    """Yield each stage with what it may run for to deliver something of a target."""
+    """Yield each stage with the targets that it may run for to deliver something of a target."""
     for machine in resolved_targets(target):
         for name, stage in STAGES.items():
             if stage.TRAITS.scope == "machine":

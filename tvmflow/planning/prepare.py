@@ -428,7 +428,7 @@ def prepare_run(
     on_download: OnProgress | None = None,
     query: Query = query_targets_in_process,
 ) -> PreparedRun:
-    """Plan what a command line requests.
+    """Plan the request of a command line.
 
     `on_download` is called a few times a second while a file is downloaded for what it says of others.
     `query` asks LLVM about targets that the store does not know.
@@ -639,7 +639,7 @@ def list_images(recipes: Iterable[tuple[PlannedRecipe, Signature]]) -> ImageFile
 def _list_problems(
     planned: PlannedRecipe, signature: Signature, listed: ImageFiles
 ) -> Iterator[str]:
-    """Add the images of a recipe to `listed`, and yield what is wrong with labels and data."""
+    """Add the images of a recipe to `listed`, and yield problems of labels and data."""
     folder, labels = planned.loaded.path.parent, planned.recipe.labels
     names: tuple[str, ...] = ()
     if labels is not None:
@@ -704,7 +704,7 @@ def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
 
 
 def _check_arrays(path: Path) -> None:
-    """Check that a file may be an npz file, by its beginning and the names of what is in it."""
+    """Check that a file may be an npz file, by its beginning and the names of its members."""
     kind = recognize(path)
     if kind in (NPZ, ZIP):
         return
@@ -748,7 +748,7 @@ def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> 
 
 
 def _open_images(path: Path, images: ImageList) -> None:
-    """Check that files are images, by what stands at their beginnings."""
+    """Check that files are images, by their first bytes."""
     folder = path.parent if path.is_file() else path
     step = -(-len(images.files) // _MAX_OPENED)
     check_files(folder / file for file in images.files[::step])

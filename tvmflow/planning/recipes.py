@@ -45,12 +45,12 @@ _StageName = Annotated[str, one_of(pipeline_stages(), "a stage"), schema_enum(pi
 
 
 class Pipeline(NamedTuple):
-    """The stages of a run in order; a pipeline that is run by itself also names recipes, and what follows.
+    """The stages of a run in order; a pipeline run by itself also names recipes, and later actions.
 
     Attributes:
         stages: Its stages, each after its inputs.
         recipes: The recipes that it runs.
-        targets: What they are built for in place of their own targets; none to keep those.
+        targets: Targets in place of their own; none to keep those.
         release: The release that it makes.
         retune: The tuning budget that it spreads over the recipes.
         where: Returns `file:line:column` of a field.
@@ -208,7 +208,7 @@ def _pipeline_folders() -> list[Path]:
 
 
 def missing_pipeline_text(name: str, base: Path) -> str:
-    """Return what is wrong if there is no such pipeline, or an empty string."""
+    """Return the problem if there is no such pipeline, or an empty string."""
     paths = _find_pipelines(name, base)
     if paths and is_file(paths[0]):
         return ""

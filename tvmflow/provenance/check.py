@@ -1,4 +1,4 @@
-"""Checks and inspects delivered files: against statements and signatures, and by what they contain.
+"""Checks and inspects delivered files: against statements and signatures, and by their content.
 
 Nothing in a file is run or loaded.
 """
@@ -142,7 +142,7 @@ def _check_statements(path: Path, trusted: Sequence[PublicKey]) -> Iterator[Find
                 yield Finding(file, False, f"it is missing, but {path.name} names it", signed)
 
 
-# ---------------------------------------------------------------- what a file says of itself
+# ---------------------------------------------------------------- descriptions in files
 
 BUNDLE: Final = ".tvmflow"
 _CHUNK: Final = 1 << 20
@@ -255,7 +255,7 @@ def _find_in_tar(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
     problems: list[str] = []
     names: set[str] = set()
     unpacked = 0
-    # A stream is read once from its beginning, so that what it unpacks to is counted.
+    # A stream is read once from its beginning, so that its unpacked bytes are counted.
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Member) as archive:
         for count, member in enumerate(archive):
             unpacked += member.size
@@ -272,7 +272,7 @@ def _find_in_tar(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
                 inner = archive.extractfile(member)
                 assert inner is not None
                 first = _read_packed(inner, member.name, max_bytes)
-    # An archive of something else may have what it wants.
+    # An archive of another kind may have any content.
     if first and problems:
         raise Unreadable(problems[0])
     return first
@@ -340,7 +340,7 @@ def inspect_file(
 def _find_measurements(
     statements: Sequence[SignedStatement], described: Statement
 ) -> dict[str, Json]:
-    """Return what was measured of the files of a statement; empty without a statement about it."""
+    """Return the measurements of a statement's files; empty without a statement about it."""
     for signed in statements:
         measured = signed.statement
         if measured is None or signed.problem or not measured.is_of_measurements:

@@ -206,7 +206,7 @@ def list_repository_files(origin: RecipeOrigin) -> list[str]:
 
 
 def read_builder_id() -> str:
-    """Return the id of who builds: what `$TVMFLOW_BUILDER_ID` says, or that of any tvmflow.
+    """Return the id of the builder: `$TVMFLOW_BUILDER_ID`, or that of any tvmflow.
 
     Raises:
         UsageError: when it is not a URI.

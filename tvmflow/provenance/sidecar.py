@@ -22,7 +22,7 @@ from tvmflow.provenance.delivered import (
 from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 
-# The version of what is written: raised when the same results are described differently.
+# The version of the written form: raised when the same results are described differently.
 _VERSION = 3
 
 # The same as in core.signing, whose import costs far more than the rest of an up-to-date run.

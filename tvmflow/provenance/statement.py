@@ -276,7 +276,7 @@ def make_measurement_statement(
     statement: bytes,
     sources: SourceState | None = None,
 ) -> bytes:
-    """Return the statement about what was measured of delivered files as canonical JSON.
+    """Return the statement with measurements of delivered files as canonical JSON.
 
     Measured files are given by their sha256; `statement` is the text of `make_statement`, and `sources` are the
     recipe and its pipeline, if it is known where they are.
@@ -518,9 +518,9 @@ def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload
 
 
 # ---------------------------------------------------------------- installed packages
-# What they say of themselves: their licenses, and the wheels that they were installed from.
+# Metadata of packages: their licenses, and the wheels that they were installed from.
 
-# What packages wrote before metadata had expressions, where it means one license.
+# Older license fields of packages that mean one license.
 _SPDX: Final = {
     "apache 2.0": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",

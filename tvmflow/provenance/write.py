@@ -277,7 +277,7 @@ def _model(lineage: Lineage) -> Json:
 
 
 def _model_card(lineage: Lineage) -> Json:
-    """Return what is known of the model, which is neither its task nor its training."""
+    """Return known facts of the model, without task and training."""
     signature = lineage.signature()
     imports = lineage.find_stages("import")
     kinds = [get_field(stage.settings, "model", "kind", of=str) for stage in imports]
@@ -370,7 +370,7 @@ _PURPOSES: Final = (
     ("*.dll", "a library for TVM's runtime"),
     ("*.wasm", "a library for TVM's runtime"),
 )
-"""What files of a name are for: of several patterns, the first counts."""
+"""The purpose of files by name: of several patterns, the first counts."""
 
 # With more inputs than this, an example makes them in a loop.
 _FEW_INPUTS: Final = 3
@@ -393,7 +393,7 @@ def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
 
 
 def describe_purpose(name: str) -> str:
-    """Return what a delivered file, or folder, of this name is for; empty for an unknown one."""
+    """Return the purpose of a delivered file, or folder, of this name; empty for an unknown one."""
     return next((text for pattern, text in _PURPOSES if fnmatchcase(name, pattern)), "")
 
 

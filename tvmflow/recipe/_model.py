@@ -359,7 +359,7 @@ class InputSpec(ClosedModel):
     )
 
     def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:
-        """Return what the recipe says of the input of this name, with the dimensions of the recipe."""
+        """Return the recipe's request for the input of this name, with the dimensions of the recipe."""
         image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
         used = tuple(dimensions[name].named(name) for name in self.dimension_names)
         return InputRequest(

@@ -562,7 +562,7 @@ class Recipe(ClosedModel):
         return "c" if self.runtime == "auto" and C_LIBRARY in forms else self.runtime
 
     def list_requests(self) -> list[InputRequest]:
-        """Return what the recipe says of each input."""
+        """Return the recipe's request for each input."""
         return [spec.request(name, self.dimensions) for name, spec in self.inputs.items()]
 
     def list_dimensions(self) -> list[Dimension]:

@@ -35,7 +35,7 @@ from tvmflow.frontends.peers import PEERS
 MAX_SEED: Final = (1 << 31) - 1
 
 STRATEGIES: Final = ("evolutionary", "replay-trace")
-# Names that users of AutoTVM know, and what they are called here.
+# Names in AutoTVM, and their names here.
 _AUTOTVM_STRATEGIES: Final = {
     "ga": "evolutionary",
     "genetic": "evolutionary",
@@ -210,7 +210,7 @@ _Operator = Annotated[
 
 
 Runtime = Literal["auto", "c", "vm"]
-"""What executes a library: C code that is part of it, TVM's virtual machine, or whatever the model allows."""
+"""The executor of a library: C code that is part of it, TVM's virtual machine, or whatever the model allows."""
 
 
 class Kernels(ClosedModel):
@@ -278,7 +278,7 @@ QUANTITIES: Final[Mapping[str, Callable[[str], float]]] = {
     "max_memory": parse_size,
     "max_size": parse_size,
 }
-"""The gates that are quantities with a unit, and what reads them."""
+"""The gates that are quantities with a unit, and their parsers."""
 
 
 class Verify(ClosedModel):

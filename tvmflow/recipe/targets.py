@@ -438,7 +438,7 @@ class TargetSpec(BuildTarget):
         )
 
     def build_targets(self) -> dict[str, BuildTarget]:
-        """Return what is built for, by name.
+        """Return the targets of builds, by name.
 
         It is this target, each of its parts as `TARGET.PART`, or each of its levels as `TARGET.LEVEL`.
         """

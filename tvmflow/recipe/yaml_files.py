@@ -207,7 +207,7 @@ _SWITCH: Final = "checks"
 _LONE_SURROGATE: Final = "the string contains a lone surrogate (half of a character)"
 
 _QUOTE: Final = "put it in quotes"
-# What YAML 1.1 reads a plain scalar as, by its tag.
+# The types of plain scalars in YAML 1.1, by tag.
 _READ_AS: Final = {
     "bool": "true or false",
     "float": "a number",

@@ -76,8 +76,8 @@ CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
 class ChooseSettings(TrialSettings):
     """The options of lowering, the runtime, and the recipe's relative tolerance.
 
-    `is_measurable` is false where no library can be timed here, or one is for several levels. `interim` takes
-    the ledger has, and measures nothing.
+    `is_measurable` is false where no library can be timed here, or one has several ISA levels. `interim` takes
+    choices of the ledger, and measures nothing.
     """
 
     lowering: Lowering
