@@ -23,7 +23,7 @@ GROUPS: Final = {
     "Start": {
         "init": "Write the recipe of a model.",
         "build": "Build a model without a recipe: import, compile, verify and deliver it.",
-        "targets": "List targets, and what this machine can do for each.",
+        "targets": "List targets, and this machine's support for each.",
         "schema": "Print the JSON Schema of recipes, or with --pipeline of pipelines, for editors.",
         "doctor": "Check this installation piece by piece.",
         "completion": "Print the completion of command lines for a shell.",
@@ -31,22 +31,22 @@ GROUPS: Final = {
     "Run": {
         "run": "Bring recipes up to date and deliver their libraries.",
         "plan": "Show which stages `run` would run, and why, without running them.",
-        "explain": "Show why a stage must run or not, and what its result depends on.",
+        "explain": "Show why a stage must run or not, and the dependencies of its result.",
         "lock": "Run recipes, and record inputs and outputs in a lock file.",
-        "diff": "Show what changed from one lock file to another.",
+        "diff": "Show the changes from one lock file to another.",
     },
     "Look back": {
         "runs": "List the last runs that did something, the last one first.",
         "show": "Show all that is known of a run, or of the kernels of a recipe.",
-        "compare": "Show what changed between two runs, releases or deliveries.",
+        "compare": "Show the changes between two runs, releases or deliveries.",
         "logs": "Show the log of a stage.",
         "trace": "Write where the time of a run went, for Perfetto and other viewers.",
     },
     "Use the results": {
         "run-model": "Run a bundle on images, arrays, or random numbers.",
-        "inspect": "Show what delivered files are and what they were made from.",
+        "inspect": "Show the kind and provenance of delivered files.",
         "verify": "Check delivered files against statements and signatures.",
-        "report": "Write what a run or a release made as one HTML page.",
+        "report": "Write the results of a run or a release as one HTML page.",
     },
     "Share": {
         "push": "Push a delivery or a release to an OCI registry.",
