@@ -174,7 +174,7 @@ def plan(
 
 
 def check_recipes(recipes: Iterable[object], kind: type) -> None:
-    """Check that each is a recipe (of the class `kind`), or names its file."""
+    """Check that each argument is a recipe (an instance of `kind`) or a path."""
     for recipe in recipes:
         if not isinstance(recipe, (kind, str, os.PathLike)):
             raise UsageError(

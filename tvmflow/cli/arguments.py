@@ -284,7 +284,7 @@ class RemoteCacheOptions(Options):
     )
 
     def settings(self) -> RemoteSettings:
-        """Return the same as the engine takes it."""
+        """Return these options as the engine's settings."""
         from tvmflow.engine.remote_access import RemoteSettings
 
         return RemoteSettings(
@@ -313,7 +313,7 @@ class RunRemoteCacheOptions(Options):
     )
 
     def settings(self) -> RemoteSettings:
-        """Return the same as the engine takes it."""
+        """Return these options as the engine's settings."""
         return self.cache.settings()._replace(mode=self.remote_mode, wait_s=self.remote_wait_s)
 
 
@@ -378,7 +378,7 @@ class ExecutionOptions(Options):
     executor: ExecutorOptions
 
     def settings(self, *, best_so_far: bool = False) -> DriverSettings:
-        """Return the same as the engine takes it."""
+        """Return these options as the engine's settings."""
         from tvmflow.engine.driver import DriverSettings
         from tvmflow.engine.session import SessionOptions
 

@@ -195,7 +195,7 @@ size: Final = _quantity(parse_size)
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the input and the shape of `NAME=1,3,224,224`."""
+    """Parse `NAME=1,3,224,224`; return the input's name and shape."""
     name, _, sizes = text.rpartition("=")
     parts = re.split(r"[,x]", sizes.strip("[]() "))
     if not name or not all(part.strip().isdecimal() and int(part) for part in parts):

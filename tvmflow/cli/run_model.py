@@ -1,4 +1,4 @@
-"""`tvmflow run-model`: a delivered library, run on files or random numbers, timed and compared."""
+"""`tvmflow run-model`: a delivered library, run on files or random inputs, timed and compared."""
 
 from __future__ import annotations
 

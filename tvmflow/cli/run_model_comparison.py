@@ -110,8 +110,8 @@ class ModelRun(NamedTuple):
     """The outputs of a model, and the measurements that were requested.
 
     `top` has the largest elements of each output and sample, `predictions` the best classes of each image as JSON,
-    `ms` statistics of the latency of a call, `operators` the time of each, `trace` what was written of calls,
-    `compared` other runtimes: each only if it was asked for.
+    `ms` the latency statistics of a call, `operators` the time of each operator, `trace` the trace that was written,
+    `compared` the comparison with other runtimes. Each is None unless it was requested.
     """
 
     model: str

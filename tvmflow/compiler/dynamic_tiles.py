@@ -650,7 +650,7 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
 def _halve_rows(
     loop: tirx.For, terms: Mapping[Any, tuple[Any, Any]], tail: Any, rows: int
 ) -> tirx.For:
-    """Return a loop over the last rows of a tile, half a tile at a time."""
+    """Return a loop over the tail rows of a tile, half a tile at a time."""
     dtype = tail.ty.dtype
     half = tirx.Var(f"{loop.loop_var.name}_half", dtype)
     count = tirx.floordiv(tail + (rows - 1), tirx.IntImm(dtype, rows))

@@ -210,7 +210,7 @@ def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[N
 
 
 def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -> StoreError | None:
-    """Return an error of the disk as `disk_errors` has it; None for one that no user can act on."""
+    """Return the StoreError that `disk_errors` raises for an OSError; None if users cannot act on it."""
     if isinstance(error, OutputError):
         return None
     named = [name for name in (error.filename2, error.filename) if isinstance(name, str)]

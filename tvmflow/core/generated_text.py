@@ -96,9 +96,9 @@ def c_string(text: str) -> str:
 
 
 def java_string(text: str) -> str:
-    r"""Return a text as a string of Java.
+    r"""Return a text as a Java string literal.
 
-    Java reads `\u` before it reads strings, so that no character of ASCII may be written so.
+    Java replaces `\u` escapes before it parses literals, so ASCII characters must not be written as `\u` escapes.
 
     >>> print(java_string('a"b\\u0022'), java_string("ä😀"))
     "a\042b\134u0022" "\u00e4\ud83d\ude00"

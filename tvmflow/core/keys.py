@@ -155,7 +155,7 @@ def _setting_name(after: Mapping[str, Json], path: tuple[str, ...]) -> str:
 
 
 def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Change]) -> list[str]:
-    """Describe settings that are on one side only; there are many when `tune.trials` leaves 0."""
+    """Describe added and removed settings; there are many if `tune.trials` changes from 0."""
     if len(changes) <= _FEW:
         return [_describe_setting(after, change) for change in changes]
     added = [_setting_name(after, change.path) for change in changes if change.old is _ABSENT]

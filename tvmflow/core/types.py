@@ -98,9 +98,9 @@ class State(NamedTuple):
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
-    With dynamic shapes, `shape` is the largest one, and `sizes` has them, those of an input as integers or
-    names of dimensions. The size of `bounded_axis` is known only after a call, and at most that of the shape;
-    only axes of one element are before it.
+    With dynamic shapes, `shape` is the maximum shape, and `sizes` has the symbolic shape: for an input,
+    integers or names of dimensions. The size of `bounded_axis` is data-dependent, and `shape` has its upper
+    bound; all axes before it have size 1.
     """
 
     name: str

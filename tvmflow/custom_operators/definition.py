@@ -24,7 +24,7 @@ ADVICE: Final = f"see {page_url('custom-operators')}"
 
 
 def standard_domain(domain: str) -> str:
-    """Return a domain; the empty one, as models write it, for the name of ONNX's own."""
+    """Return a domain; `ai.onnx` becomes the empty domain, which is how models write it."""
     return "" if domain == "ai.onnx" else domain
 
 

@@ -261,7 +261,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_file_location(fullname, self.modules[fullname], loader=self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return None: modules are made as others are."""
+        """Return None, which selects Python's default module creation."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:

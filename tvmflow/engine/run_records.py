@@ -359,10 +359,10 @@ def list_ids(store: LocalStore) -> list[str]:
 def read_run(store: LocalStore, name: str) -> RunRecord:
     """Return the record of a run.
 
-    The name is its id or the beginning of it, `latest`, or `latest~N` for the N-th before.
+    The name is an id or a unique prefix of it, `latest`, or `latest~N` for the N-th run before the latest.
 
     Raises:
-        UsageError: when there is no such run, several have this beginning, or its record is damaged.
+        UsageError: There is no such run, the prefix is ambiguous, or the record is damaged.
     """
     run = _find_id(list_ids(store), name, store)
     try:

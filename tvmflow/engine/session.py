@@ -366,9 +366,9 @@ def _list_missing(
 # The best results of a long search are delivered while it goes on.
 #
 # A search resumes from the ledger at no cost, so it runs in parts, each with a longer time than the
-# one before. After each part the rest of the plan runs, as after any search: it is built, verified and
-# delivered, and nothing is measured meanwhile. The last part is the plan as it was requested.
-# The first library has no choices that would have to be measured before.
+# one before. After each part the rest of the plan runs, as after any search: it builds, verifies and
+# delivers, and the search pauses meanwhile. The last part is the requested plan.
+# The first library uses the choices of rules, because measured choices would delay it.
 
 
 _NO_TIME: Final = 0.0

@@ -478,7 +478,7 @@ def _connect(scheduler: str) -> Any:
 
 
 def _import_distributed(user: str) -> Any:
-    """Import dask's package, without its log; a message names the `user` when it is not installed."""
+    """Import distributed and silence its log; if it is not installed, the message names the `user`."""
     try:
         import distributed
     except ImportError as missing:
@@ -490,7 +490,7 @@ def _import_distributed(user: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the name of its type where it has none."""
+    """Return the first line of an error's message, or the name of its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

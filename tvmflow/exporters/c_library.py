@@ -70,7 +70,7 @@ def write_image_header(model: DescribedModel, manifest: Mapping[str, Json]) -> s
 
 
 def read_images(model: DescribedModel, manifest: Mapping[str, Json]) -> Mapping[int, Preprocessing]:
-    """Return the preprocessing of each input that takes images, by its place among the inputs."""
+    """Return the preprocessing of each image input by the input's index."""
     inputs = [TensorSpec.from_json(tensor) for tensor in model.signature["inputs"]]
     entries = read_preprocessing(manifest, inputs)
     return {i: entries[spec.name] for i, spec in enumerate(inputs) if spec.name in entries}

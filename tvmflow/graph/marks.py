@@ -201,7 +201,7 @@ class NodeTracker:
 
 
 def _list_functions(mod: tvm.IRModule) -> Iterator[tuple[str, relax.Function]]:
-    """Give the functions of the graph by name: `main` and what branches became."""
+    """Yield the graph's functions by name: `main` and the functions of branches."""
     for var, function in mod.functions_items():
         is_graph = isinstance(function, relax.Function) and var.name_hint != ir.WEIGHTS_FUNCTION
         if is_graph and _PRIMITIVE not in function.attrs:

@@ -111,7 +111,7 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
 
 
 def _check_quantize(planned: PlannedRecipe, target: Target) -> Iterator[str]:
-    """Check that a target is faster with integers, and that there are data to calibrate with."""
+    """Check that int8 is faster on a target, and that there is calibration data."""
     section = planned.recipe.quantize
     if section is None:
         return

@@ -213,7 +213,7 @@ _InputSize = Annotated[Any, BeforeValidator(_read_size), WithJsonSchema(_SIZE_SC
 # `inputs.NAME.image`: how an image becomes an input.
 
 
-# As many digits as a number in a recipe may have: any two of these have a quotient.
+# At most as many digits as a number in a recipe may have, so that the quotient is a finite float.
 _FRACTION: Final = re.compile(r"(\d{1,100})/(\d{1,100})")
 
 

@@ -166,7 +166,7 @@ class Session:
         self._context.reset()
 
     def truncate(self, length: int) -> None:
-        """Forget all beyond a length of the growing states: the next step follows these.
+        """Shorten the growing states to a length; the next step continues from there.
 
         Raises:
             BundleError: The length is not from 0 to `length`, or a state is replaced by each step as a whole.
@@ -198,5 +198,5 @@ class Session:
         self._context.load(data)
 
     def fork(self) -> Session:
-        """Return another session with a copy of the states, which goes on by itself."""
+        """Return an independent session that starts with a copy of the states."""
         return Session(self._program, self.signature, self._context.fork())

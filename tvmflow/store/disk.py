@@ -91,7 +91,7 @@ class StoreFolder:
         try:
             return open_lock_file(path)
         except PermissionError:
-            # whoever may hold it keeps it: the file stays, and gets its permissions back
+            # a process that holds the lock keeps it, because the file stays and only its permissions are restored
             if os.lstat(path).st_uid != os.geteuid():
                 raise
             with contextlib.suppress(OSError):

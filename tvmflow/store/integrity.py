@@ -108,7 +108,7 @@ def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Fi
 
 def _set_aside_record(store: LocalStore, key: str) -> bool:
     """Set aside a key's record if it is still damaged when nobody can replace it; return whether it was."""
-    # by another object, whose list of damage has nothing else
+    # a separate object, whose `damage` contains only this record
     checked = LocalStore(store.root)
     with leases.use_lock(store.root, exclusive=True):
         checked.record(key)

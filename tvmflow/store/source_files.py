@@ -150,7 +150,7 @@ class SourceFiles:
         return file._replace(path=path)
 
     def pin(self, address: str) -> str:
-        """Return an address with the commit or digest that its branch or tag is now; others unchanged."""
+        """Pin an address: replace its branch or tag by the current commit or digest; others are unchanged."""
         if scheme_of(address) == OCI:
             reference = parse_oci_reference(address)
             return address if reference.digest else _pinned(reference).address

@@ -193,4 +193,4 @@ class _Handler(SimpleHTTPRequestHandler):
             self.server.is_done.set()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Suppress the log of requests."""

@@ -295,7 +295,7 @@ class Budget:
         return history.expected_gain(by_trials=self._ends_by_trials)
 
     def _warmup_round(self, left: int) -> dict[str, int]:
-        """Return one trial for each workload, or for each the rest of the warm-up."""
+        """Return one trial for each workload, or the rest of the warm-up for each if all have one."""
         for goal in (1, WARMUP_TRIALS):
             trials: dict[str, int] = {}
             for _ in range(goal):

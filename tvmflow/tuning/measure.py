@@ -191,7 +191,7 @@ class KernelRequest:
         return [[]] if self.by_driver else make_measured_arguments(tvm.ir.load_json(self.mod))
 
     def place_arguments(self, argument_lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Return arguments where kernels take them on this machine; a broken device raises here."""
+        """Return the arguments on the target's device; a broken device raises here."""
         backend = backend_for(self.target)
         if not self.by_driver:
             return [backend.place_arguments(arguments) for arguments in argument_lists]

@@ -612,12 +612,12 @@ def run_rounds(
 
 
 def _is_decided(samples: Sequence[Sequence[float]]) -> bool:
-    """Return whether the fastest finalist is known to beat the untuned kernel, or has not gained so far."""
+    """Return whether further rounds are unnecessary: the fastest finalist is significantly faster, or shows no gain."""
     measured = [times for times in samples[1:] if times]
     if not measured:
         return True
     times = pair_with_untuned(min(measured, key=median), samples[0])
-    # more rounds seldom make a finalist faster that was not in the first ones, and take seconds
+    # a finalist that shows no gain in the first rounds seldom does later, and each round takes seconds
     return times.is_decided or times.ratio >= 1 or times.limits[0] > 1 - MIN_GAIN
 
 

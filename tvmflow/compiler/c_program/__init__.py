@@ -400,7 +400,7 @@ class LibraryForWeights:
             self.program = NativeProgram(library.path, _NAME, threads, signature, self._content)
 
     def exchange(self, weights: Mapping[int, Array]) -> NativeProgram:
-        """Return the library with some weights exchanged, by index."""
+        """Return the library with some weights replaced, by index."""
         content = _place(self._content.size)
         content[:] = self._content
         self._replace(content, weights)

@@ -572,9 +572,9 @@ def task_constants() -> list[str]:
 
 
 # ---------------------------------------------------------------- work in parallel loops
-# How many threads a call of a kernel is worth. Handing a part of a loop to a thread that is awake takes some
-# tenths of a microsecond, waking one some tens of them. So a short loop stays on the caller's thread, and so
-# does a whole program of short loops.
+# The number of threads for a kernel call. Passing a part of a loop to a spinning thread takes tenths of a
+# microsecond, waking a sleeping one takes several microseconds. So short loops, and programs with only short
+# loops, run on the caller's thread.
 
 # Operations on vectors, and loads of them, that a fast core does in a nanosecond: measured are 30 in matrix
 # products and convolutions from the caches, 5 to 10 where kernels wait for memory.
@@ -653,7 +653,7 @@ class _Repeats(NamedTuple):
         return _Repeats(self.times * extent, self.extents)
 
 
-# Dynamic extents -> operations in parallel loops, and how often one of the loops begins.
+# Products of dynamic extents -> the operations in parallel loops, and the number of loop starts.
 _Work = dict[tuple[str, ...], tuple[float, float]]
 
 

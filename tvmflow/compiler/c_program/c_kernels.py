@@ -289,7 +289,7 @@ class SharedLayout(NamedTuple):
         return tuple(shape)
 
     def stored_index(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the indices with wider blocks of an element; they may be expressions."""
+        """Return an element's indices in the layout with wider blocks; `indices` may be expressions."""
         stored_indices = list(indices)
         for number, block in self.axes:
             stored_indices[number] = indices[number] // self.ratio
@@ -299,7 +299,7 @@ class SharedLayout(NamedTuple):
         return stored_indices
 
     def store(self, array: Array) -> Array:
-        """Return an array with wider blocks, and zeros where these are not full."""
+        """Return an array in the layout with wider blocks, padded with zeros."""
         stored = np.zeros(self.shared_shape, array.dtype)
         grids = np.meshgrid(*map(np.arange, self.shape), indexing="ij", sparse=True)
         stored[tuple(self.stored_index(grids))] = array
@@ -309,7 +309,7 @@ class SharedLayout(NamedTuple):
     def of(cls, array: Array) -> SharedLayout | None:
         """Return the layout of weights; None for unchanged ones.
 
-        Any layout is right: one that is not that of other levels only takes memory.
+        Any layout is correct. One that differs from those of other ISA levels only takes more memory.
         """
         shape = array.shape
         ratio = SHARED_LANES // shape[-1] if shape and shape[-1] in (4, 8) else 1
@@ -320,7 +320,7 @@ class SharedLayout(NamedTuple):
         out, inner = (2, 4) if is_winograd else (0, 1)
         axes, padded = [(out, last)], -1
         if len(shape) > 4 and shape[-2] == shape[-1]:
-            # blocks next to each other are one wide block already
+            # adjacent blocks already form one wide block
             if prod(shape[inner + 1 : -2]) == 1:
                 padded = inner
             else:

@@ -356,7 +356,7 @@ class _Placement:
         self._program = program
         self._kernels = kernels
         self._twins: dict[Storage, Storage] = {}
-        # the tensors on the device of inputs, and of outputs that are there at the end
+        # input (or output) index -> its tensor on the device; outputs that end on the host have none
         self.uploaded: dict[int, Storage] = {}
         self.delivered: dict[int, Storage] = {}
 

@@ -209,7 +209,7 @@ class _Reader:
             if symbol.name in names
         }
         self._representative = {entry.name: choose_tuning_size(entry) for entry in dimensions}
-        # those of the functions that `main` calls, in terms of the dimensions
+        # symbols of the functions that `main` calls -> expressions of the dimensions
         self._bound: dict[Any, Any] = {}
 
     def read(self, weights: Sequence[Array]) -> Program:

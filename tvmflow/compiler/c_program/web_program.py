@@ -191,9 +191,9 @@ def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _convert_bool(cast: Any) -> Any:
-    """Return a conversion between numbers and bools as a choice or a comparison.
+    """Replace a cast from or to bool by a select or a comparison.
 
-    The code generator has no conversions of vectors of them.
+    The code generator cannot cast vectors of bools.
     """
     source, target = str(cast.value.ty.dtype), cast.ty.dtype
     if source.startswith("bool") and not str(target).startswith("bool"):

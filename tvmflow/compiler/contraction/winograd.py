@@ -80,7 +80,7 @@ class Geometry(NamedTuple):
 
     @property
     def edges(self) -> tuple[int, int]:
-        """The rows and columns of a tile of data."""
+        """The rows and columns of an input tile."""
         rows, columns = ((size - 1) * self.step + KERNEL for size in tile_size(self.tile))
         return rows, columns
 

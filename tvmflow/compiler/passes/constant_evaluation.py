@@ -399,7 +399,7 @@ def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _view(call: Any, arrays: Sequence[_Array]) -> _Array | None:
-    """Return the same bits as numbers of another dtype, as many bytes along the last axis."""
+    """Reinterpret the bits as another dtype (bitcast); only the last axis may change its size."""
     shape, dtype = ir.shape_of(call), np.dtype(ir.dtype_of(call))
     array = np.ascontiguousarray(arrays[0])
     if shape is None or not array.ndim or array.nbytes != dtype.itemsize * math.prod(shape):

@@ -327,9 +327,9 @@ class ConvolutionMerger(TargetRewriter):
 
 
 # ---------------------------------------------------------------- weights for GPUs
-# A GPU computes a convolution as a matrix product over kernel positions and channels (`schedules/gpu/products.py`).
-# With the channels of one position after the other, threads find the position of a pixel and its padding once for
-# many channels, and load weights in vectors.
+# A GPU computes a convolution as an implicit GEMM over kernel positions and channels (`schedules/gpu/products.py`).
+# If the channels of a position are contiguous, threads compute the address and the padding of a pixel once for many
+# channels, and load weights as vectors.
 
 # The depth of a tile: fewer channels do not fill one.
 _MIN_CHANNELS: Final = 16

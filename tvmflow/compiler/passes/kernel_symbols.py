@@ -154,22 +154,21 @@ def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> A
 
 
 # ---------------------------------------------------------------- reshapes
-# Reshapes of dynamic shape by groups of axes, which fit by the multiples of dimensions.
+# Dynamic reshapes, split into groups of axes. Divisions are exact because of `multiple_of`.
 #
-# A window of 4 rows of an image of `h // 2` rows, `h` being a multiple of 8, is one of `h // 8`. TVM knows no
-# multiples: it divides the position of each element in the whole tensor by all sizes, and fuses such a kernel with no
-# other.
+# If `h` is a multiple of 8, an image of `h // 2` rows has `h // 8` windows of 4 rows. TVM has no divisibility
+# constraints: it divides the linear index of each element by all sizes, and does not fuse such a kernel.
 
 
 class _Group(NamedTuple):
-    """Axes of a tensor that become other axes of as many elements."""
+    """Axes of a tensor, and the axes with as many elements that replace them."""
 
     before: list[int]
     after: list[int]
 
 
 def group_dynamic_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
-    """Convert reshapes whose sizes are the same by the multiples of dimensions."""
+    """Convert dynamic reshapes whose element counts are equal because of `multiple_of`."""
     has_multiples = any(entry.multiple_of > 1 for entry in read_dimensions(mod["main"]))
     return rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
 

@@ -255,7 +255,7 @@ class Pool(NamedTuple):
 def find_pool(call: relax.Call) -> Pool | None:
     """Return the pooling operator of a call, or None if TVM's kernel is as fast.
 
-    These are of windows that neither overlap nor reach beyond the image.
+    TVM's kernel is as fast if windows do not overlap and read no padding.
     """
     kind = _KINDS[ir.operator_name(call)]
     if not ir.is_float32(call):

@@ -277,13 +277,13 @@ _SCANS: Final[Mapping[str, tuple[Callable[[Any, Any], Any], int]]] = {
     "relax.cumsum": (tirx.Add, 0),
     "relax.cumprod": (tirx.Mul, 1),
 }
-"""The operator -> the operation on two elements, and its neutral element."""
-# The totals of a part stay in this many vector registers.
+"""Operator -> its binary operation and identity element."""
+# The running totals of a part are held in this many vector registers.
 _SCAN_VECTORS: Final = 4
 
 
 class ScanRewriter(TargetRewriter):
-    """Rewrites cumulative operations; the axes behind theirs have fixed sizes."""
+    """Rewrites prefix scans (cumsum, cumprod) whose inner axes have fixed sizes."""
 
     OPERATORS = tuple(_SCANS)
 

@@ -349,18 +349,18 @@ class Order:
         return max(self._lanes * 32 // int(self.dtypes[0][4:]), 1)
 
     def whole_vectors(self, size: int) -> int:
-        """Return the number of words in whole vectors that hold this many."""
+        """Return the size rounded up to whole vectors of words."""
         width = self.word_lanes(size)
         return -(-size // width) * width
 
     def last(self) -> Word:
-        """Return a word that follows all others."""
+        """Return a sentinel word that sorts after all others."""
         return tuple(tirx.const((1 << int(dtype[4:])) - 1, dtype) for dtype in self.dtypes)
 
     def may_precede(self, key: Any, word: Word) -> Any:
         """Return whether a later element with a key may come before a word."""
         key = tirx.Cast(self.dtypes[0], key)
-        # the key of the last word is greater than all others only where there are bits to spare
+        # the sentinel of `last` has a greater key than all elements only if the word has spare bits
         return key <= word[0] if len(word) > 1 else key < word[0] >> self._shift
 
 

@@ -351,7 +351,7 @@ def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
 
 
 def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
-    """Return whether a load reads each element as many times, 2, 4 or 8, before the next one."""
+    """Return whether a load reads each element 2, 4 or 8 times in a row."""
     steps = {*range(1, min(extent, _MAX_REPEATS + 2)), extent // 2, extent - 1}
     distances = {step: element_stride(load, block, axis, step) for step in steps}
     return any(

@@ -228,10 +228,10 @@ def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: i
 def _tile_transposition(
     schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 ) -> list[Any]:
-    """Compute a transposition in tiles whose lines stay in the cache; return the loops around them.
+    """Tile a transposition so that its cache lines stay in the cache; return the loops around the tiles.
 
-    A tile spans the axis along which results are contiguous and the one along which data are.
-    Results are stored as vectors, whose elements are loaded one by one.
+    A tile spans the contiguous axis of the output and the contiguous axis of the input.
+    Outputs are stored as vectors, whose elements are loaded one by one (gather).
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {

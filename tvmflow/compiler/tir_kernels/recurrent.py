@@ -46,13 +46,13 @@ _NEON_INSTRUCTIONS: Final = (
     "llvm.aarch64.neon.addp.v8i16",
     "llvm.aarch64.neon.saddlp.v4i32.v8i16",
 )
-# Accumulators that are computed side by side, so that few multiplications wait for the one before.
+# Independent accumulators, which hide the latency of the multiply-add.
 _ACCUMULATORS: Final = 8
-# The same where factors are lanes of vectors, whose loads do not wait.
+# The same with by-element FMA lanes as multiplicands, which need no broadcast load.
 _SUMS_OF_LANES: Final = 16
-# The sequences of a batch for which weights are loaded once.
+# Sequences of a batch that share each load of the weights.
 _MAX_ROWS: Final = 4
-# Fewer multiplications are not worth handing to other cores: in all steps, and in one step.
+# Minimum number of multiplications for parallel execution: in all steps, and in one step.
 _MIN_PARALLEL: Final = 1 << 20
 _MIN_PARALLEL_STEP: Final = 1 << 17
 

@@ -65,8 +65,8 @@ class Library(NamedTuple):
 class _Tensors(NamedTuple):
     """All tensors that C libraries read and write: inputs, outputs, and tensors between parts.
 
-    The place of a tensor in the table is its number. `arguments` and `results` are the places of each library's
-    inputs and outputs; `copies` those of outputs that no library writes, and of their values.
+    `arguments` and `results` are the indices in `table` of each library's inputs and outputs. `copies` has
+    (output, source) indices of outputs that no library writes.
     """
 
     table: list[Json]

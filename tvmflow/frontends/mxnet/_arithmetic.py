@@ -132,7 +132,7 @@ def _scalar_and_tensor(op: Op) -> tuple[Expr, Expr]:
 
 
 def _where(op: Op) -> Expr:
-    """`where`: a vector as the condition chooses rows."""
+    """`where`: a 1-D condition selects rows."""
     condition = R.not_equal(op[0], _zero(op[0]))
     if op.rank() == 1 and op.rank(1) > 1:
         condition = R.expand_dims(condition, list(range(1, op.rank(1))))

@@ -265,13 +265,13 @@ class _Conversion(Replacement):
             zeros = array_of(zero_point).astype(np.int16).reshape(scales.shape) + shift
         axis = self._find_axis(integers.shape, scales, is_blocked=is_blocked)
         if axis is None:
-            # along which the readers of a matrix with one scale add up products
+            # the reduction axis of the matrix multiplications that read a matrix with a single scale
             along = 0 if self._node.output[0] in self._additions.multiplied else 1
         else:
             along = axis if is_blocked else 1 - axis
         group = 0
         if integers.ndim == _MATRIX_RANK:
-            # a block may be longer than the row that it holds
+            # `block_size` may exceed the axis: then one block covers the whole row
             group = -(-integers.shape[along] // _ROW_MULTIPLE) * _ROW_MULTIPLE
             if is_blocked:
                 group = min(group, self._size("block_size"))

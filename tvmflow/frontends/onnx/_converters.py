@@ -120,7 +120,7 @@ def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int
     start, end = min(max(start, 0), last), min(max(end, first), last)
     if (end - start) * step <= 0:
         return 0, 0, 1
-    # from the end, as -1 would be the last element
+    # counted from the end of the axis, because TVM reads -1 as the last element
     return start, end if end >= 0 else -extent - 1, step
 
 
@@ -449,7 +449,7 @@ def _col2im(node: NodeToConvert) -> Any:
     return node.builder.emit_te(add, columns, primfunc_name_hint="add_blocks")
 
 
-# The operator set since which regions are aligned by default.
+# The opset in which RoiAlign's default became the half-pixel coordinate transformation.
 _ALIGNED_REGIONS: Final = 16
 # More samples of a bin along an axis would make a kernel too long.
 _MAX_SAMPLES: Final = 4

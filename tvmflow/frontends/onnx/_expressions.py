@@ -148,7 +148,7 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
         number: Any = tirx.const(0, "int32")
         for axis in order:
             number = number * windows.sizes[axis] + tirx.Cast("int32", kernel_axes[axis])
-        # of float32, as GPUs lack a maximum of integers that several threads find
+        # float32, because GPU schedules lack cross-thread integer max reductions
         before_last = tirx.Cast("float32", last - number)
         return te.max(
             tirx.Select(is_greatest, before_last, tirx.const(0, "float32")), axis=kernel_axes

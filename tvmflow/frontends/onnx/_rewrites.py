@@ -584,7 +584,7 @@ def _quick_gelu(node: _Rewriting) -> str:
 
 
 def _rms_norm(node: _Rewriting) -> str | None:
-    """Rewrite a norm of the last axes without mean."""
+    """Rewrite an RMS normalization of the last axes."""
     axis, shape = node.attributes.get("axis", -1), node.shape(0)
     if axis >= 0:
         if shape is None:

@@ -258,7 +258,7 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
 
 
 def _rotary_embedding(node: NodeToConvert) -> Any:
-    """Convert RotaryEmbedding: pairs of values are turned by an angle of their step."""
+    """Convert RotaryEmbedding: pairs of values are rotated by an angle that depends on their position."""
     _refuse(node, ("is_packed_batching",), {})
     x, position_ids, cosines, sines = node.inputs
     width, heads = 2 * list_sizes(cosines)[1], node.integer("num_heads", 0)

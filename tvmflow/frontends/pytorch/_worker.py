@@ -444,7 +444,7 @@ def _attend(
 
 
 def _cosine_similarity(torch: Any, x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """Return similarities in the type of the vectors.
+    """Return cosine similarities in the vectors' dtype.
 
     The decomposition that the exporter has returns float32 for float16.
     """

@@ -647,7 +647,7 @@ class Tensors:
         return self.graph.constant(scales), self.graph.constant(zero_points)
 
     def _reordered(self, values: dict[tuple[int, bool], Value], number: int, first: bool) -> Value:
-        """Return a tensor that exists in the other order, or is constant."""
+        """Return a tensor in the requested layout, transposed from the other layout or from a constant."""
         other = values.get((number, not first))
         if other is None:
             other = values[number, False] = self._constant(number)

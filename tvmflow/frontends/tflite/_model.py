@@ -308,9 +308,9 @@ class Operator(NamedTuple):
     """An operator of a file.
 
     Attributes:
-        name: As in `BuiltinOperator`; for others `CUSTOM` and their own name.
-        inputs: Numbers of tensors, negative for operands that are left out.
-        outputs: Numbers of tensors.
+        name: As in `BuiltinOperator`; for custom operators `CUSTOM` and the operator's name.
+        inputs: Tensor indices, negative for omitted operands.
+        outputs: Tensor indices.
         options: Its options by name; empty for an operator that is not imported.
     """
 

@@ -565,7 +565,7 @@ def _list_states(
 
 
 def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
-    """Return the recurrent layers, by variables, whose state is multiplied as bytes: within -1 and 1."""
+    """Return the variables of recurrent layers whose state is quantized to int8, because it stays between -1 and 1."""
     from tvmflow.stages.quantize.calibration import collect_sizes
     from tvmflow.stages.quantize.points import LARGEST_STATE
 

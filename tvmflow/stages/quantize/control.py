@@ -319,10 +319,10 @@ def find_reasons(places: Collection[int], gains: Mapping[int, float]) -> dict[in
 def _put_back(
     evaluation: Evaluation, order: Sequence[int], everything: Cost, limits: Limits
 ) -> tuple[list[int], Cost]:
-    """Return the layers that have to stay float, of all by their damage, and the cost of the others."""
+    """Return the layers that must stay float, and the cost with all others quantized (`order`: worst layer first)."""
     if limits.hold(everything):
         return [], everything
-    # too few, and enough
+    # bisection: `few` float layers do not satisfy the limits, `enough` do
     few, enough, cost = 0, len(order), Cost(0.0)
     while enough - few > 1:
         middle = (few + enough) // 2
@@ -333,7 +333,7 @@ def _put_back(
         else:
             few = middle
     back = list(order[:enough])
-    # the last one is what was missing; of the others the least harmful ones may be innocent
+    # the last layer was necessary to satisfy the limits; of the others, those with the least error may not be
     for place in list(reversed(back[:-1]))[:_RETRIES]:
         tried = evaluation.measure(
             [other for other in order if other not in back or other == place], limits

@@ -146,7 +146,7 @@ def fold_model(model: FloatModel) -> FloatModel:
 
 
 def _name_products(model: FloatModel) -> dict[str, list[str]]:
-    """Return the nodes of products: a folded norm would give its own name to the convolution before it."""
+    """Return the nodes of each product by the name of its weights. A folded normalization would otherwise rename the convolution before it."""
     flow = ir.DataFlow(model.main)
     products: dict[str, list[str]] = {}
     for binding, node in zip(ir.list_bindings(model.main.body), model.nodes, strict=False):
@@ -169,7 +169,7 @@ def _is_product(value: Any, flow: ir.DataFlow) -> bool:
 
 
 def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
-    """Return the name of the parameter, the largest one, that weights are made of."""
+    """Return the name of the largest parameter from which weights are computed."""
     while isinstance(value := flow.values.get(weights), relax.Call):
         inner = [arg for arg in value.args if isinstance(arg, relax.Var)]
         if not inner:
@@ -179,13 +179,13 @@ def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
 
 
 def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the node of each binding, by the marks of a module that was made from that of `nodes`."""
+    """Return the node of each binding, from the marks that the passes copied to its module."""
     taken = marks.take_marks(mod)
     return tuple(nodes[min(own)] if own else "" for own in taken) if nodes else ()
 
 
 def multiplies_integers(mod: tvm.IRModule) -> bool:
-    """Return whether products of a model read integers, other than its inputs: it is quantized already."""
+    """Return whether a model is already quantized: its products read dequantized tensors other than its inputs."""
     main = mod["main"]
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])
@@ -352,14 +352,14 @@ _BOUNDED: Final = _SHARES | {"tanh", "softsign"}
 
 
 def split_input_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose recurrent layers read products of their inputs, where their weights are known."""
+    """Move the input products of recurrent layers with constant weights into separate matrix multiplications."""
     if not ir.calls_operator(mod, Recurrent.NAME):
         return mod
     return rewrite_main(mod, _Splitter)
 
 
 def find_state_weights(call: Any, flow: ir.DataFlow) -> Any:
-    """Return the weights that a call of a recurrent layer multiplies with its state; None for other calls."""
+    """Return the recurrent weights of a recurrent layer's call; None for other calls."""
     if ir.as_call(call, Recurrent.NAME) is None:
         return None
     operands = RecurrentOperands(*call.args)
@@ -368,13 +368,13 @@ def find_state_weights(call: Any, flow: ir.DataFlow) -> Any:
 
 
 def has_bounded_state(call: Any) -> bool:
-    """Return whether the state of a layer stays between -1 and 1, unless it begins elsewhere."""
+    """Return whether the state of a layer stays between -1 and 1 if its initial state is in this range."""
     operator = Recurrent.read(call)
     return all(_is_bounded(operator.kind, functions) for functions in operator.activations)
 
 
 def find_initial_state(call: Any, flow: ir.DataFlow) -> Any:
-    """Return the tensor with the hidden state that a layer begins with; None for zeros."""
+    """Return the tensor with a layer's initial hidden state; None for zeros."""
     hidden = flow.resolve(RecurrentOperands(*call.args).hidden)
     while (value := flow.find_call(hidden, *_COPIES)) is not None:
         hidden = flow.resolve(value.args[0])
@@ -382,7 +382,7 @@ def find_initial_state(call: Any, flow: ir.DataFlow) -> Any:
 
 
 def _is_bounded(kind: str, functions: tuple[Activation, ...]) -> bool:
-    # of an LSTM, the state is the result of a gate times that of the last function
+    # an LSTM's state is the output gate times the last activation function's result
     names = [function.name for function in functions]
     gates, results = (names[:1], names[2:]) if kind == "LSTM" else (names[:-1], names[-1:])
     return _SHARES.issuperset(gates) and _BOUNDED.issuperset(results)

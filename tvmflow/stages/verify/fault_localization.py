@@ -533,9 +533,9 @@ class _Search:
         return f"; the first tensor that differs is '{first}' of node {nodes[first]}"
 
     def _narrow(self, names: list[str], run: Callable[[LoadedModel], list[Array]]) -> str:
-        """Return the first tensor that is wrong, of those in the order of computation; empty if none is.
+        """Return the first wrong tensor in the order of computation; an empty string if all are right.
 
-        Each round compares some of them, which takes one build: their number is logarithmic.
+        Each round builds once and compares several tensors, so a search takes a logarithmic number of builds.
         """
         first = ""
         while names:

@@ -191,7 +191,7 @@ def run_at(
     settings: VerifySettings,
     tolerance: Tolerance,
 ) -> SizeOutputs:
-    """Run the reference on random inputs of some sizes, the first that leave no wrong library undetected.
+    """Run the reference at some sizes on the first random inputs that expose every wrong library.
 
     Raises:
         StageError: when it cannot run the model at these sizes.

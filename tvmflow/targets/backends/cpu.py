@@ -46,7 +46,7 @@ class CpuBackend(Backend):
         return True
 
     def unbuildable_reason(self, tvm: TvmTarget) -> str:
-        """Return why no code can be made: TVM's kind is one of other devices."""
+        """Return why this backend cannot compile for a target: TVM's kind is not a CPU's. Empty if it can."""
         kind = target_kind(tvm)
         if kind in _UNSUPPORTED_KINDS:
             return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm), NVIDIA GPUs (kind: cuda) and OpenCL (kind: opencl)"

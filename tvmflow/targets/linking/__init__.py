@@ -44,7 +44,7 @@ ALIGNMENT: Final = 64
 LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": macho, "windows": pe}
 """The system of a platform -> its linker."""
 
-# TVM's runtime is not to be had as a library for these.
+# Also the systems for which TVM's runtime is not available as a library.
 _C_LINKERS: Final[dict[str, Linker]] = {**LINKERS, "wasi": wasm}
 
 _C_FLAGS: Final = (

@@ -146,7 +146,7 @@ def emit_plain_product(
     sizes, result = known_sizes(data), known_sizes(call)
     is_whole = outputs % context.lanes == 0 and inputs % context.lanes == 0
     if (
-        # not measured on 64-bit ARM; where a product takes two instructions, nothing is saved
+        # not measured on 64-bit ARM; without FMA, it is not faster
         cpu.multiplicand_lanes
         or not cpu.has_fma
         or context.weight_dtype != "float32"
@@ -238,20 +238,20 @@ def _find_limits(call: relax.Call) -> tuple[float, float] | None:
 
 
 # ---------------------------------------------------------------- kernel positions
-# Some kernel positions read nothing but padding, for parts of the result or for all of it. A kernel with
-# dilation 24 over an image of 20×20 reads the image only at its middle position: the others are cut off.
-# With dilation 12, a third of all products are of data; then each position is a convolution of its own over the
-# part of the image that it reads, and the parts are added.
+# Some kernel positions read only padding, for parts of the result or for all of it. A kernel with dilation 24
+# over an image of 20×20 reads the image only at its middle position, so the others are removed. With dilation
+# 12, only a third of the multiplications read the image. Then each position becomes a separate convolution of
+# the part of the image that it reads, and the results are added.
 
-# Each position by itself reads and writes its part of the result once more.
+# Separate convolutions read and write the result once per position, so they must save many multiplications.
 _MAX_SHARE: Final = 0.6
 _MAX_POSITIONS: Final = 16
 
 
 class Window(NamedTuple):
-    """The movement of a convolution's kernel along each axis.
+    """Strides, padding and dilation of a convolution.
 
-    The padding is that before all axes, then that after all axes.
+    `padding` has the padding before each axis, then the padding after each axis (as in ONNX).
     """
 
     strides: list[int]
@@ -278,7 +278,7 @@ class Image(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Results along one axis for which a kernel position reads data: from `start` to before `end`."""
+    """The half-open range of results along an axis for which a kernel position reads data, not padding."""
 
     start: int
     end: int

@@ -260,7 +260,7 @@ def _lane(value: Any, lane: int) -> Any:
 
 
 def _register_rules() -> None:
-    """Have TVM lower operators for LLVM's PTX by the rules here: its own call functions with vectors."""
+    """Register lowering rules for NVPTX that split vectors: TVM's own rules call scalar functions with vectors."""
     rules: list[tuple[Iterable[str], Callable[[Any], Any]]] = [
         (_LIBDEVICE_FUNCTIONS, _call_libdevice),
         (_LLVM_FUNCTIONS, _call_llvm),
