@@ -119,7 +119,7 @@ class TraceOptions(StoreOptions):
 
 
 _MAX_NAMES: Final = 24
-# From here on a row has room for the beginning of a headline.
+# Rows of terminals with at least this many columns show the beginning of the headline.
 _WIDE: Final = 72
 
 

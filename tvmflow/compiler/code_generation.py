@@ -311,7 +311,7 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
 
 @node_pass(tirx.AttrStmt)
 def _renew_partition_hints(hint: tirx.AttrStmt) -> tirx.AttrStmt:
-    """Let hints name the variables of their loops: NarrowDataType replaces these alone (apache-tvm 0.27)."""
+    """Let hints name the variables of their loops: NarrowDataType replaces only these (apache-tvm 0.27)."""
     if hint.attr_key != PARTITION_HINT or not isinstance(hint.body, tirx.For):
         return hint
     return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)

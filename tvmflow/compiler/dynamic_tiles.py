@@ -659,7 +659,7 @@ def _halve_rows(
 
 
 def _count_unrolled(body: Any) -> tuple[int, int]:
-    """Return how many statements one becomes where loops are unrolled: the fewest, and the most."""
+    """Return the minimum and maximum number of copies of a statement after unrolling."""
     unrolled = [
         (int(loop.extent), set(find_nodes(loop.body, tirx.BufferStore)))
         for loop in find_nodes(body, tirx.For)
@@ -673,7 +673,7 @@ def _count_unrolled(body: Any) -> tuple[int, int]:
 
 
 def _list_rows(size: int, statements: int) -> list[int]:
-    """Return the rows of the tiles that compute the last rows, fewer than `size`."""
+    """Return the row counts of the tiles for the tail, each less than `size`."""
     is_long = statements > _MAX_STATEMENTS
     if size <= (_MAX_EXACT_ROWS_OF_LONG_CODE if is_long else _MAX_EXACT_ROWS):
         return list(range(1, size))

@@ -179,7 +179,7 @@ _LENGTH: Final = struct.Struct("<Q")
 def write_object_files(
     mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> None:
-    """Write the object files of a lowered module, whose `main` then takes the inputs alone."""
+    """Write the object files of a lowered module, whose `main` then takes only the inputs."""
     platform = parse_triple(cpu_triple(target.export()))
     if not lowering.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
         compiled = lowering.compile_with_weights(mod, weights, target)

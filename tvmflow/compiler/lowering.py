@@ -204,7 +204,7 @@ class LoweredModel:
     def schedule_untuned(
         self, params: Weights, target: Mapping[str, Json], rules_version: int
     ) -> ScheduledModel:
-        """Schedule the kernels by the rules alone; arguments as of the function."""
+        """Schedule the kernels with rules only; arguments as of the function."""
         scheduled = schedules.schedule_untuned(self.mod, target, rules_version)
         return ScheduledModel(scheduled.mod, self.compute_weights(params), make_target(target))
 
@@ -334,7 +334,7 @@ def schedule_untuned(
     rules_version: int,
     choices: Choices = MappingProxyType({}),
 ) -> ScheduledModel:
-    """Lower an imported model, and schedule its kernels by the rules alone.
+    """Lower an imported model, and schedule its kernels with rules only.
 
     The version is that of `schedules.schedule_untuned`, the choices are those of `lower`.
     """

@@ -92,7 +92,7 @@ def _pass(
     when: Condition | None = None,
     operators: Collection[str] = (),
 ) -> LoweringPass:
-    """Return a pass that depends on the module alone, such as TVM's own passes."""
+    """Return a pass that depends only on the module, such as TVM's own passes."""
     return LoweringPass(name, lambda mod, _: transform(mod), when, frozenset(operators))
 
 

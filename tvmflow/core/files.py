@@ -238,7 +238,7 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 def digest_files(paths: Iterable[os.PathLike[str]]) -> str:
     """Return one digest (hex) for the names and contents of some files, in any order.
 
-    What is asked for again is not read again while the files have the same stamps.
+    The digest is cached while the files have the same stamps.
     """
     stamped = []
     for path in paths:

@@ -1,7 +1,7 @@
 r"""Text of others in generated text: names and paths in C, Python, YAML, Markdown, HTML and others.
 
 Each language has one function, or one for each place where it takes text: what a user, a model, a
-path or a server names gets into a file through these alone. JSON is written by `json`. Names of
+path or a server names gets into a file only through these functions. JSON is written by `json`. Names of
 recipes, variants, targets and parts consist of letters, digits, `.`, `_` and `-`, which are safe in
 strings and comments of each language; elsewhere `identifier` makes identifiers of them.
 
@@ -303,7 +303,7 @@ def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an element with its content and its attributes.
 
     In names of attributes, `_` stands for `-`, and one at the end is left out (`class_`). None and False leave
-    an attribute out, True writes its name alone.
+    an attribute out, True writes only its name.
     """
     start = f"<{tag}{''.join(_format_attribute(*item) for item in attributes.items())}>"
     if tag in _VOID:

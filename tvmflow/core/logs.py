@@ -89,7 +89,7 @@ _PATIENCE_S: Final = 1.0
 def explain_wait(text: str) -> Iterator[None]:
     """Describe the block's work on a terminal once it has taken a second; the line is removed at its end.
 
-    The text says about how long it takes, too. With `-q`, which logs errors alone, nothing is said.
+    The text says about how long it takes, too. With `-q`, which logs only errors, nothing is said.
     """
     if not can_show_status():
         yield

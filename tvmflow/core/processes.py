@@ -57,7 +57,7 @@ def _kill(pids: list[int]) -> None:
 
 
 def lists_processes() -> bool:
-    """Return whether the system shows its processes as files."""
+    """Return whether the system has `/proc`."""
     return os.path.isdir("/proc/self")
 
 

@@ -71,7 +71,7 @@ class PrivateKey(NamedTuple):
 
 
 def generate_key(path: Path) -> PublicKey:
-    """Make a key: the private half in `path`, for its owner alone, the public one in `.pub` beside it."""
+    """Make a key: the private half in `path`, only for its owner, the public one in `.pub` beside it."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

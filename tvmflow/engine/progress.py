@@ -727,7 +727,7 @@ def describe_gain(event: Mapping[str, Any]) -> str:
 class DownloadLine:
     """Shows how much has arrived on a line of stderr, which goes at the end; in a file, the end alone.
 
-    With `-q`, which logs errors alone, it shows nothing.
+    With `-q`, which logs only errors, it shows nothing.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Archives whose bytes depend on their content alone, and the output `archive`.
+"""Archives whose bytes depend only on their content, and the output `archive`.
 
 An archive has no times, no owners and one order. The output holds all else that is delivered for a
 target, in one compressed file.

@@ -225,7 +225,7 @@ def shape_text(sizes: Sequence[Any]) -> str:
     """Return the sizes of a tensor for messages, with the names of dimensions.
 
     Raises:
-        NoSize: when one is no size that depends on dimensions alone.
+        NoSize: when one is no size that depends only on dimensions.
     """
     return f"[{', '.join(str(size_text(size)) for size in sizes)}]"
 

@@ -174,9 +174,9 @@ class Frontend(ABC):
             files: Path of each file by its role.
             inputs: The inputs; fully specified ones may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
-            bound: The constants of those inputs that are no inputs of the library.
+            bound: The constants of inputs that the recipe binds; the library lacks these inputs.
             dimensions: The dimensions that inputs have in their sizes.
-            counts_rows: Whether a number of rows that is known only when the model runs may be a count.
+            counts_rows: Whether a data-dependent number of rows may be returned as a count (a bounded axis).
 
         Raises:
             ImportFailed: with operator and node, or with the name that is not a tensor of the model.

@@ -23,7 +23,7 @@ class Peer(NamedTuple):
         traits: Its name, its distributions, and how they are installed.
         kind: The frontend whose models it runs.
         is_reference: It is the reference of that frontend.
-        needs_gpu: It runs on NVIDIA GPUs alone.
+        needs_gpu: It runs only on NVIDIA GPUs.
     """
 
     traits: ReferenceTraits

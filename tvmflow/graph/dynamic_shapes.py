@@ -68,7 +68,7 @@ _COMPUTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 class NoSize(ValueError):
-    """An expression of TIR is no size that depends on dimensions alone."""
+    """A TIR expression does not depend only on dimensions."""
 
 
 def with_dimensions(function: relax.Function, dimensions: Iterable[Dimension]) -> relax.Function:
@@ -179,7 +179,7 @@ class TuningSizes:
         """Return the number for a size.
 
         Raises:
-            NoSize: when it does not depend on the dimensions alone.
+            NoSize: when it does not depend only on the dimensions.
         """
         size = plain(size)
         return size if isinstance(size, int) else evaluate(_text(size), self._values)

@@ -1,4 +1,4 @@
-"""Analysis of the Relax of a model: calls, shapes, and the values that depend on weights alone."""
+"""Analysis of the Relax of a model: calls, shapes, and the values that depend only on weights."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _is_matrix_of_bytes(expr: Any) -> bool:
 class DataFlow:
     """The definitions and uses of a function's variables, also in branches.
 
-    It knows which of them depend on weights alone.
+    It knows which of them depend only on weights.
     """
 
     def __init__(self, function: relax.Function) -> None:
@@ -138,7 +138,7 @@ class DataFlow:
         return self._readers.get(hash(self._bound.get(value)), [])
 
     def is_read_by(self, value: Any, name: str) -> bool:
-        """Return whether a value is read by calls of one operator alone, and is no output."""
+        """Return whether a value is read only by calls of one operator, and is no output."""
         readers = self.list_readers(value)
         is_only_read = len(readers) == self._uses[hash(self._bound.get(value))]
         return is_only_read and all(as_call(reader, name) is not None for reader in readers)

@@ -553,7 +553,7 @@ class Recipe(ClosedModel):
         return self.model_copy(update=overrides)
 
     def _runtime_of_parts(self) -> Runtime:
-        """Return the runtime of parts that name none; outputs of the whole may consist of C libraries."""
+        """Return the default runtime of parts; `c` if an output of the whole model contains C libraries."""
         forms = {
             PARTITIONED_EXPORTERS[name].FORM
             for name in self.outputs

@@ -238,11 +238,11 @@ _EVERYWHERE: Final = "everywhere"
 
 
 class Figure(NamedTuple):
-    """A figure of a build on both sides, None where it is not known, and both for people.
+    """A figure of a build before and after (None if unknown), also as text.
 
     `what` is `latency`, `library` and `files` (seconds and bytes, less is better), `untuned`, `error`,
-    `accuracy`, `result`, or `tuned kernels`. The judgement is what both measurements say of the change of a
-    latency; None where it is not judged.
+    `accuracy`, `result`, or `tuned kernels`. `judgement` says whether a changed latency is a significant difference; None for
+    other figures.
     """
 
     build: str

@@ -178,7 +178,7 @@ def _find_wrong_measurements(
         if statement is None:
             continue
         yield from _find_wrong_files(folder, statement, measured)
-        # Measurements of another release have a good statement, too.
+        # The statement of another release's measurements would also be valid.
         for entry in statement.dependencies("statement"):
             if not _has_text(
                 folder / RELEASE_STATEMENT, get_field(entry, "digest", "sha256", of=str)

@@ -1,4 +1,4 @@
-"""The runtime: loading bundles and running models, all that a program needs that uses a library.
+"""The runtime: what a program needs to load bundles and run models.
 
 May import targets and core. Every wheel that tvmflow makes carries a copy of this folder.
 """

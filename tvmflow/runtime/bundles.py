@@ -92,7 +92,7 @@ def read_open_bundle(
     *,
     with_libraries: bool = True,
 ) -> Bundle:
-    """Return the content of a bundle as `read_bundle` does, and write its libraries to the folder `libraries`.
+    """Return a bundle as `read_bundle` does, and write its libraries to the folder `libraries`.
 
     Raises:
         BundleError: when the file is damaged or of another format, or the folder cannot be written.

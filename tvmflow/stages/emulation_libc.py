@@ -1,6 +1,6 @@
 """`emulation_libc`: the C library that the emulation programs of an architecture hold.
 
-It depends on the architecture alone: one serves all models, and all targets of that architecture.
+It depends only on the architecture: one serves all models, and all targets of that architecture.
 """
 
 from __future__ import annotations

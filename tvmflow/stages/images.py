@@ -128,7 +128,7 @@ DATA: Final = "data"
 """The role of `verify.data`; that of an image is `data/<file>`."""
 
 _COLUMNS: Final = ["file", "label"]
-# How many classes without an index a message names.
+# Messages list at most this many classes without an index.
 _SHOWN: Final = 10
 _MAX_DIGITS: Final = 9
 

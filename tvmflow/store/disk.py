@@ -102,7 +102,7 @@ class StoreFolder:
         """Return an unused path in `tmp/`, on the disk of the store.
 
         Temporary files are in a folder of their own, not beside their targets: listing `actions/`
-        or `cas/` then shows complete files alone, and the first of several runs removes what
+        or `cas/` then shows only complete files, and the first of several runs removes what
         killed processes left by emptying that one folder.
         """
         self.make_folder(f"{self.root}/tmp")

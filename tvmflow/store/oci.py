@@ -478,7 +478,7 @@ _LOGINS: Final = dict[tuple[str, tuple[str, ...]], Credential]()
 class Repository:
     """One repository of a registry. Safe to use from several threads.
 
-    Plain http is used for this machine alone, and for the hosts that `$TVMFLOW_PLAIN_HTTP` names.
+    Plain http is used only for this machine, and for the hosts that `$TVMFLOW_PLAIN_HTTP` names.
     Every function raises `OciError` where the registry does not do what is requested.
     """
 
@@ -606,7 +606,7 @@ class Repository:
             return answer.headers
 
     def put_referrer(self, subject: str, content: bytes, listed: Descriptor) -> None:
-        """Store a manifest that refers to another one, so that it is listed there with this descriptor."""
+        """Store a manifest with a subject, and list it with this descriptor among the subject's referrers."""
         if self.put_manifest(content, listed.digest).get("OCI-Subject"):
             return
         others = [one for one in self._read_tagged_index(subject) if one.digest != listed.digest]

@@ -1,4 +1,4 @@
-"""Chromium without a window: runs the package of a model for browsers on this machine.
+"""Runs a web package in headless Chromium on this machine.
 
 A local server gives it the package, a page and the inputs, and takes the outputs. WebGPU runs on the
 CPU there, by SwiftShader, so that no GPU is needed.
@@ -131,7 +131,7 @@ def _run_chromium(program: str, server: _Server) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server for this machine alone, while it is entered."""
+    """A server on the loopback interface, as a context manager."""
 
     daemon_threads = True
 

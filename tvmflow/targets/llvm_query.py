@@ -95,7 +95,7 @@ def _query_cpu(tvm: TvmTarget, target: Any) -> TargetFacts:
             error=f"{triple} passes floating-point numbers in their own registers, and this CPU has none; "
             "add `mattr: [+m, +a, +f, +d, +c]`"
         )
-    # LLVM reports an unknown feature on stderr alone, and continues without it
+    # LLVM reports an unknown feature only on stderr, and continues without it
     added = [str(name)[1:] for name in tvm.get("mattr", ()) if str(name).startswith("+")]
     unknown = [name for name in added if name not in features]
     if unknown:

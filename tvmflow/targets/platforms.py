@@ -57,7 +57,7 @@ class Platform(NamedTuple):
 
     @property
     def has_shared_libraries(self) -> bool:
-        """False where programs are linked with static libraries alone."""
+        """False where programs are linked only with static libraries."""
         return self.system not in ("ios", "none")
 
     @property

@@ -117,7 +117,7 @@ class WorkloadRecords:
         )
 
     def notes(self) -> list[Note]:
-        """Return the records of other kinds in an order that depends on the content alone."""
+        """Return the records of other kinds in an order that depends only on the content."""
         notes = (records for kind, records in self._kept.items() if kind is not Trial)
         return [records[subject] for records in notes for subject in sorted(records)]
 

@@ -154,7 +154,7 @@ class LibraryTimes(NamedTuple):
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is significantly faster and slower at no size, or if it could not be measured."""
+        """True if the tuned library is faster and slower at no size, or could not be measured."""
         if self.error:
             return True
         is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))

@@ -612,7 +612,7 @@ def run_rounds(
 
 
 def _is_decided(samples: Sequence[Sequence[float]]) -> bool:
-    """Return whether further rounds are unnecessary: the fastest finalist is significantly faster, or shows no gain."""
+    """Return whether no further rounds are needed: the fastest finalist clearly gains, or shows no gain."""
     measured = [times for times in samples[1:] if times]
     if not measured:
         return True

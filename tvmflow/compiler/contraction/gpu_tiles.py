@@ -96,7 +96,7 @@ VECTOR: Final = 4
 
 # The share of multiplications among the instructions of a thread with this many results.
 _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
-# Copying an element from the memory of the GPU takes as long as this many products.
+# Loading an element from global memory takes as long as this many multiply-adds.
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
 # Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the

@@ -1,4 +1,4 @@
-"""Computations on weights alone: they move out of `main`, and numpy evaluates them.
+"""Weight-only computations: they move out of `main`, and numpy evaluates them.
 
 That is faster than compiling kernels for it.
 """
@@ -25,7 +25,7 @@ _MAX_GROWN_ELEMENTS: Final = 1 << 16
 
 
 def hoist_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move computations on weights alone out of branches, so that they can be lifted."""
+    """Hoist computations that depend only on weights out of branches, so that they can be lifted."""
     return rewrite_main(mod, _WeightHoister) if ir.has_branches(mod) else mod
 
 
@@ -48,7 +48,7 @@ class _WeightHoister(MainRewriter):
 
 
 def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move computations on weights alone to a separate function, such as a batch norm's `√(σ² + ε)`.
+    """Move computations that depend only on weights to a separate function, such as a batch norm's `√(σ² + ε)`.
 
     The module is unchanged if the model has no weights, or returns some of them directly:
     TVM's pass would lose those.
@@ -91,7 +91,7 @@ def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:
 
 
 def evaluate_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace calls on constants alone by constants, as far as there are rules for them."""
+    """Fold calls whose operands are all constants, if there is a rule for the operator."""
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _ConstantEvaluator))
 
 
@@ -168,7 +168,7 @@ def _list_dependent(
 
 
 def evaluate_weight(expr: Any, flow: ir.DataFlow, weights: Mapping[Any, _Array]) -> _Array | None:
-    """Evaluate a variable or constant that depends on weights alone; None if an operator has no rule."""
+    """Evaluate a variable or constant that depends only on weights; None if an operator has no rule."""
     values: dict[Any, Any] = dict(weights)
     pending = [expr]
     while pending:
@@ -509,7 +509,7 @@ RULES: Final[Mapping[str, _Rule]] = {
 
 
 # ---------------------------------------------------------------- fold constants
-# Evaluates kernels on constants alone, except those in C: TVM would run them without their
+# Evaluates kernels whose operands are all constants, except those in C: TVM would run them without their
 # functions.
 
 

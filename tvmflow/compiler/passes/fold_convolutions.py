@@ -38,7 +38,7 @@ def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 class _NormSimplifier(MainRewriter):
-    """Rewrites batch norms to `x·s + (β − μ·s)` with `s = γ / √(σ² + ε)`, which depends on weights alone."""
+    """Rewrites batch norms to `x·s + (β − μ·s)` with `s = γ / √(σ² + ε)`, which depends only on weights."""
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         norm = self.flow.find_call(item.tuple_value, _NORM)

@@ -144,7 +144,7 @@ class GroupNormRewriter(MainRewriter):
     def _emit_norm(
         self, original: Any, groups: int, epsilon: Any, scale: Any = None, shift: Any = None
     ) -> Any:
-        """Return a norm of images (n, c, …), with factors and summands of groups (groups, 1) or channels (c,)."""
+        """Return a norm of images (n, c, …), with scales and biases per group (groups, 1) or channel (c,)."""
         data, emit = self.visit_expr(original), self.emit
         _, channels, *image = known_sizes(original)
         rank = len(image) + 2

@@ -429,7 +429,7 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
 def keep_divisions_from_trapping(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Return a module whose kernels divide integers by data without a trap.
 
-    Vectors may have lanes beyond the data, where a divisor is anything. The quotient of the smallest integer
+    Padding lanes of vectors may hold any divisor. The quotient of the smallest integer
     and -1 does not fit its type: it is the smallest integer again, as in two's complement.
     """
     if not context.options.checks:

@@ -96,7 +96,7 @@ def _merge(kernel: tirx.PrimFunc, fits: Callable[[SBlockRealize], bool]) -> tirx
 
 
 def _find_pixel(realize: SBlockRealize, image: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Return the axes of rows and columns of a block that reads and writes images at one pixel alone."""
+    """Return the axes of rows and columns of a block that reads and writes images only at one pixel."""
     block = realize.block
     axes = list(block.iter_vars)
     pairs = [

@@ -76,22 +76,22 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 # data.
 #
 # An element becomes a *word*: an unsigned number whose high bits are its key, in the wanted order, and
-# whose low bits are its place in the row. No two words of a row are equal, so that any order of
+# whose low bits are its index in the row. No two words of a row are equal, so that any order of
 # comparisons gives the stable sort. NaN is greater than every other value, as in numpy and PyTorch, and
 # -0.0 equals 0.0. Words of one integer are compared in one instruction; keys of 64 bits need a second
 # integer for the index.
 #
 # Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming
 # 3, 5.3.4), then merged pairwise from both ends at once, as in quadsort: two runs of equal length
-# never run out, and the two ends are computed side by side. Of few words that are wanted, each is the
-# least of those after the one before it, which vectors find.
+# never run out, and the two ends are computed in parallel. A small top-k is selected instead: each
+# next word is the vectorized minimum of the words greater than the last one.
 
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
-# This many words are found one by one in a row of several times as many. LLVM makes vectors of these loops, but
-# unrolls those over shorter rows. There, fewer vectors must be read than a sort costs, as measured: its time grows
-# with the words beyond a first few.
+# At most this many words are selected one by one, from a row with several times as many. LLVM vectorizes these
+# loops, but unrolls those over shorter rows. There, selection must read fewer vectors than a sort costs; the
+# constants are measured.
 _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8

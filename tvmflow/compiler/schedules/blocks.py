@@ -91,7 +91,7 @@ class Block(NamedTuple):
 def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
     """Return the result of a function of schedules, or another value if TVM rejects a step.
 
-    TVM says so by an exception alone: it has no function to ask before.
+    TVM says so only by an exception: it has no function to ask before.
     """
     try:
         return apply()

@@ -153,7 +153,7 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:
-    """Return how many outermost axes all blocks share, reading each other's results at one point alone."""
+    """Return how many outermost axes all blocks share, reading each other's results only at one point."""
     count = 0
     for extents in zip(*(block.spatial_extents for block in blocks), strict=False):
         if len(set(extents)) > 1:

@@ -544,7 +544,7 @@ class _IntegerEmitter(_Emitter):
 
 
 class _PairEmitter(_IntegerEmitter):
-    """The same with instructions that add pairs of products as int16, which fit a few of these."""
+    """Multiplies with instructions that add pairs of products to int16 accumulators, which must be widened often."""
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
         words, lanes, accumulators = (

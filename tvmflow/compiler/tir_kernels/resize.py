@@ -72,7 +72,7 @@ _COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
 # Of these, a result of one pixel reads the first one.
 _FROM_FIRST: Final = ("align_corners", "pytorch_half_pixel")
 _SYMMETRIC: Final = "half_pixel_symmetric"
-# ONNX's nearest modes, and TVM's `round`, which is for tables alone.
+# ONNX's nearest modes, and TVM's `round`, which is only for tables.
 _ROUNDING: Final[Mapping[str, Callable[[_Arithmetic, Any], Any]]] = {
     "floor": lambda of, x: of.floor(x),
     "ceil": lambda of, x: of.ceil(x),

@@ -509,7 +509,7 @@ def _compute_wide(torch: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the error that began a chain of them."""
+    """Return the root cause of a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__

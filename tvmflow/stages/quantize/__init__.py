@@ -565,7 +565,7 @@ def _list_states(
 
 
 def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
-    """Return the variables of recurrent layers whose state is quantized to int8, because it stays between -1 and 1."""
+    """Return the variables of recurrent layers with int8 states: those that stay between -1 and 1."""
     from tvmflow.stages.quantize.calibration import collect_sizes
     from tvmflow.stages.quantize.points import LARGEST_STATE
 
@@ -817,7 +817,7 @@ def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
 def _estimate_gains(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer], states: Collection[Any]
 ) -> dict[int, float]:
-    """Return the part of the time that each layer saves on the target, where integers multiply integers."""
+    """Return the estimated share of a layer's time that int8 saves on the target, by layer."""
     from tvmflow.graph import ir
     from tvmflow.stages.quantize.gains import estimate_gains
 

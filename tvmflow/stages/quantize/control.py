@@ -319,7 +319,10 @@ def find_reasons(places: Collection[int], gains: Mapping[int, float]) -> dict[in
 def _put_back(
     evaluation: Evaluation, order: Sequence[int], everything: Cost, limits: Limits
 ) -> tuple[list[int], Cost]:
-    """Return the layers that must stay float, and the cost with all others quantized (`order`: worst layer first)."""
+    """Return the layers that must stay float, and the cost with all others quantized.
+
+    Layers in `order` are sorted by their error, largest first.
+    """
     if limits.hold(everything):
         return [], everything
     # bisection: `few` float layers do not satisfy the limits, `enough` do

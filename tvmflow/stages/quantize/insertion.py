@@ -198,9 +198,9 @@ def _declare(
 
 
 def _replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[Any, Array]) -> FloatModel:
-    """Return a model with a rewritten module, whose bindings are marked, and the weights that this uses.
+    """Return the model of a rewritten module with the weights that it uses.
 
-    `own` replace others.
+    Arrays in `own` replace weights of the same name.
     """
     mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)

@@ -146,7 +146,10 @@ def fold_model(model: FloatModel) -> FloatModel:
 
 
 def _name_products(model: FloatModel) -> dict[str, list[str]]:
-    """Return the nodes of each product by the name of its weights. A folded normalization would otherwise rename the convolution before it."""
+    """Return the nodes of each product by the name of its weights.
+
+    A folded normalization would otherwise rename the convolution before it.
+    """
     flow = ir.DataFlow(model.main)
     products: dict[str, list[str]] = {}
     for binding, node in zip(ir.list_bindings(model.main.body), model.nodes, strict=False):
@@ -185,7 +188,7 @@ def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def multiplies_integers(mod: tvm.IRModule) -> bool:
-    """Return whether a model is already quantized: its products read dequantized tensors other than its inputs."""
+    """Return whether a model is already quantized: products read dequantized tensors that are no inputs."""
     main = mod["main"]
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])
@@ -352,7 +355,7 @@ _BOUNDED: Final = _SHARES | {"tanh", "softsign"}
 
 
 def split_input_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move the input products of recurrent layers with constant weights into separate matrix multiplications."""
+    """Move input products of recurrent layers with constant weights to separate matrix multiplications."""
     if not ir.calls_operator(mod, Recurrent.NAME):
         return mod
     return rewrite_main(mod, _Splitter)

@@ -53,7 +53,7 @@ class Histogram:
     """Counts of the values of one tensor, in a fixed number of bins.
 
     The width of bins is a power of two, and their limits are its multiples. When a value lies outside,
-    the width doubles until all values have a bin; so a histogram depends on its values alone, not on
+    the width doubles until all values have a bin; so a histogram depends only on its values, not on
     their order or on how samples are divided.
 
     Attributes:

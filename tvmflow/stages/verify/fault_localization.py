@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------- wrong kernels
-# Kernels that compute wrong numbers: each call of a scheduled kernel, against the same kernel
+# Kernels that compute wrong values: each call of a scheduled kernel, against the same kernel
 # without a schedule.
 #
 # One run of the model suffices: TVM's virtual machine calls back before and after each kernel,
-# which gives the kernel's true operands. Both kernels get the same ones, so that a wrong kernel is
-# not the culprit for its inputs.
+# which gives the kernel's true operands. Both kernels get the same operands, so
+# a kernel is not accused of errors in its inputs.
 
 
 _CONTINUE: Final = 0
@@ -144,7 +144,7 @@ class KernelCheck:
             self.wrong[name] = WrongKernel(
                 name=name, call=call, rule=rule, mismatch=mismatch, is_rule_right=is_rule_right
             )
-        # The kernels after a wrong one get the right numbers, so that all wrong ones show.
+        # Later kernels get the correct values, so each wrong kernel is detected.
         for operand, right in zip(operands, plain, strict=True):
             if isinstance(right, tvm.runtime.Tensor):
                 operand.copyfrom(right)
@@ -254,7 +254,7 @@ def _nudge(feed: Mapping[str, Array]) -> Feed:
 
 
 class _Search:
-    """The search for faults of one library, which may be wrong at some sizes alone.
+    """The search for faults of one library, which may be wrong only at some sizes.
 
     There are no settings of `build` for a partitioned target. `nodes` has the name of the node of each binding of the
     imported module.

@@ -330,7 +330,7 @@ def list_operator_mismatches(
 def _compute(
     path: Path, arrays: Mapping[str, Array], settings: VerifySettings, context: StageContext
 ) -> tuple[str, dict[str, Array]]:
-    """Run the implementation of a recorded custom operator call; return its name with its node, and the outputs."""
+    """Run a recorded custom operator call; return the operator with its node, and the outputs."""
     import onnx
 
     from tvmflow.compiler import lowering
@@ -742,7 +742,7 @@ def _draw(dimension: Dimension, rng: random.Random) -> int:
 
 
 def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
-    """Return a function that counts the elements of a model's tensors, without those of data-dependent shape."""
+    """Return a function that counts a model's elements, without tensors of data-dependent shape."""
     from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of
     from tvmflow.graph.ir import list_variables
 

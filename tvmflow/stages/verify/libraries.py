@@ -64,7 +64,7 @@ class Library(Protocol):
 
     @property
     def timed(self) -> TimedLibrary | None:
-        """The library as one that can be timed; None where its speed says nothing."""
+        """The library for timing; None if its speed here is not that of the target."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -156,11 +156,11 @@ class LayersComparison(TypedDict, total=False):
 
     Attributes:
         tensors: How many there are.
-        max_steps: The most steps that an element is off.
-        differing: The share of elements that are off.
-        allowed_steps: The steps that an element may be off.
-        wrong: Those that are further off, by name: the steps, and the number of elements.
-        scaled: Those with a channel that is scaled, by name.
+        max_steps: The largest error of an element in quantization steps.
+        differing: The share of elements with an error.
+        allowed_steps: The allowed error of an element in quantization steps.
+        wrong: Tensors above the allowed error, by name: the error in steps, and the number of elements.
+        scaled: Tensors with a scaled channel, by name.
         outputs: The outputs, computed from the last of these tensors.
         is_reproduced: The library computes the same bits as the same kernels compiled again.
         not_compared: Why they are not compared; nothing else is there then.
@@ -252,7 +252,7 @@ class ComparedRuntime(_Named, total=False):
 
     Attributes:
         outputs: Its outputs compared with the reference's, as timed calls compute them; absent without a reference.
-        library: The latency of the library in the same turns.
+        library: The latency of the library in the same interleaved measurement.
         speedup: The speed of the library relative to it.
         not_timed: The reason why it was not timed; nothing but the name is there then.
     """
@@ -469,7 +469,7 @@ def sort_sizes(verdict: Verdict) -> list[SizeVerdict]:
 
 
 def find_fixed_latency(entry: SizeVerdict) -> float | None:
-    """Return the shown latency of a library of some sizes alone; None where there was none."""
+    """Return the formatted latency of a fixed-shape library; None if there was none."""
     speedup = entry.get("fixed_speedup")
     return shown_latency(entry["latency_s"], speedup) if speedup else None
 

@@ -86,7 +86,7 @@ class FolderCache:
         """Give a new file that takes the place of `target` when it is complete.
 
         Temporary files are in a folder of their own, so that a reader that lists `ac/` or `cas/`
-        sees complete files alone, and have the host in their names, since machines share them.
+        sees only complete files, and have the host in their names, since machines share them.
         """
         self._require_root()
         name = f"{socket.gethostname()}-{temporary_name()}".replace("/", "+")

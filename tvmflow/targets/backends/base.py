@@ -131,7 +131,7 @@ class Backend(ABC):
         return str(build(mod, target).inspect_source()).encode()
 
     def load_runtime(self) -> None:  # noqa: B027 - most have nothing to load
-        """Load the shared libraries that compiled libraries need besides TVM's runtime and do not load themselves.
+        """Load shared libraries that compiled libraries need, except TVM's runtime and those they load.
 
         Raises:
             EnvironmentProblem: when it is not installed or cannot be loaded.

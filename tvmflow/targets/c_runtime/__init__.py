@@ -155,7 +155,7 @@ class JavaClass(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its native methods in C."""
+        """The name prefix of its native methods in C."""
         return f"Java_{self.package.replace('.', '_')}_{self.name}_"
 
 
@@ -232,7 +232,7 @@ class LibraryFiles(NamedTuple):
     """The file names of a C library, as programmers of its system expect them.
 
     Attributes:
-        shared: The shared library; empty where programs are linked with static ones alone.
+        shared: The shared library; empty where programs are linked only with static ones.
         import_library: For Windows: what programs are linked with to use the DLL; else empty.
         loader: For WebAssembly: the module of JavaScript that loads it; else empty.
     """

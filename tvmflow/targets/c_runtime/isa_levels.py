@@ -89,7 +89,7 @@ def join_constants(
 
 
 def _read(pieces: Iterable[tuple[Path, int, int]]) -> Iterator[bytes]:
-    """Give the content of all constants, each at a multiple of the alignment."""
+    """Yield the content of all constants, each at a multiple of the alignment."""
     for path, begin, size in pieces:
         with path.open("rb") as stream:
             stream.seek(begin)

@@ -4,7 +4,7 @@ Libraries are for any platform, and no compiler is needed.
 
 May import the rest of targets, store and core. A linker runs in a folder of its own with relative
 names, without build id, time and symbols, so that the same objects give the same bytes anywhere. No
-SDK is needed: the libraries of a system are known by name alone, and symbols are linked without a
+SDK is needed: the libraries of a system are known only by name, and symbols are linked without a
 version, so that no version is too old. Where a tool is missing or fails, functions raise a StageError, whose
 message holds that of the tool, with file and line for sources of users.
 """
@@ -211,7 +211,7 @@ def _scratch_folder(objects: Sequence[Path], parent: Path) -> Iterator[tuple[Pat
 
 
 # ---------------------------------------------------------------- objects of data
-# They hold constant data alone, in the format of the machine that they are for, are written piece by piece,
+# They hold only constant data, in the format of the machine that they are for, are written piece by piece,
 # and read again.
 
 

@@ -124,7 +124,7 @@ class Linker(Protocol):
         platform: Platform,
         interface: Interface | None = None,
     ) -> str:
-        """Link objects of a folder into a shared library there, which needs the system's C library alone.
+        """Link objects of a folder into a shared library there, which needs only the system's C library.
 
         There is an interface for a plain C library, and none for a library of kernels, whose symbols are all
         public. Return the name of the library.

@@ -1,4 +1,4 @@
-"""ELF: shared libraries for Linux and Android, and objects that hold data alone."""
+"""ELF: shared libraries for Linux and Android, and objects that hold only data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ARM_HELPERS: Final = tuple(
         "idiv uidiv idivmod uidivmod ldivmod uldivmod l2f l2d ul2f ul2d f2lz f2ulz d2lz d2ulz llsl llsr lasr lmul"
     ).split()
 )
-# zig has these functions under ARM's names alone.
+# zig has these functions only under ARM's names.
 _ARM_ALIASES: Final = ("--defsym=__divsi3=__aeabi_idiv", "--defsym=__udivsi3=__aeabi_uidiv")
 _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
     "armv7": (*_INTEGER_HELPERS, *_DIVISIONS, *_ARM_HELPERS),
@@ -140,7 +140,7 @@ def _run_lld(folder: Path, arch: str, output: str, arguments: Sequence[str]) -> 
 
 
 # ---------------------------------------------------------------- elf data
-# ELF objects that hold data alone, written piece by piece: an assembler would hold all of it in
+# ELF objects that hold only data, written piece by piece: an assembler would hold all of it in
 # memory, several times.
 #
 # The format is that of the System V ABI, chapter 4; large sections are those of its supplement for
@@ -213,7 +213,7 @@ class _Machine(NamedTuple):
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
     """Write an object file with constant data. The arguments are those of `linking.write_data`."""
     machine = _Machine.read(code)
-    # Code reaches a large section by 64-bit addresses alone, so that it may be larger than 2 GiB.
+    # Code reaches a large section only by 64-bit addresses, so that it may be larger than 2 GiB.
     is_large = machine.number == _X86_64
     name, flags = (".lrodata", _ALLOC | _LARGE) if is_large else (".rodata", _ALLOC)
     # Without the note, linkers let the stack of the whole program be executable.

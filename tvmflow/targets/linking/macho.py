@@ -42,7 +42,7 @@ def link(
 
 
 # ---------------------------------------------------------------- macho data
-# Mach-O objects that hold data alone, and symbols that no other library sees. Layout:
+# Mach-O objects that hold only data, and symbols that no other library sees. Layout:
 # `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
 
 _HEADER: Final = struct.Struct("<IIIIIIII")

@@ -168,7 +168,7 @@ def _decode_name(raw: bytes, content: bytes, strings: int) -> str:
 
 
 # ---------------------------------------------------------------- coff data
-# COFF objects that hold data alone. Layout: Microsoft's PE format, sections "COFF File Header" to
+# COFF objects that hold only data. Layout: Microsoft's PE format, sections "COFF File Header" to
 # "COFF Symbol Table".
 
 _SECTION: Final = struct.Struct("<8sIIIIIIHHI")

@@ -36,7 +36,7 @@ def link(
 
 
 # ---------------------------------------------------------------- wasm data
-# WebAssembly objects that hold data alone. Layout: WebAssembly's specification, and "Linking" of
+# WebAssembly objects that hold only data. Layout: WebAssembly's specification, and "Linking" of
 # its tool conventions.
 
 _MAGIC: Final = b"\0asm\1\0\0\0"

@@ -52,7 +52,7 @@ def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, join
     """Return groups that multiply fewer empty lanes (see `blocked.shorten`), where the CPU allows it.
 
     An instruction that takes factors from lanes of vectors, or adds several products, needs whole blocks, and levels
-    share weights of these alone.
+    share weights of only these.
     """
     takes_blocks = (
         rewriter.cpu.multiplicand_lanes

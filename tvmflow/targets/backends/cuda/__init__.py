@@ -27,7 +27,7 @@ class CudaBackend(Backend):
     TOOLS = nvrtc.PACKAGES
     PYTHON_REQUIREMENTS = (gpu.RUNTIME_PACKAGE,)
     ENVIRONMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-    # TVM would otherwise take its rules for tensor cores, which are for float16 alone.
+    # TVM would otherwise take its rules for tensor cores, which are only for float16.
     SEARCH_RULES = "cuda"
     INTRINSICS = ("cuda",)
     NO_BFLOAT16 = "kernels for GPUs compute with float16 (precision: mixed)"

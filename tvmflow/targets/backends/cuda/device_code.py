@@ -221,7 +221,7 @@ def _shuffle(call: Any, kind: str, lane: int) -> Any:
 
 
 def _call_libdevice(call: Any) -> Any:
-    """Return calls of a function for each lane, of float16 with its values as float32."""
+    """Split a vector into scalar libdevice calls; float16 is computed as float32."""
     name, dtype = _LIBDEVICE_FUNCTIONS[str(call.op.name)], call.ty.dtype
     bits = max(dtype.bits, _SMALLEST_BITS)
     function = f"__nv_{name}{'f' if bits == _SMALLEST_BITS else ''}"
@@ -260,7 +260,7 @@ def _lane(value: Any, lane: int) -> Any:
 
 
 def _register_rules() -> None:
-    """Register lowering rules for NVPTX that split vectors: TVM's own rules call scalar functions with vectors."""
+    """Register lowering rules for NVPTX that split vectors, because TVM's call scalar functions."""
     rules: list[tuple[Iterable[str], Callable[[Any], Any]]] = [
         (_LIBDEVICE_FUNCTIONS, _call_libdevice),
         (_LLVM_FUNCTIONS, _call_llvm),

@@ -119,7 +119,7 @@ def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
     code = code_arch.removeprefix("sm_")
     base = code.rstrip(_LETTERS)
     if base != code:
-        # a letter: code for this architecture alone
+        # a suffix such as `a`: code for exactly this architecture
         return base == gpu
     if is_unknown_to_nvrtc(code_arch):
         return int(code) <= int(gpu)
