@@ -335,7 +335,7 @@ def open_driver(
     recording: Recording,
     command: Sequence[str] = (),
 ) -> Iterator[Driver]:
-    """Give the driver of a command whose runs are shown, and recorded as they proceed."""
+    """Yield the driver of a command whose runs are shown, and recorded as they proceed."""
     import logging
     import shlex
 

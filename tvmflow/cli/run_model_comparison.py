@@ -158,7 +158,7 @@ def summarize_output(array: Array) -> OutputSummary:
 
 
 def format_run(result: ModelRun, output: Path | None) -> Iterator[str]:
-    """Give the lines for people."""
+    """Yield the lines for people."""
     count = f"on {count_text(result.samples, 'sample')}" if result.samples > 1 else "once"
     yield f"ran {count}" + ("" if result.inputs == "files" else f" on {result.inputs}")
     if result.predictions is not None:
@@ -433,7 +433,7 @@ def _list_files(path: Path, kind: str, store: LocalStore) -> dict[str, Path]:
 def _bound_inputs(
     files: Mapping[str, Path], kind: str, module: Module, statement: Statement | None
 ) -> Iterator[tuple[str, Array]]:
-    """Give the constants that the recipe binds inputs of the model to."""
+    """Yield the constants that the recipe binds inputs of the model to."""
     taken = {spec.name for spec in module.inputs}
     for entry in FRONTENDS[kind].read_facts(files).inputs:
         if entry.name in taken or not entry.is_required:

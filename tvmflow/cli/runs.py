@@ -473,7 +473,7 @@ def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str
 
 
 class _ShownKernel(NamedTuple):
-    """A kernel of a library; `trials` and `code` are None where they were not requested."""
+    """A kernel of a library; `trials` and `code` are None if they were not requested."""
 
     library: BuiltLibrary
     details: KernelDetails

@@ -244,7 +244,7 @@ def _make_internal(match: re.Match[str]) -> str:
 
 
 def _list_types(parameters: str) -> Iterator[str]:
-    """Give the type of each parameter: the first word between commas that are in no brackets."""
+    """Yield the type of each parameter: the first word between top-level commas."""
     depth, start = 0, 0
     for index, character in enumerate(f"{parameters},"):
         depth += (character in "({[<") - (character in ")}]>")

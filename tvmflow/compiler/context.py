@@ -81,7 +81,7 @@ class LoweringContext:
 
     @property
     def measured_tiles(self) -> tuple[int, ...]:
-        """The tiles of Winograd convolutions that a search may measure; none where results are rounded."""
+        """The tiles of Winograd convolutions that a search may measure; none if results are rounded."""
         return self.winograd_tiles if self.has_full_precision() else ()
 
     def choose(self, text: str, nodes: Marks, ranked: Sequence[tuple[Choice, int]]) -> Choice:
@@ -168,5 +168,5 @@ class LoweringContext:
         return self.has_cpu_model() or not (self.is_cpu() or self.has_mixed_data())
 
     def has_mixed_data(self) -> bool:
-        """Return whether data become float16 like the weights: where there is no CPU model."""
+        """Return whether data become float16 like the weights, which is so without a CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"

@@ -238,7 +238,7 @@ def copy_objects_of(
 ) -> None:
     """Move the object files of a compiled model to a folder; its kernels may be none.
 
-    TVM takes the format of its data from the object of the kernels, and writes C++ where there are none. `prefix`
+    TVM takes the format of its data from the object of the kernels, and writes C++ if there are none. `prefix`
     is that of a system library, and empty for others.
     """
     if lowering.list_kernels(mod):
@@ -287,7 +287,7 @@ def _make_marker(index: int) -> Array:
 
 
 def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes | memoryview]:
-    """Give the pieces of a serialized module with weights in place of their markers.
+    """Yield the pieces of a serialized module with weights in place of their markers.
 
     The module is its length, the names of its members, and each member with its length; one is
     an executable with all markers.

@@ -24,7 +24,7 @@ def estimate_shares(
 ) -> dict[str, float | None]:
     """Return the estimated share of the time, between 0 and 1, of each kernel without a schedule.
 
-    The share is 0 where a kernel computes few values, None where its loops depend on data. `mod` is the lowered
+    The share is 0 where a kernel computes few values, None if its loops depend on data. `mod` is the lowered
     module before its kernels get schedules, `calls` the number of calls of each.
     """
     times: dict[str, float] = {}

@@ -161,7 +161,7 @@ class LoweredModel:
         mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used unchanged.
-        width: The vectors of the code; None where no CPU model chose them. Files do not have it: it is in the
+        width: The vectors of the code; None if no CPU model chose them. Files do not have it: it is in the
             kernels.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
         operators: The operators that there were alternatives for. Files do not have them.

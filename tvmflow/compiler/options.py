@@ -32,7 +32,7 @@ class VectorWidth(NamedTuple):
 
     Attributes:
         bits: Their width.
-        costs: For each width, the operations on vectors, weighted by their time; empty where nothing was estimated.
+        costs: For each width, the operations on vectors, weighted by their time; empty if nothing was estimated.
     """
 
     bits: int

@@ -189,7 +189,7 @@ def _uses(expr: Any, variable: Any) -> bool:
 
 @kernel_pass
 def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compute the numbers of a last vector at once, under a mask."""
+    """Compute a tail vector under a mask."""
     loops = find_nodes(function.body, tirx.For)
     if not any(LAST_LANES in loop.annotations for loop in loops):
         return function

@@ -212,7 +212,7 @@ class _Word(NamedTuple):
         return cls(load, index.base, dtype.lanes, 1) if _as_number(index.stride) == 1 else None
 
     def distance(self, other: _Word, analyzer: Any) -> int | None:
-        """Return the bytes from another word to this one; None where they are not always as many."""
+        """Return the bytes from another word to this one; None if they are not always as many."""
         if not self.load.source.same_as(other.load.source):
             return None
         steps = analyzer.simplify(self.index - other.index)
@@ -280,7 +280,7 @@ def _group_words(
 
 
 def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Return where the vector of the word at each offset begins; nothing where they fill no vector.
+    """Return where the vector of the word at each offset begins; nothing if they fill no vector.
 
     No vector reaches beyond the first or the last word.
     """
@@ -301,7 +301,7 @@ def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
 
 
 def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
-    """Return an integer modulo a number; None where it is not always the same."""
+    """Return an integer modulo a number; None if it is not always the same."""
     steps = analyzer.modular_set(value)
     return None if int(steps.coeff) % divisor else int(steps.base) % divisor
 

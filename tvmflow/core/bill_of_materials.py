@@ -43,7 +43,7 @@ def stated_license_fields(name: str) -> dict[str, Json]:
 
 
 def license_expression(name: str) -> str:
-    """Return a name as an SPDX expression in its canonical form; an empty string where it is none."""
+    """Return a name as an SPDX expression in its canonical form; an empty string if it is none."""
     # Loading the list of licenses takes longer than reading a recipe that names none.
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 

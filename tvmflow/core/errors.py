@@ -114,7 +114,7 @@ class Interrupted(TvmflowError):
 
 
 class InternalError(TvmflowError):
-    """A bug in tvmflow that a check has found. The message names a log file where there is one."""
+    """A bug in tvmflow that a check has found. The message names a log file if there is one."""
 
     exit_code = EXIT_BUG
 

@@ -29,7 +29,7 @@ def temporary_name() -> str:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Give the path of a new file beside `path`, which takes its place when the block ends well.
+    """Yield the path of a temporary file, which replaces `path` when the block ends without an error.
 
     When the block raises, the new file is removed and `path` stays as it was.
 
@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Give the path of a new file, whose content a path that a user named has when the block ends well.
+    """Yield the path of a new file, whose content a path that a user named has when the block ends well.
 
     A file is replaced, as by `replacing`. A device, a pipe or an open file, such as `/dev/stdout`, must stay
     what it is: the content is written to it.
@@ -145,7 +145,7 @@ def protect(path: str) -> bool:
 
 
 def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]) -> None:
-    """Give a file that does not change any more another path; copy it where the disk has no links."""
+    """Hard-link a file that no longer changes; copy it if the file system has no links."""
     try:
         os.symlink(source, link)
     except FileExistsError:

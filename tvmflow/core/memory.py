@@ -46,7 +46,7 @@ def machine_bytes() -> int:
 
 
 def count_oom_kills() -> int | None:
-    """Return how many processes were killed because memory ran out; None where the kernel does not say."""
+    """Return how many processes were killed because memory ran out; None if the kernel does not say."""
     groups = (*_cgroup_texts("memory.events"), *_cgroup_texts("memory.oom_control"))
     counts = [
         int(number)
@@ -95,7 +95,7 @@ def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _resident_bytes_portably(pids: Iterable[int]) -> dict[int, int]:
-    """Do the same where there is no /proc, as on macOS."""
+    """Do the same if there is no /proc, as on macOS."""
     import psutil
 
     usage = {}

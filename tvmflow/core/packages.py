@@ -58,7 +58,7 @@ class Package(NamedTuple):
     """A package as it would be imported.
 
     The version is `unversioned` for a folder that says none. Files are named relative to `folder`; `module` is
-    its own folder in there, empty where several distributions share one. `record` lists its installed files,
+    its own folder in there, empty if several distributions share one. `record` lists its installed files,
     and is empty for a source folder or a copy without metadata; `rivals` installed files of the same module.
     """
 
@@ -358,7 +358,7 @@ def lists_module(record: str, module: str) -> bool:
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:
     """Return the current files of a package.
 
-    The record is empty where there is none; `walk` looks for files that it lacks in folders that have not
+    The record is empty if there is none; `walk` looks for files that it lacks in folders that have not
     changed, too.
     """
     recorded = _read_record(record) if record else {}
@@ -507,7 +507,7 @@ def _read_record(path: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _remembered_digests(package: str) -> Iterator[dict[str, Any]]:
-    """Give the remembered digests of a package's files, and save them if there are more afterwards."""
+    """Yield the remembered digests of a package's files, and save them if there are more afterwards."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")

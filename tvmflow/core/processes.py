@@ -85,7 +85,7 @@ def list_descendants(pid: int) -> list[int]:
 
 
 def _list_descendants_portably(pid: int) -> list[int]:
-    """Do the same where there is no /proc, as on macOS."""
+    """Do the same if there is no /proc, as on macOS."""
     import psutil
 
     try:
@@ -153,7 +153,7 @@ def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDE
 
 
 def read_text(path: str) -> str:
-    """Return the content of a file of the kernel; nothing where there is none."""
+    """Return the content of a file of the kernel; nothing if there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()

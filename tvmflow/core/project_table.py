@@ -23,7 +23,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\
 def read_table(
     path: str, content: bytes, prefix: tuple[str, ...], defaults: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Return the settings of a project; None where the file has no such table.
+    """Return the settings of a project; None if the file has no such table.
 
     Messages name `path`; `prefix` is the path of the table in the file, and `defaults` has all settings.
     """

@@ -218,7 +218,7 @@ class Operator:
         domain: Its domain; empty for ONNX's own.
         since_version: The first version of the domain that it implements.
         implement: The implementation.
-        reference: What it computes, with numpy; None where the model's framework has the operator.
+        reference: What it computes, with numpy; None if the model's framework has the operator.
         where: `file:line` of its registration.
     """
 

@@ -154,7 +154,7 @@ def changed_ns(stamp: str) -> int:
 
 
 def describe_system() -> str:
-    """Return a digest of this machine and environment; empty where a machine cannot be identified.
+    """Return a digest of this machine and environment; empty if a machine cannot be identified.
 
     What Linux reports about the CPU does not change until the next boot.
     """

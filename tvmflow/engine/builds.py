@@ -323,7 +323,7 @@ def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
 
 
 def read_tuning_speedup(verdict: Verdict | None) -> Speedup | None:
-    """Return the speed of a library relative to the same model untuned; None where it is not tuned."""
+    """Return the speed of a library relative to the same model untuned; None if it is not tuned."""
     return _read_speedup(verdict["speedup"]) if verdict and "speedup" in verdict else None
 
 
@@ -348,7 +348,7 @@ def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
 
 
 def find_built_model(facts: KnownFacts) -> ImportFacts | QuantizeFacts | None:
-    """Return the facts of the model that a library is built from; None where they are not known."""
+    """Return the facts of the model that a library is built from; None if they are not known."""
     return facts.get(QuantizeFacts) or facts.get(ImportFacts)
 
 
@@ -361,7 +361,7 @@ def list_kernel_calls(facts: KnownFacts) -> dict[str, tuple[KernelCall, ...]]:
 
 
 def read_kernel_times(verdict: Verdict | None) -> dict[str, float]:
-    """Return the seconds that each kernel takes in one call of a library; empty where that is not known."""
+    """Return the seconds that each kernel takes in one call of a library; empty if that is not known."""
     library = verdict.get("latency", {}).get("library") if verdict else None
     if verdict is None or library is None or "profile" not in verdict:
         return {}

@@ -92,7 +92,7 @@ def _read_workload_names(library: BuiltLibrary, store: LocalStore) -> dict[str, 
 
 
 def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) -> Json:
-    """Return the value of a JSON file of a stage; None where the store no longer has it."""
+    """Return the value of a JSON file of a stage; None if the store no longer has it."""
     artifact = store.find(library.keys.get(stage) or "-")
     digest = artifact.digests((name,)).get(name) if artifact else None
     try:

@@ -235,7 +235,7 @@ def estimate_search(
 
 
 def _range_of(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the least and the most of values; None where there are none, or where they differ too much."""
+    """Return the least and the most of values; None if there are none, or where they differ too much."""
     known = sorted(values)
     if not known or known[-1] > _WIDEST_RANGE * max(known[0], 1.0):
         return None

@@ -246,7 +246,7 @@ class Recording:
 
 @contextlib.contextmanager
 def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
-    """Give the record of a run to be filled in, and write it when the block ends, however it ends."""
+    """Yield the record of a run to be filled in, and write it when the block ends, however it ends."""
     recording = Recording(store, argv)
     try:
         yield recording
@@ -375,7 +375,7 @@ def read_run(store: LocalStore, name: str) -> RunRecord:
 
 
 def may_name_run(store: LocalStore, name: str) -> bool:
-    """Return whether a name is that of a run, the beginning of one, or counts from the latest."""
+    """Return whether a name is a run id, a prefix of one, or counts from the latest run."""
     is_counted = name.partition("~")[0] == LATEST
     return is_counted or any(run.startswith(name.lower()) for run in list_ids(store))
 

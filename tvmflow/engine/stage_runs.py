@@ -443,7 +443,7 @@ def find_faults(
 
 
 def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
-    """Return the first sizes at which outputs are wrong; None where they are also at those of the verdict."""
+    """Return the first sizes at which outputs are wrong; None if they are also at those of the verdict."""
     if any(not output.get("passed") for output in list_compared(verdict)):
         return None
     wrong = (

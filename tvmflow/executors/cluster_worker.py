@@ -432,7 +432,7 @@ def _with_user_paths(
 
 @contextlib.contextmanager
 def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor]:
-    """Give an executor, and cancel its stage when nobody waits for it any more."""
+    """Yield an executor, and cancel its stage when nobody waits for it any more."""
     try:
         executor = _idle.pop()
     except IndexError:

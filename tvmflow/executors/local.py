@@ -179,7 +179,7 @@ def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) ->
 
 
 def read_end(log: Path, max_bytes: int) -> str:
-    """Return the end of a log; nothing where there is none."""
+    """Return the end of a log; nothing if there is none."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(max(log.stat().st_size - max_bytes, 0))
         return stream.read().decode(errors="replace")

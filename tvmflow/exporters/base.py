@@ -169,7 +169,7 @@ class PartitionedExporter(Exporter, Protocol):
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that does not change any more a second name; copy it where the disk cannot.
+    """Hard-link a file that no longer changes; copy it if the file system has no links.
 
     Raises:
         OSError: when `target` cannot be written.

@@ -248,7 +248,7 @@ def _rank(expr: Any) -> int:
 
 
 def _first_count(facts: Sequence[_Fact]) -> _Count | None:
-    """Return the one count that operands have; None where one is a shape, or there are two counts."""
+    """Return the one count that operands have; None if one is a shape, or there are two counts."""
     if any(isinstance(fact, _WrongShape) for fact in facts):
         return None
     counts = [fact for fact in facts if isinstance(fact, _Count)]
@@ -291,7 +291,7 @@ def _reduction(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _A
 
 
 def _read_axes(call: Any, name: str) -> list[int] | None:
-    """Return the axes of an operator, not negative; None where it has none, which means all."""
+    """Return the axes of an operator, not negative; None if it has none, which means all."""
     axes = getattr(call.attrs, name)
     if axes is None:
         return None

@@ -97,7 +97,7 @@ class SizeRanges:
                 raise DynamicShapeProblem(text)
 
     def _list_samples(self) -> Iterator[dict[str, int]]:
-        """Give sizes of all dimensions: the smallest and the largest, and those next to them."""
+        """Yield sizes of all dimensions: the smallest and the largest, and those next to them."""
         entries = self._dimensions.values()
         for steps in range(3):
             yield {e.name: min(e.min + steps * e.multiple_of, e.max) for e in entries}

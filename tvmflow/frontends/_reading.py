@@ -111,7 +111,7 @@ def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
 
 @contextlib.contextmanager
 def _open_server() -> Iterator[ForkServer]:
-    """Give a server whose children read.
+    """Yield a server whose children read.
 
     A process without threads forks one in a millisecond. Others start one, and keep it: a child that they fork would
     wait for what their threads hold.

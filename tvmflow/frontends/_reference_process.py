@@ -154,7 +154,7 @@ class ReferenceProcess:
         )
 
     def _suggest_range(self) -> str:
-        """Return what to do about an integer that no operator takes; empty where no input has integers."""
+        """Return what to do about an integer that no operator takes; empty if no input has integers."""
         integers = [spec.name for spec in self._inputs if spec.dtype.startswith(("int", "uint"))]
         if not integers:
             return ""
@@ -269,7 +269,7 @@ class LoadedReference(ABC):
         return functools.partial(self.run, arrays)
 
     def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
-        """Return the branches of operators that inputs take; nothing where the framework does not know."""
+        """Return the branches of operators that inputs take; nothing if the framework does not know."""
         return ()
 
 

@@ -24,7 +24,7 @@ DYNAMIC_FIX: Final = (
 """The remedy for an operator that cannot follow the dimensions."""
 
 Limits = tuple[int | None, int | None]
-"""The smallest and the largest size of a free dimension, where there is one."""
+"""The smallest and the largest size of a free dimension, if there is one."""
 
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""
@@ -80,7 +80,7 @@ class ModelInput(NamedTuple):
     """An input of a model.
 
     Attributes:
-        dtype: Its dtype; None where the model does not say.
+        dtype: Its dtype; None if the model does not say.
         dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
         is_required: False for one that has a default, or that may be a weight.
         problem: Why it cannot be compiled, as the end of a sentence; or nothing.
@@ -100,7 +100,7 @@ class ModelOutput(NamedTuple):
 
     Attributes:
         name: Its name, or the beginning of it that the user chose.
-        dtype: Its dtype; None where the model does not say.
+        dtype: Its dtype; None if the model does not say.
         dims: Sizes for the inputs' own shapes, and names of free dimensions (which may be empty); None
             where the model does not say.
     """
@@ -136,7 +136,7 @@ def unsupported_dtype(name: str) -> str:
 
 
 def number_repeated(names: Iterable[str]) -> Iterator[str]:
-    """Give names, with a number where one is repeated: `y`, `y_2`, `y_3`."""
+    """Yield names, with a number where one is repeated: `y`, `y_2`, `y_3`."""
     seen: set[str] = set()
     counts: dict[str, int] = {}
     for name in names:

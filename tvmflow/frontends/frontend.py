@@ -89,7 +89,7 @@ class Frontend(ABC):
         REQUIRES_INPUTS: True if a recipe must give the input shapes, because the files do not have them.
         REFERENCE: The framework as the reference.
         WORKER: The module that runs as the reference.
-        MODULE: The module without which there is no reference; empty where its process says so.
+        MODULE: The module without which there is no reference; empty if its process says so.
     """
 
     NAME: ClassVar[str]
@@ -104,7 +104,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Give every file that the recipe names and that does not exist.
+        """Return the files that the recipe names and that do not exist.
 
         Args:
             model: The value of `model:` as it was read, not validated: a missing file is reported
@@ -250,7 +250,7 @@ class Frontend(ABC):
     def list_tensors(self, files: Files) -> Mapping[str, str]:
         """Return the inner tensors in the order of their computation, with the node of each.
 
-        Those that `load` and `reference` take as `tensors`; none where the frontend cannot name them
+        Those that `load` and `reference` take as `tensors`; none if the frontend cannot name them
         before the import.
         """
         return {}
@@ -374,7 +374,7 @@ class OneFileFrontend(Frontend):
         """
 
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Give the model's file when it is a path that does not exist."""
+        """Yield the model's file when it is a path that does not exist."""
         path = model.get(self.KIND)
         if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
             yield MissingFile((self.KIND,), missing_file_text(base / path))

@@ -44,7 +44,7 @@ _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 def find_input_problems(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
-    """Give everything in which the recipe's inputs do not fit the model's.
+    """Yield everything in which the recipe's inputs do not fit the model's.
 
     Sizes that are missing are one problem, with the YAML to write.
 
@@ -71,7 +71,7 @@ def find_input_problems(
 def find_mismatches(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
-    """Give the problems of `find_input_problems` but for sizes that are missing."""
+    """Yield the problems of `find_input_problems` but for sizes that are missing."""
     required = [value.name for value in inputs if value.is_required]
     if len(required) > MAX_SIGNATURE:
         text = (
@@ -115,7 +115,7 @@ def _name_problem(name: str) -> str:
 
 
 def find_output_problems(names: Sequence[str]) -> Iterator[str]:
-    """Give the outputs of a model whose names no generated code holds."""
+    """Yield the outputs of a model whose names no generated code holds."""
     for name in names:
         if problem := _name_problem(name):
             yield f"the model's output {quoted(name)} {problem}"
@@ -137,7 +137,7 @@ def check_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest])
 def resolve_inputs(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> tuple[TensorSpec, ...]:
-    """Return the inputs with shapes and dtypes, also those with a value, where there are no problems."""
+    """Return the inputs with shapes and dtypes, also those with a value, if there are no problems."""
     specs = []
     for value, request in _pair(inputs, requests):
         shape = _requested_shape(request)
@@ -176,7 +176,7 @@ def shape_of_value(value: Json) -> tuple[int, ...]:
 
 
 def scalars_of(value: Json) -> Iterator[Json]:
-    """Give the elements of nested lists."""
+    """Yield the elements of nested lists."""
     if isinstance(value, list | tuple):
         for part in value:
             yield from scalars_of(part)
@@ -251,7 +251,7 @@ def _shape_problem(value: ModelInput, request: InputRequest) -> str:
 
 
 def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator[InputProblem]:
-    """Give the free dimensions whose sizes exceed their limits, or differ between inputs."""
+    """Yield the free dimensions whose sizes exceed their limits, or differ between inputs."""
     first: dict[str, tuple[str, Size]] = {}
     for value, request in pairs:
         shape = _requested_shape(request) or ()
@@ -351,7 +351,7 @@ def suggest_inputs(
 
 
 def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
-    """Return `dimensions` and `inputs` that keep all dynamic dimensions; nothing where some are fixed."""
+    """Return `dimensions` and `inputs` that keep all dynamic dimensions; nothing if some are fixed."""
     pairs = [pair for pair in _pair(inputs, requests) if not pair[0].problem]
     free = [pair for pair in pairs if pair[0].dims is None or any(map(_is_free, pair[0].dims))]
     if any(_requested_shape(request) is not None for _, request in free):

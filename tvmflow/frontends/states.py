@@ -58,7 +58,7 @@ def pair_states(
 
 
 def suggest_states(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
-    """Return the patterns of inputs and outputs that exporters name alike; none where no name is known.
+    """Return the patterns of inputs and outputs that exporters name alike; none if no name is known.
 
     >>> suggest_states(["x", "past_key_values.0.key"], ["y", "present.0.key"])
     {'past_key_values.*': 'present.*'}

@@ -72,7 +72,7 @@ class NoSize(ValueError):
 
 
 def with_dimensions(function: relax.Function, dimensions: Iterable[Dimension]) -> relax.Function:
-    """Return `main` with its dimensions; the same function where there are none."""
+    """Return `main` with its dimensions; the same function if there are none."""
     entries = {entry.name: [*entry[1:4], *entry.tune_at] for entry in dimensions}
     return function.with_attr(DIMENSIONS, entries) if entries else function
 
@@ -187,7 +187,7 @@ class TuningSizes:
     def shape(self, expr: Any) -> tuple[int, ...] | None:
         """Return the shape of a tensor with tuning sizes in place of dynamic ones.
 
-        None where `sizes_of` has none, and where sizes depend on data.
+        None if `sizes_of` has none, and where sizes depend on data.
         """
         sizes = sizes_of(expr)
         try:

@@ -47,7 +47,7 @@ SEVEN_BIT_WEIGHTS: Final = "tvmflow.narrow_weights"
 LARGEST_SEVEN_BIT: Final = 64
 """The largest such weight: int16 holds the sum of two of their products with bytes."""
 _KEEPING: Final = operators("permute_dims reshape concat")
-"""Operators whose results have the numbers of their operands."""
+"""Operators whose results have the same values as their operands, rearranged."""
 
 
 def mark_seven_bit_weights(

@@ -74,7 +74,7 @@ def mark_new(expr: Any, marks: Marks, lookup: Callable[[Any], Any]) -> None:
 
 
 def complete(marks: dict[Any, Marks], bindings: Sequence[Any]) -> None:
-    """Give each binding without marks, in order, those of its readers, or else of what it reads."""
+    """Mark each unmarked binding, in order, like its readers, or else like its operands."""
     missing = {var for var, own in marks.items() if not own}
     if not missing:
         return
@@ -235,7 +235,7 @@ def _fused_function(mod: tvm.IRModule, value: Any) -> relax.Function | None:
 
 
 def _number_calls(mod: tvm.IRModule, numbers: dict[Any, int]) -> Iterator[tuple[Any, list[int]]]:
-    """Give each variable of the graph with the numbers of the calls that compute it.
+    """Yield each variable of the graph with the numbers of the calls that compute it.
 
     Fused functions count as their bodies. `numbers` are those of expressions by operator and numbers of operands.
     """

@@ -340,7 +340,7 @@ def _best_so_far(trials: Sequence[Trial]) -> tuple[float, ...]:
 
 
 def count_bytes(buffers: Sequence[str]) -> float | None:
-    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`; None where one is not known."""
+    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`; None if one is not known."""
     matches = [_BUFFER.fullmatch(buffer) for buffer in buffers]
     if not matches or not all(matches):
         return None

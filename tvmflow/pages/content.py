@@ -17,7 +17,7 @@ from tvmflow.stages.quantize.facts import LayerFacts
 class Library(NamedTuple):
     """A build, with the same build in the baseline.
 
-    The judgement is what both measurements say of the change of the latency, None where it is not judged; with
+    The judgement is what both measurements say of the change of the latency, None if it is not judged; with
     `is_same`, both are one measurement. The note says how the latency was measured, or why it was not. Files
     have sizes in bytes, and `machine` is what it is for.
     """
@@ -44,7 +44,7 @@ class Library(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The verdict on it, for people; empty where there is none."""
+        """The verdict on it, for people; empty if there is none."""
         if self.build.verdict or self.build.problems:
             return self.build.verdict or "failed"
         if self.build.is_stopped:
@@ -100,7 +100,7 @@ class Kernel(NamedTuple):
 
 
 class KernelChange(NamedTuple):
-    """A kernel that takes other seconds in a call than before; None where a library lacks it."""
+    """A kernel that takes other seconds in a call than before; None if a library lacks it."""
 
     label: str
     name: str

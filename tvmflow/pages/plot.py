@@ -139,7 +139,7 @@ def plain(value: float) -> str:
 
 
 def change(previous: float | None, current: float | None) -> float | None:
-    """Return by which share a value has changed; None where one is not known."""
+    """Return by which share a value has changed; None if one is not known."""
     return current / previous - 1 if previous and current is not None else None
 
 

@@ -109,7 +109,7 @@ def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, Judgement |
 
 
 def draw_tiles(page: Page) -> Markup | None:
-    """Return the most important figures; None where nothing was measured."""
+    """Return the most important figures; None if nothing was measured."""
     tiles = list(_list_tiles(page))
     drawn = [
         element(
@@ -273,7 +273,7 @@ def describe_state(outcome: str) -> Markup:
 
 
 def draw_times(stages: Sequence[StageEntry]) -> Markup | None:
-    """Return bars with the time that the stages of each name spent and saved; None where there is none."""
+    """Return bars with the time that the stages of each name spent and saved; None if there is none."""
     names = dict.fromkeys(stage.stage for stage in stages)
     spent = {name: sum(s.spent_s for s in stages if s.stage == name) for name in names}
     saved = {name: sum(s.saved_s for s in stages if s.stage == name) for name in names}

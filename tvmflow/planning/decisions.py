@@ -181,7 +181,7 @@ class PlanState:
         return ""
 
     def _read_shapes(self, imported: Artifact) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a model's weights, by name; none where they are not known."""
+        """Return the shapes of a model's weights, by name; none if they are not known."""
         files = {file.name: file.digest for file in imported.files}
         try:
             weights = read_safetensors(self.store.blobs.path(files[import_model.PARAMS]))
@@ -190,7 +190,7 @@ class PlanState:
         return {name: array.shape for name, array in weights.items()}
 
     def _read_kernels(self, digest: str) -> dict[str, str]:
-        """Return the names of the kernels of a model by their keys; none where they are not known."""
+        """Return the names of the kernels of a model by their keys; none if they are not known."""
         try:
             tasks = json.loads(read_regular(self.store.blobs.path(digest)))
             return {task["key"]: task["names"][0] for task in tasks}

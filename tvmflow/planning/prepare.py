@@ -563,8 +563,8 @@ class Signature(NamedTuple):
     """Inputs and outputs of a library, as far as the model's files specify it.
 
     Attributes:
-        inputs: Its inputs; None where they are not known.
-        scores: The first output, which labels name the scores of; None where it is not known.
+        inputs: Its inputs; None if they are not known.
+        scores: The first output, which labels name the scores of; None if it is not known.
     """
 
     inputs: tuple[TensorSpec, ...] | None = None

@@ -263,7 +263,7 @@ def load_recipe(path: Path) -> LoadedRecipe:
 
 
 def _missing_files(document: Document) -> Iterator[Problem]:
-    """Give a problem for every file that the recipe names and that does not exist.
+    """Yield a problem for every file that the recipe names and that does not exist.
 
     Reads the document, which need not be a valid recipe, so that missing files are reported
     together with other mistakes.

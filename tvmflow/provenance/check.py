@@ -177,7 +177,7 @@ def describe_kind(path: Path) -> str:
 
 
 def find_bundle(path: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> FoundBundle | None:
-    """Return the bundle that a file is or contains; None where there is none.
+    """Return the bundle that a file is or contains; None if there is none.
 
     `max_bytes` limits the bundle, and what an archive may unpack to.
 

@@ -174,7 +174,7 @@ class Lineage(NamedTuple):
         return sorted({tool for stage in self.repeatable for tool in stage.tools()})
 
     def verdict(self, name: str = verify.VERDICT) -> tuple[Json, str]:
-        """Return a document of `verify` and the digest of its file; None where it did not run."""
+        """Return a document of `verify` and the digest of its file; None if it did not run."""
         for stage in self.find_stages(verify.NAME):
             verdict = self.read(stage, name)
             if verdict is not None:
@@ -183,11 +183,11 @@ class Lineage(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The version in the recipe; empty where nothing was exported."""
+        """The version in the recipe; empty if nothing was exported."""
         return str(self.exports[0].settings.get("version", "")) if self.exports else ""
 
     def license(self) -> str:
-        """Return the license that the recipe names for the model, or else the Hub; empty where none does."""
+        """Return the license that the recipe names for the model, or else the Hub; empty if none does."""
         named = str(self.exports[0].settings.get("license", "")) if self.exports else ""
         return named or next(filter(None, self._licenses_on_hub()), "")
 

@@ -570,7 +570,7 @@ _CLEARLY_MEANT: Final = 0.85
 
 
 def field_type(model: type[BaseModel], loc: Loc) -> FieldType:
-    """Return what belongs at a path of a document; `kind` is None where nothing does."""
+    """Return what belongs at a path of a document; `kind` is None if nothing does."""
     kind: Any = model
     example: Any = None
     for step in loc:
@@ -600,7 +600,7 @@ def strip_annotation(kind: Any) -> Any:
 
 
 def _list_problems(document: Document, kinds: _Kinds, detail: ErrorDetails) -> Iterator[Problem]:
-    """Give the problem of one error; none when it only follows from a value that could not be read."""
+    """Yield the problem of one error; none when it only follows from a value that could not be read."""
     place = [step for step in detail["loc"] if step != _KEY]
     loc: Loc = (*place, *detail.get("ctx", {}).get("path", ()))
     if _follows_from_unreadable(document, loc, detail):
@@ -672,7 +672,7 @@ def _sections_with(model: type[BaseModel] | None, name: str) -> dict[type[BaseMo
 def _nested_models(
     model: type[BaseModel] | None, path: str = ""
 ) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Give the path of every level with its model, the outer ones first."""
+    """Yield the path of every level with its model, the outer ones first."""
     if model is None:
         return
     yield path, model

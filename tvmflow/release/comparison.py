@@ -218,7 +218,7 @@ def _find_library_size(folder: Path) -> int | None:
 
 
 def read_sizes(side: Side, build: Build) -> Mapping[str, int]:
-    """Return the size of each delivered file of a build in a lock file; empty where it has none."""
+    """Return the size of each delivered file of a build in a lock file; empty if it has none."""
     recipe = side.lock.recipes.get(build.recipe) if side.lock else None
     target = recipe.targets.get(build.target) if recipe else None
     return target.measured.bytes if target else {}
@@ -259,7 +259,7 @@ class Figure(NamedTuple):
 
     @property
     def change(self) -> float | None:
-        """The relative change: 0.1 is 10 % more; None where there is none."""
+        """The relative change: 0.1 is 10 % more; None if there is none."""
         if isinstance(self.before, (int, float)) and isinstance(self.after, (int, float)):
             return self.after / self.before - 1 if self.before else None
         return None
@@ -415,7 +415,7 @@ def _find_deviation(before: Build, after: Build) -> float:
 def judge_change(
     before_s: float | None, after_s: float | None, deviation: float = 0.0
 ) -> Judgement | None:
-    """Return what two latencies say; None where one of them is not known.
+    """Return what two latencies say; None if one of them is not known.
 
     The deviation is how far their ratio may lie from the true one, relative to it. The speed of a machine
     changes from day to day, so that it is never less than that.

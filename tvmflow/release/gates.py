@@ -143,7 +143,7 @@ def measurements_text(file: MeasurementsFile) -> str:
 
 
 def read_measurements(folder: Path) -> MeasurementsFile | None:
-    """Return the measured file in the folder of a release; None where there is none, as in older releases.
+    """Return the measured file in the folder of a release; None if there is none, as in older releases.
 
     Raises:
         RecipeError: It cannot be read.
@@ -292,7 +292,7 @@ def check_content(change: ContentChange, source: str, release: Release) -> list[
 
 
 class CheckedGate(NamedTuple):
-    """A gate with its limit and what was measured for a recipe and target; None where nothing was."""
+    """A gate with its limit and what was measured for a recipe and target; None if nothing was."""
 
     label: str
     gate: str

@@ -352,7 +352,7 @@ def _number(value: float | str | None) -> float | None:
 
 
 def _find_measurement(side: Side, library: Library) -> str:
-    """Return the key of the result that has the latency; empty where it is not known."""
+    """Return the key of the result that has the latency; empty if it is not known."""
     name = f"{library.build.recipe}:{verify.NAME}/{library.build.target}"
     stages = side.run.stages if side.run else ()
     return next((stage.key for stage in stages if stage.stage_id == name), "")

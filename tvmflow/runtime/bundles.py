@@ -45,7 +45,7 @@ class Bundle(NamedTuple):
 
     Attributes:
         signature: The model's inputs and outputs.
-        library: The library; empty where only documents were read, or where it was written to a file.
+        library: The library; empty if only documents were read, or where it was written to a file.
         parts: The bundles of the parts of a partitioned model.
         problems: A sentence for each file that differs from the manifest.
         library_file: The file that the library was written to, if it was.
@@ -326,7 +326,7 @@ def _digest(
 
 @contextlib.contextmanager
 def _open_copy(path: Path | None) -> Iterator[Callable[[bytes], object]]:
-    """Give a function that writes to a file, if there is one to write to."""
+    """Yield a function that writes to a file, if there is one to write to."""
     if path is None:
         yield lambda chunk: None
         return

@@ -391,7 +391,7 @@ class NativeProgram:
 
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
-        """Give a call with inputs that are in place; outputs are always the same arrays."""
+        """Yield a function that calls the program on these inputs; outputs are always the same arrays."""
         placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
         specs = self.outputs
         if self.dynamic_tensors is not None:
@@ -406,7 +406,7 @@ class NativeProgram:
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Give such a call, which reports each kernel."""
+        """Yield such a function that also reports each kernel."""
         yield partial(self.profiled_main(record), *inputs)
 
     def place(self, tensor: Any, spec: TensorSpec) -> Array:

@@ -167,7 +167,7 @@ def _decode(path: str) -> Array:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Any]:
-    """Give an image of Pillow, whose pixels are decoded when they are asked for."""
+    """Yield an image of Pillow, whose pixels are decoded when they are asked for."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:

@@ -28,7 +28,7 @@ class InputFile(NamedTuple):
     """A file with inputs.
 
     Attributes:
-        name: The input that it is for; empty where the user did not say.
+        name: The input that it is for; empty if the user did not say.
     """
 
     path: str

@@ -94,7 +94,7 @@ def load(
 
 @contextlib.contextmanager
 def _temporary_folder(path: str | Path) -> Iterator[Path]:
-    """Give a folder for libraries, which loaders map: their files are not needed afterwards."""
+    """Yield a folder for libraries, which loaders map: their files are not needed afterwards."""
     # Windows removes no file that is mapped
     keeps_mapped = sys.platform == "win32"
     try:
@@ -388,13 +388,13 @@ class PartitionedProgram:
 
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
-        """Give a call with inputs that are in place."""
+        """Yield a function that calls the program on these inputs."""
         with self._lock:
             yield partial(self._call, {}, inputs)
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Give such a call, which reports each operator with the name of its part before its own."""
+        """Yield such a function that also reports each operator, prefixed with the name of its part."""
 
         def with_prefix(part: str) -> Record:
             return lambda name, seconds: record(f"{part}: {name}", seconds)

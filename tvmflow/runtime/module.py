@@ -53,9 +53,9 @@ class Module:
         inputs: Name, shape and dtype of each input.
         outputs: Name, shape and dtype of each output; with `bounded_axis`, one whose size along that axis is known
             after a call, and at most that of the shape.
-        dimensions: The sizes that each call chooses; none where all are fixed.
+        dimensions: The sizes that each call chooses; none if all are fixed.
         images: The preprocessing of each input that takes images, by name.
-        classes: The names of the classes, and the meaning of their scores; None where the model has none.
+        classes: The names of the classes, and the meaning of their scores; None if the model has none.
         dynamic_tensors: The inputs and outputs of a model with dimensions; None for one of fixed sizes.
         parts: The parts of a partitioned model by name, in order; empty for any other.
         program: The code.
@@ -87,7 +87,7 @@ class Module:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the first output; empty where the model has none."""
+        """The names of the classes, in the order of the first output; empty if the model has none."""
         return self.classes.names if self.classes else ()
 
     def __str__(self) -> str:

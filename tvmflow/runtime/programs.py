@@ -44,11 +44,11 @@ class Program(Protocol):
         ...
 
     def bound(self, inputs: Sequence[Array]) -> AbstractContextManager[Call]:
-        """Give a call with inputs that are in place; outputs stay where the program puts them."""
+        """Yield a function that calls the program on inputs that are already in place."""
         ...
 
     def profiled(self, inputs: Sequence[Array], record: Record) -> AbstractContextManager[Call]:
-        """Give such a call, which reports each operator."""
+        """Yield such a function that also reports each operator."""
         ...
 
     def wait(self) -> None:

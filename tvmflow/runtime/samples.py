@@ -34,7 +34,7 @@ class Samples(NamedTuple):
         batches: An array for each input, for each batch; they may be made when they are asked for.
         total: How many samples are real; the rest of the last batch is padding.
         labels: One entry for each sample, or None.
-        batch_size: How many samples a batch has; 0 where a batch cannot be divided into samples.
+        batch_size: How many samples a batch has; 0 if a batch cannot be divided into samples.
         is_stacked: Whether each batch is one sample, along an axis before those of inputs and outputs.
     """
 
@@ -45,7 +45,7 @@ class Samples(NamedTuple):
     is_stacked: bool = False
 
     def count_samples(self, batches: int) -> int | None:
-        """Return how many samples the first batches have; None where all are needed to know."""
+        """Return how many samples the first batches have; None if all are needed to know."""
         if batches >= len(self.batches):
             return self.total
         size = 1 if self.is_stacked else self.batch_size
@@ -223,7 +223,7 @@ def make_samples(
 def _read_labels(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], label: str, source: str
 ) -> Array | None:
-    """Return the labels, one number each; None where no array has them, or an input has their name."""
+    """Return the labels, one number each; None if no array has them, or an input has their name."""
     array = arrays.get(label)
     if array is None or any(spec.name == label for spec in inputs):
         return None
@@ -313,7 +313,7 @@ def _make_dynamic_samples(
 
 
 def _count_stacked(inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray]) -> int:
-    """Return how many samples are along an axis before those of the model; 0 where no array has one."""
+    """Return how many samples are along an axis before those of the model; 0 if no array has one."""
     found = (arrays[spec.name] for spec in inputs if _is_stacked(spec, arrays.get(spec.name)))
     return max((len(array) for array in found), default=0)
 
@@ -378,7 +378,7 @@ def _dynamic_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -
 def _find_batch_size(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], dimensions: Sequence[Dimension]
 ) -> int:
-    """Return the most samples of a batch, by the first axis of all inputs; 0 where there are none."""
+    """Return the most samples of a batch, by the first axis of all inputs; 0 if there are none."""
     firsts = {(spec.sizes or spec.shape)[:1] for spec in inputs}
     counts = {arrays[spec.name].shape[:1] for spec in inputs}
     if len(firsts) != 1 or len(counts) != 1 or () in firsts or counts & {(), (0,)}:

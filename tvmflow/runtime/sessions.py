@@ -27,7 +27,7 @@ class Session:
         inputs: The inputs of a step: those of the model that are no states.
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
-        length_name: The dimension that is the length of the growing states; empty where none grows.
+        length_name: The dimension that is the length of the growing states; empty if none grows.
 
     Raises:
         BundleError: The model has no states, or is not run by the C runtime.
@@ -77,7 +77,7 @@ class Session:
 
     @property
     def length(self) -> int:
-        """The length of the growing states, such as the tokens in a KV cache; 0 where none grows."""
+        """The length of the growing states, such as the tokens in a KV cache; 0 if none grows."""
         return self._context.length
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:

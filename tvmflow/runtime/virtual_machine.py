@@ -247,14 +247,14 @@ class VirtualMachine:
 
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
-        """Give a call with inputs that are on the device."""
+        """Yield a call with inputs that are on the device."""
         with self._lock:
             self.pool.enter()
             yield partial(_call, self._main, *self._fill(inputs))
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Give such a call, which reports each kernel and each step of the runtime.
+        """Yield such a call, which reports each kernel and each step of the runtime.
 
         The instrument adds a few microseconds to each; on a GPU each is waited for.
         """

@@ -49,7 +49,7 @@ STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
 
 
 def read_facts(stage: str, facts: Mapping[str, Json]) -> Any:
-    """Return the facts of a stage as their type, None where there are none; Mismatch for others."""
+    """Return the facts of a stage as their type, None if there are none; Mismatch for others."""
     return parse_facts(facts_type(STAGES[stage].run), facts) if stage in STAGES else None
 
 

@@ -146,7 +146,7 @@ def facts_type(run: Callable[..., Any]) -> Any:
 
 
 def parse_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
-    """Return recorded facts as their type, None where a stage has none; Mismatch for others."""
+    """Return recorded facts as their type, None if a stage has none; Mismatch for others."""
     return None if value == {} else from_json(kind, value)
 
 
@@ -165,7 +165,7 @@ class KnownFacts:
         self._facts = facts
 
     def get(self, kind: type[_T]) -> _T | None:
-        """Return the facts of a type; None where they are not known."""
+        """Return the facts of a type; None if they are not known."""
         return cast(_T | None, self._facts.get(kind))
 
 

@@ -166,7 +166,7 @@ class BuildFacts(NamedTuple):
 def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
     """Compile for the target; every chosen record must have been applied, or this fails.
 
-    A kernel without a record is scheduled by a rule, where there is one for it.
+    A kernel without a record is scheduled by a rule, if there is one for it.
     """
     paths = {name: str(path) for name, path in context.inputs.items()}
     builder = backend_for(settings.target).call_builder
@@ -380,8 +380,8 @@ class KernelCode(NamedTuple):
 
     Attributes:
         tir: The scheduled kernel as TVMScript.
-        schedule: The instructions of its schedule as Python; empty where TVM keeps none.
-        assembly: Its assembly for the target; empty where it was not requested.
+        schedule: The instructions of its schedule as Python; empty if TVM keeps none.
+        assembly: Its assembly for the target; empty if it was not requested.
         candidates: The fields of the first register tiles of its rule (`RankedTile`), ranked by estimated cost;
             none for other kernels, or where they were not requested.
     """
@@ -467,7 +467,7 @@ def _rank_tiles(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> list[Rank
 
 
 def _find_cpu(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> CpuModel | None:
-    """Return the CPU for which rules schedule a kernel; None where no rule does."""
+    """Return the CPU for which rules schedule a kernel; None if no rule does."""
     from tvmflow.compiler.contraction.machine import cpu_model_for
 
     is_scheduled = kernel.attrs.get("tirx.is_scheduled", False)

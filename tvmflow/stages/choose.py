@@ -110,7 +110,7 @@ def choices_text(choices: Choices) -> str:
 
 
 def read_choices(inputs: Mapping[str, Path]) -> dict[str, Choice]:
-    """Return the choices among the inputs of a stage; none where nothing was chosen by measuring.
+    """Return the choices among the inputs of a stage; none if nothing was chosen by measuring.
 
     Raises:
         StageError: tvmflow did not make them.
@@ -147,7 +147,7 @@ class ChooseFacts(NamedTuple):
         reused: How many the ledger had.
         chosen: Those that are faster otherwise than by rule.
         is_kept: Whether the library has them.
-        found: The speedup that the times of the operators promise; 1 where none is faster.
+        found: The speedup that the times of the operators promise; 1 if none is faster.
         low: The lower limit of the speedup.
         pairs: How many turns there were.
         reason: Why nothing was measured; otherwise empty.

@@ -191,7 +191,7 @@ def list_files(
 
 
 class ExportFacts(NamedTuple):
-    """The sizes of the exported files, and of the library; None where an earlier version has none."""
+    """The sizes of the exported files, and of the library; None if an earlier version has none."""
 
     files: Mapping[str, int] = MappingProxyType({})
     library_bytes: int | None = None

@@ -138,7 +138,7 @@ class ImageList(NamedTuple):
 
     Attributes:
         files: The path of each image in the folder of the data, with slashes.
-        classes: The name of each image's class, or its index; empty where images have no classes.
+        classes: The name of each image's class, or its index; empty if images have no classes.
     """
 
     files: tuple[str, ...]
@@ -169,7 +169,7 @@ class ImageList(NamedTuple):
 
 
 def _has_index(name: str, counts: Counter[str]) -> bool:
-    """Return whether a class is the name of one label, or the index of a class where there are no labels."""
+    """Return whether a class is the name of one label, or the index of a class if there are no labels."""
     is_index = name.isdecimal() and len(name) <= _MAX_DIGITS
     return counts[name] == 1 if counts else is_index
 

@@ -126,7 +126,7 @@ class ImportFacts(NamedTuple):
     """The facts of a model, or of a part of one.
 
     Attributes:
-        weight_bytes: Their size; None where an earlier version did not record it.
+        weight_bytes: Their size; None if an earlier version did not record it.
         operators: How often each of TVM's operators is called.
         nodes: The node of the user's model that each binding of `main` came from.
         tensors: The inner tensors at which the model can be cut.

@@ -86,7 +86,7 @@ class LowerFacts(NamedTuple):
 
     Attributes:
         kernels: How many kernels it has.
-        vectors: The vectors of its kernels; None where the target has no choice.
+        vectors: The vectors of its kernels; None if the target has no choice.
     """
 
     kernels: int

@@ -154,7 +154,7 @@ def choice_text(chosen: Mapping[str, Json]) -> str:
 
 
 class LibraryFacts(TypedDict, total=False):
-    """The outcome for the whole library, tuned beside untuned; empty where it was not compared.
+    """The outcome for the whole library, tuned beside untuned; empty if it was not compared.
 
     Attributes:
         overruled: Kernels by the reason why they are not tuned, though they are faster alone.
@@ -179,8 +179,8 @@ class PickBestFacts(NamedTuple):
         tunable: How many can be tuned.
         untried: Of how many no trial worked, or none was made.
         coverage: The share of the untuned time in kernels that have a schedule, found or by rule.
-        peak_gflops: The peak of the machine; None where it is not known.
-        threads: The threads that kernels ran with; None where nothing was measured.
+        peak_gflops: The peak of the machine; None if it is not known.
+        threads: The threads that kernels ran with; None if nothing was measured.
         library: The outcome for the whole library.
         size_speedups: For each tuned kernel with dynamic shapes, the speedup at each size to tune at.
         wrong: For kernels with dynamic shapes, the problems of banned schedules' values.
@@ -662,7 +662,7 @@ def compare_libraries(
     chosen: Mapping[str, Json],
     ledger: Ledger,
 ) -> LibraryTimes | None:
-    """Return the tuned library compared with the untuned one; None where it cannot be timed here."""
+    """Return the tuned library compared with the untuned one; None if it cannot be timed here."""
     from tvmflow.tuning import libraries
 
     is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver

@@ -158,7 +158,7 @@ def is_measured_by_driver(recipe: Recipe, target: ResolvedTarget) -> bool:
 
 
 def find_ledger_key(preimage: Mapping[str, Json]) -> str:
-    """Return the name of the ledger's folder for the trials of a search; empty where nothing was searched."""
+    """Return the name of the ledger's folder for the trials of a search; empty if nothing was searched."""
     settings = preimage.get("settings", {})
     if "target" not in settings:
         return ""
@@ -404,7 +404,7 @@ def _check_any_trial_worked(results: Sequence[WorkloadFacts]) -> None:
 
 
 def _make_gain(workloads: Sequence[WorkloadFacts]) -> dict[str, float]:
-    """Return the `found` speedup and the `possible` one; empty where one of the times is not known."""
+    """Return the `found` speedup and the `possible` one; empty if one of the times is not known."""
     untuned_us = tuned_us = least_us = 0.0
     for w in workloads:
         if not w.untuned_us or not w.roofline_us:
@@ -458,7 +458,7 @@ def describe_end(facts: TuneFacts, kept: int | None) -> str:
 
     Args:
         facts: The facts of the search.
-        kept: How many tuned kernels the library has; None where that is not known.
+        kept: How many tuned kernels the library has; None if that is not known.
     """
     if not facts.measured:
         return ""

@@ -84,7 +84,7 @@ class HubError(Exception):
 
 
 class HubEntry(NamedTuple):
-    """A file of a repository: its sha256, empty where the Hub has none, and git's digest of it."""
+    """A file of a repository: its sha256, empty if the Hub has none, and git's digest of it."""
 
     sha256: str
     blob: str

@@ -143,7 +143,7 @@ def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection
 
 
 def _correct_times(store: LocalStore, inventory: Inventory, now_ns: int) -> None:
-    """Give what a wrong clock dated in the future the current time, from which on it ages."""
+    """Set timestamps in the future (from a wrong clock) to the current time, so that files can age."""
     limit_ns = now_ns + _AHEAD_NS
     results = (result for result in inventory.results.values() if result.used_ns > limit_ns)
     blobs = (blob for blob in inventory.blobs.values() if blob.changed_ns > limit_ns)

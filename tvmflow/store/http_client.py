@@ -212,7 +212,7 @@ class Answer:
 
     @property
     def start(self) -> int:
-        """The first position in `Content-Range: bytes 100-199/200`; -1 where one is missing."""
+        """The first position in `Content-Range: bytes 100-199/200`; -1 if one is missing."""
         if self.status != _PARTIAL_CONTENT:
             return 0
         text = self.headers.get("Content-Range", "").removeprefix("bytes").strip()
@@ -260,7 +260,7 @@ class Answer:
 
 
 def header_count(text: str) -> int | None:
-    """Return the number in a header such as `Content-Length`; None where it is no number of bytes."""
+    """Return the number in a header such as `Content-Length`; None if it is no number of bytes."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 

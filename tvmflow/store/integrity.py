@@ -228,7 +228,7 @@ _PREFIX: Final = re.compile(r"[0-9a-f]{2}")
 # Folders whose files come and go, or are nobody's business.
 _UNCHECKED: Final = frozenset({"tmp", "damaged"})
 _TRIALS_SUFFIX: Final = ".jsonl"
-# How many folders are above a file; 1 where the table has none.
+# How many folders are above a file; 1 if the table has none.
 _DEPTHS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("cas", "actions", "last", "failures", "spool"), (2,)),
     "logs": (1, 2),

@@ -536,7 +536,7 @@ _VERBS = {
 class Failure(NamedTuple):
     """The end of an attempt without a result: one of `_VERBS`, and when, in seconds since 1970.
 
-    The key is empty when it was not known, and the path of the log where there is none.
+    The key is empty when it was not known, and the path of the log if there is none.
     """
 
     outcome: str

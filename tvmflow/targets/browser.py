@@ -67,7 +67,7 @@ try {
 
 
 def find_chromium() -> str | None:
-    """Return the path of Chromium, or None where it is not installed."""
+    """Return the path of Chromium, or None if it is not installed."""
     named = os.environ.get(CHROMIUM_VARIABLE)
     return named or next(filter(None, map(shutil.which, _NAMES)), None)
 

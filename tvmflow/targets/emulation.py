@@ -198,7 +198,7 @@ INSTALL: Final = (
 
 
 def find_emulated_arch(triple: str) -> EmulatedArch | None:
-    """Return the architecture of an LLVM triple, or None where qemu does not emulate its platform."""
+    """Return the architecture of an LLVM triple, or None if qemu does not emulate its platform."""
     platform = parse_triple(triple)
     if (platform.arch, platform.system) == ("armv7", "android"):
         return _ARMV7_ANDROID

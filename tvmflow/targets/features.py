@@ -95,7 +95,7 @@ _TABLES: Final[Mapping[str, _Names]] = {
     "riscv32": _RISCV,
 }
 
-# The feature that converts float16 to float32 in vectors; empty where every CPU has it. LLVM's code for
+# The feature that converts float16 to float32 in vectors; empty if every CPU has it. LLVM's code for
 # 32-bit ARM converts one element at a time.
 _FLOAT16: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64": ""}
 

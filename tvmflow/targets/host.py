@@ -49,7 +49,7 @@ class Host(NamedTuple):
     Attributes:
         arch: As in a `Platform`, as are `system` and `libc`.
         model: The CPU's model.
-        flags: The CPU's features by the Linux kernel's names; empty where nothing reports them.
+        flags: The CPU's features by the Linux kernel's names; empty if nothing reports them.
         cores: How many CPUs this process may keep busy.
         reported: All features that the system reports, present or not; None for a kernel that reports all.
         capped_to: The level of `levels.LEVELS` that `TVMFLOW_CPU` caps the features at; empty without a cap.
@@ -381,7 +381,7 @@ def _open_sysctl() -> Callable[[str], bytes | None]:
     sysctlbyname.argtypes = (ctypes.c_char_p, buffer_type, size_pointer, buffer_type, size_type)
 
     def sysctl(name: str) -> bytes | None:
-        """Return the value of a name; None where there is no such name."""
+        """Return the value of a name; None if there is no such name."""
         length = ctypes.c_size_t(0)
         if sysctlbyname(name.encode(), None, ctypes.byref(length), None, 0):
             return None

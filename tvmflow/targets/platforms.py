@@ -45,7 +45,7 @@ class Platform(NamedTuple):
 
     @property
     def shared_suffix(self) -> str:
-        """The suffix of shared libraries, or of static ones where there are no others."""
+        """The suffix of shared libraries, or of static ones if there are no others."""
         if not self.has_shared_libraries:
             return self.static_suffix
         return _SHARED.get(self.system, ".so")

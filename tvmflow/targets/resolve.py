@@ -76,7 +76,7 @@ class ResolvedTarget(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The name of the part that it runs; empty where it runs the whole model."""
+        """The name of the part that it runs; empty if it runs the whole model."""
         if not self.partitioned_target:
             return ""
         return self.name.removeprefix(f"{self.partitioned_target}.")

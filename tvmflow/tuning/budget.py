@@ -52,7 +52,7 @@ class Task(NamedTuple):
     Attributes:
         calls: Calls in one inference.
         flops: Arithmetic operations of one call.
-        sizes: The sizes at which each schedule is measured, for people; none where all are fixed.
+        sizes: The sizes at which each schedule is measured, for people; none if all are fixed.
     """
 
     key: str
@@ -345,7 +345,7 @@ class TrialForecast(NamedTuple):
         kernels: The kernels that it is for; None as long as they are not known.
         reused: The trials of the budget that the ledger has.
         at_most: The trials that may have to be measured; fewer when the search converges.
-        seconds_per_trial: As the trials in the ledger took; None where these are too few.
+        seconds_per_trial: As the trials in the ledger took; None if these are too few.
         finished_kernels: Those that get no trial, because they had their share in an earlier search.
         spent_s: Seconds of `minutes` that earlier searches took for the reused trials.
     """
@@ -412,7 +412,7 @@ def workload_shares(
 def find_time_shares(
     tasks: Sequence[Task], records: Mapping[str, WorkloadRecords], schedules: int
 ) -> dict[str, float]:
-    """Return the share of each workload in the untuned time that is known; 1 where its own is not."""
+    """Return the share of each workload in the untuned time that is known; 1 if its own is not."""
     known = {task.key: records[task.key].untuned_seconds(schedules) for task in tasks}
     times = {task.key: task.calls * (known[task.key] or 0.0) for task in tasks}
     total = sum(times.values())

@@ -123,7 +123,7 @@ class WorkloadRecords:
 
     @property
     def search_time(self) -> SearchTime | None:
-        """The time that searches have spent; None where none has noted it."""
+        """The time that searches have spent; None if none has noted it."""
         return next(iter(self._kept[SearchTime].values()), None)
 
     def is_exhausted(self, search: str) -> bool:

@@ -417,7 +417,7 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
 
     Returns:
         For each operator its seconds by rule and otherwise (`operators`), and those of the whole
-        libraries (`rule`, `other`), none where they were not asked for.
+        libraries (`rule`, `other`), none if they were not asked for.
     """
     del emit
     libraries = [Libraries(LibraryRequest(**payload[name])) for name in ("rule", "other")]
@@ -686,7 +686,7 @@ class ChoiceLibraries:
             records: The records of the library.
 
         Returns:
-            The outcome; None where nothing was chosen, or would have to be measured.
+            The outcome; None if nothing was chosen, or would have to be measured.
 
         Raises:
             StageError: The libraries cannot be measured.

@@ -584,7 +584,7 @@ def run_rounds(
     """Measure kernels interleaved until it is decided whether one is faster than the untuned kernel.
 
     Args:
-        kernels: The untuned kernel, or None where `untuned` has its time, then the finalists; None
+        kernels: The untuned kernel, or None if `untuned` has its time, then the finalists; None
             for one that could not be built.
         measure_kernel: Returns the seconds of a call.
         rounds: Samples of each; the fastest finalist and the untuned kernel get four times as many

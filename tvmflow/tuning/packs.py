@@ -140,7 +140,7 @@ class ImportedWorkload:
 
     Attributes:
         exhausted: The searches that came to their end with exactly these trials.
-        kernel: The saved kernel, which nobody has checked; empty where it is not known.
+        kernel: The saved kernel, which nobody has checked; empty if it is not known.
     """
 
     target: str

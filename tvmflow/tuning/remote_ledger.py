@@ -192,7 +192,7 @@ def _import(
 
 @contextlib.contextmanager
 def _temporary_folder(store: LocalStore) -> Iterator[Path]:
-    """Give a folder on the disk of the store that is removed afterwards."""
+    """Yield a folder on the disk of the store that is removed afterwards."""
     parent = Path(store.blobs.temporary_path()).parent
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         yield Path(folder)

@@ -93,7 +93,7 @@ def replay_ledger(
 
 
 def find_kernel_problem(fork_server: ForkServer, key: str, mod: str) -> str:
-    """Return why a saved kernel is not the one that a workload's key is the digest of; empty where it is.
+    """Return why a saved kernel is not the one that a workload's key is the digest of; empty if it is.
 
     Raises:
         StageError: TVM cannot be loaded: no kernel failed.
@@ -153,7 +153,7 @@ class TraceCheck:
     @classmethod
     @contextlib.contextmanager
     def start(cls, store: LocalStore) -> Iterator[TraceCheck]:
-        """Give a checker that knows the kernels of a store."""
+        """Yield a checker that knows the kernels of a store."""
         with ForkServer.start(_PRELOADED) as fork_server:
             yield cls(fork_server, find_kernels(store))
 

@@ -176,7 +176,7 @@ class MeasuredKernel(NamedTuple):
 
     Attributes:
         untuned_us: Its time in µs of one call, with its untuned schedule.
-        tuned_us: The same with the chosen schedule; None where it stays untuned.
+        tuned_us: The same with the chosen schedule; None if it stays untuned.
         flops: The arithmetic operations of a call; None or 0 for none.
     """
 

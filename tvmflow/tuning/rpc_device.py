@@ -334,7 +334,7 @@ class RpcDevice:
             )
 
     def _find_function(self, name: str) -> Any:
-        """Return a function of the device's runtime; None where a small runtime lacks it."""
+        """Return a function of the device's runtime; None if a small runtime lacks it."""
         try:
             return self._session.get_function(name)
         except Exception:

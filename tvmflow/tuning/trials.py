@@ -152,7 +152,7 @@ class LibraryRecord(NamedTuple):
         request: The digest of what was compared and how.
         slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
         tuned: Seconds of a call of the library with the other schedules; none if there are none.
-        untuned: Seconds of the untuned library in the same turns.
+        untuned: Seconds of the untuned library in the same interleaved measurement.
         sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
             The others are geometric means.
     """
@@ -193,7 +193,7 @@ class SearchEnd(NamedTuple):
         search: The search, with everything that shapes it except its budget.
         limit: Trials of all workloads together that it was allowed.
         minutes: Minutes that it was allowed; None without a limit.
-        share: The share of the workload in the untuned time of an inference; 1 where it was not known.
+        share: The share of the workload in the untuned time of an inference; 1 if it was not known.
         trials: The trials that the ledger had of the workload then.
     """
 
@@ -335,7 +335,7 @@ def read_object(line: bytes) -> dict[str, Json]:
 
 
 def _check(record: Record) -> None:
-    """Raise ValueError for a wrong trial, or for times of other numbers of turns."""
+    """Raise ValueError for a wrong trial, or for lists of times of different lengths."""
     if isinstance(record, Trial):
         _check_trial(record)
         return

@@ -55,7 +55,7 @@ class SearchOptions(NamedTuple):
 
 
 class WorkloadFacts(NamedTuple):
-    """The outcome for one workload; times in µs of one call, and in seconds; None where one is not known.
+    """The outcome for one workload; times in µs of one call, and in seconds; None if one is not known.
 
     Attributes:
         trials: The trials of the budget that it has had.
@@ -69,7 +69,7 @@ class WorkloadFacts(NamedTuple):
         spread: The spread of its fastest trial.
         seconds: The time that this run spent on it.
         first_failure: Phase and message of its first failure.
-        sizes: The sizes at which each schedule was measured; times are geometric means of them. None where
+        sizes: The sizes at which each schedule was measured; times are geometric means of them. None if
             all are fixed.
     """
 
@@ -116,12 +116,12 @@ class TuneFacts(NamedTuple):
         untunable: The workloads whose trials all failed.
         repairs: A sentence for each repair of the ledger, and each search that failed.
         known: All trials in the ledger.
-        threads: The threads that kernels ran with; None where nothing was measured.
+        threads: The threads that kernels ran with; None if nothing was measured.
         usable_cpus: The CPUs of this machine that the run might use.
         starting_points: How many schedules were measured first because they are good on near targets.
         spent_s: The seconds of the budget that it and earlier searches took.
         gain: The speedup that was `found`, by the best trials alone, and the `possible` one at the
-            roofline; empty where one of the times is not known.
+            roofline; empty if one of the times is not known.
         banned: The schedules that are never chosen again.
     """
 

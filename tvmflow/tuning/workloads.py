@@ -106,7 +106,7 @@ class _SizeNumbers(NamedTuple):
 
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
-    """Return the numbers of a kernel's dynamic shapes, in their order; none where one is not known."""
+    """Return the numbers of a kernel's dynamic shapes, in their order; none if one is not known."""
     from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}
@@ -131,12 +131,12 @@ def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.
 
 
 def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
-    """Return the numbers of size variables for each measurement; `[{}]` where there are none."""
+    """Return the numbers of size variables for each measurement; `[{}]` if there are none."""
     return list_compared_sizes(mod)[:-1] or [{}]
 
 
 def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
-    """Return the same for each comparison of values; none where all sizes are fixed."""
+    """Return the same for each comparison of values; none if all sizes are fixed."""
     from tvmflow.graph.dynamic_shapes import list_size_variables
 
     variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
@@ -180,7 +180,7 @@ def shapes_text(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 def count_operations(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
-    """Return TVM's estimate of the arithmetic operations of a call; 0 where it has none."""
+    """Return TVM's estimate of the arithmetic operations of a call; 0 if it has none."""
     import tvm
 
     from tvmflow.graph.ir import replace_variables

@@ -168,7 +168,7 @@ def _compile_for_device(
 
 
 def _write_empty_object(target: tvm.target.Target, folder: Path) -> None:
-    """Write the object whose format the others get, where there are no kernels for the CPU."""
+    """Write the object whose format the others get, if there are no kernels for the CPU."""
     # aside: the compiler leaves files of its own
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "empty.c").write_text("typedef int tf_nothing;\n")

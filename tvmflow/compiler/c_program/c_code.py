@@ -177,7 +177,7 @@ class Writer:
         ]
 
     def _write_failures(self) -> list[str]:
-        """Return the code with the messages of operands that have wrong values; none where nothing is checked."""
+        """Return the code with the messages of operands that have wrong values; none if nothing is checked."""
         if not self._failures:
             return []
         messages = ", ".join(map(c_string, self._failures))

@@ -339,7 +339,7 @@ class TensorsOnDevice(NamedTuple):
 
 
 def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> TensorsOnDevice:
-    """Give each tensor its memory on the host and on the device, and add the copies between them.
+    """Place each tensor on the host, on the device or on both, and add the copies between them.
 
     Afterwards calls of the kernels of the device have only tensors in the memories `device` and `constant`, the
     last ones being scratch memory; all other kernels run on the host. The memory of the program must not be

@@ -528,7 +528,7 @@ class _Lifetime(NamedTuple):
 
 
 def plan_memory(program: Program) -> None:
-    """Give each tensor in the arena its offset, and the arena its size."""
+    """Plan the arena: assign an offset to each tensor, and set the arena's size."""
     placed, program.arena = plan_arena(program.steps, "arena", padded)
     if program.dimensions:
         program.above = _find_order(placed)
@@ -537,7 +537,7 @@ def plan_memory(program: Program) -> None:
 def plan_arena(
     steps: Sequence[Step], place: Place, pad: Callable[[int], int]
 ) -> tuple[list[_Lifetime], int]:
-    """Give each tensor of a memory its offset; return the tensors, and the bytes that they take.
+    """Assign an offset to each tensor of a memory; return the tensors and the total bytes.
 
     `pad` returns the bytes of a tensor with the padding before the next one.
     """

@@ -100,7 +100,7 @@ _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
 # Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the
-# same unit of time. The numbers of a step are loaded during the one before.
+# same unit of time. The values of a step are prefetched during the previous step.
 _PIPELINES: Final = 128
 _WAIT: Final = 800
 _GROUPS: Final = (1, 2, 4, 8)

@@ -38,7 +38,7 @@ BATCHES_PER_CORE: Final = 4
 MIN_LANES: Final = 4
 """Vectors of fewer lanes are not worth their instructions."""
 FUNCTION_VECTORS: Final = 4
-"""Functions are computed for as many vectors side by side, which share their constants."""
+"""Functions are computed for this many vectors at once, which share their constants."""
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
 _FEW_REGISTERS: Final = 16

@@ -22,7 +22,7 @@ Element = Callable[[Any, Any], Any]
 
 FLOAT: Final = "float32"
 LAST_LANES: Final = "tvmflow.last_lanes"
-"""The annotation of a loop over the numbers of a last vector: how many lanes that has."""
+"""The annotation of a loop over the elements of a tail vector; its value is the number of lanes."""
 
 
 def positive(size: IrSize) -> IrSize:
@@ -117,7 +117,7 @@ def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
 
 
 def iterate_last(count: IrSize, lanes: int) -> AbstractContextManager[Any]:
-    """Emit the loop over the numbers of a last vector, which become one where a CPU has masks."""
+    """Emit the loop over the elements of a tail vector; CPUs with masks compute it as one vector."""
     loop: AbstractContextManager[Any] = T.serial(count, annotations={LAST_LANES: lanes})
     return loop
 

@@ -48,7 +48,7 @@ class _WeightHoister(MainRewriter):
 
 
 def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move computations that depend only on weights to a separate function, such as a batch norm's `√(σ² + ε)`.
+    """Move weight-only computations, such as a batch norm's `√(σ² + ε)`, to a separate function.
 
     The module is unchanged if the model has no weights, or returns some of them directly:
     TVM's pass would lose those.
@@ -505,7 +505,7 @@ RULES: Final[Mapping[str, _Rule]] = {
     # TVM computes it like this, rounded twice
     "relax.rsqrt": _elementwise(lambda x: np.float32(1) / np.sqrt(x)),
 }
-"""Operator -> the function that computes a call of it from arrays; None where it has no rule for the call."""
+"""Operator -> the function that computes a call of it from arrays; None if it has no rule for the call."""
 
 
 # ---------------------------------------------------------------- fold constants

@@ -29,7 +29,7 @@ _MATRIX_RANK: Final = 2
 
 
 class _Difference(NamedTuple):
-    """Bytes minus a zero point, as int32; the zero point is None where nothing is subtracted."""
+    """Bytes minus a zero point, as int32; the zero point is None if nothing is subtracted."""
 
     integers: Any
     zero_point: Any
@@ -150,7 +150,7 @@ class DequantizeMover(TargetRewriter):
         return self._with_own_conversions(rewritten)
 
     def _join(self, concat: Any) -> Any:
-        """Return a conversion of joined bytes; None where parts have other scales, or are none of bytes."""
+        """Return a conversion of joined bytes; None if parts have other scales, or are none of bytes."""
         sources = list(map(self._find_conversion, self.list_fields(concat.args[0])))
         if any(source is None for source in sources) or len(set(map(_kind_of, sources))) > 1:
             return None

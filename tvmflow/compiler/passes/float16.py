@@ -106,7 +106,7 @@ def _fits(tensor: Any) -> bool:
 
 
 # ---------------------------------------------------------------- kernels
-# Numbers are promoted where they are loaded, and rounded where results are stored.
+# Values are promoted when they are loaded, and rounded when results are stored.
 #
 # Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
 # one element at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).

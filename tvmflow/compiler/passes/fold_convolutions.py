@@ -139,7 +139,7 @@ class _Term(NamedTuple):
         data: The tensor that it reads.
         begins: The first pixel along each axis, relative to that of the result.
         sizes: The pixels along each axis.
-        gaps: The distance between these pixels; 1 where there is one pixel.
+        gaps: The distance between these pixels; 1 if there is one pixel.
     """
 
     conv: Any

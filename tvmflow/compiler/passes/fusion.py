@@ -45,7 +45,7 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def give_empty_buffers_room(mod: tvm.IRModule) -> tvm.IRModule:
-    """Give tensors without elements within kernels one, which nothing reads.
+    """Enlarge empty tensors inside kernels to one element, which nothing reads.
 
     LLVM allocates no 0 bytes.
     """

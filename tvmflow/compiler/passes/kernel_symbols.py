@@ -45,7 +45,7 @@ def order_sizes(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def give_kernel_symbols(mod: tvm.IRModule) -> tvm.IRModule:
-    """Give each kernel variables of its own for sizes.
+    """Rename the size variables of each kernel, so that no two kernels share one.
 
     TVM fuses kernels only while their shapes are those of the model's tensors.
     """
@@ -143,7 +143,7 @@ def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, lis
 
 
 def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> Any:
-    """Return an expression of dimensions as a size plus a constant; itself where it is none."""
+    """Return an expression of dimensions as a size plus a constant; itself if it is none."""
     symbols = list_symbols(node)
     if symbols and dimensions.issuperset(symbols):
         for size, variable in sizes:
@@ -194,7 +194,7 @@ class _ReshapeRewriter(MainRewriter):
         )
 
     def _group_axes(self, before: Sequence[IrSize], after: Sequence[IrSize]) -> list[_Group] | None:
-        """Return the smallest groups in their order; None where there is only one, or none is known."""
+        """Return the smallest groups in their order; None if there is only one, or none is known."""
         analyzer, is_known = make_analyzer((*before, *after), self.dimensions)
         if not is_known:
             return None

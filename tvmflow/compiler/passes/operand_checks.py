@@ -35,7 +35,7 @@ class Bound(NamedTuple):
     """The values that an operand may have.
 
     Attributes: sizes: The size of the axis that an index is of: one for all, or one for each place of the last
-    axis, None where any value is right there. None for a divisor, which is not 0. from_end: Whether a negative
+    axis, None if any value is right there. None for a divisor, which is not 0. from_end: Whether a negative
     index counts from the end. is_length: Whether any value is right where the axis has elements.
     """
 
@@ -325,7 +325,7 @@ class _CheckRewriter(TargetRewriter):
 
 
 def _find_inputs(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> list[Any]:
-    """Return the inputs that an operand has the values of; none where it has others."""
+    """Return the inputs that an operand has the values of; none if it has others."""
     found: dict[Any, None] = {}
     left, seen = [operand], set()
     while left:
@@ -407,7 +407,7 @@ def _make_kernel(
 
 
 def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[Any, Any]:
-    """Return a value as the operator takes it, and whether it is wrong; None where any is right."""
+    """Return a value as the operator takes it, and whether it is wrong; None if any is right."""
     if bound.sizes is None:
         return value, value == tirx.const(0, dtype)
     if size is None:

@@ -25,7 +25,7 @@ from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
 # Hidden units on CPUs are padded to a multiple of this, so that the order of additions does not depend on the
 # vectors.
 _UNIT_MULTIPLE: Final = 16
-# Sequences side by side -> the vectors of units whose accumulators fit the registers.
+# Sequences at once -> the vectors of units whose accumulators fit the registers.
 _VECTORS_OF_ROWS: Final = {1: 4, 2: 2}
 # The rank of recurrent weights that have integers.
 _RANK: Final = 2
@@ -78,7 +78,7 @@ class RecurrentRewriter(TargetRewriter):
         return self.visit_expr(integers), self.visit_expr(scales)
 
     def _find_dots(self, operands: RecurrentOperands, lanes: int) -> Dots | None:
-        """Return the dot products of a layer whose state is rounded; None where products are of floats."""
+        """Return the dot products of a layer whose state is rounded; None if products are of floats."""
         cpu, rounding = self._context.cpu, operands.rounding
         array = ir.constant_array(rounding)
         is_rounded = array is not None and array[0] == 0

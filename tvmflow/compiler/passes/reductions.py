@@ -101,7 +101,7 @@ _MIN_LENGTH: Final = 16
 # The bits of a float32 value but its sign, and of infinity.
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITY: Final = 0x7F800000
-# This many vectors are compared side by side, if a row has some times as many.
+# This many vectors are compared independently, if a row has several times as many.
 _MAX_WIDTH: Final = 4
 _MIN_STEPS: Final = 4
 

@@ -538,7 +538,7 @@ def _emit_least(order: Order, words: Words, size: int, count: int) -> Words:
         search = _search_in_loop if width == 1 else _search_in_vectors
         found = T.Bind(search(words, size, width, begin, last))
         first[k] = (found,)
-        # where there are no more, the last word follows itself
+        # if there are no more, the last word follows itself
         start.set(tirx.Select(found < last, found + tirx.const(1, order.dtypes[0]), last))
     return first
 

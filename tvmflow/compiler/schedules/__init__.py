@@ -61,7 +61,7 @@ _skip_type_checks()
 def schedule_untuned(
     lowered: tvm.IRModule, target: Mapping[str, Json], rules_version: int
 ) -> ScheduledModule:
-    """Give each kernel without a schedule the default one for a target; return the rules, too.
+    """Apply the target's default schedule to each unscheduled kernel; return the rules, too.
 
     With a `rules_version` of 0, kernels of CPUs are not scheduled.
     """

@@ -270,7 +270,7 @@ class _Operand(NamedTuple):
         shape: Its shape.
         dtype: Its dtype.
         offset_of: Returns the offset of the number for given indices of the loops.
-        strides: Those of its axes, None for any; empty where it is compact.
+        strides: Those of its axes, None for any; empty if it is compact.
     """
 
     shape: tuple[int, ...]

@@ -368,7 +368,7 @@ def _with_body(function: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
 
 
 def count_reads(block: Block, source: Any) -> int:
-    """Return how many values a block reads of a buffer: none where a condition chooses others."""
+    """Return how many values a block reads of a buffer: none if a condition chooses others."""
     if not any(load.source.same_as(source) for load in list_loads(block)):
         return 0
     total = 0

@@ -100,7 +100,7 @@ def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
 
 
 def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
-    """Return whether one reduction alone reads the numbers of a block, one at a time."""
+    """Return whether a single reduction reads the elements of a block, one at a time."""
     readers = [
         (reader, [load for load in list_loads(reader) if load.source.same_as(block.output)])
         for reader in blocks
@@ -283,7 +283,7 @@ def _find_reduced_axis(block: Block) -> int | None:
 def _choose_columns(
     shape: Sequence[int], reduced: int, length: int, cpu: CpuModel
 ) -> _Columns | None:
-    """Return the most columns of a part whose data stay in the cache; None where they would be few.
+    """Return the most columns of a part whose data stay in the cache; None if they would be few.
 
     The shape is that of the axes that are not reduced, `reduced` the position of the first one after the reduced
     axis.

@@ -80,7 +80,7 @@ def choose_schedule(mod: tvm.IRModule, cpu: CpuModel) -> ScheduleChoice | None:
 
 
 def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledModule:
-    """Give each kernel without a schedule the default one, if there is a CPU model."""
+    """Apply the default schedule to each unscheduled kernel, if there is a CPU model."""
     mod = ir.copy_module(lowered)
     rules: dict[str, str] = {}
     for var, function in list_unscheduled(lowered):

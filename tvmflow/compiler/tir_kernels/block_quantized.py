@@ -78,7 +78,7 @@ class BlockQuantizedMatmul(NamedTuple):
         columns: The number of columns.
         bits: The bits of a weight, 4 or 8.
         group: The group size: the terms whose weights share a scale.
-        zero: The zero point of all weights; None where each group has its own.
+        zero: The zero point of all weights; None if each group has its own.
         scales_dtype: The dtype of scales: float32, float16, or bfloat16 as uint16.
         zeros_dtype: The dtype of zero points of groups.
     """
@@ -544,7 +544,10 @@ class _IntegerEmitter(_Emitter):
 
 
 class _PairEmitter(_IntegerEmitter):
-    """Multiplies with instructions that add pairs of products to int16 accumulators, which must be widened often."""
+    """Multiplies with instructions that add pairs of products to int16.
+
+    The int16 accumulators are widened after a few additions, before they overflow.
+    """
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
         words, lanes, accumulators = (

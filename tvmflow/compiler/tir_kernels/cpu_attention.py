@@ -229,7 +229,7 @@ class _Emitter:
                 totals[row] = T.float32(1)
 
     def _count_side_by_side(self) -> int:
-        """Return how many scores of a row have their exponentials computed side by side."""
+        """Return how many exponentials of a row's scores are computed at once."""
         keys = self._attention.keys
         wide = self._lanes * FUNCTION_VECTORS
         return self._lanes if is_dynamic(keys) or keys < wide else wide

@@ -106,7 +106,7 @@ class RecurrentLayer(NamedTuple):
         hidden: The number of hidden units.
         units: That number with those of padding.
         lanes: The hidden units of a tile, which divide `units`.
-        factors: The numbers of the state that are lanes of one vector; 1 if each is loaded.
+        factors: The state values that are lanes of one multiplicand vector; 1 if each is broadcast.
         typical: Steps and batch, with tuning sizes in place of dynamic ones.
         dots: The dot products of bytes; None for products of floats.
     """

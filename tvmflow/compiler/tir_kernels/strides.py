@@ -115,7 +115,7 @@ class StridedView(NamedTuple):
         return StridedView(self.offset + begin * stride, tuple(axes))
 
     def matrices(self, batch: Sequence[IrSize]) -> StridedMatrices | None:
-        """Return the matrices of the last two axes; None where an axis of these has no stride.
+        """Return the matrices of the last two axes; None if an axis of these has no stride.
 
         The outer axes are broadcast to the shape of the batch.
         """

@@ -298,7 +298,7 @@ def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> 
 
 
 def describe_images(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:
-    """Return the values of a project's templates that are about images; empty texts where there are none."""
+    """Return the values of a project's templates that are about images; empty texts if there are none."""
     entries = read_images(model, manifest)
     if not entries:
         return {"IMAGES_README": "", "IMAGES_CMAKE": ""}

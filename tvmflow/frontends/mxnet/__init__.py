@@ -150,7 +150,7 @@ class MxnetFrontend(Frontend):
     MODULE = "mxnet"
 
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Give the missing file of a checkpoint, with the nearest name or the epochs that exist."""
+        """Yield the missing file of a checkpoint, with the nearest name or the epochs that exist."""
         fields = model.get("mxnet")
         if not isinstance(fields, dict):
             return

@@ -67,7 +67,7 @@ def _logical(function: _Binary) -> _Binary:
 
 
 def _modulo(a: Expr, b: Expr) -> Expr:
-    """Return the remainder with the sign of the divisor; 0 where the divisor is 0."""
+    """Return the remainder with the sign of the divisor; 0 if the divisor is 0."""
     zero = _zero(b)
     safe = R.where(R.equal(b, zero), b + relax.const(1, dtype_of(b)), b)
     rest = a - safe * R.floor(a / safe)

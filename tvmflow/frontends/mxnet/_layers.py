@@ -605,7 +605,7 @@ def _order_candidates(op: Op, valid: Expr, score: Expr) -> tuple[Expr, Expr]:
 
 
 def _multibox_detection(op: Op) -> Expr:
-    """`MultiBoxDetection`: rows of (class, score, left, top, right, bottom), class -1 where there is none.
+    """`MultiBoxDetection`: rows of (class, score, left, top, right, bottom), class -1 if there is none.
 
     The class is the best of 1, 2, …, minus one: MXNet does not read `background_id`.
     """

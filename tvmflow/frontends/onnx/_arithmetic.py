@@ -296,7 +296,7 @@ def _mean(node: NodeToConvert) -> Any:
 
 
 def _bit_cast(node: NodeToConvert) -> Any:
-    """Return the bits of values as numbers of another dtype of the same size."""
+    """Reinterpret values as another dtype of the same size (bitcast)."""
     [x] = node.inputs
     dtype = graph.dtype_of(node.attributes["to"])
     if "bool" in (dtype, dtype_of(x)):

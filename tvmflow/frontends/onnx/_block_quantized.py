@@ -232,7 +232,7 @@ class _Conversion(Replacement):
         return self.nodes
 
     def _read_zeros(self, columns: int, groups: int, bits: int, scale_type: int) -> str:
-        """Return the name of the zero points, one for each group; empty where there are none."""
+        """Return the name of the zero points, one for each group; empty if there are none."""
         if not self._name(3):
             return ""
         tensor = self._constant(3, "zero_points")

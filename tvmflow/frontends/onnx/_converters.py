@@ -377,7 +377,7 @@ def _resize_axes(
 
 
 def _find_axes(node: NodeToConvert) -> list[_Axis] | None:
-    """Return the axes that change; None where scales and sizes are no constants."""
+    """Return the axes that change; None if scales and sizes are no constants."""
     shape = list_sizes(node.inputs[0])
     axes = [int(axis) % len(shape) for axis in node.attributes.get("axes", range(len(shape)))]
     extents = [shape[axis] for axis in axes]

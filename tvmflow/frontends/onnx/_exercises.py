@@ -89,7 +89,7 @@ class _Observer:
         self._numbers = itertools.count()
 
     def observe(self, node: NodeProto, reached: set[str]) -> Iterator[tuple[str, str]]:
-        """Give each branch of a node with the output that has its share."""
+        """Yield each branch of a node with the output that has its share."""
         if node.op_type in ("If", "Where"):
             if node.input[0] in reached:
                 share = self._mean(node.input[0])
@@ -139,7 +139,7 @@ class _Observer:
         bounds: Mapping[str, str],
         known: tuple[float, float] | None = None,
     ) -> Iterator[tuple[str, str]]:
-        """Give the shares of a value beyond its bounds, and between them where these are two."""
+        """Yield the shares of a value beyond its bounds, and between them where these are two."""
         if self._types.get(value) not in _COMPARED or value not in reached:
             return
         names = {"Less": "inputs below its minimum", "Greater": "inputs above its maximum"}

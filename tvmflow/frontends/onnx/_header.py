@@ -41,7 +41,7 @@ def name_of(element_type: int) -> str:
 def model_input(
     name: str, element_type: int | None, dims: tuple[int | str, ...] | None, *, is_required: bool
 ) -> ModelInput:
-    """Return an input of a graph; its element type is None where it is no tensor."""
+    """Return an input of a graph; its element type is None if it is no tensor."""
     dtype = _ELEMENT_TYPES.get(element_type or 0)
     problem = "is not a tensor"
     if element_type is not None:
@@ -129,7 +129,7 @@ class _Reader:
         self._functions: dict[_Operator, Counter[_Operator]] = {}
 
     def data_files(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
-        """Give the location of each tensor with external data; record the main graph's inputs and weights."""
+        """Yield the location of each tensor with external data; record the main graph's inputs and weights."""
         if depth > _MAX_DEPTH:
             raise NotAModel(f"it is nested more than {_MAX_DEPTH} levels deep")
         if kind == "external":
@@ -284,7 +284,7 @@ class Field(NamedTuple):
 
 
 def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
-    """Give each length-delimited field and each varint of a message, and skip all others.
+    """Yield each length-delimited field and each varint of a message, and skip all others.
 
     Raises:
         NotAModel: when the bytes are not in protobuf format.

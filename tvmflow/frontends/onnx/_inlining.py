@@ -119,7 +119,7 @@ def function_id(entry: FunctionProto | NodeProto) -> _Id:
 def _list_called(
     nodes: Iterable[NodeProto], functions: Mapping[_Id, FunctionProto]
 ) -> Iterator[FunctionProto]:
-    """Give each function that nodes call, or that these functions call."""
+    """Yield each function that nodes call, or that these functions call."""
     seen: set[_Id] = set()
     pending = list(with_inner_nodes(nodes))
     while pending:
@@ -223,7 +223,7 @@ class _Inliner:
         return nodes
 
     def _rename(self, nodes: Iterable[NodeProto], scope: dict[str, str], prefix: str) -> None:
-        """Give all values that nodes make names of their own, which are added to the scope."""
+        """Rename all results of nodes to unique names, and add these to the scope."""
         for node in nodes:
             node.input[:] = [scope.get(name, name) for name in node.input]
             for graph in subgraphs(node):
@@ -292,7 +292,7 @@ class _Inliner:
 
 
 def _prefix(call: NodeProto, function: FunctionProto) -> str:
-    """Return the beginning of the names of values that a call makes."""
+    """Return the name prefix of the values of an inlined call."""
     return f"{call.name or next(filter(None, call.output), function.name)}/"
 
 
@@ -507,7 +507,7 @@ class _Iterations(Replacement):
         self.add("Concat", *wide, output=output, axis=axis)
 
     def finish(self, states: Sequence[str], outputs: Sequence[str]) -> None:
-        """Give the last states the names of the loop's outputs."""
+        """Rename the final loop-carried values to the loop's outputs."""
         for state, output in zip(states, outputs, strict=False):
             if output:
                 self.add("Identity", state, output=output)
@@ -735,7 +735,7 @@ _Simplify = Callable[[ModelProto], ModelProto]
 
 
 def name_branch_values(model: ModelProto) -> ModelProto:
-    """Give values in branches names that no other graph has; move constants to the main graph."""
+    """Make the names of values in branches unique, and move constants to the main graph."""
     taken = {tensor.name for tensor in model.graph.initializer}
     taken.update(value.name for value in model.graph.input)
     taken.update(name for node in model.graph.node for name in node.output)

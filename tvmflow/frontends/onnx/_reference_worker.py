@@ -85,7 +85,7 @@ class _Session(LoadedReference):
 def _map_external_data(path: Path) -> dict[str, Array] | None:
     """Return the weights of a model that are in other files, by name.
 
-    None where NumPy has no such type.
+    None if NumPy has no such type.
 
     ONNX Runtime reads no file of weights through a link out of the folder of a model, and a changed copy lies
     elsewhere.

@@ -111,7 +111,7 @@ class _Rewriting(Replacement):
 
 _numpy_dtype = helper.tensor_dtype_to_np_dtype
 _Rewrite = Callable[[_Rewriting], str | None]
-"""Adds the nodes, and returns the name of the first result; None where the node stays."""
+"""Adds the nodes, and returns the name of the first result; None if the node stays."""
 
 
 def rewrite_nodes(model: ModelProto) -> ModelProto:
@@ -341,12 +341,12 @@ def _einsum(node: _Rewriting) -> str | None:
         return node.add("Transpose", value, perm=[labels.index(label) for label in order])
 
     def reshape(value: str, *groups: str) -> str:
-        """Give each group of labels one axis."""
+        """Reshape a tensor to one axis for each group of labels."""
         shape = [math.prod(sizes[label] for label in group) for group in groups]
         return node.add("Reshape", value, node.constant(np.array(shape, np.int64)))
 
     def arrange(value: str, labels: str, *groups: str) -> str:
-        """Give a tensor the axes of the batch, and one axis for each of two groups of labels."""
+        """Transpose and reshape a tensor to batch axes and one axis for each of two groups of labels."""
         value = transpose(value, labels, product.batch + "".join(groups))
         is_arranged = all(len(group) == 1 for group in groups)
         return value if is_arranged else reshape(value, *product.batch, *groups)
@@ -606,7 +606,7 @@ def _skip_rms_norm(node: _Rewriting) -> str | None:
 def _add_rms_norm(
     node: _Rewriting, x: str, scale: int, axis: int = -1, inverse: str = ""
 ) -> str | None:
-    """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None where no type is known yet.
+    """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None if no type is known yet.
 
     Args:
         node: The node.
@@ -690,7 +690,7 @@ _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def parameter_operands(node: NodeProto) -> Iterator[str]:
-    """Give the operands that parametrize the operator, and are no weights though they may be floats."""
+    """Yield the operands that parametrize the operator, and are no weights though they may be floats."""
     for position in _PARAMETER_OPERANDS.get(node.op_type, ()):
         if position < len(node.input):
             yield node.input[position]

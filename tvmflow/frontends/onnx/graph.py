@@ -88,32 +88,32 @@ def is_if(node: NodeProto) -> bool:
 
 
 def list_branches(graph: GraphProto) -> Iterator[GraphProto]:
-    """Give the branches of every If in a graph, without those inside them."""
+    """Yield the branches of every If in a graph, without those inside them."""
     for node in graph.node:
         if is_if(node):
             yield from subgraphs(node)
 
 
 def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Give a graph, and all branches in it."""
+    """Yield a graph and all branches in it, at any depth."""
     yield graph
     for branch in list_branches(graph):
         yield from all_graphs(branch)
 
 
 def branch_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Give the nodes of the main graph and of all branches in it."""
+    """Yield the nodes of the main graph and of all branches in it."""
     for graph in all_graphs(model.graph):
         yield from graph.node
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """Give the graphs in the attributes of a node, without those inside them."""
+    """Return the graphs in the attributes of a node, without those inside them."""
     return graphs_in(node.attribute)
 
 
 def graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
-    """Give the graphs that attributes are, without those inside them."""
+    """Yield the graphs among attributes, without those nested in them."""
     for attribute in attributes:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -122,7 +122,7 @@ def graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Give the nodes of the graph, of its functions and of all subgraphs."""
+    """Yield the nodes of the graph, of its functions and of all subgraphs."""
     yield from with_inner_nodes(model.graph.node)
     for function in model.functions:
         yield from with_inner_nodes(function.node)
@@ -131,7 +131,7 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Give nodes, each followed by the nodes of its subgraphs."""
+    """Yield nodes, each followed by the nodes of its subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):

@@ -206,7 +206,7 @@ def check_model(model: ModelProto) -> None:
 
 
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Give every tensor in the model: weights and attributes, of all subgraphs too."""
+    """Yield every tensor in the model: weights and attributes, of all subgraphs too."""
     yield from model.graph.initializer
     nodes = list(all_nodes(model))
     for node in nodes:

@@ -196,7 +196,7 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
 
 
 def _set_defaults(node: NodeProto, opset: int) -> None:
-    """Give a node the default values of its operator's attributes, which ONNX's inliner ignores."""
+    """Write an operator's default attribute values to a node, because ONNX's inliner ignores them."""
     if not is_standard(node) or not onnx.defs.has(node.op_type, opset, ""):
         return
     given = {attribute.name for attribute in node.attribute}

@@ -220,7 +220,7 @@ class Sizes(SizeRanges):
     # ------------------------------------------------------------ operators that take sizes
 
     def convert(self, node: NodeProto) -> Any:
-        """Return the result, or results, of an operator that takes sizes; None where the importer converts it."""
+        """Return the result, or results, of an operator that takes sizes; None if the importer converts it."""
         self.fix_padding(node)
         if node.op_type in _PRODUCTS and node.domain in ("", "ai.onnx"):
             self._check_terms(node)
@@ -240,7 +240,7 @@ class Sizes(SizeRanges):
         self.check_equal(left, right, "the terms of its operands")
 
     def find_operand(self, node: NodeProto, position: int) -> SizeValue | None:
-        """Return the value of an operand; None where it is missing, or not known."""
+        """Return the value of an operand; None if it is missing, or not known."""
         name = node.input[position] if position < len(node.input) else ""
         return self.find(name) if name else None
 
@@ -254,7 +254,7 @@ class Sizes(SizeRanges):
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
     def dynamic_operand(self, node: NodeProto, position: int) -> list[Any] | None:
-        """Return the sizes that a node takes, as `operand` does; None where all are constant."""
+        """Return the sizes that a node takes, as `operand` does; None if all are constant."""
         taken = self.operand(node, position)
         return None if taken is None or _are_fixed(*taken) else taken
 
@@ -276,7 +276,7 @@ class Sizes(SizeRanges):
 def compute_sizes(
     ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
 ) -> SizeValue | None:
-    """Return the result of a node for constants and expressions of dimensions; None where it has none.
+    """Return the result of a node for constants and expressions of dimensions; None if it has none.
 
     The operand of `Shape` and `Size` is the shape.
     """
@@ -372,7 +372,7 @@ class _Call(NamedTuple):
         return operand.dtype
 
     def optional(self, position: int, attribute: str = "") -> list[int] | None:
-        """Return an operand, or an attribute, that is constant; None where it is missing."""
+        """Return an operand, or an attribute, that is constant; None if it is missing."""
         if attribute in self.attributes:
             return [int(n) for n in np.atleast_1d(self.attributes[attribute])]
         if position >= len(self.operands) or self.operands[position] is None:

@@ -161,7 +161,7 @@ def export_to_onnx(
 
 
 def _run(request: Json, folder: Path, output: int, errors: int | None = None) -> tuple[int, Json]:
-    """Return the exit code of the worker, and its answer: None where it ended without one.
+    """Return the exit code of the worker, and its answer: None if it ended without one.
 
     `output` and `errors` are the file descriptors of its standard output and error.
     """

@@ -49,7 +49,7 @@ _OPERATOR: Final = re.compile(
     r"|_operator\.(abs|add|and_|eq|floordiv|ge|getitem|gt|invert|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow"
     r"|rshift|sub|truediv|xor)"
 )
-# It maps a file, and makes it where there is none.
+# It maps a file, and makes it if there is none.
 _REFUSED_OPERATOR: Final = "torch.ops.aten.from_file."
 # A formula of sizes, as sympy writes it: nothing but these functions is called, and nothing has attributes.
 _FORMULA: Final = re.compile(r"[\w.+\-*/%<>=~&|!,()' ]+", re.ASCII)
@@ -76,7 +76,7 @@ def check_graph(document: Mapping[str, Any]) -> None:
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Give each string of a document with the name of its field, and the names of fields as names."""
+    """Yield each string of a document with the name of its field, and the names of fields as names."""
     pending = [(key, value)]
     while pending:
         key, value = pending.pop()
@@ -491,7 +491,7 @@ def _parse(document: Mapping[str, Any]) -> Archive:
 def _inputs(
     specs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any], limits: Mapping[str, Limits]
 ) -> Iterator[ModelInput]:
-    """Give the inputs of a model that are tensors, or numbers that are not constant."""
+    """Yield the inputs of a model that are tensors, or numbers that are not constant."""
     for spec in specs:
         argument = spec.get("user_input", {}).get("arg", {})
         if "as_tensor" in argument:
@@ -604,7 +604,7 @@ def _distinct(names: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
 def _containers(
     spec: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """Give the types in a nested value that are none of Python's own, of named tuples with their fields."""
+    """Yield the types in a nested value that are none of Python's own, of named tuples with their fields."""
     kind = spec["type"]
     if kind == _NAMED_TUPLE:
         count = len(spec["children_spec"])

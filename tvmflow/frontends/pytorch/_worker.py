@@ -517,7 +517,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs their names, and others to inner values and weights that have one of these."""
+    """Name inputs and outputs as requested; rename inner values and weights that clash with them."""
     names = {*inputs, *outputs}
     inner = [value for node in graph.all_nodes() for value in node.outputs]
     for value in (*inner, *graph.initializers.values()):

@@ -76,7 +76,7 @@ def convert(
 
 
 def _find_inner(model: Model, names: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of tensors that are no outputs, by name."""
+    """Return the indices of tensors that are not outputs, by name."""
     outputs = {name for name, _ in model.outputs}
     numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
     inner = {}

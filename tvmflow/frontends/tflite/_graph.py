@@ -193,7 +193,7 @@ class Graph:
         return value._replace(shape=self._numbers(value.shape), array=array)
 
     def _compute(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        """Return the results of a node for sizes; nothing where they are not known."""
+        """Return the results of a node for sizes; nothing if they are not known."""
         arrays = [None if v.array is None else v.array.astype(object) for v in operands]
         if node.op_type == "Split" and arrays[0] is not None and arrays[1] is not None:
             places = np.cumsum(arrays[1].astype(np.int64))[:-1]
@@ -680,7 +680,7 @@ class Tensors:
 
 
 MAX_COUNT: Final = 1 << 24
-"""The most numbers of a constant that a few numbers of a model make."""
+"""Maximum number of elements of a constant that a small operand expands to (such as Fill)."""
 
 _SAME: Final = 0
 _NO_ACTIVATION: Final = 0
@@ -791,7 +791,7 @@ class Operation:
         return self.tensors.dequantize(value, quantization, axis)
 
     def bias(self, position: int, data: int, weights: int) -> Value | None:
-        """Return a bias as real values; None where it is left out.
+        """Return a bias as real values; None if it is left out.
 
         Its integers have the product of the scales of the operands `data` and `weights`.
         """

@@ -71,7 +71,7 @@ class Table:
         return None if place is None else Table(self._data, self._target(place), self._budget)
 
     def tables(self, number: int, limit: int) -> Iterator[Table]:
-        """Give the tables of a vector, which has at most `limit`."""
+        """Yield the tables of a vector, which has at most `limit`."""
         start, count = self.span(number, 4)
         if count > limit:
             raise NotAModel(f"a list in it has {count:,} entries, and the limit is {limit:,}")
@@ -326,7 +326,7 @@ class Model(NamedTuple):
     Attributes:
         operators: Its operators in the order of execution.
         inputs: Number of a tensor -> name of that input, in order.
-        outputs: Names and numbers of tensors of the outputs, in order.
+        outputs: Names and tensor indices of the outputs, in order.
     """
 
     tensors: Sequence[Tensor]
@@ -459,7 +459,7 @@ def _read_operator(table: Table, codes: Sequence[str]) -> Operator:
 
 
 def _read_signature(root: Table) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the names of inputs and outputs by the numbers of their tensors, if there is a signature."""
+    """Return the names of inputs and outputs by their tensor indices, if there is a signature."""
     for table in root.tables(7, MAX_ENTRIES):
         if table.integer(4, "I") == 0:
             entries = [list(table.tables(number, _MAX_OPERANDS)) for number in (0, 1)]
@@ -476,7 +476,7 @@ def _names(
 
 
 def _distinct(names: Iterator[str], budget: Budget) -> Iterator[str]:
-    """Give names, numbered where they repeat: a tensor may be an output twice."""
+    """Yield names, numbered where they repeat: a tensor may be an output twice."""
     for name in number_repeated(names):
         budget.spend(len(name))
         yield name

@@ -263,8 +263,8 @@ class _Candidates(NamedTuple):
         ranged: The tensors that become integers with a range that calibration finds.
         shared: These, and those that become integers with them.
         states: The recurrent layers whose state may be multiplied as bytes, by their variables, with the tensor that
-            it begins with where calibration data decide; None where it begins within -1 and 1.
-        emulation: The model with parameters that emulate integers; None where each call computes ranges.
+            it begins with where calibration data decide; None if it begins within -1 and 1.
+        emulation: The model with parameters that emulate integers; None if each call computes ranges.
         factors: The divisors of channels of the emulated model's tensors in this one.
         observer: The model that also returns each observed tensor.
     """

@@ -218,7 +218,7 @@ class ModelObserver:
     def iterate_values(
         self, tensors: Collection[Any], batches: Sequence[Feed]
     ) -> Iterator[tuple[Any, Array]]:
-        """Give the values of some tensors for each batch, one at a time, until the next call of the library."""
+        """Yield the values of some tensors for each batch, one at a time, until the next call of the library."""
         wanted = {}
         for var in tensors:
             origin, factors = self._origins.get(var, (var, None))

@@ -52,7 +52,7 @@ class Switched(Protocol):
 
 
 class Limits(NamedTuple):
-    """Limits of what is lost; None where the recipe gives none.
+    """Limits of what is lost; None if the recipe gives none.
 
     Attributes:
         accuracy_drop: Percentage points of top-1 accuracy.

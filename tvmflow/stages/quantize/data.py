@@ -42,7 +42,7 @@ class DataSource(NamedTuple):
     def load(
         self, files: Mapping[str, Path], count: int | None = None, limit: int | None = None
     ) -> Samples | None:
-        """Return samples; None where the recipe names none.
+        """Return samples; None if the recipe names none.
 
         Of images, `limit` are read, from all of their folders.
 

@@ -19,9 +19,9 @@ class LayerFacts(NamedTuple):
         weight_bits: The bits of its weights; 32 if they stay float.
         data_bits: The bits of its data; 32 if they stay float.
         reason: Why it stays float; empty for one of integers.
-        damage: The error of the outputs when it alone is of integers, relative to them; None where it was not
+        damage: The error of the outputs when it alone is of integers, relative to them; None if it was not
             measured, or an output is no number.
-        gain: The part of the time of all layers that it saves, by the model of the CPU; None where it is not known.
+        gain: The part of the time of all layers that it saves, by the model of the CPU; None if it is not known.
         weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for
             others.
     """

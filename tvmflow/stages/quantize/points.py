@@ -265,7 +265,7 @@ def _has_kernels(call: Any, *, is_transposed: bool) -> bool:
 
 
 def _find_source(data: Any, flow: ir.DataFlow) -> Any:
-    """Return the tensor that holds all numbers of data that were only moved."""
+    """Return the source tensor of data that was only rearranged."""
     while True:
         value: Any = flow.values.get(data)
         if ir.operator_name(value) not in SELECTIONS or not ir.is_float32(value.args[0]):

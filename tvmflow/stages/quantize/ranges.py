@@ -154,7 +154,7 @@ class Histogram:
         return np.asarray(steps.astype(np.int32))
 
     def _widen(self, low: float, high: float) -> None:
-        """Give all values between two limits a bin."""
+        """Extend the histogram to cover all values between two limits."""
         if self.total:
             if self.low <= low and high <= self.high:
                 return

@@ -123,7 +123,7 @@ class _Smoother(LayerRewriter):
 
 
 def input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
-    """Return the axis of weights that meets the channels of data; None where groups divide them."""
+    """Return the axis of weights that meets the channels of data; None if groups divide them."""
     if layer.operator == "matmul":
         return 0
     groups = int(flow.values[layer.var].attrs.groups)
@@ -156,7 +156,7 @@ def _exponents(values: Array) -> Array:
 def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
     """Return the expected square of the error of the results of layers, by uniform errors of a step.
 
-    `sizes` are the largest numbers of the channels, and each matrix has whether its layer is depthwise.
+    `sizes` are the largest absolute values of the channels, and each matrix has whether its layer is depthwise.
     """
     step = float((sizes / factors).max()) / _STEPS
     total = 0.0

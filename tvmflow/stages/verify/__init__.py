@@ -665,7 +665,7 @@ def time_sizes(
 def _compare_at(
     library: Library, sized: SizeOutputs, tolerance: Tolerance
 ) -> tuple[SizeVerdict, dict[str, Array] | None]:
-    """Return the verdict at some sizes, and the library's outputs; None where it cannot be called."""
+    """Return the verdict at some sizes, and the library's outputs; None if it cannot be called."""
     expected = {spec.name: sized.outputs[spec.name] for spec in library.outputs}
     verdict, outputs = check_call(library, sized.feed, expected, tolerance)
     return cast(SizeVerdict, {"sizes": sized.sizes, **verdict}), outputs
@@ -712,7 +712,7 @@ def _find_measured(settings: VerifySettings) -> str:
 
 
 def _find_isa_level(library: Library) -> str:
-    """Return the level that a library runs in this process; empty where it runs elsewhere."""
+    """Return the level that a library runs in this process; empty if it runs elsewhere."""
     if not isinstance(library, LocalLibrary):
         return ""
     program = library.module.program

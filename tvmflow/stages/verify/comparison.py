@@ -48,7 +48,7 @@ class Tolerance(NamedTuple):
         of_largest: At least this share of the output's largest absolute value: the error of a sum
             follows its largest terms, so that of a result near 0 follows the results beside it.
         of_slice: At least this share of the largest value of the element's slice along each axis: an
-            output may have numbers of several kinds, such as pixels beside probabilities.
+            output may have values of several kinds, such as pixels beside probabilities.
         step: At least this much, up to a quarter of the largest value.
         rms: The root mean square of all errors, relative to that of the output; None: any.
         scale: How far the output as a whole may be scaled; None: any.
@@ -213,7 +213,7 @@ def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
 
 
 def _find_largest(values: Sequence[float | str]) -> float | str:
-    """Return the largest value, some of which JSON has as text; NaN where there is one."""
+    """Return the largest value, some of which JSON has as text; NaN if there is one."""
     return max(values, key=lambda value: (math.isnan(number := float(value)), number))
 
 

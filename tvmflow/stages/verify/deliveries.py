@@ -135,7 +135,7 @@ def check_deliveries(
     Without a tolerance, bits must be equal.
 
     Returns:
-        The verdict on each output; nothing where the library runs on another machine.
+        The verdict on each output; nothing if the library runs on another machine.
     """
     if settings.run_on != LOCAL or not isinstance(library, LocalLibrary):
         return {}
@@ -184,7 +184,7 @@ class _Deliveries:
             np.savez(self._samples, *feed.values())
 
     def list_tasks(self, output: str, names: Sequence[str]) -> Iterator[_Task]:
-        """Give the processes that load an output.
+        """Yield the processes that load an output.
 
         Raises:
             _Unloadable: when no process can.
@@ -297,12 +297,12 @@ class _Deliveries:
     # ---------------------------------------------------------------- outputs
 
     def load_bundle(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the process that loads a bundle."""
+        """Yield the process that loads a bundle."""
         [bundle] = files.values()
         yield _Task(_BUNDLE, bundle)
 
     def load_wheel(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the process that imports a wheel, with only its requirements."""
+        """Yield the process that imports a wheel, with only its requirements."""
         [path] = files.values()
         unpacked, required = path.parent / "unpacked", path.parent / "required"
         required.mkdir()
@@ -337,13 +337,13 @@ class _Deliveries:
                 yield _Task(_C_LIBRARY, linked, {**fields, "libraries": [described]})
 
     def load_shared(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the process that loads a library by TVM's runtime."""
+        """Yield the process that loads a library by TVM's runtime."""
         self._require_plain_outputs()
         [path] = files.values()
         yield _Task(_TVM, path)
 
     def load_static(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the process that loads the program that links a static library."""
+        """Yield the process that loads the program that links a static library."""
         self._require_plain_outputs()
         [path] = (path for path in files.values() if path.suffix != ".h")
         linked = path.with_name("linked.so")
@@ -354,7 +354,7 @@ class _Deliveries:
         )
 
     def load_params(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the processes that load a library without weights, by tvmflow and by TVM."""
+        """Yield the processes that load a library without weights, by tvmflow and by TVM."""
         self._require_plain_outputs()
         paths = {path.suffix: path for path in files.values()}
         yield _Task(_BUNDLE, paths[".tvmflow"], {"weights": str(paths[".safetensors"])})

@@ -93,7 +93,7 @@ class MoreDraws(NamedTuple):
         names: The outputs that are compared.
         tolerance: How closely these must agree.
         left_out: The reason for each useless draw.
-        exercises: The branches that all inputs reach; None where the reference does not know.
+        exercises: The branches that all inputs reach; None if the reference does not know.
         repeats: Batches of the usual distribution, in whose outputs channels are looked for that are scaled.
         slices: How far these may be scaled.
     """
@@ -139,7 +139,7 @@ def draw_more(
 
     Samples of the recipe and images do not change.
 
-    `observe` returns which branches a batch reaches; it is None where the reference does not know. Without names of
+    `observe` returns which branches a batch reaches; it is None if the reference does not know. Without names of
     outputs to compare, no inputs are drawn.
     """
     feeds = results.samples.batches

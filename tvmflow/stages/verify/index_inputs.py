@@ -33,7 +33,7 @@ class IndexInputs(NamedTuple):
     Attributes:
         outputs: The outputs that are indices.
         selects: An index selects data that the model continues with, or returns.
-        loaded: The model with these tensors as further outputs; None where they cannot be compared.
+        loaded: The model with these tensors as further outputs; None if they cannot be compared.
         reason: Why they cannot.
     """
 

@@ -51,7 +51,7 @@ def load_with_inner(
     Only tensors of some dtypes are returned, where these are given.
 
     Returns:
-        None where the frontend has no names for the tensors.
+        None if the frontend has no names for the tensors.
     """
     frontend = FRONTENDS[kind]
     tensors = frontend.list_tensors(model.files)
@@ -241,7 +241,7 @@ class InnerLibrary:
 
 
 def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None:
-    """Return the kernels that compute a variable, and all before it; None where a condition decides."""
+    """Return the kernels that compute a variable, and all before it; None if a condition decides."""
     kernels, left, seen = set(), [var], set()
     while left:
         current = left.pop()

@@ -189,7 +189,7 @@ def load_samples(
     path: Path | None,
     operands: Sequence[Operand] = (),
 ) -> Iterator[tuple[str, Samples]]:
-    """Give the recipe's samples, or seeded random inputs of the tuning sizes, with distributions."""
+    """Yield the recipe's samples, or seeded random inputs of the tuning sizes, with distributions."""
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
     dimensions = read_dimensions(signature, settings)
@@ -216,7 +216,7 @@ def load_samples(
 def _draw_samples(
     inputs: Sequence[TensorSpec], settings: VerifySettings, *, batches: int, seed: int
 ) -> Iterator[tuple[str, Samples]]:
-    """Give seeded random inputs, each where earlier ones detect too little.
+    """Yield seeded random inputs, each where earlier ones detect too little.
 
     Floats without a range have both signs, unless the reference gives no values for negative ones. A model that
     `quantize` made first gets its likely calibration data, numbers from 0 to 1.
@@ -248,7 +248,7 @@ def _draw_samples(
 
 
 def draw_inputs(inputs: Sequence[TensorSpec], settings: VerifySettings) -> Iterator[Feed]:
-    """Give random inputs of fixed shapes, each one that may serve where none before it does."""
+    """Yield random inputs of fixed shapes, each one that may serve where none before it does."""
     for seed in range(settings.verify.seed, settings.verify.seed + _DRAWS_AT_A_SIZE):
         for _, data in _draw_samples(inputs, settings, batches=1, seed=seed):
             yield data.batches[0]
@@ -367,7 +367,7 @@ class Images(NamedTuple):
     """The images that a library is verified on.
 
     Attributes:
-        samples: Its inputs; None where they are not only images.
+        samples: Its inputs; None if they are not only images.
         comparisons: The preprocessing of each input, compared with Pillow.
     """
 
@@ -432,7 +432,7 @@ def with_images(
 
 
 def _list_images(context: StageContext) -> ImageList | None:
-    """Return the images of `verify.data`, or None where that is a file of arrays or nothing."""
+    """Return the images of `verify.data`, or None if that is a file of arrays or nothing."""
     prefix = f"{DATA}/"
     files = [role.removeprefix(prefix) for role in context.inputs if role.startswith(prefix)]
     if not files:
@@ -711,7 +711,7 @@ def _shrink(dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], i
 
 
 def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
-    """Give combinations of different sizes that no tile divides: near the middle, and near the end."""
+    """Yield combinations of different sizes that no tile divides: near the middle, and near the end."""
     for find_start in (
         lambda d: math.isqrt(d.least_nonempty * d.max),
         lambda d: d.max - d.multiple_of,

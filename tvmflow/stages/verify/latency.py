@@ -195,7 +195,7 @@ def _is_stable(profiles: Sequence[Mapping[str, float]], kernels: Iterable[str]) 
 def make_profile(
     seconds: Mapping[str, float], rules: Mapping[str, str], call_s: float
 ) -> Profile | None:
-    """Return the shares of kernels and of schedule rules in a call; None where no kernel was timed.
+    """Return the shares of kernels and of schedule rules in a call; None if no kernel was timed.
 
     Reporting each kernel takes time, which is no part of a call: where all kernels together take
     longer than `call_s`, a call without reports, they have all of it.
@@ -353,7 +353,7 @@ def lower_untuned(settings: VerifySettings, files: Mapping[str, Path]) -> Lowere
 def schedule_each(
     combinations: Iterable[Mapping[str, int]], settings: VerifySettings, context: StageContext
 ) -> Iterator[ScheduledModel]:
-    """Give a model with dimensions as it would be built, untuned, for each combination of sizes alone."""
+    """Yield an untuned fixed-shape build of a dynamic model for each combination of sizes."""
     from tvmflow.compiler import lowering
     from tvmflow.graph.dynamic_shapes import at_sizes
 
@@ -367,7 +367,7 @@ def schedule_each(
 def _schedule_by_rules(
     models: Iterable[LoweredModel], settings: VerifySettings, context: StageContext
 ) -> Iterator[ScheduledModel]:
-    """Give models with schedules; their weights are read once."""
+    """Yield models with schedules; their weights are read once."""
     from tvmflow.compiler import lowering
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 

@@ -131,7 +131,7 @@ def _load_rounded(
     settings: VerifySettings,
     files: Mapping[str, Path],
 ) -> LoadedModel | None:
-    """Return the model with all of its rounded tensors; None where not all of them can be named."""
+    """Return the model with all of its rounded tensors; None if not all of them can be named."""
     from tvmflow.graph import ir
     from tvmflow.stages.verify.inner_tensors import load_with_inner, return_inner
 

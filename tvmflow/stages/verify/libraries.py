@@ -55,7 +55,7 @@ class TimedLibrary(Timed, Protocol):
         ...
 
     def profile(self, feed: Feed) -> dict[str, float]:
-        """Return the seconds of each kernel in one call, by its name; none where they are unknown."""
+        """Return the seconds of each kernel in one call, by its name; none if they are unknown."""
         ...
 
 
@@ -206,7 +206,7 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
 def load_with_other_threads(
     bundle: Path, settings: VerifySettings
 ) -> Iterator[tuple[int, Library]]:
-    """Give the library of a bundle with other numbers of threads, one after the other.
+    """Yield the library of a bundle with other numbers of threads, one after the other.
 
     Nothing for one that runs elsewhere, or on TVM's virtual machine, whose threads all libraries of a process share.
     """
@@ -236,7 +236,7 @@ def compare_threads(
 def check_call(
     library: Library, feed: Feed, expected: Mapping[str, Array], tolerance: Tolerance
 ) -> tuple[CallVerdict, dict[str, Array] | None]:
-    """Return the verdict on one call of a library, and its outputs; None where it cannot be called."""
+    """Return the verdict on one call of a library, and its outputs; None if it cannot be called."""
     try:
         [outputs] = library.run_all([feed])
     except (BundleError, StageError) as error:
@@ -248,7 +248,7 @@ def check_call(
 
 @contextlib.contextmanager
 def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Library]:
-    """Give the exported library, ready to run where the settings say; StageError when it cannot be."""
+    """Yield the exported library, ready to run where the settings say; StageError when it cannot be."""
     from tvmflow.runtime import bundles
 
     bundle = context.inputs["export/module.tvmflow"]

@@ -44,7 +44,7 @@ class ReferenceRun(NamedTuple):
         note: The note of reports about it, or nothing.
         results: Its outputs, and the indices of their samples.
         tolerance: How closely outputs must agree with its own.
-        timed: The reference, which still runs, to be timed interleaved with the library; None where that
+        timed: The reference, which still runs, to be timed interleaved with the library; None if that
             runs on another machine.
         indices: The tensors that go into an index; None for a model without an index.
         more: Random inputs beside the samples, and the branches that all of them reach.
@@ -156,7 +156,7 @@ def run_reference(
 def _make_observe(
     reference: Reference, model: ImportedModel
 ) -> Callable[[Feed], list[Exercise]] | None:
-    """Return an observer of the branches that a batch reaches; None where the reference has none."""
+    """Return an observer of the branches that a batch reaches; None if the reference has none."""
     if not reference.can_observe:
         return None
 

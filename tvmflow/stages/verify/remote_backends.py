@@ -247,7 +247,7 @@ class DeviceLibrary(_RemoteLibrary):
 
 @contextlib.contextmanager
 def open_devices(remote: Mapping[str, Json], log: Path) -> Iterator[DevicePool]:
-    """Give the devices of a target's `remote`; their sessions are children of this process.
+    """Yield the devices of a target's `remote`; their sessions are children of this process.
 
     Raises:
         StageError: when there is no such device.

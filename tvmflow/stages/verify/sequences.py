@@ -129,11 +129,11 @@ class _Sequence:
         return ""
 
     def _find_limit(self) -> int:
-        """Return the largest length of growing states; -1 where none grows."""
+        """Return the largest length of growing states; -1 if none grows."""
         return next((d.max for d in self._dimensions if d.name == self._session.length_name), -1)
 
     def _draw(self, step: int) -> Feed | None:
-        """Return inputs for the next step; None where none fits any more: the first are long, others short."""
+        """Return inputs for the next step; None if none fits any more: the first are long, others short."""
         sizes = {
             entry.name: choose_tuning_size(entry) if step % 3 == 0 else entry.min
             for entry in self._dimensions

@@ -198,7 +198,7 @@ class SizeVerdict(CallVerdict, total=False):
         is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
         latency_s: Seconds of a call; absent where the library cannot be timed.
         reference_latency_s: Those of the reference.
-        fixed_speedup: The speed relative to an untuned library of these sizes alone, where there was one.
+        fixed_speedup: The speed relative to an untuned library of these sizes alone, if there was one.
     """
 
     sizes: dict[str, int]
@@ -223,7 +223,7 @@ class Exercise(TypedDict):
     """The branches of a node that computes piecewise, as the reference takes them.
 
     Attributes:
-        branches: The share of elements that take each branch, over all inputs; 0 where none does.
+        branches: The share of elements that take each branch, over all inputs; 0 if none does.
     """
 
     node: str

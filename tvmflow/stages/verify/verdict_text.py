@@ -130,7 +130,7 @@ def _describe_isa_level(name: str, level: IsaLevelVerdict) -> str:
 
 
 def _describe_sizes(facts: Verdict) -> Iterator[str]:
-    """Give a table of the sizes at which a library with dimensions was verified."""
+    """Yield a table of the sizes at which a library with dimensions was verified."""
     sizes = sort_sizes(facts)
     if sizes:
         width = max(len(sizes_text(entry["sizes"])) for entry in sizes)
@@ -175,7 +175,7 @@ def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
 
 
 def _describe_draws(facts: Verdict) -> Iterator[str]:
-    """Give the further inputs on which a library was verified, and branches that no input reached."""
+    """Yield the further inputs on which a library was verified, and branches that no input reached."""
     if draws := [draw["inputs"] for draw in facts.get("draws", ()) if draw["passed"]]:
         yield f"agrees with {compared_with(facts)} for {', '.join(draws)}, too"
     if "unexercised" in facts:
@@ -183,7 +183,7 @@ def _describe_draws(facts: Verdict) -> Iterator[str]:
 
 
 def _explain_exercises(facts: Verdict) -> Iterator[str]:
-    """Give the share of each branch of a piecewise operator, and which inputs were not compared."""
+    """Yield the share of each branch of a piecewise operator, and which inputs were not compared."""
     yield from facts.get("draws_left_out", ())
     if "exercises_not_observed" in facts:
         yield f"{facts['exercises_not_observed']} does not say which branches of the model the inputs reach"
@@ -212,7 +212,7 @@ def _latency_cell(seconds: float | None) -> str:
 
 
 def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
-    """Give how tensors that go into an index agree, where they were seen, and the classes reached."""
+    """Yield how tensors that go into an index agree, where they were seen, and the classes reached."""
     for name, tensor in facts.get("index_inputs", {}).items():
         if not tensor["passed"]:
             continue
@@ -246,7 +246,7 @@ def _describe_deliveries(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_layers(facts: Verdict) -> Iterator[str]:
-    """Give how closely the layers of a quantized model agree."""
+    """Yield how closely the layers of a quantized model agree."""
     layers = facts.get("layers", {})
     if "not_compared" in layers:
         yield f"its layers are not compared by themselves: {layers['not_compared']}"
@@ -266,7 +266,7 @@ def _describe_image(name: str, comparison: ImageComparison) -> str:
 
 
 def _describe_agreement(comparison: OutputComparison) -> Iterator[str]:
-    """Give the errors of an output, and how well it agrees on the whole."""
+    """Yield the errors of an output, and how well it agrees on the whole."""
     yield (
         f"largest error: absolute {float(comparison['max_abs_error']):.2g}, "
         f"relative {float(comparison['max_rel_error']):.2g}"
@@ -328,7 +328,7 @@ def _scale_latency(
 
 
 def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str]:
-    """Give how much faster the library is than another runtime, or why unknown, and if that agrees."""
+    """Yield how much faster the library is than another runtime, or why unknown, and if that agrees."""
     if "not_timed" in runtime:
         yield f"{runtime['name']} is not timed: {runtime['not_timed']}"
         return
@@ -392,7 +392,7 @@ def explain(facts: Verdict) -> list[str]:
 
 
 def _explain_tolerance(tolerance: AllowedDifference) -> Iterator[str]:
-    """Give how far elements may differ, and an output as a whole."""
+    """Yield how far elements may differ, and an output as a whole."""
     shares = {
         "an output's largest value": tolerance.get("of_largest"),
         "the largest value of its rows, columns or channels": tolerance.get("of_slice"),
@@ -476,7 +476,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
 
 
 def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
-    """Give a sentence for every tensor that goes into an index and is wrong."""
+    """Yield a sentence for every tensor that goes into an index and is wrong."""
     for name, tensor in verdict.get("index_inputs", {}).items():
         subject = _index_input(name)
         if tensor.get("is_missing"):
@@ -488,7 +488,7 @@ def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str)
 
 
 def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[str]:
-    """Give a sentence for everything that is wrong at some sizes of the dimensions."""
+    """Yield a sentence for everything that is wrong at some sizes of the dimensions."""
     for entry in sizes:
         where = sizes_text(entry["sizes"])
         if "failure" in entry:
@@ -500,7 +500,7 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
 
 
 def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
-    """Give a sentence for every output that differs in a new process from the verified library."""
+    """Yield a sentence for every output that differs in a new process from the verified library."""
     for output, delivery in verdict.get("deliveries", {}).items():
         if delivery["passed"]:
             continue
@@ -510,7 +510,7 @@ def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
 
 
 def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
-    """Give a sentence for everything that is wrong for random inputs beside the usual ones."""
+    """Yield a sentence for everything that is wrong for random inputs beside the usual ones."""
     for entry in verdict.get("draws", ()):
         if "failure" in entry:
             yield f"fails for {entry['inputs']}: {entry['failure']}"
@@ -521,7 +521,7 @@ def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
 
 
 def _list_wrong_layers(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
-    """Give a sentence for every layer of a quantized model that is wrong."""
+    """Yield a sentence for every layer of a quantized model that is wrong."""
     layers = verdict.get("layers", {})
     if not layers.get("is_reproduced", True):
         yield "the library computes other numbers than the same kernels that are compiled once more"
@@ -590,7 +590,7 @@ def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
 
 
 def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
-    """Give a sentence for every other runtime whose outputs are not those of the reference."""
+    """Yield a sentence for every other runtime whose outputs are not those of the reference."""
     reference = verdict.get("reference", "")
     for runtime in verdict.get("compared", {}).values():
         mismatches = list_mismatches(runtime.get("outputs", {}), reference)
@@ -665,7 +665,7 @@ def list_mismatches(
 
 
 def _list_excesses(comparison: OutputComparison, reference: str) -> Iterator[str]:
-    """Give a sentence for each limit of the tolerance that an output exceeds."""
+    """Yield a sentence for each limit of the tolerance that an output exceeds."""
     limits = comparison.get("exceeded", {})
     if comparison["mismatched"]:
         worst = comparison["worst"]

@@ -83,7 +83,7 @@ class FolderCache:
 
     @contextlib.contextmanager
     def _replacing(self, target: Path) -> Iterator[IO[bytes]]:
-        """Give a new file that takes the place of `target` when it is complete.
+        """Yield a new file that takes the place of `target` when it is complete.
 
         Temporary files are in a folder of their own, so that a reader that lists `ac/` or `cas/`
         sees only complete files, and have the host in their names, since machines share them.

@@ -25,7 +25,7 @@ _MOST = 16
 def probe_opencl() -> tuple[int, str, int, int]:
     """Return OpenCL's report about its first device.
 
-    That is the number of platforms, the device's name, empty where there is none, the most threads of a block,
+    That is the number of platforms, the device's name, empty if there is none, the most threads of a block,
     and the bytes of its shared memory. The driver is started in this process, which must not be forked
     afterwards.
 

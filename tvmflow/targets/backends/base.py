@@ -22,21 +22,21 @@ class Backend(ABC):
         KIND: TVM's target kind.
         DEVICE: The name of its device: TVM's, that of its lock, and that in reports.
         DLPACK_DEVICE_TYPE: DLPack's number of that device's type.
-        RUNS_ON_HOST_CPU: True where kernels run on the CPU that calls them: with its cores, threads and
+        RUNS_ON_HOST_CPU: True if kernels run on the CPU that calls them: with its cores, threads and
             memory. Where they do not, a library needs a runtime of its own in the process that loads it,
             so that it is delivered only in forms that load one.
-        IS_BESIDE_HOST: True where code is delivered beside that of its host, which runs where there is no device.
-        HAS_INT64: True where kernels may compute with integers of 64 bits.
+        IS_BESIDE_HOST: True if code is delivered beside that of its host, which runs if there is no device.
+        HAS_INT64: True if kernels may compute with integers of 64 bits.
         EXECUTOR: The file of `targets.c_runtime` that launches kernels in a C library; empty for none.
         TOOLS: Distributions whose code shapes what is compiled: in the keys of all stages that compile.
         PYTHON_REQUIREMENTS: Requirements, for pip, of a program that loads a library, besides TVM.
         ENVIRONMENT_VARIABLES: Environment variables that decide which device this machine has.
-        SEARCH_RULES: The name of MetaSchedule's rules for its kernels; empty where TVM chooses them by the target.
+        SEARCH_RULES: The name of MetaSchedule's rules for its kernels; empty if TVM chooses them by the target.
         LIMITS: What its devices have, and a search must know, where a target does not say it.
         INTRINSICS: The modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name.
-        NO_FLOAT16: Why kernels cannot compute in float16; empty where they can.
-        NO_BFLOAT16: Why kernels cannot multiply bfloat16; empty where they can.
-        NO_RPC: Why no device behind RPC runs its code; empty where one may.
+        NO_FLOAT16: Why kernels cannot compute in float16; empty if they can.
+        NO_BFLOAT16: Why kernels cannot multiply bfloat16; empty if they can.
+        NO_RPC: Why no device behind RPC runs its code; empty if one may.
     """
 
     KIND: ClassVar[str]

@@ -232,7 +232,7 @@ class LibraryFiles(NamedTuple):
     """The file names of a C library, as programmers of its system expect them.
 
     Attributes:
-        shared: The shared library; empty where programs are linked only with static ones.
+        shared: The shared library; empty if programs are linked only with static ones.
         import_library: For Windows: what programs are linked with to use the DLL; else empty.
         loader: For WebAssembly: the module of JavaScript that loads it; else empty.
     """
@@ -556,7 +556,7 @@ def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> lis
 
 
 def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
-    """Return the sizes of a tensor as in a description in C: -1 where they are dynamic."""
+    """Return the sizes of a tensor as in a description in C: -1 if they are dynamic."""
     sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
     return [str(size) if isinstance(size, int) else "-1" for size in sizes]
 

@@ -205,7 +205,7 @@ def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
 def _find_winograd(
     rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window, terms: int
 ) -> Geometry | None:
-    """Return the sizes of a Winograd convolution; None where it is not possible or not profitable.
+    """Return the sizes of a Winograd convolution; None if it is not possible or not profitable.
 
     An instruction of the direct convolution computes this many `terms` of each result.
     """
@@ -343,7 +343,7 @@ _MOVE_COST: Final = 4
 def choose_phases(
     image: Image, kernel: Sequence[int], window: Window, block: int, share: float
 ) -> tuple[int, ...] | None:
-    """Return how many pixels along each axis become channels; None where that is not faster.
+    """Return how many pixels along each axis become channels; None if that is not faster.
 
     `kernel` is the shape (o, i, …) of the weights, and `share` the part of the multiplications of a direct
     convolution that another method needs.

@@ -51,7 +51,7 @@ def schedule_for_gpu(
     target: tvm.target.Target,
     rules: Mapping[str, GpuRule] = GPU_RULES,
 ) -> ScheduledModule:
-    """Give each kernel the schedule of a rule; without threads it cannot run on a GPU."""
+    """Apply a schedule rule to each kernel: without thread bindings, it cannot run on a GPU."""
     mod = ir.copy_module(lowered)
     device = Device.from_target(target)
     chosen: dict[str, str] = {}

@@ -90,7 +90,7 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def find_product(schedule: Schedule) -> Product | None:
-    """Return the product that a kernel computes; None where it computes something else, or more."""
+    """Return the product that a kernel computes; None if it computes something else, or more."""
     handles = list_all_blocks(schedule)
     reductions = [handle for handle in handles if is_reduction(schedule, handle)]
     if len(reductions) != 1 or not _is_product(schedule.get(reductions[0])):
@@ -306,7 +306,7 @@ def _add_groups(schedule: Schedule, total: Any, tile: Tile, block: Any) -> None:
 
 
 def make_matrices(schedule: Schedule, product: Product) -> None:
-    """Give a block the axes of a product, and its operands and result these of matrices."""
+    """Transform a block and its buffers to the axes of a matrix multiplication."""
     main = product.main
     loads = list_loads(schedule.get(main))
     reads = [find_read(schedule.get(main), load) for load in loads]
