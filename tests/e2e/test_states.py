@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 import tvmflow
 from tests.support import caches
 from tests.support.caches import Array
+from tests.support.exports import compile_cpp
 from tests.support.project import Project
+from tests.support.recipes import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deliveries of attention with a KV cache."""
     project = Project(tmp_path_factory.mktemp("cached"))
     caches.write_cached_attention(project.folder / "cached.onnx")
-    recipe = caches.RECIPE.replace("targets:", STATE)
+    recipe = caches.RECIPE.replace("targets:", STATE).replace("outputs: [", "outputs: [cpp, ")
     (project.folder / "tiny.yaml").write_text(recipe)
     done = project.run()
     assert done.code == 0, done.out + done.err
@@ -78,6 +81,43 @@ def test_states_are_forked_truncated_saved_and_reset(folder: Path) -> None:
     np.testing.assert_array_equal(copy.run(feed(7, 0))["y"], module.session().run(feed(7, 0))["y"])
 
 
+def test_a_program_in_cpp_gives_what_a_session_gives(folder: Path, tmp_path: Path) -> None:
+    """Bit for bit, with states of either; a wrong call throws, and leaves the states."""
+
+    def pattern(seq: int, length: int) -> dict[str, Array]:
+        x = (np.arange(seq * caches.WIDTH) % 13 / 16 - 0.5).astype(np.float32)
+        return {**feed(seq, length), "x": x.reshape(1, seq, -1)}
+
+    def step(seq: int) -> Array:
+        return session.run(pattern(seq, session.length))["y"]
+
+    session = tvmflow.load(folder / "cached.tvmflow").session()
+    session.run(feed(9, 0))
+    (tmp_path / "python").write_bytes(session.save())
+    cpp = folder / "cached-cpp"
+    program = compile_cpp(ROOT / "tests/support/cpp/states.cpp", tmp_path / "program", cpp)
+    words = [program, *(tmp_path / name for name in ("out", "python", "saved"))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    messages = done.stdout.splitlines()
+    assert len(messages) == 11
+    assert "input 'mask' is float32 [1, 8]: 8 values, not 1" in messages[3]
+
+    session.reset()
+    expected = [step(seq) for seq in (5, 1, 12)]
+    expected += session.states.values()
+    assert session.save() == (tmp_path / "saved").read_bytes()
+    expected.append(step(2))
+    session.truncate(7)
+    expected.append(session.states["past_value"])
+    expected.append(step(3))
+    session.load((tmp_path / "python").read_bytes())
+    expected.append(step(4))
+    session.reset()
+    expected.append(step(5))
+    assert (tmp_path / "out").read_bytes() == b"".join(array.tobytes() for array in expected)
+
+
 def damage(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
@@ -113,7 +153,8 @@ def test_what_is_wrong_is_refused_and_changes_nothing(folder: Path) -> None:
 def test_a_recurrent_state_is_replaced_by_each_step(project: Project) -> None:
     """It begins with 0, and cannot be truncated."""
     caches.write_lstm(project.folder / "recurrent.onnx")
-    (project.folder / "tiny.yaml").write_text(caches.RECURRENT)
+    recipe = caches.RECURRENT.replace("outputs: [", "outputs: [cpp, ")
+    (project.folder / "tiny.yaml").write_text(recipe)
     done = project.run()
     assert done.code == 0, done.out + done.err
     module = tvmflow.load(project.folder / "dist/recurrent/host/recurrent.tvmflow")

@@ -27,7 +27,13 @@ from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_shape, describe_tensors
+from tvmflow.targets.c_runtime import (
+    DescribedModel,
+    LibraryFiles,
+    describe_shape,
+    describe_tensors,
+    states,
+)
 from tvmflow.targets.linking.base import find_program_errors
 
 FOLDER: Final = Path(__file__).with_name("project")
@@ -43,8 +49,8 @@ _RESERVED: Final = frozenset(
     "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
     "while xor xor_eq main std tvmflow_models".split()
 )
-# A line that says for which models the lines after it are: those of fixed sizes, those of dynamic shape, or all.
-_MARK: Final = re.compile(r"^//@(fixed|open|all)\n", re.MULTILINE)
+# A line that says for which models the lines after it are: those of fixed sizes, of dynamic shape, with states, or all.
+_MARK: Final = re.compile(r"^//@(all|fixed|open|states|states fixed|states open)\n", re.MULTILINE)
 # Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
 _TYPES: Final[Mapping[str, str]] = {
     "float32": "float",
@@ -89,10 +95,12 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
     tensors = _place_tensors(model.signature, libraries)
     names = [f"{library.model.name}.h" for library in libraries]
     has_device = any(library.model.executor for library in libraries)
-    statuses = c_runtime.list_statuses(bool(model.dimensions), has_device).items()
+    has_states = _holds_states(model, libraries)
+    statuses = c_runtime.list_statuses(bool(model.dimensions), has_device, has_states).items()
     values = {
         "TITLE": model.name,
         "NAME": model.prefix.upper(),
+        "PREFIX": model.prefix,
         "NAMESPACE": namespace(model.prefix),
         "HEADERS": ", ".join(names),
         "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
@@ -105,19 +113,35 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         "OUTPUT_COUNT": str(len(model.signature["outputs"])),
         **_write_table(tensors),
         **_write_dimensions(model),
+        **(_write_states(model) if has_states else {}),
     }
-    return render_template("model.hpp", values, has_dimensions=bool(model.dimensions))
+    has_dimensions = bool(model.dimensions)
+    return render_template(
+        "model.hpp", values, has_dimensions=has_dimensions, has_states=has_states
+    )
 
 
-def render_template(name: str, values: Mapping[str, str], *, has_dimensions: bool = False) -> str:
+def _holds_states(model: DescribedModel, libraries: Sequence[Library]) -> bool:
+    """Return whether a model is one library, whose contexts hold states."""
+    return libraries[0].model is model and model.has_states
+
+
+def render_template(
+    name: str,
+    values: Mapping[str, str],
+    *,
+    has_dimensions: bool = False,
+    has_states: bool = False,
+) -> str:
     """Return a template with `@NAME@` replaced by values, whose own text is not replaced.
 
-    Lines after `//@open` are for models with dimensions alone, those after `//@fixed` for others.
+    Lines after `//@open` are for models with dimensions alone, those after `//@fixed` for others, and those after
+    `//@states` for models with states.
     """
     first, *parts = _MARK.split((FOLDER / name).read_text(encoding="utf-8"))
-    words = ("all", "open" if has_dimensions else "fixed")
+    words = {"all", "open" if has_dimensions else "fixed"} | ({"states"} if has_states else set())
     pairs = zip(parts[::2], parts[1::2], strict=True)
-    text = first + "".join(part for word, part in pairs if word in words)
+    text = first + "".join(part for mark, part in pairs if words.issuperset(mark.split()))
     return fill_template(text, values)
 
 
@@ -257,6 +281,26 @@ def _write_dimensions(model: DescribedModel) -> dict[str, str]:
     }
 
 
+def _write_states(model: DescribedModel) -> dict[str, str]:
+    outputs = len(model.signature["inputs"])
+    places = {
+        direction: {tensor["name"]: place for place, tensor in enumerate(tensors, first)}
+        for direction, first in (("inputs", 0), ("outputs", outputs))
+        for tensors in [model.signature[direction]]
+    }
+    steps = states.list_steps(model.signature)
+    length = states.find_length_dimension(model.signature, model.dimensions)
+    values = {"LENGTH_DIMENSION": str(-1 if length is None else length)}
+    for kind, direction in (
+        ("states", "inputs"),
+        ("step_inputs", "inputs"),
+        ("step_outputs", "outputs"),
+    ):
+        values[kind.upper()] = ", ".join(str(places[direction][name]) for name in steps[kind])
+        values[f"{kind.upper().removesuffix('S')}_COUNT"] = str(len(steps[kind]))
+    return values
+
+
 # ---------------------------------------------------------------- images
 # Preprocessing and labels, over the header in C.
 
@@ -389,7 +433,8 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     names = LibraryFiles.of(built.name, request.triple)
     if isinstance(built, BuiltModel):
-        model, libraries = built.c_model, [Library(built.c_model)]
+        model = built.c_model
+        libraries = [Library(model)]
         write_text(project / "include" / names.header, c_runtime.write_header(model))
     else:
         model = DescribedModel(built.name, built.signature, (), request.triple)
@@ -403,8 +448,12 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     for name in _copied(request):
         shutil.copyfile(FOLDER / name, project / name)
     values = _describe(model, libraries, request) | describe_images(model, built.manifest)
+    kinds = {
+        "has_dimensions": bool(model.dimensions),
+        "has_states": _holds_states(model, libraries),
+    }
     for name in _templates(request):
-        text = render_template(name, values, has_dimensions=bool(model.dimensions))
+        text = render_template(name, values, **kinds)
         write_text(project / name, text)
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"

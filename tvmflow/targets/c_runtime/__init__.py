@@ -384,10 +384,16 @@ def compile_isa_levels(model: DescribedModel, folder: Path) -> list[Path]:
     return [folder / level.name / level.file("o") for level in model.levels]
 
 
-def list_statuses(has_dimensions: bool, has_device: bool = False) -> dict[str, str]:
+def list_statuses(
+    has_dimensions: bool, has_device: bool = False, has_states: bool = False
+) -> dict[str, str]:
     """Return the numbers of the statuses of a header, by their names without the prefix."""
     text = (_FOLDER / _HEADER).read_text()
-    for name, is_there in ((_DIMENSIONS, has_dimensions), (_DEVICE, has_device)):
+    for name, is_there in (
+        (_DIMENSIONS, has_dimensions),
+        (_DEVICE, has_device),
+        (states.HEADER, has_states),
+    ):
         text += _read_parts(name)[0] if is_there else ""
     return dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", text))
 

@@ -46,14 +46,23 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
         places = "".join(f"{place}, " for key, (place, _) in tensors.items() if key not in kept)
         lines.append(f"#define TF_STEP_{name} {places}")
     if growing:
-        state = states[growing[0]]
-        length = inputs[state.input][1].sizes[state.axis or 0]
-        names = [entry.name for entry in dimensions]
         lines += [
             f"#define TF_GROWING_STATE {growing[0]}",
-            f"#define TF_STATE_DIMENSION {names.index(str(length))}",
+            f"#define TF_STATE_DIMENSION {find_length_dimension(signature, dimensions)}",
         ]
     return lines
+
+
+def find_length_dimension(
+    signature: Mapping[str, Json], dimensions: Sequence[Dimension]
+) -> int | None:
+    """Return the place of the dimension that is the length of the growing states; None where none grows."""
+    inputs = _by_name(signature, "inputs")
+    names = [entry.name for entry in dimensions]
+    for state in State.list_of(signature):
+        if state.axis is not None:
+            return names.index(str(inputs[state.input][1].sizes[state.axis]))
+    return None
 
 
 def _by_name(signature: Mapping[str, Json], direction: str) -> dict[str, tuple[int, TensorSpec]]:

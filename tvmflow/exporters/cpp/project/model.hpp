@@ -286,6 +286,14 @@ inline constexpr std::size_t input_count = @INPUT_COUNT@, output_count = @OUTPUT
 // Outputs that are an input or another output as well: the place of each, and that of its values.
 inline constexpr std::array<std::pair<std::size_t, std::size_t>, @COPY_COUNT@> copies = {{@COPIES@}};
 
+//@states
+// States, and the inputs and outputs of a step, by their places in `tensors`; the dimension that is the states' length, or -1.
+inline constexpr std::array<std::size_t, @STATE_COUNT@> states = {@STATES@};
+inline constexpr std::array<std::size_t, @STEP_INPUT_COUNT@> step_inputs = {@STEP_INPUTS@};
+inline constexpr std::array<std::size_t, @STEP_OUTPUT_COUNT@> step_outputs = {@STEP_OUTPUTS@};
+inline constexpr int length_dimension = @LENGTH_DIMENSION@;
+
+//@all
 inline constexpr std::size_t alignment = 64;
 
 //@open
@@ -392,6 +400,10 @@ class Context {
     if (options.parallel_for) chosen.parallel_for = parallel_for;
     check(Library::create(&chosen, &context_));
   }
+//@states
+  // Copies the states, and shares the options.
+  explicit Context(Context& source) { check(::@PREFIX@_fork(source.context_, &context_)); }
+//@all
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
   ~Context() { Library::destroy(context_); }
@@ -438,6 +450,15 @@ class Context {
 
 //@all
   std::uint32_t threads() const { return Library::threads(context_); }
+//@states
+  std::int64_t length() const { return ::@PREFIX@_length(context_); }
+
+  // Calls a function of the library with its context.
+  template <typename Function, typename... Arguments>
+  void call(Function* function, Arguments... arguments) {
+    check(function(context_, arguments...));
+  }
+//@all
 
   // The hook stays where it is until the next call of this function.
   void profile(const Hook* hook) {
@@ -496,6 +517,9 @@ struct Contexts : Context<Library>... {
 
 //@all
   explicit Contexts(Options& options) : Context<Library>(options)... {}
+//@states
+  explicit Contexts(Contexts& source) : Context<Library>(source)... {}
+//@all
 
 //@fixed
   void run(void* const* addresses) { (Context<Library>::run(addresses), ...); }
@@ -531,6 +555,11 @@ class Output : public detail::View<void*> {
   Output(std::string_view name, Values&& values) : View(detail::view_of<void*>(name, values)) {}
 };
 
+//@states
+// How sample() chooses a token: temperature, top_k, top_p and repetition_penalty; with all 0, that of the largest logit.
+using Sampling = ::@PREFIX@_sampling;
+
+//@all
 // The model, ready to run. It serves one call at a time: make one for each thread; all share the weights.
 class Model {
  public:
@@ -673,6 +702,69 @@ class Model {
     return sizes;
   }
 
+//@states
+  // Computes the next step from the inputs and outputs that are not states, in their order or by name, as run() does. The
+  // states stay in the model. After an error, they are as before.
+  void step(std::initializer_list<Input> in, std::initializer_list<Output> out) {
+    step(in.begin(), in.size(), out.begin(), out.size());
+  }
+  void step(const std::vector<Input>& in, const std::vector<Output>& out) {
+    step(in.data(), in.size(), out.data(), out.size());
+  }
+
+  // Starts again: growing states are empty, the others 0.
+  void reset() { change(::@PREFIX@_reset); }
+
+  // The length of the growing states, such as the tokens in a KV cache; 0 where none grows.
+  std::int64_t length() const { return state().contexts.length(); }
+
+  // Drops everything after a length of the growing states.
+  void truncate(std::int64_t length) { change(::@PREFIX@_truncate, length); }
+
+  // The values of a state, by the name of its input or by place, valid until it changes: `model.state<float>(0)`. As
+  // std::byte, the bytes of any type.
+  template <typename T, typename Key = std::size_t>
+  Span<const T> state(const Key& key) {
+    const Call call(state());
+    const auto tensors = pick(detail::states);
+    const std::size_t place = detail::find({tensors.data(), tensors.size()}, key, "state");
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+    state().contexts.call(::@PREFIX@_state, place, &data, &bytes);
+    const Span<const T> values(static_cast<const T*>(data), bytes / sizeof(T));
+    detail::check_view(detail::view_of<const void*>("", values), tensors[place], "state");
+    return values;
+  }
+
+  // All states with a checksum, for load_state() of any model of this library. It refuses what is damaged.
+  std::vector<std::byte> save_state() {
+    const Call call(state());
+    std::size_t bytes = 0;
+    state().contexts.call(::@PREFIX@_state_bytes, &bytes);
+    std::vector<std::byte> saved(bytes);
+    state().contexts.call(::@PREFIX@_save_state, saved.data(), bytes);
+    return saved;
+  }
+  void load_state(const Input& saved) { change(::@PREFIX@_load_state, saved.data, saved.size * saved.item_bytes); }
+
+  // Another model with a copy of the states. Both call the functions of the same options.
+  Model fork() {
+    const Call call(state());
+    return Model(std::make_unique<State>(state()));
+  }
+
+  // Chooses a token by its logits, float32, which the penalty for `recent` tokens changes.
+  std::int64_t sample(const Output& logits, const Sampling& sampling = {}, const std::vector<std::int64_t>& recent = {}) {
+    if (logits.dtype != "float32") throw Error(Status::wrong_dtype, "logits are float32");
+    std::int64_t token = 0;
+    change(::@PREFIX@_sample, static_cast<float*>(logits.data), logits.size, &sampling, recent.data(), recent.size(), &token);
+    return token;
+  }
+
+  // Sets the random state of sample(), which is saved, forked and reset with the states.
+  void seed(std::uint64_t seed) { change(::@PREFIX@_seed, seed); }
+
+//@all
   // The threads that compute, the caller's included.
   std::uint32_t threads() const { return state().contexts.threads(); }
 
@@ -693,11 +785,19 @@ class Model {
   struct State {
 //@fixed
     explicit State(Options chosen)
-        : options(std::move(chosen)), contexts(options),
-          between(options, outer_count, detail::tensors.size(), own.data()) {}
+        : options(std::make_shared<Options>(std::move(chosen))), contexts(*options),
+          between(*options, outer_count, detail::tensors.size(), own.data()) {}
+
+//@states fixed
+    explicit State(State& source) : options(source.options), contexts(source.contexts) {}
+
+//@states open
+    explicit State(State& source) : options(source.options), contexts(source.contexts), sizes(source.sizes) {
+      contexts.set_dimensions(sizes, now);
+    }
 
 //@open
-    explicit State(Options chosen) : options(std::move(chosen)), contexts(options) {
+    explicit State(Options chosen) : options(std::make_shared<Options>(std::move(chosen))), contexts(*options) {
       for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = detail::dimensions[i].min;
       contexts.set_dimensions(sizes, now);
     }
@@ -715,7 +815,7 @@ class Model {
     }
 
 //@all
-    Options options;
+    std::shared_ptr<Options> options;
     std::unique_ptr<Hook> hook;
     detail::ModelContexts contexts;
     Addresses own{};
@@ -745,6 +845,10 @@ class Model {
     std::atomic_flag& flag_;
   };
 
+//@states
+  explicit Model(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+//@all
   State& state() const {
     if (state_) return *state_;
     throw Error(Status::null_argument, "this model was moved to another variable");
@@ -779,6 +883,57 @@ class Model {
 //@all
   }
 
+//@states
+  void step(const Input* in, std::size_t in_count, const Output* out, std::size_t out_count) {
+    const Call call(state());
+    const auto inputs = place_step(in, in_count, detail::step_inputs, "input");
+    const auto outputs = place_step(out, out_count, detail::step_outputs, "output");
+    state().contexts.call(::@PREFIX@_step, inputs.data(), inputs.size(), outputs.data(), outputs.size());
+    update_length();
+  }
+
+  template <typename View, std::size_t size>
+  std::array<::@PREFIX@_buffer, size> place_step(const View* views, std::size_t count,
+                                         const std::array<std::size_t, size>& places, const char* kind) {
+    const auto tensors = pick(places);
+    std::array<void*, size> addresses{};
+    place(views, count, {tensors.data(), size}, kind, addresses.data());
+    std::array<::@PREFIX@_buffer, size> buffers{};
+    for (std::size_t i = 0; i < size; ++i) buffers[i] = {addresses[i], tensors[i].bytes};
+    return buffers;
+  }
+
+  // Calls a function that may change the states.
+  template <typename Function, typename... Arguments>
+  void change(Function* function, Arguments... arguments) {
+    const Call call(state());
+    state().contexts.call(function, arguments...);
+    update_length();
+  }
+
+  // The tensors in some places, with the shapes that they have in the next step.
+  template <std::size_t size>
+  std::array<Tensor, size> pick(const std::array<std::size_t, size>& places) {
+    update_length();
+    std::array<Tensor, size> tensors{};
+//@states fixed
+    for (std::size_t i = 0; i < size; ++i) tensors[i] = detail::tensors[places[i]];
+//@states open
+    for (std::size_t i = 0; i < size; ++i) tensors[i] = state().now.all[places[i]];
+//@states
+    return tensors;
+  }
+
+  // Lets the dimension that is the length of the states follow it.
+  void update_length() {
+//@states open
+    detail::Sizes sizes = state().sizes;
+    if (detail::length_dimension >= 0) sizes[static_cast<std::size_t>(detail::length_dimension)] = length();
+    state().resize(sizes);
+//@states
+  }
+
+//@all
   // Writes the address of each tensor's values. Throws Error when there are too few or too many, or others.
   template <typename View>
   static void place(const View* views, std::size_t count, Span<const Tensor> tensors, const char* kind, void** addresses) {
@@ -814,7 +969,7 @@ class Model {
   }
 
   void allocate() {
-    if (!state().outer) state().outer = detail::Memory(state().options, 0, outer_count, state().own.data());
+    if (!state().outer) state().outer = detail::Memory(*state().options, 0, outer_count, state().own.data());
   }
 //@open
   // Adds the sizes that an input of some shape has; `found` says where each came from.
@@ -849,7 +1004,7 @@ class Model {
 
   void allocate() {
     if (state().are_placed) return;
-    detail::Memory::place(state().outer, state().options, state().now, state().own.data());
+    detail::Memory::place(state().outer, *state().options, state().now, state().own.data());
     state().are_placed = true;
   }
 //@all
