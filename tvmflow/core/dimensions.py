@@ -120,8 +120,8 @@ def find_axes(sizes: Sequence[Size], names: Sequence[str]) -> list[int]:
     >>> find_axes(["batch", 3, "past + seq"], ["batch", "past", "seq"])
     [0, -1, -2]
     """
-    places = {name: place for place, name in enumerate(names)}
-    return [-1 if isinstance(size, int) else places.get(size, -2) for size in sizes]
+    indices = {name: place for place, name in enumerate(names)}
+    return [-1 if isinstance(size, int) else indices.get(size, -2) for size in sizes]
 
 
 def fold(

@@ -43,11 +43,11 @@ def find_indices(main: relax.Function) -> FoundIndices:
     outputs that an index selects. Variables that are inputs, weights or outputs themselves are left out.
     """
     values = ir.DataFlow(main).values
-    order = {binding.var: place for place, binding in enumerate(ir.list_bindings(main.body))}
+    order = {binding.var: index for index, binding in enumerate(ir.list_bindings(main.body))}
     outputs = ir.list_outputs(main)
     indices = tuple(
-        place
-        for place, var in enumerate(outputs)
+        index
+        for index, var in enumerate(outputs)
         if isinstance(var, relax.Var) and _is_index(var) and _find_inputs(values, [var])[0]
     )
     found, selected = _find_inputs(values, outputs)
@@ -79,10 +79,10 @@ def _find_inputs(values: Mapping[Any, Any], outputs: Sequence[Any]) -> tuple[set
     left = [(var, isinstance(var, relax.Var) and _is_index(var)) for var in outputs]
     seen = set()
     while left:
-        place = var, is_index = left.pop()
-        if place in seen or not isinstance(var, relax.Var) or var not in values:
+        index = var, is_index = left.pop()
+        if index in seen or not isinstance(var, relax.Var) or var not in values:
             continue
-        seen.add(place)
+        seen.add(index)
         left += visit(var, values[var], is_index)
     return into_indices, selected if into_indices else set()
 

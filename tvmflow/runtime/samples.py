@@ -107,12 +107,12 @@ def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
 class _Batches(Sequence["Feed"]):
     """Batches that are made when they are asked for, one at a time; a slice of them makes none."""
 
-    def __init__(self, make: Callable[[int], Feed], places: range) -> None:
+    def __init__(self, make: Callable[[int], Feed], indices: range) -> None:
         self._make = make
-        self._places = places
+        self._indices = indices
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     @overload
     def __getitem__(self, index: int) -> Feed: ...
@@ -120,8 +120,8 @@ class _Batches(Sequence["Feed"]):
     def __getitem__(self, index: slice) -> Sequence[Feed]: ...
     def __getitem__(self, index: int | slice) -> Feed | Sequence[Feed]:
         if isinstance(index, slice):
-            return _Batches(self._make, self._places[index])
-        return self._make(self._places[index])
+            return _Batches(self._make, self._indices[index])
+        return self._make(self._indices[index])
 
 
 def image_samples(
@@ -172,11 +172,11 @@ def make_samples(
         if len(groups) == 1:
             return groups[0]._replace(total=total, labels=labels)
         # each is of one size
-        places = [(group, place) for group in groups for place in range(len(group.batches))]
+        indices = [(group, index) for group in groups for index in range(len(group.batches))]
 
         def make(number: int) -> Feed:
-            group, place = places[number]
-            return group.batches[place]
+            group, index = indices[number]
+            return group.batches[index]
 
         if len({group.is_stacked for group in groups}) > 1:
             raise StageError(
@@ -185,7 +185,7 @@ def make_samples(
                 fix="give all of them one, or none",
             )
         return Samples(
-            batches=_Batches(make, range(len(places))),
+            batches=_Batches(make, range(len(indices))),
             total=total,
             labels=labels,
             batch_size=0,
@@ -298,8 +298,8 @@ def _make_dynamic_samples(
         batches = _divide_dynamic(inputs, arrays, dimensions, batch_size, source)
         try:
             # all others are as the first one
-            for place in {0, len(batches) - 1}:
-                found = {name: array.shape for name, array in batches[place].items()}
+            for index in {0, len(batches) - 1}:
+                found = {name: array.shape for name, array in batches[index].items()}
                 derive_sizes(dimensions, sizes, found)
         except WrongSize as error:
             problems.append(str(error))
@@ -352,13 +352,13 @@ def _make_stacked_samples(
     if problems:
         raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=_FIX)
 
-    def take(spec: TensorSpec, place: int) -> Array:
+    def take(spec: TensorSpec, index: int) -> Array:
         array = found[spec.name]
-        own = array[place : place + 1] if spec.name in stacked else array[...]
+        own = array[index : index + 1] if spec.name in stacked else array[...]
         return np.reshape(own, shapes[spec.name]).astype(spec.dtype)
 
-    def make(place: int) -> Feed:
-        return {spec.name: take(spec, place) for spec in inputs}
+    def make(index: int) -> Feed:
+        return {spec.name: take(spec, index) for spec in inputs}
 
     count = _count_stacked(inputs, arrays)
     return Samples(_Batches(make, range(count)), count, None, 0, is_stacked=True)

@@ -337,16 +337,17 @@ class KernelCall(NamedTuple):
 
 
 def find_kernel_nodes(
-    places: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
+    indices: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
 ) -> dict[str, tuple[KernelCall, ...]]:
-    """Return the calls of each kernel with nodes: `places` are bindings of `main`, `names` their nodes."""
+    """Return the calls of each kernel with nodes: `indices` are bindings of `main`, `names` their nodes."""
     return {
-        kernel: tuple(_name_call(call, names) for call in calls) for kernel, calls in places.items()
+        kernel: tuple(_name_call(call, names) for call in calls)
+        for kernel, calls in indices.items()
     }
 
 
-def _name_call(places: Sequence[int], names: Sequence[str]) -> KernelCall:
-    known = (names[place] for place in places if 0 <= place < len(names))
+def _name_call(indices: Sequence[int], names: Sequence[str]) -> KernelCall:
+    known = (names[index] for index in indices if 0 <= index < len(names))
     return KernelCall(tuple(dict.fromkeys(filter(None, known))))
 
 

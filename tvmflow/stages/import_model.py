@@ -236,11 +236,11 @@ def _advise_sizes(
     # a size such as min(n, 5) is a number from there on
     numbers = sorted({int(number) for number in re.findall(r"\b\d{1,6}\b", message)})
     for least in numbers[:_MAX_MINIMA]:
-        for place, entry in enumerate(dimensions):
+        for index, entry in enumerate(dimensions):
             raised = -(-least // entry.multiple_of) * entry.multiple_of
             if entry.min < raised < entry.max:
                 changed = entry._replace(min=raised)
-                if is_possible([*dimensions[:place], changed, *dimensions[place + 1 :]]):
+                if is_possible([*dimensions[:index], changed, *dimensions[index + 1 :]]):
                     return (
                         f"set `min: {raised}` for {entry.name} under `dimensions`, "
                         "with which it can be imported; or "
@@ -249,8 +249,8 @@ def _advise_sizes(
         entries = list(filter(None, (_by_multiples(entry, step) for entry in dimensions)))
         if len(entries) < len(dimensions) or not is_possible(entries):
             continue
-        for place, entry in enumerate(dimensions):
-            without = [*entries[:place], entry, *entries[place + 1 :]]
+        for index, entry in enumerate(dimensions):
+            without = [*entries[:index], entry, *entries[index + 1 :]]
             if is_possible(without):
                 entries = without
         names = [e.name for e, was in zip(entries, dimensions, strict=True) if e != was]
@@ -319,9 +319,9 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
             shape = _shape_at(binding.var, dict(known))
             is_window = operator.startswith(_WINDOWS) and bool(shape) and shape[0] > 0
             if min(shape, default=0) < 0 or (is_window and 0 in shape[2:]):
-                place = f" (node {excerpt(node)})" if node else ""
+                index = f" (node {excerpt(node)})" if node else ""
                 raise ImportFailed(
-                    f"the inputs are too small for the model: the result of a {operator.rpartition('.')[2]}{place} "
+                    f"the inputs are too small for the model: the result of a {operator.rpartition('.')[2]}{index} "
                     f"would have the shape {list(shape)}{text}",
                     fix="set a larger `min` under `dimensions` in the recipe"
                     if text

@@ -450,8 +450,8 @@ def read_or_measure(
         return FinalistTimes(known.rule, known.untuned, known.samples, sizes=known.sizes)
     times = compute()
     bans = [
-        Ban(trial_id(request.traces[place]), reason, timestamp())
-        for place, reason in times.wrong.items()
+        Ban(trial_id(request.traces[index]), reason, timestamp())
+        for index, reason in times.wrong.items()
     ]
     if not times.error:
         fields = (times.rule, times.untuned, times.samples)
@@ -482,7 +482,7 @@ def time_finalists(payload: Json, emit: Emit) -> Json:
     kernels = [None if reason else kernel for kernel, reason in zip(kernels, reasons, strict=True)]
     argument_lists = request.place_arguments(request.make_arguments())
     times = request.time([untuned, *kernels], argument_lists)
-    wrong = {str(place): reason for place, reason in enumerate(reasons) if reason}
+    wrong = {str(index): reason for index, reason in enumerate(reasons) if reason}
     return {"rule": rule, **times, "wrong": wrong}
 
 

@@ -104,20 +104,20 @@ def _copied(request: ExportRequest) -> tuple[str, ...]:
 
 def export(built: BuiltModel, folder: Path) -> None:
     """Write the package."""
-    place = folder / f"{built.name}-web"
-    place.mkdir(exist_ok=True)
+    index = folder / f"{built.name}-web"
+    index.mkdir(exist_ok=True)
     module = f"{built.name}.wasm"
-    link_or_copy(built.library, place / module)
-    fetched = {"wasm": FetchedFile.read(place / module)}
+    link_or_copy(built.library, index / module)
+    fetched = {"wasm": FetchedFile.read(index / module)}
     program: Mapping[str, Json] = {}
     if built.request.has_webgpu:
         compiled = built.forms[form_names.BESIDE_WEBASSEMBLY]
         program = json.loads(compiled[form_names.WEBGPU_PROGRAM].read_text())
         for name, file in _WEBGPU_FILES.items():
-            link_or_copy(compiled[file].resolve(), place / file)
-            fetched[name] = FetchedFile.read(place / file)
+            link_or_copy(compiled[file].resolve(), index / file)
+            fetched[name] = FetchedFile.read(index / file)
     for name in _copied(built.request):
-        shutil.copyfile(_FOLDER / name, place / name)
+        shutil.copyfile(_FOLDER / name, index / name)
     texts = {
         _LOADER: c_runtime.write_loader(built.c_model, _LOADER),
         f"{built.name}.js": write_module(built, fetched),
@@ -127,7 +127,7 @@ def export(built: BuiltModel, folder: Path) -> None:
         _PACKAGE: write_package(built),
     }
     for name, text in texts.items():
-        write_text(place / name, text)
+        write_text(index / name, text)
 
 
 class FetchedFile(NamedTuple):

@@ -459,8 +459,8 @@ def _cosine_similarity(torch: Any, x: Any, y: Any, dim: int = 1, eps: float = 1e
 def _masked_scatter(torch: Any, x: Any, mask: Any, source: Any) -> Any:
     """Return data with the next value of the source wherever the mask is set, in static shapes."""
     x, mask = torch.broadcast_tensors(x, mask)
-    places = (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp(min=0)
-    return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
+    indices = (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp(min=0)
+    return torch.where(mask, source.reshape(-1)[indices].reshape(x.shape), x)
 
 
 def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
@@ -593,8 +593,8 @@ def describe_error(error: BaseException) -> str:
         for path, line in paths
         if path.is_relative_to(Path.cwd())
     ]
-    place = " ({}:{})".format(*own[-1]) if own else ""
-    return f"{type(error).__name__}: {last_line(error)}{place}"
+    index = " ({}:{})".format(*own[-1]) if own else ""
+    return f"{type(error).__name__}: {last_line(error)}{index}"
 
 
 def _export_factory(request: Mapping[str, str]) -> dict[str, str]:

@@ -89,7 +89,7 @@ class Graph:
         self.ranges = SizeRanges(dimensions)
         self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
         self._largest = {entry.name: entry.max for entry in dimensions}
-        self._places: dict[str, tuple[Value, int]] = {}
+        self._indices: dict[str, tuple[Value, int]] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -109,7 +109,7 @@ class Graph:
         for axis, size in enumerate(sizes):
             if is_name(size):
                 largest = Value(spec.name, spec.shape, spec.dtype)
-                self._places.setdefault(size, (largest, axis))
+                self._indices.setdefault(size, (largest, axis))
         shape = tuple(read_size(size, self._symbols) for size in sizes)
         return Value(spec.name, shape, spec.dtype)
 
@@ -196,8 +196,8 @@ class Graph:
         """Return the results of a node for sizes; nothing if they are not known."""
         arrays = [None if v.array is None else v.array.astype(object) for v in operands]
         if node.op_type == "Split" and arrays[0] is not None and arrays[1] is not None:
-            places = np.cumsum(arrays[1].astype(np.int64))[:-1]
-            parts = np.split(arrays[0], places, attributes_of(node)["axis"])
+            indices = np.cumsum(arrays[1].astype(np.int64))[:-1]
+            parts = np.split(arrays[0], indices, attributes_of(node)["axis"])
             return [self.constant(part, operands[0].dtype) for part in parts]
         sizes = [
             None if array is None else SizeValue(array, value.dtype)
@@ -235,7 +235,7 @@ class Graph:
         if not is_dynamic(size):
             return self.integers([int(size)])
         if isinstance(size, tvm.ir.Var):
-            source, axis = self._places[str(size.name)]
+            source, axis = self._indices[str(size.name)]
             return self.add("Shape", source, start=axis, end=axis + 1)
         if isinstance(size, tirx.Cast):
             return self._size_value(size.value)
@@ -431,11 +431,11 @@ def _reshape(call: _Call) -> _Shape:
 def _concat(call: _Call) -> _Shape:
     axis, first = call.axis(), call.shape()
     for operand in call.operands[1:]:
-        for place, size in enumerate(operand.shape):
-            if place == axis:
+        for index, size in enumerate(operand.shape):
+            if index == axis:
                 first[axis] = first[axis] + size
-            elif not call.ranges.is_equal(first[place], size):
-                raise _differ(first[place], size)
+            elif not call.ranges.is_equal(first[index], size):
+                raise _differ(first[index], size)
     return first
 
 

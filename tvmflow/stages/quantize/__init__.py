@@ -187,8 +187,8 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         layers=(
             *tables,
             *(
-                _describe_layer(place, layer, quantization, skipped, control)
-                for place, layer in enumerate(layers)
+                _describe_layer(index, layer, quantization, skipped, control)
+                for index, layer in enumerate(layers)
             ),
         ),
         samples=len(calibration),
@@ -740,12 +740,12 @@ def _control(
         return costs[0]
 
     names = {
-        place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
+        index: layer.name for index, layer in enumerate(layers) if layer.var in possible.weights
     }
     gains = _estimate_gains(settings, model, layers, possible.states)
     reasons: Mapping[int, str] = find_reasons(names, gains)
     damage: Mapping[int, float] = {}
-    chosen = tuple(place for place in names if place not in reasons)
+    chosen = tuple(index for index in names if index not in reasons)
     quantization, cost = evaluate(chosen)
     if possible.tables and not limits.hold(cost):
         # they save memory and no time: they go back to float before any layer does
@@ -832,10 +832,10 @@ _TRIES: Final = 3
 
 
 def _describe_layer(
-    place: int, layer: Layer, quantization: Quantization, skipped: frozenset[str], control: Control
+    index: int, layer: Layer, quantization: Quantization, skipped: frozenset[str], control: Control
 ) -> LayerFacts:
     is_integer = layer.var in quantization.weights
-    reason = control.reasons.get(place, "")
+    reason = control.reasons.get(index, "")
     own = quantization.weights.get(layer.var)
     if not is_integer and not reason:
         reason = _find_reason(layer, quantization, skipped)
@@ -845,8 +845,8 @@ def _describe_layer(
         weight_bits=own.bits if own is not None else 32,
         data_bits=8 if quantization.has_integer_data(layer) else 32,
         reason=reason,
-        gain=control.gains.get(place),
-        damage=control.damage.get(place) if math.isfinite(control.damage.get(place, 0)) else None,
+        gain=control.gains.get(index),
+        damage=control.damage.get(index) if math.isfinite(control.damage.get(index, 0)) else None,
         weight_error=quantization.errors.get(layer.var),
     )
 

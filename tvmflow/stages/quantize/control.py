@@ -172,12 +172,12 @@ class Evaluation:
         comparison = Comparison(lambda feed: self._switched.run(feed, chosen))
         return self.compare_more(comparison, limits=limits)
 
-    def measure_alone(self, place: int) -> Cost:
+    def measure_alone(self, index: int) -> Cost:
         """Return the error that one layer makes, by the first batches; accuracy needs all of them."""
-        if place not in self._alone:
-            cost = self.compare(lambda feed: self._switched.run(feed, [place]), _ALONE_BATCHES)
-            self._alone[place] = Cost(cost.error)
-        return self._alone[place]
+        if index not in self._alone:
+            cost = self.compare(lambda feed: self._switched.run(feed, [index]), _ALONE_BATCHES)
+            self._alone[index] = Cost(cost.error)
+        return self._alone[index]
 
     def compare(
         self, run: Callable[[Feed], Mapping[str, Array]], batches: int | None = None
@@ -213,8 +213,8 @@ class Evaluation:
         return Cost(error, round(100 * float(self._find_losses(comparison).mean()), 9))
 
     def _compare_batch(self, comparison: Comparison) -> None:
-        place = comparison.batches
-        exact, rounded = self._read_exact(place), comparison.run(self._data.batches[place])
+        index = comparison.batches
+        exact, rounded = self._read_exact(index), comparison.run(self._data.batches[index])
         for name, array in exact.items():
             zero = self._zero_points.get(name, 0.0)
             if array.dtype.kind == "f" or name in self._zero_points:
@@ -250,14 +250,14 @@ class Evaluation:
         assert right is not None and self._right is not None, "there are labels"
         return self._right[: len(right)].astype(np.int64) - right
 
-    def _read_exact(self, place: int) -> Mapping[str, Array]:
-        if place in self._exact:
-            return self._exact[place]
-        outputs = self._switched.run(self._data.batches[place], ())
+    def _read_exact(self, index: int) -> Mapping[str, Array]:
+        if index in self._exact:
+            return self._exact[index]
+        outputs = self._switched.run(self._data.batches[index], ())
         size = sum(array.nbytes for array in outputs.values())
         if self._kept_bytes + size <= _KEPT_BYTES:
             self._kept_bytes += size
-            self._exact[place] = outputs
+            self._exact[index] = outputs
         return outputs
 
     def _judge(self, results: Iterable[Mapping[str, Array]]) -> Array | None:
@@ -285,16 +285,16 @@ def choose_layers(
     Raises:
         StageError: when the limits allow no layer.
     """
-    damage = {place: evaluation.measure_alone(place).error for place in names}
+    damage = {index: evaluation.measure_alone(index).error for index in names}
     reasons = find_reasons(names, gains)
-    useful = [place for place in names if place not in reasons]
+    useful = [index for index in names if index not in reasons]
     everything = evaluation.measure(useful, limits)
     _log.debug("all %s: %s", count_text(len(useful), "layer"), _describe(everything))
-    order = sorted(useful, key=lambda place: (-_weigh(damage[place], gains.get(place)), place))
+    order = sorted(useful, key=lambda index: (-_weigh(damage[index], gains.get(index)), index))
     back, cost = _put_back(evaluation, order, everything, limits)
-    chosen = [place for place in useful if place not in back]
+    chosen = [index for index in useful if index not in back]
     if back and not chosen:
-        worst = ", ".join(f"{names[place]} ({damage[place]:.1%})" for place in order[:_NAMED])
+        worst = ", ".join(f"{names[index]} ({damage[index]:.1%})" for index in order[:_NAMED])
         raise StageError(
             f"no layer can be computed with integers within the limits: all of them cost "
             f"{everything.describe(limits)}. The error of the outputs is largest with {worst}",
@@ -311,9 +311,9 @@ def choose_layers(
     )
 
 
-def find_reasons(places: Collection[int], gains: Mapping[int, float]) -> dict[int, str]:
+def find_reasons(indices: Collection[int], gains: Mapping[int, float]) -> dict[int, str]:
     """Return why layers stay float that would save nothing."""
-    return {place: NOT_FASTER for place in places if gains.get(place, 1.0) <= 0}
+    return {index: NOT_FASTER for index in indices if gains.get(index, 1.0) <= 0}
 
 
 def _put_back(
@@ -337,12 +337,12 @@ def _put_back(
             few = middle
     back = list(order[:enough])
     # the last layer was necessary to satisfy the limits; of the others, those with the least error may not be
-    for place in list(reversed(back[:-1]))[:_RETRIES]:
+    for index in list(reversed(back[:-1]))[:_RETRIES]:
         tried = evaluation.measure(
-            [other for other in order if other not in back or other == place], limits
+            [other for other in order if other not in back or other == index], limits
         )
         if limits.hold(tried):
-            back.remove(place)
+            back.remove(index)
             cost = tried
     return back, cost
 

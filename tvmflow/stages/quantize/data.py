@@ -87,7 +87,7 @@ class DataSource(NamedTuple):
         names = listed.files
         if limit is not None and limit < len(names):
             # the files are in the order of their classes
-            names = tuple(names[place * len(names) // limit] for place in range(limit))
+            names = tuple(names[index * len(names) // limit] for index in range(limit))
         paths = [files[f"{self.role}/{name}"] for name in names]
         try:
             # some of the images are calibrated with, which needs no classes
@@ -110,14 +110,14 @@ def limit_samples(data: Samples, count: int | None) -> Sequence[Feed]:
 
 def check_finite(batches: Sequence[Feed], field: str) -> None:
     """Check that samples are finite; StageError with the first sample that has NaN or infinity."""
-    for place, name in _find_not_finite(batches):
-        raise StageError(f"{field}: '{name}' has NaN or infinity in batch {place}", fix=_FIX)
+    for index, name in _find_not_finite(batches):
+        raise StageError(f"{field}: '{name}' has NaN or infinity in batch {index}", fix=_FIX)
 
 
 def _find_not_finite(batches: Sequence[Feed]) -> Iterator[tuple[int, str]]:
     import numpy as np
 
-    for place in range(len(batches)):
-        for name, array in batches[place].items():
+    for index in range(len(batches)):
+        for name, array in batches[index].items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                yield place, name
+                yield index, name

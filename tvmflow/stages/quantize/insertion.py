@@ -114,7 +114,7 @@ def round_weights(weights: Array, axis: int, bits: int = 8) -> LayerWeights:
     others = tuple(other for other in range(weights.ndim) if other != axis % weights.ndim)
     largest = np.abs(weights).max(axis=others, initial=0.0).astype(np.float64)
     scales = np.where(largest > 0, largest / most, 1.0).astype(np.float32)
-    shape = [-1 if place == axis % weights.ndim else 1 for place in range(weights.ndim)]
+    shape = [-1 if index == axis % weights.ndim else 1 for index in range(weights.ndim)]
     rounded = np.rint(weights / scales.reshape(shape).astype(np.float64))
     return LayerWeights(np.clip(rounded, -most, most).astype(np.int8), scales, bits)
 
@@ -127,7 +127,7 @@ def keep_layers(
     model: FloatModel, layers: Sequence[Layer], quantization: Quantization, chosen: Collection[int]
 ) -> Quantization:
     """Return the quantized tensors where only some layers, by index, are quantized."""
-    kept = [layers[place] for place in chosen]
+    kept = [layers[index] for index in chosen]
     sources = dict.fromkeys(layer.source for layer in kept if layer.source in quantization.data)
     tensors = {*sources, *list_sums(model, kept, sources), *list_joined(model, sources)}
     return replace(
@@ -162,9 +162,9 @@ def insert(
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
     mod = add_parameters(model.mod, [switches] if with_switches else [], list(own))
     marks.mark_bindings(mod)
-    places = {layer.var: place for place, layer in enumerate(layers)}
+    indices = {layer.var: index for index, layer in enumerate(layers)}
     mod = rewrite_main(
-        *(mod, _Inserter, changed, params, quantization, places),
+        *(mod, _Inserter, changed, params, quantization, indices),
         switches if with_switches else None,
     )
     made = _replace_weights(model, relax.transform.CanonicalizeBindings()(mod), own)
@@ -292,12 +292,12 @@ class _Inserter(LayerRewriter):
         layers: Collection[Layer],
         params: Mapping[Any, Any],
         quantization: Quantization,
-        places: Mapping[Any, int],
+        indices: Mapping[Any, int],
         switches: Any,
     ) -> None:
         super().__init__(mod, {layer.var: layer for layer in layers})
         self._params, self._quantization = params, quantization
-        self._places, self._switches = places, switches
+        self._indices, self._switches = indices, switches
         self._converted: dict[Any, Any] = {}
         self._moved: dict[Any, Any] = {}
         self._dynamic: dict[Any, tuple[Any, Any]] = {}
@@ -331,8 +331,8 @@ class _Inserter(LayerRewriter):
 
     def _switch(self, layer: Layer) -> Any:
         """Emit 1 to compute a layer with integers, 0 not to: (1,)."""
-        place = self._places[layer.var]
-        return self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
+        index = self._indices[layer.var]
+        return self.emit(relax.op.strided_slice(self._switches, [0], [index], [index + 1]))
 
     def _rewrite_recurrent(self, rewritten: relax.Call, layer: Layer) -> Any:
         operands = RecurrentOperands(*rewritten.args)

@@ -127,8 +127,8 @@ class InputProducts:
             largest = float(np.abs(rows).max(initial=0.0))
             self._factor = _DATA_STEPS / (2 * largest) if largest else 0.0
         whole = np.clip(np.rint(rows * self._factor), -_DATA_STEPS, _DATA_STEPS)
-        for place, block in enumerate(self.blocks):
-            part = whole[:, place * self._width : (place + 1) * self._width]
+        for index, block in enumerate(self.blocks):
+            part = whole[:, index * self._width : (index + 1) * self._width]
             width = part.shape[1]
             block[:width, :width] += part.T @ part
 
@@ -154,10 +154,10 @@ def round_groups(
     padded[:, :depth] = np.where(np.isfinite(weights), weights, 0)
     integers = np.zeros(padded.shape, np.uint8)
     scales = np.ones((rows, count))
-    for place, (start, width) in enumerate(_list_blocks(depth, groups.size)):
+    for index, (start, width) in enumerate(_list_blocks(depth, groups.size)):
         importance, inverse = np.ones(width), None
         if products is not None:
-            hessian = _dampen(products.blocks[place])
+            hessian = _dampen(products.blocks[index])
             importance, inverse = np.diagonal(hessian).copy(), _invert(hessian)
         for first in range(start, start + width, groups.size):
             group, last = first // groups.size, first + groups.size
@@ -196,8 +196,8 @@ def _dampen(hessian: Array) -> Array:
     changed = hessian.copy()
     diagonal = np.diagonal(hessian)
     mean = float(diagonal.mean()) or 1.0
-    places = np.arange(len(changed))
-    changed[places, places] = np.where(diagonal > 0, diagonal, mean) + _DAMPING * mean
+    indices = np.arange(len(changed))
+    changed[indices, indices] = np.where(diagonal > 0, diagonal, mean) + _DAMPING * mean
     return changed
 
 
@@ -215,11 +215,11 @@ def _invert(matrix: Array) -> Array:
     return inverse
 
 
-def _make_up(block: Array, error: Array, inverse: Array, place: int) -> None:
+def _make_up(block: Array, error: Array, inverse: Array, index: int) -> None:
     """Change the columns of a block after one that was rounded, and remove that one from the inverse."""
-    rest = inverse[place, place + 1 :] / inverse[place, place]
-    block[:, place + 1 :] -= error[:, None] * rest
-    inverse[place + 1 :, place + 1 :] -= inverse[place + 1 :, place, None] * rest
+    rest = inverse[index, index + 1 :] / inverse[index, index]
+    block[:, index + 1 :] -= error[:, None] * rest
+    inverse[index + 1 :, index + 1 :] -= inverse[index + 1 :, index, None] * rest
 
 
 def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:

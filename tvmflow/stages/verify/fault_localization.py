@@ -463,16 +463,16 @@ class _Search:
             )
         if self._agrees(self._run_imported(self._load())):
             return None
-        place = self._find_first_tensor(self._run_imported)
+        index = self._find_first_tensor(self._run_imported)
         return Fault(
-            f"the import differs from {self._frontend.REFERENCE.name} already, before any pass of the lowering{place}",
+            f"the import differs from {self._frontend.REFERENCE.name} already, before any pass of the lowering{index}",
             f"see the imported module with {_DUMP}, and {_REPORT}",
         )
 
     def _find_lowering_fault(self) -> Fault:
-        place = self._find_first_tensor(self._run_lowered)
+        index = self._find_first_tensor(self._run_lowered)
         return Fault(
-            f"the imported model and each kernel's schedule are right: the fault is in a pass of the lowering{place}",
+            f"the imported model and each kernel's schedule are right: the fault is in a pass of the lowering{index}",
             f"see the module after each pass with {_DUMP}, and {_REPORT}",
         )
 
@@ -540,15 +540,15 @@ class _Search:
         first = ""
         while names:
             step = -(-len(names) // _TENSORS_AT_ONCE)
-            places = range(step - 1, len(names), step)
-            wrong = self._list_wrong([names[place] for place in places], run)
-            place = next((place for place in places if names[place] in wrong), None)
-            if place is not None:
-                first, names = names[place], names[max(0, place - step + 1) : place]
+            indices = range(step - 1, len(names), step)
+            wrong = self._list_wrong([names[index] for index in indices], run)
+            index = next((index for index in indices if names[index] in wrong), None)
+            if index is not None:
+                first, names = names[index], names[max(0, index - step + 1) : index]
             elif first:
                 break
             else:
-                names = names[places[-1] + 1 :]
+                names = names[indices[-1] + 1 :]
         return first
 
     def _list_wrong(

@@ -133,14 +133,14 @@ def find_index(
 def _is_index_of(indices: Array, scores: Array, index: Index) -> bool:
     import numpy as np
 
-    places = _place(indices, scores, index.axis)
-    if places is None:
+    positions = _read_positions(indices, scores, index.axis)
+    if positions is None:
         return False
-    best = _best(scores, index, places.shape[index.axis])
-    return bool(np.array_equal(np.take_along_axis(scores, places, index.axis), best))
+    best = _best(scores, index, positions.shape[index.axis])
+    return bool(np.array_equal(np.take_along_axis(scores, positions, index.axis), best))
 
 
-def _place(indices: Array, scores: Array, axis: int) -> Array | None:
+def _read_positions(indices: Array, scores: Array, axis: int) -> Array | None:
     """Return indices in the shape for `take_along_axis`; None if they cannot be indices along the axis."""
     import numpy as np
 
@@ -151,9 +151,9 @@ def _place(indices: Array, scores: Array, axis: int) -> Array | None:
     shape = (*scores.shape[:axis], indices.size // others, *scores.shape[axis + 1 :])
     if [n for n in shape if n > 1] != [n for n in indices.shape if n > 1]:
         return None
-    places: Array = np.asarray(indices).astype(np.int64).reshape(shape)
-    is_within = (places == indices.reshape(shape)) & (places >= 0) & (places < length)
-    return places if bool(is_within.all()) else None
+    positions: Array = np.asarray(indices).astype(np.int64).reshape(shape)
+    is_within = (positions == indices.reshape(shape)) & (positions >= 0) & (positions < length)
+    return positions if bool(is_within.all()) else None
 
 
 def _best(scores: Array, index: Index, count: int) -> Array:
@@ -179,11 +179,14 @@ def settle_ties(
     if np.array_equal(actual, expected):
         return actual
     scores = own[index.tensor]
-    places = _place(actual, scores, index.axis)
-    if places is None or not (np.diff(np.sort(places, axis=index.axis), axis=index.axis) > 0).all():
+    positions = _read_positions(actual, scores, index.axis)
+    if (
+        positions is None
+        or not (np.diff(np.sort(positions, axis=index.axis), axis=index.axis) > 0).all()
+    ):
         return actual
-    best = _best(scores, index, places.shape[index.axis]).astype(np.float64)
-    chosen = np.take_along_axis(scores, places, index.axis).astype(np.float64)
+    best = _best(scores, index, positions.shape[index.axis]).astype(np.float64)
+    chosen = np.take_along_axis(scores, positions, index.axis).astype(np.float64)
     errors = np.abs(scores.astype(np.float64) - right[index.tensor].astype(np.float64))
     allowed = 2 * errors.max() + _ROUNDING * np.abs(best).max()
     is_tie = (np.abs(chosen - best) <= allowed).reshape(actual.shape)

@@ -91,8 +91,8 @@ def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
     outputs = ir.list_outputs(main)
     count = len(loaded.outputs)
     inner, counts = outputs[count:][: len(loaded.tensors)], outputs[count + len(loaded.tensors) :]
-    inputs_of = {var: relax.Var(f"inner_{place}", var.ty) for place, var in enumerate(inner)}
-    computed = {var: relax.Var(f"computed_{place}", var.ty) for place, var in enumerate(inputs_of)}
+    inputs_of = {var: relax.Var(f"inner_{index}", var.ty) for index, var in enumerate(inner)}
+    computed = {var: relax.Var(f"computed_{index}", var.ty) for index, var in enumerate(inputs_of)}
     bindings = []
     for binding in main.body.blocks[0].bindings:
         var = binding.var
@@ -126,8 +126,8 @@ def return_inner(
         return None
     outputs, count = ir.list_outputs(main), len(model.outputs)
     left = {
-        var: f"{ir.operator_name(binding.value).removeprefix('relax.')} {place}"
-        for place, binding in enumerate(ir.list_bindings(main.body))
+        var: f"{ir.operator_name(binding.value).removeprefix('relax.')} {index}"
+        for index, binding in enumerate(ir.list_bindings(main.body))
         for var in variables
         if binding.var.same_as(var) and var not in set(outputs)
     }
@@ -157,7 +157,7 @@ def _make_main(
 ) -> tvm.IRModule:
     """Return a module with other bindings and results of `main`, and further inputs."""
     main = mod["main"]
-    ends = [relax.Var(f"out_{place}", var.ty) for place, var in enumerate(results)]
+    ends = [relax.Var(f"out_{index}", var.ty) for index, var in enumerate(results)]
     bindings = [*bindings, *(relax.VarBinding(*pair) for pair in zip(ends, results, strict=True))]
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple(ends))
     count = int(main.attrs["num_input"])

@@ -151,8 +151,8 @@ class BrowserLibrary(_RemoteLibrary):
         self.ran_on = f"{found.browser} by {by_gpu if self.fallback else 'WebAssembly'}"
         return [
             {
-                spec.name: _read_output(spec, found.outputs[batch, place])
-                for place, spec in enumerate(self.outputs)
+                spec.name: _read_output(spec, found.outputs[batch, index])
+                for index, spec in enumerate(self.outputs)
             }
             for batch in range(len(feeds))
         ]
@@ -172,8 +172,8 @@ def link_package(inputs: Mapping[str, Path], folder: Path) -> Path:
     package.mkdir(exist_ok=True)
     for role, path in inputs.items():
         stage, _, name = role.partition("/")
-        place, _, file = name.partition("/")
-        if stage == "export" and place.endswith("-web") and file:
+        index, _, file = name.partition("/")
+        if stage == "export" and index.endswith("-web") and file:
             (package / file).unlink(missing_ok=True)
             symlink_or_copy(path, package / file)
     return package
