@@ -145,7 +145,7 @@ def protect(path: str) -> bool:
 
 
 def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]) -> None:
-    """Hard-link a file that no longer changes; copy it if the file system has no links."""
+    """Symlink a file that no longer changes; copy it if the file system has no links."""
     try:
         os.symlink(source, link)
     except FileExistsError:

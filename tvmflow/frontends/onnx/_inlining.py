@@ -507,7 +507,7 @@ class _Iterations(Replacement):
         self.add("Concat", *wide, output=output, axis=axis)
 
     def finish(self, states: Sequence[str], outputs: Sequence[str]) -> None:
-        """Rename the final loop-carried values to the loop's outputs."""
+        """Copy the final loop-carried values to the names of the loop's outputs."""
         for state, output in zip(states, outputs, strict=False):
             if output:
                 self.add("Identity", state, output=output)
