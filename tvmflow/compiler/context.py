@@ -52,7 +52,7 @@ class LoweringContext:
 
     @property
     def integers(self) -> Products:
-        """The products of bytes that an instruction adds up."""
+        """The int8 products that an instruction adds up."""
         return INTEGERS if self.cpu is None or self.cpu.has_quads else PAIRS
 
     @property

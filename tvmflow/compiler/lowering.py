@@ -43,10 +43,10 @@ from tvmflow.runtime.weights import read_safetensors
 # The vector width for a model: the one with which its convolutions and matrix products take least
 # time.
 #
-# Blocked layouts pad channels to whole vectors. With 8 channels, vectors of 16 compute four times
-# the products that are needed, and vectors of 8 just these, on the same CPU and in as many
-# registers. The estimate counts products of vectors; nothing is measured, so that any machine that
-# builds for the target gives the same code.
+# Blocked layouts pad channels to whole vectors. With 8 channels, vectors of 16 compute four times as
+# many products as needed, vectors of 8 none too many, with the same number of registers. The
+# estimate counts vector multiplications. Nothing is measured, so every build machine gives the same
+# code for a target.
 
 
 _MIN_LANES: Final = 4
@@ -266,7 +266,7 @@ def lower(
     if cpu and has_seven_bit_weights:
         cpu = cpu.for_seven_bit_weights()
     if options.precision == "float16" and ir.calls_operator(mod, *_QUANTIZED_OPERATORS):
-        # its products are of integers, and all else stays float32
+        # quantized models multiply in int8, and everything else stays float32
         options = replace(options, precision="model")
     width = choose_vector_width(mod, cpu, options.vector_bits) if cpu else None
     chosen_cpu = cpu._replace(lanes=width.lanes) if cpu and width else None

@@ -34,7 +34,7 @@ def know_loops(function: tirx.PrimFunc) -> Any:
 
 
 def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
-    """Return whether a kernel is for a CPU whose instructions take factors from lanes, such as 64-bit ARM."""
+    """Return whether a kernel is for a CPU with by-element FMA, such as 64-bit ARM."""
     target = function.attrs.get("target")
     return target is not None and bool(find_multiplicand_lanes(target.attrs))
 
@@ -156,7 +156,7 @@ def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> 
     dtype = str(load.source.dtype) if isinstance(load, tvm.ir.TensorLoad) else ""
     lanes *= _LANES_PER_FLOAT32.get(dtype, 0)
     count = _as_number(multiplicand.lanes)
-    # several vectors that a loop computes side by side have one factor
+    # several vectors that a loop computes at once have one factor
     if not lanes or not count or count % lanes:
         return multiplicand
     *outer, index = load.indices
@@ -354,7 +354,7 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
 
 
 def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> dict[_Address, Any]:
-    """Return what is subtracted from accumulators wherever they are read, but by their own updates."""
+    """Return the values that are subtracted at every read of accumulators except their updates."""
     offsets: dict[_Address, Any] = {}
     refused: set[_Address | None] = set()
     stored: set[Any] = set()

@@ -65,9 +65,9 @@ class Language(NamedTuple):
 
 
 def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
-    """Return a size for some sizes of the dimensions.
+    """Evaluate a size for some sizes of the dimensions.
 
-    It is a number, or an expression: names of dimensions, whole numbers, + - * // % min max.
+    A size is an integer, or an expression of dimension names, integers, + - * // % min max.
 
     Raises:
         WrongSize: when it is no such expression, has no value, or is beyond 2^62.

@@ -27,7 +27,7 @@ _NOTICE_INTERVAL_S = 60.0
 _MAX_SHOWN = 3
 _MAX_COMMAND_CHARS = 100
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
-# Modules that run in processes of a command, not as one.
+# Modules that run in child processes of a command and are not commands themselves.
 _HELPERS = ("fork_server_process",)
 
 

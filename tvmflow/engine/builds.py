@@ -370,7 +370,7 @@ def read_kernel_times(verdict: Verdict | None) -> dict[str, float]:
 
 
 def _list_warnings(stages: Iterable[StageReport], facts: ReportedFacts) -> Iterator[str]:
-    """Yield the lines of stages that begin with a word in capitals."""
+    """Yield the warnings of stages: their lines that begin with a word in capitals."""
     for stage in stages:
         for line in facts.describe(stage):
             word = line.partition(" ")[0].rstrip(":")

@@ -501,7 +501,7 @@ def make_payload(
 
 
 def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
-    """Return the inputs of each stage, directly or not, without stages that several parts share."""
+    """Return a stage's direct and indirect producers by stage name; only names with a single producer."""
     specs = {stage.id: stage for stage in plan.stages}
     makers: dict[str, dict[str, StageSpec]] = {}
     pending = [spec]

@@ -199,7 +199,7 @@ for _name in ("BundleError", "EnvironmentProblem", "Error", "Model"):
     _kind.__module__, _kind.__name__, _kind.__qualname__ = __name__, _name, _name
 """
 
-# A system and the beginning of its C library's name -> the tag of wheels for it. The runtime's own
+# A system and the prefix of its C library's name -> the wheel tag. The runtime's own
 # wheels need glibc 2.27.
 _TAGS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "gnu"): "manylinux_2_27_{arch}",

@@ -78,7 +78,7 @@ class Choices(NamedTuple):
 
     Attributes:
         is_dynamic: Whether dynamic dimensions of the model stay dynamic.
-        is_quantized: Whether the model becomes one of integers.
+        is_quantized: Whether the recipe quantizes the model.
     """
 
     targets: tuple[str, ...] = ()

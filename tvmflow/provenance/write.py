@@ -213,8 +213,8 @@ def write_if_changed(path: Path, content: bytes) -> None:
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
-# The packages that run a delivered library (required), unless it runs itself, and that only
-# `tvmflow.load` needs for it (optional). All others took part in making it.
+# The packages that a delivered library needs to run, unless it has no dependencies (required), and those
+# that only `tvmflow.load` needs (optional). All others are build tools.
 _RUNTIME: Final[Mapping[str, str]] = {"apache-tvm": "required", "apache-tvm-ffi": "required"}
 _LOADER: Final[Mapping[str, str]] = {"numpy": "optional"}
 _MADE_WITH: Final = "excluded"

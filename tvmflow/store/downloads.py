@@ -380,7 +380,7 @@ def _download_name(url: str, sha256: str) -> str:
 
 
 def list_files(folder: Path, url: str, sha256: str) -> list[Path]:
-    """Return the paths that a download uses: the file itself, and what belongs to its part."""
+    """Return the paths that a download uses: the file, and the lock, partial file and validator."""
     name = _download_name(url, sha256.lower())
     return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
 

@@ -148,9 +148,9 @@ class Corrupt(TransferError):
 
 
 class Unreachable(TransferError):
-    """No answer, or one that is cut off, is no HTTP, or says that the server has a problem.
+    """The server gave no response, an incomplete or invalid one, or a server error.
 
-    With `retryable`, another attempt may succeed at once; with a `fix`, none does before that.
+    If `retryable`, another attempt may succeed; if there is a `fix`, only after the fix.
     """
 
     def __init__(self, reason: str, fix: str = "", *, retryable: bool = False) -> None:

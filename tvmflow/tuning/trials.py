@@ -166,7 +166,7 @@ class LibraryRecord(NamedTuple):
 
 
 class Ban(NamedTuple):
-    """A note that the kernel of a trial computes wrong numbers: its schedule is never chosen."""
+    """A note that the kernel of a trial computes wrong values: its schedule is never chosen."""
 
     trial: _Digest
     reason: StrictStr

@@ -95,7 +95,7 @@ class WorkloadFacts(NamedTuple):
 
 
 class BannedSchedule(NamedTuple):
-    """A schedule that computes wrong numbers: its kernel, its trial, why, and since when."""
+    """A schedule that computes wrong values: its kernel, its trial, why, and since when."""
 
     name: str
     trial: str

@@ -111,8 +111,8 @@ def lower_kernels(
 ) -> tvm.IRModule:
     """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
-    `observe` receives the kernels when they allocate their memory, and their arithmetic is still TIR's; other
-    levels of CPUs have layouts of weights, too.
+    `observe` receives the kernels after memory allocation, before TIR's arithmetic is lowered. `layouts` has the
+    layouts of weights that ISA levels share.
     """
     mod = compile_c_sources(tvm.IRModule(functions), target)
     mod = tirx.transform.BindTarget(target.with_host(target))(mod)

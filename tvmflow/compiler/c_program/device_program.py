@@ -332,7 +332,7 @@ _Where = dict[Storage, set[str]]
 
 
 class TensorsOnDevice(NamedTuple):
-    """The tensors on the device by number: inputs are copied to some, and outputs are there at the end."""
+    """Device tensors by index: those to which inputs are copied, and outputs that end on the device."""
 
     inputs: Mapping[int, Storage]
     outputs: Mapping[int, Storage]

@@ -534,7 +534,7 @@ def most_tile_rows(rows: Any) -> int:
 
 
 class RowBlock(NamedTuple):
-    """Rows that are computed together, and the tile of each product, whose rows divide them."""
+    """Rows that are computed together, and a tile for each product; its rows divide the block's."""
 
     rows: int
     tiles: tuple[RegisterTile, ...]

@@ -36,7 +36,7 @@ class _Difference(NamedTuple):
 
 
 class IntegerProductRewriter(MainRewriter):
-    """Rewrites products of bytes minus zero points to products of dequantized data.
+    """Rewrites products of 8-bit values minus zero points to products of dequantized data.
 
     The int32 of the products is read as float32; dynamic quantization makes such products. Weights become int8, of
     matrices minus a zero point that only an int8 dot product subtracts from its accumulators. Where no instruction

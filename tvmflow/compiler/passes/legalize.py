@@ -49,7 +49,7 @@ def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 
 
 def softmax(x: Any, axis: int) -> Any:
-    """Return the softmax of float32 data along an axis, at most 4 units in the last place off.
+    """Return the softmax of float32 data along an axis, with an error of at most 4 ULP.
 
     No exponential is of a positive number, and results are multiplied by the inverse of their sum.
     """

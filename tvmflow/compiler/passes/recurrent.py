@@ -78,7 +78,7 @@ class RecurrentRewriter(TargetRewriter):
         return self.visit_expr(integers), self.visit_expr(scales)
 
     def _find_dots(self, operands: RecurrentOperands, lanes: int) -> Dots | None:
-        """Return the dot products of a layer whose state is rounded; None if products are of floats."""
+        """Return the dot products of a layer whose state is rounded; None if products are float32."""
         cpu, rounding = self._context.cpu, operands.rounding
         array = ir.constant_array(rounding)
         is_rounded = array is not None and array[0] == 0
@@ -92,7 +92,7 @@ class RecurrentRewriter(TargetRewriter):
 
         With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates,
         more vectors for each are faster: they share loads of the state. So are more vectors of an LSTM
-        where factors are lanes and few sequences are computed side by side; its functions have other vectors
+        where factors are lanes and few sequences are computed at once; its functions have other vectors
         to compute while they wait, too.
         """
         cpu = self._context.cpu

@@ -20,7 +20,7 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_o
 # ---------------------------------------------------------------- reductions of whole tensors
 
 # Each gives the same for all elements as for the results of rows of equal length. The mean
-# of rows of integers would be rounded, and the product of a row can be too large where that of all is not.
+# of rows of quantized values would be rounded, and the product of a row can be too large where that of all is not.
 _FLOATS: Final = frozenset({"float32", "float64"})
 _INTEGERS: Final = frozenset({"int32", "int64"})
 _SPLIT_DTYPES: Final = {

@@ -41,10 +41,10 @@ class MatrixView(NamedTuple):
 def find_view(
     flow: ir.DataFlow, expr: Any, batch: Sequence[IrSize], *, with_factors: bool = False
 ) -> MatrixView | None:
-    """Return the tensor that is farthest up from an expression, and can be read in its place.
+    """Return the most distant producer of an expression that can be read in its place.
 
-    The expression has rank 2 or more; its outer axes are broadcast to `batch`. With factors, multiplications with
-    scalars are moved out of the view.
+    The expression has rank 2 or more; its outer axes are broadcast to `batch`. With `with_factors`, multiplications
+    by scalars are moved out of the view.
     """
     found: list[tuple[Any, list[Any], tuple[Any, ...]]] = [(expr, [], ())]
     while (step := _find_source(flow, found[-1][0], with_factors)) is not None:

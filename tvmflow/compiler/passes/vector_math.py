@@ -2,7 +2,7 @@
 
 LLVM would call libm for each lane.
 
-The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below
+The error is at most 8 ULP over the whole range (2 for `exp`, `log`, and `sin` and `cos` below
 2³¹; 3 for `asin`, `acos` and `atan`). Infinities and NaN are those of IEEE 754, and denormals too, except for `exp`:
 this is no fast-math.
 """
@@ -44,7 +44,7 @@ def vectorize_math(
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
 
-# Steps with an error of one unit in the last place, besides conversions to integers.
+# Steps with an error of one ULP, besides conversions to integers.
 _ROUNDINGS: Final = frozenset(
     f"tirx.{name}" for name in ("ceil", "floor", "nearbyint", "round", "trunc")
 )
@@ -53,7 +53,7 @@ _ROUNDINGS: Final = frozenset(
 def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel in which quotients of constants are products with their inverses.
 
-    These may be off by one unit in the last place. A division takes as long as 14 multiplications. Kernels that round
+    These may be off by one ULP. A division takes as long as 14 multiplications. Kernels that round
     values keep it.
     """
 
@@ -177,7 +177,7 @@ _VANISHING_EXPONENT: Final = -88.0
 def exp_of_negative(x: Any) -> Any:
     """Return eˣ for x ≤ 0, with half the instructions of `exp`.
 
-    The error is at most 1.5 units in the last place. Results below 2⁻¹²⁶ are 0, and that of NaN is NaN.
+    The error is at most 1.5 ULP. Results below 2⁻¹²⁶ are 0, and that of NaN is NaN.
     """
     lets, least = _Lets(), _const(_VANISHING_EXPONENT)
     x = lets(x)
@@ -253,7 +253,7 @@ def _constant_power(call: Any, exponent: float) -> Any:
 
 
 def _root_of_cube(x: Any) -> Any:
-    """Return x^¾ = √x·√√x, at most 3 units in the last place off; that of -∞ is ∞."""
+    """Return x^¾ = √x·√√x, with an error of at most 3 ULP; that of -∞ is ∞."""
     positive = tirx.Select(x == _const(-_INFINITY), _const(_INFINITY), x)
     return _let(tirx.sqrt(positive), lambda root: root * tirx.sqrt(root))
 
@@ -295,7 +295,7 @@ _GREATEST_DIVISOR: Final = 2.0**126
 
 
 def _multiply_by_reciprocal(dividend: Any, divisor: Any) -> Any:
-    """Return a quotient, within two units in the last place.
+    """Return a quotient, within two ULP.
 
     Divisors are NaN or at least 2⁻¹²⁵ in size.
     """

@@ -520,7 +520,7 @@ def _list_periods(value: Any) -> list[tuple[Any, int]]:
 
 
 def _find_wraps(value: Any, axis: Any, extent: int) -> set[int]:
-    """Return where along an axis an index begins again."""
+    """Return the positions on an axis at which an index wraps around."""
     wraps = set()
     for index, period in _list_periods(value):
         start = tvm.sym.Analyzer().simplify(index - axis)

@@ -95,7 +95,7 @@ def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
     ]
     for block in inlined:
         schedule.compute_inline(block.handle)
-    # which may have been read by one of these, as a difference is by its square
+    # inlining may leave further blocks that are read once, such as a difference read by its square
     return _inline_read_once(schedule, analyze_blocks(schedule) or []) if inlined else blocks
 
 

@@ -412,7 +412,7 @@ def convolution_shape(
 def quantized_depthwise_conv(
     x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, zero: Any
 ) -> Any:
-    """Return `depthwise_conv` of bytes minus their zero point, a number or an expression, as float32.
+    """Return `depthwise_conv` of 8-bit values minus their zero point (a number or expression), as float32.
 
     Sums are exact up to 2²⁴: more than 500 products.
     """

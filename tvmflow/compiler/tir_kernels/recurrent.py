@@ -5,12 +5,12 @@ each step is a product of the state with the recurrent weights, of which a tile 
 with all its gates is one piece of memory, read from its beginning to its end. Gates are in ONNX's
 order: input, output, forget, cell (LSTM); update, reset, hidden (GRU).
 
-On a CPU, one kernel computes the sequences of a batch side by side. On a GPU, each step is a launch,
+On a CPU, one kernel computes the sequences of a batch at once. On a GPU, each step is a launch,
 with a thread for each hidden unit of each sequence, and one tile has all units.
 
 Recurrent weights may be int8 with a scale for each unit of each gate, which multiplies sums. Then the products of a
 step are of floats that registers make of these integers, or, where the state is rounded to integers too, sums of four
-products of bytes.
+int8 products.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MIN_PARALLEL_STEP: Final = 1 << 17
 
 
 class Dots(NamedTuple):
-    """The dot products of bytes with which a CPU multiplies the state.
+    """The int8 dot products with which a CPU multiplies the state.
 
     Attributes:
         dtype: The dtype of data, whose zero point is the middle one; weights are int8.
@@ -108,7 +108,7 @@ class RecurrentLayer(NamedTuple):
         lanes: The hidden units of a tile, which divide `units`.
         factors: The state values that are lanes of one multiplicand vector; 1 if each is broadcast.
         typical: Steps and batch, with tuning sizes in place of dynamic ones.
-        dots: The dot products of bytes; None for products of floats.
+        dots: The int8 dot products; None for float32 products.
     """
 
     operator: Recurrent
@@ -128,7 +128,7 @@ class RecurrentLayer(NamedTuple):
 
 
 def count_rows(batch: int) -> int:
-    """Return how many sequences of a batch are computed side by side on a CPU."""
+    """Return how many sequences of a batch are computed at once on a CPU."""
     return largest_divisor(batch, _MAX_ROWS)
 
 
@@ -221,7 +221,7 @@ class _Loops:
     """Emits the equations of one layer; a subclass emits the loops around them."""
 
     _rows = 1
-    """The sequences that are computed side by side."""
+    """The sequences that are computed at once."""
 
     def __init__(
         self, layer: RecurrentLayer, inputs: RecurrentInputs, outputs: Sequence[Any], dtype: str
@@ -398,7 +398,7 @@ class _Loops:
         return accumulators
 
     def _round(self, number: Any) -> Any:
-        """Return a number of the state as products of floats read it."""
+        """Return a value of the state as float32 products read it."""
         if self._inputs.rounding is None:
             return number
         kept, rounded = (self._inputs.rounding[at] for at in range(2))

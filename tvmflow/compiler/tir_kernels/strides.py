@@ -29,7 +29,7 @@ class StridedMatrices(NamedTuple):
     All lengths and strides may be dynamic.
 
     Attributes:
-        offset: The place of the first element.
+        offset: The index of the first element.
         digits: Length and stride of each digit of a matrix's number, in mixed radix, the lowest first.
         row: The distance of rows.
         column: The distance of columns.
@@ -63,7 +63,7 @@ class StridedView(NamedTuple):
     """The axes by which a tensor is read, whose digits each have a stride.
 
     Attributes:
-        offset: The place of the first element.
+        offset: The index of the first element.
         axes: For each axis its digits, the highest first; none for an axis of length 1.
     """
 

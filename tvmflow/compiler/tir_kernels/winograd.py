@@ -405,7 +405,7 @@ class _DynamicLoops:
     def _transform_data(self, data: Any, channel: Any, t: Any) -> None:
         own, edge = self._own, self._edge
         image, *corner = self._read_coordinates(t)
-        # a variable below 0 would be taken for one that is not (`dynamic_tiles`)
+        # `dynamic_tiles` assumes that variables are not negative
         axes = list(zip(corner, own.padding, own.data.shape[2:4], strict=True))
         base = (channel * self._blocks.limit + t) * self._lanes
 

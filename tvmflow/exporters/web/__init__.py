@@ -139,7 +139,7 @@ class FetchedFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> FetchedFile:
-        """Return the module's description of a file."""
+        """Return the name, digest and size of a file."""
         return cls(path.name, hash_file(str(path)), path.stat().st_size)
 
 

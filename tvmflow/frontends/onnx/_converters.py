@@ -128,7 +128,7 @@ def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int
 
 
 def _conv_integer(node: NodeToConvert) -> Any:
-    """Return the convolution of bytes minus their zero points, as int32."""
+    """Return the convolution of 8-bit values minus their zero points, as int32."""
     data, weights, *zero_points = node.inputs
     attributes, rank = node.attributes, len(list_sizes(data)) - 2
     if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
@@ -152,7 +152,7 @@ def _conv_integer(node: NodeToConvert) -> Any:
 
 
 def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any:
-    """Return bytes minus a zero point, if there is one, as int32."""
+    """Return 8-bit values minus a zero point, if there is one, as int32."""
     wide = node.cast(data, "int32")
     return wide if zero_point is None else node.emit(wide - relax.op.astype(zero_point, "int32"))
 
@@ -345,10 +345,10 @@ def _resize(node: NodeToConvert) -> Any:
 def _resize_axes(
     node: NodeToConvert, axes: Sequence[_Axis], mode: Interpolation, antialias: bool
 ) -> Any:
-    """Emit a kernel for each axis; pixels that are mixed are float32, or float64 where the data is.
+    """Emit a kernel for each axis, which interpolates in float32, or in float64 for float64 data.
 
-    As in ONNX Runtime, integers that are mixed linearly are cut, for which all axes are mixed at once,
-    and those that are antialiased are rounded after each axis.
+    As in ONNX Runtime, linearly interpolated integers are truncated once, so all axes are interpolated
+    together; antialiased integers are rounded after each axis.
     """
     data, dtype = node.inputs[0], dtype_of(node.inputs[0])
     is_mixed, is_integer = mode.method != "nearest_neighbor", not is_float(node.inputs[0])

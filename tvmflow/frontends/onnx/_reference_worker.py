@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tvmflow.frontends.onnx._exercises import ObservedModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
-"""The option of ONNX Runtime with which products of bytes are exact on x86 CPUs without VNNI, where 16 bits overflow."""
+"""The option of ONNX Runtime with which int8 products are exact on x86 CPUs without VNNI, where 16 bits overflow."""
 
 _MAX_REASON: Final = 300
 

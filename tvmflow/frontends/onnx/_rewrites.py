@@ -508,7 +508,7 @@ def _activate(node: _Rewriting, value: str, parameters: Mapping[str, Any]) -> st
 
 
 def _scale_product(node: _Rewriting, integers: str, scales: tuple[str, str], bias: str) -> str:
-    """Apply the scales and the bias of a product of bytes."""
+    """Apply the scales and the bias of an int8 product."""
     real = node.add("Cast", integers, to=TensorProto.FLOAT)
     product = node.add("Mul", real, node.add("Mul", *scales))
     return node.add("Add", product, bias) if bias else product
@@ -524,7 +524,7 @@ def _dynamic_matmul(node: _Rewriting) -> str:
 
 
 def _matmul_to_float(node: _Rewriting) -> str:
-    """Rewrite a product of bytes that is converted to float32."""
+    """Rewrite an int8 product that is converted to float32."""
     zeros = [node.name(4), node.name(5)]
     while zeros and not zeros[-1]:
         zeros.pop()

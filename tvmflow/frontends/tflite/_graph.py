@@ -362,7 +362,7 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[
 
 
 # ---------------------------------------------------------------- shapes of results that are dynamic
-# ONNX infers numbers alone.
+# ONNX infers only numbers.
 
 
 _Shape = Sequence[IrSize]
@@ -591,7 +591,7 @@ class Tensors:
         return self._tensors[number].data is not None
 
     def is_first(self, number: int) -> bool:
-        """Return whether a tensor exists with channels first alone."""
+        """Return whether a tensor exists only in channels-first layout."""
         return (number, True) in self._stored and (number, False) not in self._stored
 
     def rank(self, number: int) -> int:
@@ -712,7 +712,7 @@ class Operation:
         return self.tensors.real(self.number(position), first=first)
 
     def is_first(self, position: int = 0) -> bool:
-        """Return whether an operand exists with channels first alone."""
+        """Return whether an operand exists only in channels-first layout."""
         return self.tensors.is_first(self.number(position))
 
     def in_its_order(self, position: int = 0) -> tuple[Value, bool]:

@@ -1,4 +1,4 @@
-"""`quantize`: a float model becomes one of integers. Planned along where the recipe has `quantize`."""
+"""`quantize`: post-training quantization of a float model, for recipes with `quantize`."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _has_dot_products(features: set[str]) -> bool:
 
 
 def no_integers_reason(target: ResolvedTarget) -> str:
-    """Return why a target is not faster with integers, as the end of a sentence."""
+    """Return why a target is not faster with int8, as the end of a sentence."""
     if target.tvm["kind"] != "llvm":
         return "is a GPU, whose kernels multiply floats"
     if target.levels:
@@ -148,7 +148,7 @@ _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 
 
 def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
-    """Write the model with integers as `import` writes a model, so that later stages see no difference."""
+    """Write the quantized model as `import` writes a model, so that later stages see no difference."""
     from tvmflow.stages.quantize.calibration import Signature
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
@@ -255,14 +255,14 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
 
 
 class _Candidates(NamedTuple):
-    """A float model, and the layers and tensors of it that may become integers.
+    """A float model, and the layers and tensors of it that may be quantized.
 
     Attributes:
         tables: The tables that it gathers rows from.
         floats: The weights of layers, by the variable of each; computed ones are not known.
-        ranged: The tensors that become integers with a range that calibration finds.
-        shared: These, and those that become integers with them.
-        states: The recurrent layers whose state may be multiplied as bytes, by their variables, with the tensor that
+        ranged: The tensors that are quantized with a range that calibration finds.
+        shared: These, and those that are quantized with them.
+        states: The recurrent layers whose state may be quantized to int8, by their variables, with the tensor that
             it begins with where calibration data decide; None if it begins within -1 and 1.
         emulation: The model with parameters that emulate integers; None if each call computes ranges.
         factors: The divisors of channels of the emulated model's tensors in this one.
@@ -352,7 +352,7 @@ def _list_ranged(
     layers: Sequence[Layer],
     floats: Mapping[Any, Array],
 ) -> list[Any]:
-    """Return the tensors that become integers with a range that is found by calibration."""
+    """Return the tensors that are quantized with a range that is found by calibration."""
     from tvmflow.stages.quantize.points import list_sums
 
     if settings.quantize.activations != "int8":
@@ -445,7 +445,7 @@ def _choose_layers(
                 fix=f"the layers are {names_text(names[:20])}",
             )
     skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    # elsewhere no kernel reads rows of integers, and tables would be floats again, less exact ones
+    # elsewhere no kernel reads rows of quantized values, and tables would be floats again, less exact ones
     has_kernels = _find_cpu(settings) is not None
     return layers, tables if has_kernels else (), frozenset(skipped)
 
@@ -498,7 +498,7 @@ def _quantize(
         candidates, products, Groups(size=settings.quantize.group_size), batches
     )
     weights: dict[Any, LayerWeights | BlockQuantizedIntegers] = {**grouped}
-    # without data of integers, nothing is added as int16
+    # without quantized data, nothing is added as int16
     has_pairs = settings.quantize.activations != "none"
     integers = Integers(settings.integers, weight_bits=settings.weight_bits if has_pairs else 8)
     for layer in known:
@@ -532,7 +532,7 @@ def _find_cpu(settings: QuantizeSettings) -> CpuModel | None:
 def _list_states(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
 ) -> dict[Any, Any]:
-    """Return the recurrent layers whose state may be multiplied as bytes, as `_Candidates` has them."""
+    """Return the recurrent layers whose state may be quantized to int8, as `_Candidates` has them."""
     import numpy as np
 
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight

@@ -1,4 +1,4 @@
-"""Corrects the mean errors of the channels that layers of integers compute.
+"""Corrects the mean errors of the channels that quantized layers compute.
 
 Rounded weights, and data that are cut off at the ends of their range, shift each channel by a constant on average,
 which the bias takes back: Nagel et al. 2019, Data-free quantization through weight equalization and bias correction

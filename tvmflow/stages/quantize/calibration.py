@@ -375,7 +375,7 @@ def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
 
 
 class EmulatedChoices:
-    """A float model whose layers can each be computed with integers, by exchanged weights.
+    """A float model whose layers can each be quantized, by exchanged weights.
 
     Args:
         compute: Returns a function for the outputs with some layers, by index, of integers.
@@ -391,7 +391,7 @@ class EmulatedChoices:
         self._last: tuple[tuple[int, ...], Callable[[Feed], Mapping[str, Array]]] | None = None
 
     def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
-        """Return the outputs where some layers are computed with integers."""
+        """Return the outputs where some layers are quantized."""
         if not chosen:
             return self._run_float(feed)
         places = tuple(chosen)
@@ -421,7 +421,7 @@ class SwitchedModel:
         self._module: Module | None = None
 
     def run(self, feed: Feed, chosen: Collection[int]) -> dict[str, Array]:
-        """Return the outputs where some layers, by index, are computed with integers."""
+        """Return the outputs where some layers, by index, are quantized."""
         if not chosen:
             return self._run_float(feed)
         if self._module is None:

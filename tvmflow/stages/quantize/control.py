@@ -1,4 +1,4 @@
-"""Chooses the layers that are computed with integers: what each one costs, and what a recipe allows.
+"""Chooses the layers that are quantized: what each one costs, and what a recipe allows.
 
 Everything is decided by outputs that are the same bits on every machine of an architecture, and by
 sums in a fixed order, so the choice is the same wherever it is made.
@@ -44,10 +44,10 @@ NOT_FASTER: Final = "not faster with integers on the target"
 
 
 class Switched(Protocol):
-    """A model whose layers can each be computed with floats or with integers."""
+    """A model whose layers can each be computed in float or in int8."""
 
     def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
-        """Return the outputs where some layers, by index, are computed with integers."""
+        """Return the outputs where some layers, by index, are quantized."""
         ...
 
 
@@ -102,7 +102,7 @@ class Cost(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The layers that are computed with integers.
+    """The layers that are quantized.
 
     Attributes:
         chosen: Their positions.

@@ -16,7 +16,7 @@ from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.stages.quantize.points import Layer
 
-# How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
+# How much faster int8 products are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
 # V1 (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two), and measured with AVX2 (weights of
 # 7 bits).
 _MATRICES: Final = 6.0
@@ -24,7 +24,7 @@ _QUADS: Final = 3.6
 _PAIRS: Final = 1.9
 _NARROW: Final = 1.7
 _DEPTHWISE: Final = 1.5
-# That of products of floats with recurrent weights of int8, which become floats in registers.
+# That of float32 products with recurrent weights of int8, which become floats in registers.
 _CONVERTED: Final = 0.8
 _NARROW_DEPTHWISE: Final = 0.7
 # How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
@@ -56,7 +56,7 @@ def estimate_gains(
 def _estimate(
     layer: Layer, flow: ir.DataFlow, cpu: CpuModel, is_rounded: bool
 ) -> tuple[float, float]:
-    """Return the cycles of a layer with floats, and with integers."""
+    """Return the cycles of a layer in float32 and in int8."""
     call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
     size, steps = math.prod(weights), 1
     # dynamic shapes are those of all layers, about
@@ -93,7 +93,7 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
 
 
 def _multiply_speedup(cpu: CpuModel) -> float:
-    """Return how much faster sums of products of bytes are than those of float32."""
+    """Return how much faster int8 dot products are than those of float32."""
     if cpu.has_pair_dots:
         return _NARROW
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS

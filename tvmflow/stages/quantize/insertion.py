@@ -29,7 +29,7 @@ from tvmflow.stages.quantize.points import (
 from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups, round_groups
 
 SWITCHES: Final = "tvmflow.layers"
-"""The input of a model with switches: a value for each layer, 1 to compute it with integers."""
+"""The input of a model with switches: a value for each layer, 1 to quantize it."""
 
 
 class LayerWeights(NamedTuple):
@@ -65,12 +65,12 @@ class DataScale(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantization:
-    """The weights and the tensors that become integers.
+    """The weights and the tensors that are quantized.
 
     Attributes:
         integers: The integers of data.
         weights: The weights of the layers that have integers, by the variable of the layer.
-        data: The scales of the tensors that are integers; those of layers that are not among them stay float.
+        data: The scales of the tensors that are quantized; those of layers that are not among them stay float.
         dynamic: Whether each call computes the scale of a layer's data instead.
         errors: The error of block-quantized weights, by the variable of the layer.
         corrections: The addends of results of layers, by the variable of each.

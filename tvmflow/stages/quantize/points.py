@@ -99,7 +99,7 @@ class Layer(NamedTuple):
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether there are kernels of integers for its data and the shape of its weights."""
+        """Return whether there are int8 kernels for its data and the shape of its weights."""
         if self.is_recurrent:
             return False
         if self.operator != "matmul":
@@ -335,9 +335,9 @@ def _is_result(var: Any, flow: ir.DataFlow, computed: Collection[Any]) -> bool:
 
 
 # ---------------------------------------------------------------- recurrent layers
-# The product of all inputs becomes an operator of its own, which is quantized as any other one. The weights that
-# multiply the state become int8 with a scale for each unit of each gate. Where a CPU multiplies bytes, the state is
-# rounded too: that of most layers lies between -1 and 1, so that its scale is known.
+# The product of all inputs becomes a separate operator, which is quantized like any other. The weights that
+# multiply the state become int8 with a scale for each unit of each gate. If the CPU has int8 dot products, the
+# state is quantized, too: in most layers it lies between -1 and 1, so its scale is known.
 
 EXACT: Final = np.array([1, 0], np.float32)
 """The operand `rounding` with which products read the state unrounded."""

@@ -514,7 +514,7 @@ def _add_index_inputs(
     settings: VerifySettings,
     context: StageContext,
 ) -> IndexCheck | None:
-    """Compare the input of an index, where the model has one."""
+    """Compare the inputs of argmax-like operators, if the model has some."""
     indices = reference.indices
     if indices is None:
         return None

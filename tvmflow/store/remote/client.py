@@ -262,7 +262,7 @@ class Spool:
         self._notes.keep(text, *self._folder, item)
 
     def read(self, item: str) -> str | None:
-        """Return the text of an item; None when it does not wait."""
+        """Return the text of a waiting item; None if there is none."""
         return self._notes.read(*self._folder, item)
 
     def remove(self, item: str) -> None:

@@ -497,7 +497,7 @@ def _multiplies_matrices(
 
 
 def _multiplies_depthwise(rewriter: LayoutRewriter, window: Window) -> bool:
-    """Return whether an instruction multiplies bytes of neighboring pixels by its kernel positions."""
+    """Return whether an instruction multiplies int8 values of neighboring pixels by its kernel positions."""
     cpu = rewriter.cpu
     return (
         cpu.multiplicand_lanes == rewriter.block == DEPTHWISE.terms

@@ -154,9 +154,9 @@ def compile_llvm(llvm_ir: str, kernels: Sequence[str]) -> bytes:
 
 
 def _annotate(llvm_ir: str, arch: str, threads: Mapping[str, int]) -> str:
-    """Return LLVM's code for a GPU: with its name, the version of PTX, and the threads of each kernel.
+    """Annotate LLVM IR with the GPU's name, the PTX version, and the threads of each kernel.
 
-    Without the latter, a kernel may get more registers than a GPU has for a block of them.
+    Without the number of threads, a kernel may use more registers than a thread block has.
     """
     target = {"kind": "llvm", "mtriple": _TRIPLE, "mcpu": arch, "mattr": [_PTX_VERSION]}
     text = json.dumps(target, separators=(",", ":")).replace('"', "\\22")
