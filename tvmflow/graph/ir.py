@@ -31,6 +31,9 @@ def operators(*names: str) -> frozenset[str]:
     return frozenset(f"relax.{name}" for words in names for name in words.split())
 
 
+OPAQUE: Final = {"op_pattern": 8}
+"""The attribute of a kernel with which nothing is fused (TVM's kOpaque)."""
+
 CONVOLUTIONS: Final = {f"relax.nn.conv{rank}d": rank for rank in (1, 2, 3)}
 """Convolutions -> the number of their spatial axes."""
 TRANSPOSED_CONVOLUTIONS: Final = {f"{name}_transpose": n for name, n in CONVOLUTIONS.items()}

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "import"
 TRAITS: Final = StageTraits(
-    version=21,
+    version=22,
     scope="model",
     reads=("model", "operators", UNKEYED_LABELS),
     tools=("apache-tvm", "apache-tvm-ffi"),

@@ -16,9 +16,10 @@ from tvmflow.compiler.passes.quantization import (
     shift_between,
     shift_bytes,
 )
-from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
+from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
+from tvmflow.graph.ir import OPAQUE
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"

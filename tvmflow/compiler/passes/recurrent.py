@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter
+from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.recurrent import (
     TERMS,
     Dots,
@@ -20,6 +20,7 @@ from tvmflow.compiler.tir_kernels.recurrent import (
 )
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain, sizes_of
+from tvmflow.graph.ir import OPAQUE
 from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
 
 # Hidden units on CPUs are padded to a multiple of this, so that the order of additions does not depend on the

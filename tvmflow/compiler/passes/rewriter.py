@@ -25,8 +25,6 @@ TAKES_EPILOGUE: Final = {"op_pattern": 4}
 ELEMENTWISE: Final = {"op_pattern": 0}
 # Its elements are moved or repeated, so that no product takes it along (TVM's kInjective).
 INJECTIVE: Final = {"op_pattern": 2}
-# Nothing is fused with a kernel with this pattern (TVM's kOpaque).
-OPAQUE: Final = {"op_pattern": 8}
 
 
 class MainRewriter(PyExprMutator):  # type: ignore[misc]

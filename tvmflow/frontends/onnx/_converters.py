@@ -44,7 +44,7 @@ from tvmflow.frontends.onnx._expressions import (
 )
 from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
 from tvmflow.frontends.onnx.graph import FROM_START
-from tvmflow.graph.ir import dtype_of
+from tvmflow.graph.ir import OPAQUE, dtype_of
 from tvmflow.graph.ir_operators import (
     SELECTED_COLUMNS,
     BlockQuantizedOperands,
@@ -458,8 +458,6 @@ _MAX_COUNTED_SAMPLES: Final = 1 << 15
 _IMAGE_RANK: Final = 4
 # The names of GridSample's mode before and from opset 20 on.
 _CUBIC: Final = ("bicubic", "cubic")
-# The transpositions around it would otherwise become part of its loops.
-_OPAQUE: Final = {"op_pattern": 8}
 
 
 def _grid_sample(node: NodeToConvert) -> Any:
@@ -532,7 +530,7 @@ def _roi_align(node: NodeToConvert) -> Any:
     last = node.builder.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
     mix = functools.partial(combine_samples, regions=regions)
     mixed = node.builder.emit_te(
-        mix, last, images, *tables, primfunc_name_hint="combine_samples", primfunc_attrs=_OPAQUE
+        mix, last, images, *tables, primfunc_name_hint="combine_samples", primfunc_attrs=OPAQUE
     )
     return relax.op.permute_dims(mixed, [0, 3, 1, 2])
 

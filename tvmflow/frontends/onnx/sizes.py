@@ -26,6 +26,7 @@ from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, SizeR
 from tvmflow.frontends.onnx._arithmetic import read_interpolation
 from tvmflow.frontends.onnx.graph import attribute_text, attributes_of, dtype_of
 from tvmflow.graph.dynamic_shapes import NoSize, same_size, same_sizes
+from tvmflow.graph.ir import OPAQUE
 
 _MAX_ELEMENTS: Final = 1024
 # Those of real models have less than ten.
@@ -215,7 +216,10 @@ class Sizes(SizeRanges):
             return te.compute(shape, element, name="sizes")
 
         parts = [_plain_expr(element, dtype) for element in elements]
-        return self._builder.emit_te(fill, *parts, primfunc_name_hint="sizes")
+        # TVM cannot fuse a kernel that takes a dimension as a scalar with one that has it in a shape (apache-tvm 0.27)
+        return self._builder.emit_te(
+            fill, *parts, primfunc_name_hint="sizes", primfunc_attrs=OPAQUE
+        )
 
     # ------------------------------------------------------------ operators that take sizes
 

@@ -822,3 +822,24 @@ def test_pixels_of_a_quotient_become_c_functions(tmp_path: Path) -> None:
         if isinstance(function, tvm.tirx.PrimFunc)
     }
     assert len(lower_kernels(kernels, target).functions) == len(kernels)
+
+
+def test_positions_follow_the_length_of_a_cache(tmp_path: Path) -> None:
+    """Range(past, past + seq), as decoders number new tokens, and a mask of keys that are not behind these."""
+    past = Dimension("past", 0, 40)
+    g = Graph()
+    length = g.add("Gather", g.add("Shape", "cache"), integers(1).reshape(()), axis=0)
+    count = g.add("Gather", g.add("Shape", "x"), integers(1).reshape(()), axis=0)
+    end = g.add("Add", length, count)
+    one = integers(1).reshape(())
+    positions = g.add("Range", length, end, one)
+    keys = g.add("Range", integers(0).reshape(()), end, one)
+    column = g.add("Unsqueeze", g.add("Unsqueeze", positions, integers(0)), integers(2))
+    mask = g.add("LessOrEqual", keys, column)
+    g.nodes.append(node("Cast", [mask], ["visible"], to=1))
+    g.nodes.append(node("Cast", [column], ["numbers"], to=1))
+    inputs = [value("x", [1, "seq"]), value("cache", [1, "past"])]
+    outputs = [value("visible", None), value("numbers", None)]
+    made = model(g.nodes, inputs, outputs, g.weights)
+    sizes = [{"seq": seq, "past": p} for seq, p in ((1, 0), (5, 0), (1, 40), (7, 13))]
+    agree_at(made, tmp_path, (past, SEQ), sizes)

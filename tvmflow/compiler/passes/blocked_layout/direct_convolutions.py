@@ -15,13 +15,13 @@ from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import BYTES
-from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 from tvmflow.compiler.tir_kernels.plain_products import PlainProduct
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
+from tvmflow.graph.ir import OPAQUE
 
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:

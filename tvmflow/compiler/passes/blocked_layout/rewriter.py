@@ -10,10 +10,11 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes.rewriter import OPAQUE, TargetRewriter
+from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import known_sizes, same_sizes, sizes_of
+from tvmflow.graph.ir import OPAQUE
 
 _log = logging.getLogger(__name__)
 
