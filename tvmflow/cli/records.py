@@ -374,7 +374,7 @@ def format_packed(file: Path, packed: ExportResult) -> Iterator[str]:
 
 
 def format_import(result: ImportResult) -> Iterator[str]:
-    """Yield the lines about trials that came from elsewhere."""
+    """Yield the lines about imported trials."""
     for target in result.targets:
         outcome = (
             f"rejected: {target.rejection}"

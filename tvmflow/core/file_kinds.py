@@ -67,7 +67,7 @@ _EXPORT: Final = "\n    ".join(
 _BUILD: Final = (
     "build it with `tvmflow build {path}`, or write a recipe for it with `tvmflow init {path}`"
 )
-_INSPECT: Final = "`tvmflow inspect {path}` shows what it was made from"
+_INSPECT: Final = "`tvmflow inspect {path}` shows its provenance"
 
 
 def _model(text: str, field: str) -> FileKind:

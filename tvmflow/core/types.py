@@ -213,7 +213,7 @@ class RunTraits(NamedTuple):
 
 
 class StageSpec(NamedTuple):
-    """One stage of a plan: everything that its key is made of, except content that is not known yet.
+    """One stage of a plan: all parts of its key, except content that is not known yet.
 
     Its id is `RECIPE:STAGE[/TARGET]`, with the name of a recipe or a variant, and without a target for a stage
     that runs once for all. The version is that of what the stage does, and settings are plain JSON; it uses
@@ -266,7 +266,7 @@ class Delivery(NamedTuple):
 
 
 class RecipeOrigin(NamedTuple):
-    """The files that a planned recipe came from: a description for provenance, in no key.
+    """The sources of a planned recipe: a description for provenance, in no key.
 
     `recipe` is the name under which it is planned, of the recipe or of a variant; `variant` is empty for the recipe
     itself. `locked` says whether a lock file is enforced. Its targets are all, and their parts, planned or not.

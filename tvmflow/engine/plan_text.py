@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _WIDEST_RANGE: Final = 4.0
 
 Basis = str
-"""Where an estimate comes from: `same stage`, `other targets`, `ledger` or `time limit`."""
+"""The source of an estimate: `same stage`, `other targets`, `ledger` or `time limit`."""
 
 
 class Estimate(NamedTuple):
@@ -420,7 +420,7 @@ def _describe_failure(failure: Failure | None, key: StageKey | None) -> list[str
 
 
 def _list_inputs(preimage: Mapping[str, Json]) -> list[str]:
-    """Return a line for each setting, file, package and machine that a key is made of."""
+    """Return a line for each setting, file, package and machine in a key."""
     rows = [("tvmflow", f"version {preimage.get('version')} of {preimage['stage']}", "")]
     rows += [
         ("setting", ".".join(path), json.dumps(value))

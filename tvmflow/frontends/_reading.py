@@ -1,6 +1,6 @@
 """Reads what planning needs of a model's files in a worker process, within limits of memory and time.
 
-A file comes from anybody. Its readers count what they read; the limits of the process hold for what they
+Files are untrusted. Their readers count bytes; the limits of the process hold for what they
 do not foresee. A stage is in a worker already, and reads directly.
 """
 

@@ -98,7 +98,7 @@ def take_marks(mod: tvm.IRModule) -> list[Marks]:
 
 
 def mark_bindings(mod: tvm.IRModule) -> None:
-    """Mark each binding of `main` with its place in it."""
+    """Mark each binding of `main` with its index."""
     for index, binding in enumerate(ir.list_bindings(mod["main"].body)):
         write_marks(binding.value, (index,))
 

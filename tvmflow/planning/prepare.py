@@ -401,7 +401,7 @@ _log = logging.getLogger(__name__)
 
 
 class PreparedRun(NamedTuple):
-    """A plan with all that it was made from.
+    """A plan with all its sources.
 
     Attributes:
         started_ns: When planning began.

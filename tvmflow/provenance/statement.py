@@ -443,7 +443,7 @@ def _coverage(lineage: Lineage) -> Json:
 
 
 # ---------------------------------------------------------------- kernels
-# The kernels of a delivered library: where the schedule of each came from.
+# The kernels of a delivered library, with the source of each schedule.
 
 
 def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:

@@ -1,4 +1,4 @@
-"""`model`, `dimensions` and `inputs`: where the model comes from, its dynamic shapes, and its inputs."""
+"""`model`, `dimensions` and `inputs`: the source of the model, its dynamic shapes, and its inputs."""
 
 from __future__ import annotations
 

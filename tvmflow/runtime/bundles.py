@@ -1,6 +1,6 @@
 """Bundles: reading the content of a `.tvmflow` file, whatever machine it is for.
 
-A bundle may come from anywhere. Nothing in it is unpacked to a place that it names, nothing is
+A bundle may come from anywhere. Nothing in it is unpacked to a path that it names, nothing is
 larger than the file itself, and its manifest has size and digest of everything else in it.
 """
 

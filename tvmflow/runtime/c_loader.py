@@ -322,7 +322,7 @@ class NativeProgram:
 
     @cached_property
     def dimension_names(self) -> list[str]:
-        """The names of its dimensions, in the order of their places."""
+        """The names of its dimensions, in their order."""
         return [name for name, *_ in self._read_dimensions()]
 
     @property

@@ -24,7 +24,7 @@ _SUM_TOLERANCE: Final = 1e-2
 
 
 class Prediction(NamedTuple):
-    """A class with its probability; `position` is its place among the scores."""
+    """A class with its probability; `position` is its index among the scores."""
 
     label: str
     probability: float

@@ -41,7 +41,7 @@ class SharedFile:
         weakref.finalize(self, file.close)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from a place of the file; fewer where it ends."""
+        """Return bytes from an offset of the file; fewer at its end."""
         if not hasattr(os, "pread"):
             # as on Windows
             with self._lock:
@@ -163,7 +163,7 @@ _MIN_STORED: Final = 1 << 12
 _PIECE: Final = 1 << 20
 # The head of a member of a zip file, which ends with the lengths of its name and of its extra field.
 _ZIP_HEAD: Final = struct.Struct("<26xHH")
-# Exceptions at damaged files: a place before its beginning, and data that bz2 cannot unpack.
+# Exceptions at damaged files: a negative offset, and data that bz2 cannot unpack.
 _DAMAGED: Final = (errno.EINVAL, None)
 
 

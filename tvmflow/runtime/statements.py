@@ -273,7 +273,7 @@ def _decide(
     findings: Sequence[Finding], path: Path, statements: Sequence[SignedStatement]
 ) -> Finding:
     """Return the finding that counts of those with several statements."""
-    # A statement that names the file by its place must not be contradicted by another one.
+    # A statement that names the file by its path must not be contradicted by another one.
     contradictions = [
         finding
         for finding, signed in zip(findings, statements, strict=True)

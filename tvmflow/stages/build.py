@@ -78,19 +78,19 @@ CHOSEN_ROLE: Final = "pick_best/chosen.json"
 _WORKLOADS_ROLE: Final = "extract_tasks/workloads.json"
 
 TUNED: Final = "tuned"
-"""In place of a schedule rule for a kernel whose schedule was found by a search."""
+"""Stands for a schedule rule for a kernel with a schedule from a search."""
 
 OWN_SCHEDULE: Final = "own"
-"""In place of a schedule rule for a kernel that was written with its loops."""
+"""Stands for a schedule rule for a kernel that was written with its loops."""
 
 UNSCHEDULED: Final = "none"
-"""In place of a schedule rule for a kernel that has no schedule."""
+"""Stands for a schedule rule for a kernel without a schedule."""
 
 GENERIC_LOOPS: Final = "generic_loops"
 """The rule for kernels that no other rule fits."""
 
 WITHOUT_RULE: Final = (GENERIC_LOOPS, UNSCHEDULED)
-"""In place of a rule that fits the kernel."""
+"""Stands for a rule that fits the kernel."""
 
 _SHOWN_TILES: Final = 5
 # Kernels that take a smaller share of the time are not worth a warning.
@@ -321,7 +321,7 @@ def explain(facts: BuildFacts) -> list[str]:
 
 
 # ---------------------------------------------------------------- nodes of the model
-# Facts of a build have places in the imported `main`, whose names are facts of `import`: models that
+# Facts of a build have indices of bindings in the imported `main`, whose names are facts of `import`: models that
 # differ in names alone share a build.
 
 

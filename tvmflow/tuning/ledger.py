@@ -405,7 +405,7 @@ class WorkloadLedger(WorkloadRecords):
 
     def _read_new_lines(self, descriptor: int) -> None:
         """Read the locked file from where the last reading ended, and repair what is damaged."""
-        # A file that was rewritten without some of its lines has other bytes at this place.
+        # A file that was rewritten without some of its lines has other bytes at this offset.
         before = os.pread(descriptor, len(self._last_line), self._offset - len(self._last_line))
         if before != self._last_line:
             self._reset()
@@ -440,7 +440,7 @@ class WorkloadLedger(WorkloadRecords):
         Args:
             line: Where it is.
             content: Its bytes.
-            superseded: Gets the line whose place this one takes.
+            superseded: Gets the line that this one replaces.
 
         Returns:
             Why it is to be quarantined; an empty string otherwise.

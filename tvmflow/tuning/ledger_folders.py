@@ -152,7 +152,7 @@ class LedgerCheck(NamedTuple):
     """The result of a check.
 
     Attributes:
-        findings: A sentence with its place for each problem.
+        findings: A sentence with its location for each problem.
         unusable_targets: How many folders are left out of exports, because their description is wrong.
     """
 

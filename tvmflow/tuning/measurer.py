@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class MeasureContext(NamedTuple):
-    """The place where trials are made, and what their records say of it.
+    """The machine that measures trials, and its description in their records.
 
     Attributes:
         rules_version: The version of the schedule rules for untuned kernels.
@@ -423,7 +423,7 @@ class FinalistTimes(NamedTuple):
 
     Attributes:
         error: The reason why nothing was measured; otherwise empty.
-        wrong: What is wrong with the values of finalists, by their places; they have no samples.
+        wrong: What is wrong with the values of finalists, by index; they have no samples.
     """
 
     rule: str = "none"

@@ -118,7 +118,7 @@ class Problems:
     """Problems with single records: all of them are counted, and the first ones kept.
 
     Attributes:
-        sentences: The first of them, each with its place.
+        sentences: The first of them, each with its location.
     """
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
@@ -170,7 +170,7 @@ class TargetImport(NamedTuple):
 
 
 class ImportResult(NamedTuple):
-    """The outcome of an import; `problems` are the first ones of single records, with their places."""
+    """The outcome of an import; `problems` are the first ones of single records, with their locations."""
 
     targets: list[TargetImport]
     problems: list[str]
@@ -594,7 +594,7 @@ def _read_record(
 
 
 class ExportResult(NamedTuple):
-    """The content of a new pack; `problems` are ledger lines that were left out, with their places."""
+    """The content of a new pack; `problems` are ledger lines that were left out, with their locations."""
 
     digest: str
     targets: int

@@ -81,7 +81,7 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     no_span = len(nodes)
     nodes.append({"type": "None"})
     for node in list(nodes):
-        # The place of a kernel in a source file does not matter either.
+        # The location of a kernel in a source file does not matter either.
         if isinstance(node.get("data"), dict) and "span" in node["data"]:
             node["data"]["span"] = no_span
         if node["type"] == "ir.Var":
@@ -423,10 +423,10 @@ def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
         return "it is written as plain loops, which a schedule cannot move"
     if not any(block.iter_vars for block in blocks):
         return "it only calls a library function"
-    # TVM's search fails where it moves a block that is read at constant places
+    # TVM's search fails where it moves a block that is read at constant indices
     names = {block.name_hint for block in _list_blocks(function)}
     if names & {winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS}:
-        return "its transforms read constant places, which TVM's search cannot move"
+        return "its transforms read constant indices, which TVM's search cannot move"
     return ""
 
 

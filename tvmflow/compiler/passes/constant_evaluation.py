@@ -20,7 +20,7 @@ from tvmflow.graph import ir
 
 _log = logging.getLogger(__name__)
 
-# A constant stays a broadcast, and is not stored, where it is larger and than what it is made of.
+# A constant stays a broadcast, and is not stored, where it is larger than its operands.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
 
 
