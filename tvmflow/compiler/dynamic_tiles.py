@@ -683,10 +683,10 @@ def _list_rows(size: int, statements: int) -> list[int]:
 def _with_rows(
     body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int, first: Any = None
 ) -> Any:
-    """Return the body of a tile of this many rows; rows beyond the end read the last one.
+    """Return the body of a tile with this many rows; rows beyond the end read the last row.
 
-    The terms are, for the variables of loops over rows, the condition and how many rows are left; `first` is the
-    first row if that is not the first of the tile.
+    `terms` maps the variables of loops over rows to the condition and the number of rows left. `first` is the
+    first row, by default the first of the tile.
     """
 
     def shorten(loop: tirx.For) -> tirx.For:

@@ -192,9 +192,9 @@ def derive_sizes(
     inputs: Mapping[str, Sequence[Size]],
     shapes: Mapping[str, Sequence[int]],
 ) -> dict[str, int]:
-    """Return the size of each dimension from the shapes that a caller gives of all inputs.
+    """Infer the size of each dimension from the actual input shapes.
 
-    Sizes in `inputs` are integers, names of dimensions, or expressions of names that stand alone elsewhere.
+    Sizes in `inputs` are integers, names of dimensions, or expressions of names, each of which is also the size of some axis.
 
     Raises:
         WrongSize: when a size is out of its range, differs between inputs, or is not the model's.

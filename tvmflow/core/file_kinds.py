@@ -44,8 +44,8 @@ OTHER: Final = "another file"
 class FileKind(NamedTuple):
     """The kind of a file.
 
-    `text` is the end of a sentence (`is …`), and `group` who takes such files. In `fix`, `{path}` stands for the
-    path. `field` is the one below `model` in a recipe that names such a model.
+    `text` completes a sentence (`is …`), and `group` names the commands that accept such files. In `fix`, `{path}`
+    stands for the path. `field` is the field below `model` for such a model.
     """
 
     text: str

@@ -50,7 +50,7 @@ WITH_TVM: Final = ("numpy", "tvm")
 
 _CANCELLED: Final = "the run was cancelled"
 
-# Somebody who ends a whole run with one of these sends it to every process, in any order.
+# These signals may be sent to all processes of a run at once, which receive them in any order.
 _TERMINATION_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SETTLE_S: Final = 0.5
 # A server that does not report the end of a child that was killed is stopped itself.

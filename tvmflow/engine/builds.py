@@ -226,7 +226,7 @@ def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> 
 
 
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
-    """Return a build with the facts of its stages, which are by name, those of a part by `NAME/PART`."""
+    """Return a build with the facts of its stages. Keys of `stages` are names, for parts `NAME/PART`."""
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
     imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())

@@ -421,7 +421,7 @@ class _DimensionNames:
 
 
 def is_dimension_name(name: str) -> bool:
-    """Return whether a dimension can have a name: an identifier that no expression reads otherwise."""
+    """Return whether a name is valid for a dimension: an identifier that is not reserved in expressions."""
     is_reserved = keyword.iskeyword(name) or name in ("min", "max", SIZE)
     is_identifier = bool(re.fullmatch(DIMENSION_PATTERN, name))
     return is_identifier and not is_reserved and len(name) <= MAX_DIMENSION_NAME

@@ -275,10 +275,12 @@ class BlockQuantizedOperands(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundedData(ModelOperator):
-    """Numbers in place of data x: kept · x + scale · round(min(max(x · inverse, low), high)).
+    """Parametrized fake quantization of data x.
+
+    It computes kept · x + scale · round(min(max(x · inverse, low), high)).
 
     Its operands are the data, kept, inverse, low, high and scale: tensors of float32 that broadcast to the data.
-    Zeros stay zeros where low and high are on both sides of 0.
+    Zeros stay zeros if low ≤ 0 ≤ high.
     """
 
     NAME = "tvmflow.rounded_data"

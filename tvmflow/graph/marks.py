@@ -235,9 +235,9 @@ def _fused_function(mod: tvm.IRModule, value: Any) -> relax.Function | None:
 
 
 def _number_calls(mod: tvm.IRModule, numbers: dict[Any, int]) -> Iterator[tuple[Any, list[int]]]:
-    """Yield each variable of the graph with the numbers of the calls that compute it.
+    """Yield each variable of the graph with the value numbers of the calls that compute it.
 
-    Fused functions count as their bodies. `numbers` are those of expressions by operator and numbers of operands.
+    Fused functions count as their bodies. `numbers` maps (operator, operands' value numbers) to value numbers.
     """
     for name, function in _list_functions(mod):
         numbering = _Numbering(mod, numbers)

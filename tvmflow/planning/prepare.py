@@ -430,7 +430,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Plan the request of a command line.
 
-    `on_download` is called a few times a second while a file is downloaded for what it says of others.
+    `on_download` is called a few times a second during the download of a file that refers to further files.
     `query` asks LLVM about targets that the store does not know.
 
     Raises:

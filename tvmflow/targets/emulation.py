@@ -57,7 +57,7 @@ def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
     `scratch` is reused by a later attempt.
     """
     _log.debug("compiling the C library for %s in %s", zig_target, scratch)
-    # a folder for the cache that the user has chosen is kept for other versions of this stage, too
+    # cache folders that the user has chosen are reused by other versions of this stage
     names = [f"ZIG_{scope}_CACHE_DIR" for scope in ("GLOBAL", "LOCAL")]
     caches = {name: os.environ.get(name, "zig") for name in names}
     (scratch / "empty.c").write_text("int main(void) { return 0; }\n")

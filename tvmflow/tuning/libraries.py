@@ -521,7 +521,7 @@ def choose(
     ledgers: Mapping[str, WorkloadLedger],
     is_allowed: Callable[[Choice], bool],
 ) -> dict[str, ChoiceTimes]:
-    """Return the times of what each operator gains most by: the candidates for the whole library."""
+    """Return the times of each operator's fastest alternative: candidates for the whole library."""
     chosen = {}
     for text, (operator, *_) in groups.items():
         faster = [

@@ -51,8 +51,8 @@ _log = logging.getLogger(__name__)
 _FEWEST_TRIALS: Final = 8
 # An untuned kernel that takes longer is timed once.
 _SLOW_S: Final = 0.1
-# The best schedules of a workload on a near target that are measured here first. Such a target has the same code, and
-# was measured with another number of threads or on another device: its times say nothing of this one.
+# This many of the best schedules from a similar target are measured first. Such a target has the same code, but
+# another number of threads or another device, so its times are not valid here.
 _MAX_STARTING_POINTS: Final = 8
 # Evolution costs what its population costs, whatever the batch: four candidates for each one
 # that is measured keep it at about the price of building that one.

@@ -268,7 +268,7 @@ class _Digester:
         return digest
 
 
-# A kernel has thousands of values of few types.
+# Cached: a kernel has thousands of values, but few types.
 @functools.cache
 def _form_of(kind: Any) -> Literal["object", "list", "map", "text"]:
     import tvm_ffi
@@ -282,9 +282,9 @@ def _form_of(kind: Any) -> Literal["object", "list", "map", "text"]:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[bytes, list[tuple[bytes, Any]]]:
-    """Return what the digest of an object starts with, and each field that structural equality compares.
+    """Return the prefix of an object's digest, and each field that structural equality compares.
 
-    A field is what comes before its digest, and its getter.
+    A field is the prefix of its digest, and its getter.
     """
     info = kind.__tvm_ffi_type_info__
     start = _framed(info.type_key.encode())

@@ -482,19 +482,19 @@ def _list_paddings(problem: Contraction, max_vectors: int, cpu: CpuModel) -> lis
 
 
 def pad_product(problem: Contraction, cpu: CpuModel) -> tuple[int, int]:
-    """Return the rows and vectors, at least those of a product, that take the least time."""
+    """Return the padded (rows, vectors) of a product with the least estimated time."""
     return rank_paddings(problem, cpu)[0]
 
 
 def rank_paddings(
     problem: Contraction, cpu: CpuModel, max_ratio: float = 1.0
 ) -> list[tuple[int, int]]:
-    """Return rows and vectors to which a product may be padded, that of the least estimated time first.
+    """Return the (rows, vectors) to which a product may be padded, ranked by estimated time.
 
     Args:
         problem: The product.
         cpu: The CPU.
-        max_ratio: The largest estimated time of the others, relative to the least.
+        max_ratio: The largest estimated time to return, relative to the least.
     """
     most = problem.vectors + problem.vectors // _VECTORS_PER_PADDED
     paddings = sorted(_list_paddings(problem, most, cpu))

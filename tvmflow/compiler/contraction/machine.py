@@ -42,7 +42,7 @@ FUNCTION_VECTORS: Final = 4
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
 _FEW_REGISTERS: Final = 16
-# Instructions take lanes of float16 from half of the registers alone, so that LLVM spills earlier.
+# By-element float16 instructions address only half of the registers, so LLVM spills earlier.
 _REGISTERS_WITHOUT_LANES: Final = 4
 # The vectors of a tile of four rows or more, whose accumulators fill half of 32 registers.
 _PACKED_VECTORS: Final = 4

@@ -103,7 +103,7 @@ def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
 
 
 def list_strides(cpu: CpuModel) -> Sequence[int]:
-    """Return the strides in height and width of convolutions that may be Winograd's on a CPU."""
+    """Return the (height, width) strides that Winograd convolutions on a CPU support."""
     # with 16 registers, most of the larger tile of data would be spilled
     return (1, 2) if cpu.multiplicand_lanes else (1,)
 

@@ -74,9 +74,9 @@ def log_softmax(x: Any, axis: int) -> Any:
 
 
 def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
-    """Return the maxima along an axis, the exponentials of the differences from them, and their sums.
+    """Return a softmax's parts: the function that drops the axis from indices, maxima, exponentials, sums.
 
-    First comes the function that removes the axis from indices. Names of tensors begin with `name`.
+    The exponentials are exp(x - maximum). Names of tensors begin with `name`.
     """
     axis %= len(x.shape)
 

@@ -49,7 +49,7 @@ class NmsRewriter(TargetRewriter):
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         operator: Any = _OPERATORS[ir.operator_name(call)]
-        # one box after the other: a GPU's host is faster
+        # GPU kernels that handle boxes sequentially are slower than the host
         has_threads = not self._context.is_cpu() and not self._context.is_mixed()
         is_gpu = has_threads and self.depends_on_inputs(call)
         operands = list(rewritten.args)

@@ -414,7 +414,7 @@ class RequantizeFuser(TargetRewriter):
         return self.kernel(add, "add", *operands, parameters, pattern=None)
 
     def _is_rounded(self, call: Any) -> bool:
-        """Return whether a dequantize and the quantize, which only it reads, are computed as rounding."""
+        """Return whether a quantize-dequantize pair is computed as rounding (fake quantization)."""
         pair = self._find_pair(call)
         if pair is None or not self._keeps_bytes:
             return pair is not None

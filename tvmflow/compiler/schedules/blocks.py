@@ -316,7 +316,7 @@ def find_loads(expr: Any) -> list[Any]:
 
 
 def has_computed_indices(schedule: Schedule) -> bool:
-    """Return whether other data or conditions, as of mirrored images, decide where data are loaded."""
+    """Return whether load indices depend on data or conditions, such as those of reflection padding."""
     loads = find_loads(schedule.mod["main"].body)
     indices = [index for load in loads for index in load.indices]
     return any(find_loads(index) or find_nodes(index, tvm.ir.Call) for index in indices)

@@ -196,7 +196,7 @@ def use_instruction(
 
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
-    """Return a function in LLVM's language that adds products: TVM has no type for its operands."""
+    """Return an LLVM IR function that adds products, because TVM has no type for its operands."""
     accumulators, words, numbers = (
         f"<{lanes} x float>",
         f"<{lanes} x i32>",

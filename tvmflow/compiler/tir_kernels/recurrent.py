@@ -294,7 +294,7 @@ class _Loops:
             state.cell[row, unit] = self._if_active(at, row, gates[row, 3, lane], cell)
 
     def _peek(self, at: _StepIndex, gate: int, unit: Any, cell: Any) -> Any:
-        """Return what a gate of an LSTM sees of the cell state."""
+        """Return the peephole term of an LSTM gate."""
         if self._inputs.peepholes is None:
             return 0
         return self._inputs.peepholes[at.direction, gate, unit] * cell

@@ -328,11 +328,11 @@ class DynamicConvolution(NamedTuple):
 
     Attributes:
         data: The buffer of data (n, i, h, w, b).
-        weights: That of transformed weights (t, t, o, 1, i, b of i, b of o).
+        weights: The buffer of transformed weights (t, t, o, 1, i, b of i, b of o).
         tile: The size of a tile of the result.
         size: Height and width of the result.
-        padding: Rows above the data, and columns to the left of them.
-        store: Emits the store of a result; takes its place (n, o, y, z, lane), and the sum.
+        padding: Rows of padding above the data, and columns on the left.
+        store: Emits the store of a result; takes its indices (n, o, y, z, lane), and the sum.
     """
 
     data: Any

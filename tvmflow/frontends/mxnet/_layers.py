@@ -597,7 +597,7 @@ def _corners_and_area(op: Op, index: int, shape: tuple[int, int, int]) -> tuple[
 
 
 def _order_candidates(op: Op, valid: Expr, score: Expr) -> tuple[Expr, Expr]:
-    """Return positions by falling score with invalid ones last, and the number of valid ones per image."""
+    """Return indices by descending score, invalid ones last, and the number of valid ones per image."""
     keys = op.emit(R.where(valid, score, op.scalar(-math.inf)))
     count = R.sum(R.astype(valid, "int32"), [1])
     order = R.argsort(keys, axis=1, descending=True, dtype="int32")

@@ -105,7 +105,7 @@ def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _exponential_below(x: Any, scaled: Any, alpha: float) -> Any:
-    """Return x, but α·(eˢ - 1) where x is not above 0, for the scaled value s; α may be negative."""
+    """Return x if x > 0, else α·(eˢ - 1), for the scaled value s; α may be negative."""
     below = constant(alpha, x) * (relax.op.exp(scaled) - constant(1, x))
     return relax.op.where(relax.op.greater(x, constant(0, x)), x, below)
 

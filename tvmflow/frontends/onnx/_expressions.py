@@ -168,7 +168,7 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
 
 
 def clamp_indices(indices: Any, count: Any) -> Any:
-    """Return positions (…), as int64: the first or last of `count` elements for those outside."""
+    """Clamp indices (…) to `count` elements, and cast them to int64."""
     return te.compute(
         indices.shape,
         lambda *index: _limit(indices(*index), count).astype("int64"),

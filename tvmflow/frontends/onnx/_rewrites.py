@@ -288,12 +288,12 @@ class _Product(NamedTuple):
 
     Attributes:
         left: The labels of the left tensor.
-        right: Those of the right tensor.
-        result: Those of the result.
+        right: The labels of the right tensor.
+        result: The labels of the result.
         batch: Labels of both tensors and the result.
         rows: Labels of the left tensor and the result.
         columns: Labels of the right tensor and the result.
-        summed: Labels of both tensors alone.
+        summed: Labels of both tensors that the result lacks.
     """
 
     left: str

@@ -214,7 +214,7 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
             f"{start} refers to data outside its folder: {name}",
             fix="save the model again with its external data beside it",
         )
-    # Without the header, only the names in `files` are known, which need not be written as there.
+    # A model at an address may not have been read yet; then the paths in `files` are normalized for the role.
     role = f"{EXTERNAL}{_normal(location) if model.url else location}"
     file = further_file(role, _normal(location), model, source, where)
     if not file.url and not is_file(Path(file.path)):
@@ -237,6 +237,6 @@ def _is_in_model_folder(path: str, location: str) -> bool:
         folders = (model.parent.resolve(), model.resolve().parent)
         real = (model.parent / location).resolve()
     except (OSError, RuntimeError, ValueError):
-        # A name that no file can have, or links in a circle: reported as a file that does not exist.
+        # An invalid name or a loop of symbolic links is reported later, as a file that does not exist.
         return True
     return any(real.is_relative_to(folder) for folder in folders)

@@ -348,9 +348,9 @@ def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
 
 
 def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
-    """Return whether the results of a node are small enough to be evaluated, before anything makes them.
+    """Return whether a node's results are small enough for constant folding, before it is computed.
 
-    The model may still hold `room` elements; shapes are evaluated also without room.
+    Folded constants may take `room` more elements; shapes are folded even without room.
     """
     counts = [math.prod(shapes[name]) for name in node.output if name in shapes]
     limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS

@@ -622,7 +622,7 @@ class Tensors:
         return self._real[number, first]
 
     def dequantize(self, value: Value, quantization: Quantization, axis: int) -> Value:
-        """Return the values that integers stand for; `axis` is that of the channels in `value`."""
+        """Dequantize a tensor; `axis` is the channel axis in `value`."""
         parameters = self._parameters(quantization, value.dtype)
         return self.graph.add("DequantizeLinear", value, *parameters, axis=axis)
 

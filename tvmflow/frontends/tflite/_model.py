@@ -338,7 +338,7 @@ class Model(NamedTuple):
 def is_hybrid(model: Model, operator: Operator) -> bool:
     """Return whether an operator has float32 data and integer weights.
 
-    LiteRT rounds the data of such an operator to integers by their range as it runs.
+    LiteRT quantizes the data of such an operator at run time (dynamic range quantization).
     """
     operands = [model.tensors[number] for number in operator.inputs if number >= 0]
     return any(t.dtype == "float32" and t.data is None for t in operands) and any(

@@ -1,8 +1,8 @@
-"""A float model that emulates a quantized one: weights emulate integers.
+"""A float model that emulates a quantized one by fake quantization.
 
-Weights of layers, the scales by which data are rounded, and corrections of means are further weights of the model.
-With one set of them it is the float model; with another its layers read rounded data and rounded weights. So it is
-compiled once, before any scale is known. Of both, sums of floats may be added in another order.
+Layer weights, activation scales and bias corrections are weights of this model. With one set of them, it computes
+the float model; with another, its layers read rounded data and rounded weights. So it is compiled only once, before
+any scale is known. It may add floats in another order than the float or the quantized library.
 """
 
 from __future__ import annotations

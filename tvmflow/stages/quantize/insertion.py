@@ -222,7 +222,7 @@ def free_name(name: str, names: set[str]) -> str:
 def add_parameters(
     mod: tvm.IRModule, inputs: Sequence[Any], weights: Sequence[Any]
 ) -> tvm.IRModule:
-    """Return a module whose `main` takes more inputs, the last ones, and more weights."""
+    """Append inputs and weights to the parameters of a module's `main`."""
     main = mod["main"]
     count = int(main.attrs["num_input"])
     params = [*main.params[:count], *inputs, *main.params[count:], *weights]

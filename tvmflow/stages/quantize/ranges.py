@@ -251,9 +251,9 @@ def _least_divergence(
 
 
 def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
-    """Return the Kullback–Leibler divergence of the first bins and their levels.
+    """Return the Kullback–Leibler divergence between the first `kept` bins and their quantization.
 
-    The last of these bins holds the values of all others too.
+    Values beyond these bins are clipped: they count in the last kept bin.
     """
     inside = counts[:kept]
     reference = inside.copy()

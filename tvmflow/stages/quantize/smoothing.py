@@ -154,9 +154,9 @@ def _exponents(values: Array) -> Array:
 
 
 def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
-    """Return the expected square of the error of the results of layers, by uniform errors of a step.
+    """Return the expected squared error of layers' results, for uniformly distributed rounding errors.
 
-    `sizes` are the largest absolute values of the channels, and each matrix has whether its layer is depthwise.
+    `sizes` are the largest absolute values of the channels, and `matrices` pairs each weight matrix with whether its layer is depthwise.
     """
     step = float((sizes / factors).max()) / _STEPS
     total = 0.0

@@ -113,7 +113,7 @@ def _system_libraries(platform: Platform) -> tuple[str, ...]:
 
 
 def _threads_libraries(platform: Platform) -> tuple[str, ...]:
-    """Return the library that has threads where libc has none: before glibc 2.34, and empty since then."""
+    """Return the thread library to link: libpthread, which is an empty stub since glibc 2.34."""
     return ("libpthread.so.0",) if platform.libc.startswith("gnu") else ()
 
 

@@ -184,7 +184,7 @@ def divide_groups(schedule: Schedule) -> Schedule:
 
 
 def _simplify_divisions(schedule: Schedule, main: Any) -> Schedule:
-    """Return a kernel where divisions of a block's axes have become axes."""
+    """Simplify divisions of a block's axes, by the axes' ranges."""
     analyzer = tvm.sym.Analyzer()
     for axis in schedule.get(main).iter_vars:
         analyzer.bind(axis.var, axis.dom)
@@ -196,7 +196,7 @@ def _simplify_divisions(schedule: Schedule, main: Any) -> Schedule:
 
 
 def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
-    """Return whether an axis is one of the batch, the first or the second operand, or the depth."""
+    """Return the kind of an axis: batch, rows (first operand), columns (second operand) or depth."""
     if int(axis.dom.extent) == 1:
         return "one"
     first, second, stored = (depends_on(access, axis.var) for access in (*loads, store))
@@ -204,7 +204,7 @@ def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
 
 
 def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
-    """Return how many values along the axes of a kind are neighbors in memory: 0, 1 or whole vectors."""
+    """Return how many values along the axes of a kind are contiguous: 0, 1 or whole vectors."""
     count = 1
     others: list[int | None] = []
     for axis, other in reversed(axes):

@@ -108,7 +108,7 @@ def _version_text(version: int) -> str:
 def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
     """Return whether a GPU runs code for an architecture.
 
-    Machine code has to be of the same major version, and not a later one; PTX of no later one.
+    Machine code (SASS) needs the same major version and no later minor one; PTX needs no later version.
 
     >>> runs_code_for("sm_80", "sm_86"), runs_code_for("sm_86", "sm_80"), runs_code_for("sm_75", "sm_80")
     (True, False, False)
