@@ -93,8 +93,8 @@ def _markdown(columns: list[str], rows: list[list[str]]) -> str:
         "---:" if all(_NUMBER.match(row[i]) for row in rows) else "---" for i in range(len(columns))
     )
     lines = [columns, *([_with_separators(cell) for cell in row] for row in rows)]
-    head, *body = (f"| {' | '.join(line)} |\n" for line in lines)
-    return "".join([head, f"|{alignment}|\n", *body])
+    head, *body = (f"{' | '.join(line)}\n" for line in lines)
+    return "".join([head, f"{alignment}\n", *body])
 
 
 def _with_separators(cell: str) -> str:
