@@ -141,7 +141,7 @@ def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str)
 
 
 def quantized_network() -> onnx.ModelProto:
-    """Return all that multiplies bytes in ARM kernels: with few channels, of points, of taps, padded and strided, and an odd number of rows."""
+    """Return int8 products of Arm kernels: with few channels, of points, of kernel positions, padded and strided, and an odd number of rows."""
     node = helper.make_node
     widths = {"stem": (24, 3, 3), "up": (40, 24, 1), "taps": (40, 1, 3), "far": (40, 1, 5)}
     widths |= {"down": (40, 1, 3), "square": (40, 40, 3), "back": (40, 40, 1), "half": (20, 40, 1)}

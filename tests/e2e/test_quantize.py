@@ -30,7 +30,7 @@ verify: {data: digits-test.npz, min_accuracy: 0.95, repeat: 2}
 
 pytestmark = pytest.mark.skipif(
     not read_host().flags & {"avx512_vnni", "avx_vnni", "asimddp"},
-    reason="this machine does not multiply bytes",
+    reason="this machine has no int8 dot products",
 )
 
 

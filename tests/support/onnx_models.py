@@ -90,7 +90,7 @@ def load(
 
 
 def open_session(made: onnx.ModelProto) -> Any:
-    """ONNX Runtime on a model, exact where it multiplies bytes; without its warnings."""
+    """ONNX Runtime on a model, exact with int8 dot products; without its warnings."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -128,7 +128,7 @@ def _check_quantize(planned: PlannedRecipe, target: Target) -> Iterator[str]:
         reason = quantize.no_integers_reason(target)
         yield (
             f"{where}: {name}: the target '{target.name}' {reason}, so that int8 data would only make it slower; "
-            "set `activations: none` (weights alone become integers), name a CPU that multiplies bytes, or leave "
+            "set `activations: none` (int8 weights only), name a CPU with int8 dot products, or leave "
             "`quantize` out"
         )
     if (

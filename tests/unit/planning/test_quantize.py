@@ -47,8 +47,8 @@ def test_a_variant_is_quantized_by_itself() -> None:
         (
             OWN,
             target(),
-            "/recipes/net.yaml:quantize: quantize: the target 'host' has no instructions that multiply bytes "
-            "(on x86-64 AVX2 or VNNI), so that int8 data would only make it slower; set `activations: none`",
+            "/recipes/net.yaml:quantize: quantize: the target 'host' has no int8 dot products "
+            "(x86-64: AVX2 or VNNI), so that int8 data would only make it slower; set `activations: none`",
         ),
         (OWN, joined_target(), "the target 'split' is in parts, each of which would need data of its own"),
         ({"quantize": {}}, VNNI, "there are no data to calibrate with; set `data` here, or `verify.data`"),

@@ -261,7 +261,7 @@ class CpuModel(NamedTuple):
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
         has_quads: Whether these add four products to each accumulator; two otherwise.
-        has_pair_dots: Whether `PAIR_INSTRUCTIONS` are the fastest that multiply bytes: their weights have 7 bits.
+        has_pair_dots: Whether `PAIR_INSTRUCTIONS` are the fastest int8 dot products: their weights have 7 bits.
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without
             them.

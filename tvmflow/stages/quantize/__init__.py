@@ -136,8 +136,8 @@ def no_integers_reason(target: ResolvedTarget) -> str:
     if target.tvm["kind"] != "llvm":
         return "is a GPU, whose kernels multiply floats"
     if target.levels:
-        return "has levels of CPUs, and not all of them multiply bytes"
-    return "has no instructions that multiply bytes (on x86-64 AVX2 or VNNI)"
+        return "has ISA levels without int8 dot products"
+    return "has no int8 dot products (x86-64: AVX2 or VNNI)"
 
 
 _VNNI: Final = {"avx512_vnni", "avx_vnni"}

@@ -1,4 +1,4 @@
-"""Dynamically quantized models multiply bytes, agree with ONNX Runtime, and keep their weights in bytes."""
+"""Dynamically quantized models use int8 dot products, agree with ONNX Runtime, and keep their weights in bytes."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def product(*shapes: Sequence[int], then: str = "") -> Made:
 
 
 def integers(kind: str, data: Sequence[int], weights: Sequence[int]) -> Made:
-    """Return an operator that multiplies bytes, and adds up integers of 32 bits."""
+    """Return an operator that multiplies int8 with int32 accumulation."""
     random = np.random.default_rng(0)
     drawn = random.integers(-128, 128, weights, dtype="int8")
     nodes = [helper.make_node(kind, ["data", "w"], ["result"])]

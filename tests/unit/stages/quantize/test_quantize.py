@@ -127,7 +127,7 @@ def list_kernels(folder: Path) -> list[str]:
 
 
 def test_layers_become_integers(files: dict[str, Path], tmp_path: Path) -> None:
-    """Convolutions and the dense layer multiply bytes, and what lies between them stays bytes."""
+    """Convolutions and the dense layer multiply int8, and tensors between them stay int8."""
     facts = run(settings_of(), files, tmp_path / "once")
     assert [(layer.name, layer.weight_bits, layer.data_bits) for layer in facts.layers] == [
         ("first", 8, 8),
@@ -282,7 +282,7 @@ def test_weights_of_7_bits_without_vnni(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_sequences_and_volumes(rank: int, tmp_path: Path) -> None:
-    """Convolutions over them multiply bytes as those over images do."""
+    """Convolutions over them multiply int8, as over images."""
     shapes = {"w0": (16, 3), "w1": (16, 1), "w2": (20, 16)}
     weights = {
         name: RNG.normal(0, 0.3, (*shape, *[3] * rank)).astype(np.float32)

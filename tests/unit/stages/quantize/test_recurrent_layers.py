@@ -1,4 +1,4 @@
-"""`quantize`: recurrent layers get weights of int8, and where the target multiplies bytes a state of bytes."""
+"""`quantize`: recurrent layers get weights of int8, and where the target has int8 dot products a state of bytes."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
 def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, joins: bool) -> Groups:
     """Return groups that multiply fewer empty lanes (see `blocked.shorten`), where the CPU allows it.
 
-    An instruction that takes factors from lanes of vectors, or adds several products, needs whole blocks, and levels
+    A by-element FMA, or an instruction that adds several products, needs whole blocks, and levels
     share weights of only these.
     """
     takes_blocks = (
