@@ -101,7 +101,7 @@ class StoreOption(NamedTuple):
         return store
 
     def open_to_read(self) -> LocalStore:
-        """Return the same store for a command that only shows its content: created if possible."""
+        """Open the store for a read-only command; create it if its folder is writable."""
         store = self.locate()
         store.create_if_writable()
         return store

@@ -249,7 +249,7 @@ def choose_tuning_size(dimension: Dimension) -> int:
 
 
 def list_tuning_sizes(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
-    """Return combinations in which each size to tune at is once, and the representative one.
+    """Return combinations of sizes that contain each size of `tune_at`, and the tuning sizes.
 
     >>> list_tuning_sizes([Dimension("batch", 1, 8), Dimension("seq", 1, 512, 1, (16, 128))])
     [{'batch': 3, 'seq': 16}, {'batch': 3, 'seq': 128}]

@@ -25,9 +25,9 @@ NOISE_TEXTS: Final[Mapping[Judgement, str]] = {
 
 
 def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
-    """Return the conclusion about a measured ratio; the one definition of noise.
+    """Return whether a measured ratio differs from 1 beyond the noise.
 
-    The limits are those of what it may be in truth.
+    `low` and `high` are the limits of its confidence interval.
     """
     if low > 1:
         return "more"

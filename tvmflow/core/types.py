@@ -196,7 +196,7 @@ class RunTraits(NamedTuple):
     """The traits that a stage declares for the code that runs, locks and reports it.
 
     Attributes:
-        measures: It measures time, and holds the device alone while it does.
+        measures: It measures time, with exclusive use of the device.
         searches: It chooses schedules by a search, whose result a locked run takes from the lock file.
         uses_ledger: It reads the trial ledger and appends to it.
         is_locked: A lock file records its outputs, and a locked run must reproduce them.

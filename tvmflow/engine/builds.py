@@ -86,8 +86,8 @@ class KernelShare(NamedTuple):
 class SizeResult(NamedTuple):
     """The finding of `verify` at some sizes of a library's dimensions.
 
-    Latencies are medians of one call in seconds, errors the largest absolute one of any output. `fixed` is a library
-    of these sizes alone.
+    Latencies are medians of one call in seconds, errors the largest absolute one of any output. `fixed` is a
+    fixed-shape library of these sizes.
     """
 
     sizes: str

@@ -137,7 +137,7 @@ def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | N
 
 
 def _without_content(preimage: Mapping[str, Json]) -> Json:
-    """Return the pre-image of a key with the names of files alone."""
+    """Return the pre-image of a key with file names in place of paths."""
     return {**preimage, "inputs": sorted(preimage["inputs"])}
 
 

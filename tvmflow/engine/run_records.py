@@ -290,7 +290,7 @@ def _encode(number: int) -> str:
 
 
 def recorded_path(path: str | Path) -> Path:
-    """Return a file's path as records have it: the same one by whatever way its folder was named."""
+    """Return the canonical path of a file for records: symbolic links in its folder are resolved."""
     return Path(path).parent.resolve() / Path(path).name
 
 

@@ -29,7 +29,7 @@ _VM_KINDS: Final = tuple(
     kind for kind, backend in BACKENDS.items() if not backend.no_tvm_runtime_reason({"kind": kind})
 )
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
-# The fields of a manifest that describe the library alone.
+# The fields of a manifest that describe only the library.
 _OF_LIBRARY: Final = ("runtime", "prefix", "params")
 
 

@@ -116,7 +116,7 @@ class ModelFacts(NamedTuple):
     Attributes:
         inputs: Its inputs; inputs with a default, or that may be weights, are optional.
         data_files: The names of files with weights, where they stand in the model's file.
-        weights: The names of weights, where a file has weights alone.
+        weights: The names of weights, if a file has only weights.
         unsupported: Why it cannot be imported, as the end of a sentence; or nothing.
         outputs: Its outputs.
     """

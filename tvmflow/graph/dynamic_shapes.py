@@ -37,8 +37,8 @@ DYNAMIC_SHAPES: Final = "tvmflow.open_sizes"
 """The attribute of a kernel with dynamic shapes: a tuning size for each variable in its shapes."""
 
 TUNED_SIZES: Final = "tvmflow.tuned_sizes"
-"""The attribute beside it: for each variable the sizes at which schedules are measured, then one at which alone
-their values are compared."""
+"""A second attribute: for each variable the sizes at which schedules are measured, then one size at which
+only their results are compared."""
 
 MULTIPLES: Final = "tvmflow.multiples"
 """The attribute of a kernel with a known divisor of each variable in its shapes."""

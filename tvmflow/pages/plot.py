@@ -79,7 +79,7 @@ def _draw_row(row: Row, shown: Mapping[str, str | None]) -> Markup:
 
 
 def _style(cells: Sequence[Cell]) -> str | None:
-    """Return the style of a column: that of numbers, where it is sorted by numbers alone."""
+    """Return the style of a column: that of numbers, if it is sorted only by numbers."""
     values = [cell.value for cell in cells if cell.value is not None]
     return "number" if values and not any(isinstance(value, str) for value in values) else None
 

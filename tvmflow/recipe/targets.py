@@ -423,9 +423,9 @@ class TargetSpec(BuildTarget):
         return f"{self.name}.{mapping['kind']}" if mapping else ""
 
     def tvm_target(self) -> dict[str, Json] | None:
-        """Return the mapping that TVM takes; None for `host`.
+        """Return the mapping for TVM; None for `host`.
 
-        It is that of its first level where it has some, and that of WebAssembly beside WebGPU.
+        A multi-ISA target returns its first ISA level's, a WebGPU target that of its WebAssembly fallback.
         """
         mapping = super().tvm_target()
         backend = backend_for(mapping or {})

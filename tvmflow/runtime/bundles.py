@@ -66,7 +66,7 @@ class Bundle(NamedTuple):
 
 def runtime_of(manifest: Mapping[str, Json]) -> str:
     """Return the runtime of the library that a manifest describes, C_RUNTIME or VM; else ValueError."""
-    # earlier versions had the virtual machine alone, and did not say so
+    # earlier versions had only the virtual machine, and did not say so
     runtime = manifest.get("runtime", VM)
     if runtime not in (C_RUNTIME, VM):
         raise ValueError(f"the runtime {quote(runtime)} is unknown")

@@ -1,4 +1,4 @@
-"""Loading a bundle: the interface for users' programs. Needs numpy alone with the C runtime.
+"""Loading a bundle: the interface for users' programs. Needs only numpy with the C runtime.
 
 TVM's virtual machine needs tvm_ffi and TVM's runtime library besides; the compiler (`import tvm`)
 is never loaded. Everything that can be known before the library is loaded is checked before,

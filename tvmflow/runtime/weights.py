@@ -122,7 +122,7 @@ def read_safetensors(path: str | Path) -> dict[str, Array]:
     """
     with Path(path).open("rb") as stream:
         is_empty = not os.fstat(stream.fileno()).st_size
-        # TVM takes arrays that can be written alone; changes do not reach the file
+        # TVM accepts only writable arrays; with copy-on-write, changes do not reach the file
         content = b"" if is_empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     return _parse_safetensors(path, content)
 

@@ -322,7 +322,7 @@ def explain(facts: BuildFacts) -> list[str]:
 
 # ---------------------------------------------------------------- nodes of the model
 # Facts of a build have indices of bindings in the imported `main`, whose names are facts of `import`: models that
-# differ in names alone share a build.
+# differ only in names share a build.
 
 
 class KernelCall(NamedTuple):

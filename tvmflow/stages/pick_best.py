@@ -157,7 +157,7 @@ class LibraryFacts(TypedDict, total=False):
     """The outcome for the whole library, tuned beside untuned; empty if it was not compared.
 
     Attributes:
-        overruled: Kernels by the reason why they are not tuned, though they are faster alone.
+        overruled: Kernels that are faster only in isolation -> the reason why they are not tuned.
         pairs: How many turns there were.
     """
 
@@ -418,7 +418,7 @@ def _call_alone(
     payload: Json,
     timeout_s: float,
 ) -> Outcome:
-    """Run a function in a child that has the device of the target alone."""
+    """Run a function in a child process with exclusive use of the target's device."""
     return call_alone(
         fork_server,
         function,
@@ -628,7 +628,7 @@ def _saved_per_minute(saved_s: float, tuning_s: float) -> str:
 SLOWER_IN_LIBRARY: Final = "slower in the library"
 LIBRARY_SLOWER: Final = "the library is not faster"
 NEGLIGIBLE: Final = "its gain is negligible"
-"""Why a kernel has its untuned schedule, though it is faster tuned when it runs alone."""
+"""Why a kernel keeps its untuned schedule, though the tuned one is faster in isolation."""
 
 # Where kernels together save a smaller share of a call, the positions of code and data in memory decide which library
 # is faster, and another build has others.

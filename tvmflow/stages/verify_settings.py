@@ -120,7 +120,7 @@ class VerifySettings(StageSettings):
     deliveries: dict[str, tuple[str, ...]] = Field(default={})
 
     def add_tuning_sizes(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
-        """Return dimensions with the sizes that matter most."""
+        """Return dimensions with their `tune_at` sizes."""
         tune_at = self.tune_at or {}
         return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)
 

@@ -1,1 +1,1 @@
-"""Kept results: local store, remote caches, downloads, garbage collection. May import `core` alone."""
+"""Kept results: local store, remote caches, downloads, garbage collection. May import only `core`."""

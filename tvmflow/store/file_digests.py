@@ -17,7 +17,7 @@ from tvmflow.core.files import RACY_NS, hash_file
 from tvmflow.store.local import LocalStore
 
 _AHEAD_NS = 86_400 * 10**9
-# The name of a file in a note about it alone.
+# The name of a file in a note about a single file.
 _ALONE = ""
 
 

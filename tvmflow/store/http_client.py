@@ -1,6 +1,6 @@
 """The client for web servers: one rule for connections, redirects, secrets, errors, sizes and times.
 
-Credentials are sent to the host alone that they are for. Whatever a server answers, its header ends
+Credentials are sent only to the host that they are for. Whatever a server answers, its header ends
 within the client's time limit, and its body within the limits of `read_pieces`.
 """
 
@@ -287,7 +287,7 @@ class HttpClient:
         method: str = "GET",
         visited: list[str] | None = None,
     ) -> Answer:
-        """Return the answer to a GET request, after redirects; the credential is sent to its own host alone.
+        """Return the answer to a GET request, after redirects; the credential is sent only to its own host.
 
         A request with HEAD is sent in the same way. `visited` gets each URL that is requested.
 

@@ -37,7 +37,7 @@ def device_locks_folder() -> str:
 
 
 def exclusive(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Hold a device alone, to measure on it.
+    """Hold the exclusive lock of a device, to measure on it.
 
     The lock is the operating system's and dies with this process.
     """

@@ -97,7 +97,7 @@ def read_host() -> Host:
 
 
 def cap_host(host: Host, level: str) -> Host:
-    """Return a machine as if its CPU had the features of a level alone.
+    """Return a machine as if its CPU had only the features of a level.
 
     The model's name says so, since measurements and results are kept by it.
 

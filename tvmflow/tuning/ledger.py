@@ -70,7 +70,7 @@ class WorkloadRecords:
         self.bans: dict[str, Ban] = {}
         self.choices: dict[str, ChoiceTimes] = {}
         self.search_ends: dict[str, SearchEnd] = {}
-        # of each kind, in the order of `notes`, the records by what they are about
+        # record type -> records by their subject, in the order of `notes`
         self._kept: dict[type[Record], dict[Any, Any]] = {
             Trial: self.trials,
             Baseline: self.baselines,

@@ -222,7 +222,7 @@ class PruneCriteria(NamedTuple):
 
     Attributes:
         keep_best: Keep this many of each workload's fastest trials, and all failures.
-        failed: Remove failures alone; with `keep_best`, failures and all but the best.
+        failed: Remove only failures; with `keep_best`, failures and all but the best.
         older_than_days: Remove only older trials.
         other_tvm: Remove only what another TVM build measured than the installed one.
     """

@@ -1,6 +1,6 @@
 """Interleaved measurements of whole libraries: tuned with untuned, other algorithms with the rules'.
 
-A schedule that wins alone, with its data in the cache, may lose between other kernels, and an operator computed
+A schedule that is faster in isolation, with its data in the cache, may be slower between other kernels, and an operator computed
 otherwise shares layouts with its neighbors. So each kernel is timed once more where it will run, what loses there is
 left out, and both libraries are called interleaved. Their weights are random: no time depends on them, so that a
 model with new weights has the same choice. A library with dynamic shapes is measured at each size to tune at.
@@ -634,7 +634,7 @@ class ChoiceLibraries:
         *,
         is_whole: bool,
     ) -> Json:
-        """Time some operators of two libraries in a child that has the device alone.
+        """Time some operators of two libraries in a child process with exclusive use of the device.
 
         Returns:
             The answer of `measure_choices`.

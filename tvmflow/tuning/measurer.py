@@ -374,7 +374,7 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
                 phases.current = DEVICE_PHASE
                 raise
 
-    # Whatever is raised is the failure of this candidate alone.
+    # Whatever is raised is the failure of only this candidate.
     return report_failure(emit, work, fatal=())
 
 
@@ -385,10 +385,11 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
 
 # An untuned kernel that takes longer than this is timed once.
 _SLOW_S: Final = 0.1
-# As many rounds as those of the request may follow, of the fastest finalist and the untuned kernel
-# alone, until it is decided which is faster; less than this share of its time is no gain.
+# Up to this many times the requested rounds may follow, only of the fastest finalist and the untuned
+# kernel, until it is decided which is faster.
 _MAX_ROUNDS_FACTOR: Final = 4
 _MAX_SECONDS: Final = 5.0
+# Saving less than this share of a kernel's time is no gain.
 MIN_GAIN: Final = 0.02
 # Sums in another order differ by less than this share of the largest value, those of float16 by less than ten times
 # as much.

@@ -120,7 +120,7 @@ class TuneFacts(NamedTuple):
         usable_cpus: The CPUs of this machine that the run might use.
         starting_points: How many schedules were measured first because they are good on near targets.
         spent_s: The seconds of the budget that it and earlier searches took.
-        gain: The speedup that was `found`, by the best trials alone, and the `possible` one at the
+        gain: The speedup `found`, estimated from the best trials, and the `possible` one at the
             roofline; empty if one of the times is not known.
         banned: The schedules that are never chosen again.
     """

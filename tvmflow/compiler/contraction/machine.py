@@ -205,7 +205,7 @@ MIN_ACCUMULATORS: Final = 8
 MIN_ACCUMULATORS_BY_ELEMENT: Final = 10
 """The same of by-element instructions, which need some more while operands are loaded."""
 MIN_ACCUMULATORS_WITHOUT_FMA: Final = 4
-"""The same without fused multiply-add, where the latency of an addition alone counts."""
+"""The same without fused multiply-add, where only the latency of an addition counts."""
 FEW_ROWS: Final = 2
 """See `LoopCosts.few_rows`."""
 

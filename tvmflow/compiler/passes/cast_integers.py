@@ -1,4 +1,4 @@
-"""Computation of int64 and bool as int32, for devices whose memory has words of 32 bits alone.
+"""Computation of int64 and bool as int32, for devices that support only 32-bit words in memory.
 
 Who runs the model checks that its inputs fit. Functions that are not operators still take int64 and bool, which the
 code generator of such a device refuses.

@@ -176,8 +176,8 @@ class _Term(NamedTuple):
 class ConvolutionMerger(TargetRewriter):
     """Replaces sums of convolutions of the same data by one convolution.
 
-    The data may be scaled for some, or be a term themselves. The kernel is the largest of theirs, so that it takes
-    no longer than that one alone.
+    A term may also be scaled data, or the data themselves. The merged kernel has the size of the largest one, so it
+    takes no longer than that convolution.
     """
 
     OPERATORS = (_ADD,)

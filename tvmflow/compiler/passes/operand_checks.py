@@ -263,7 +263,7 @@ class _CheckRewriter(TargetRewriter):
         return _call_check(self, operand, bound, message)
 
     def _is_known(self, operand: Any) -> bool:
-        """Return whether an operand depends on constants, weights and sizes alone."""
+        """Return whether an operand depends only on constants, weights and sizes."""
         left, seen = [operand], set()
         while left:
             expr = left.pop()

@@ -240,9 +240,9 @@ def _find_parameters(call: Any) -> tuple[float, int] | None:
 
 
 class RequantizeFuser(TargetRewriter):
-    """Rewrites quantization that dequantization follows at once to rounding of float32, without divisions.
+    """Rewrites quantize-dequantize pairs to rounding in float32, without divisions.
 
-    Besides it rewrites quantization alone, and sums of quantized data. The results are the same, except that a zero
+    It also rewrites single quantize operators, and sums of quantized data. The results are the same, except that a zero
     may be −0. Where the CPU has dot products, tensors between kernels stay int8.
     """
 

@@ -1,4 +1,4 @@
-"""Schedules of untuned kernels, chosen from shape and target alone, without a measurement.
+"""Schedules of untuned kernels, chosen only from shape and target, without measurements.
 
 Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for
 CPUs is a module of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` and

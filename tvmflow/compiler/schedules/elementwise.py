@@ -191,7 +191,7 @@ def count_fused_axes(block: Block, lanes: int) -> int:
             break
         lengths = [extent for extent in extents[-count - 1 :] if extent > 1]
         if len(lengths) > 2 and lanes % lengths[-1] == 0:
-            # nor those of parts of a vector, along three axes: each element would be loaded by itself
+            # nor those of parts of a vector, along three axes: each element would be loaded separately
             break
         count += 1
     return count

@@ -253,9 +253,9 @@ def _find_columns(blocks: Sequence[Block], cpu: CpuModel) -> _Columns | None:
 
 
 def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
-    """Return whether each block reads the results of others in its own column alone.
+    """Return whether each block reads the results of others only in its own column.
 
-    What is reduced has `rank` axes; data have one more, at the position `reduced`.
+    Reduced tensors have `rank` axes; others have one more, at the position `reduced`.
     """
 
     def position(axes: Sequence[Any]) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 A blocked tensor of `c` channels has ⌈c/b⌉ blocks. The lanes beyond `c` hold what the
 operators computed from zeros, and are multiplied with zero weights. Weights may have a
 narrower dtype than the data, in whose dtype everything is computed. Sequences, images and
-volumes differ in the number of spatial axes alone, which are written `…` below; padding is that
+volumes differ only in the number of spatial axes, which are written `…` below; padding is that
 before each axis, followed by that after each; negative padding skips data.
 """
 

@@ -250,7 +250,7 @@ _LOSS_KEYS: Final = ("grad_scale", "normalization", "valid_thresh")
 
 
 def _softmax_output(op: Op) -> Expr:
-    """`SoftmaxOutput`: the softmax alone; over the channels with `multi_output`, else over the instance."""
+    """`SoftmaxOutput`: a softmax, over channels with `multi_output`, else over the instance."""
     op.ignore(*_LOSS_KEYS, "ignore_label", "use_ignore", "out_grad", "smooth_alpha")
     if op.flag("multi_output", False):
         op.ignore("preserve_shape")

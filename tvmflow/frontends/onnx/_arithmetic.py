@@ -609,13 +609,13 @@ def _top_k(node: NodeToConvert) -> Any:
 
 
 def _cum_sum(node: NodeToConvert) -> Any:
-    """Return sums up to each element along an axis, which TVM has to know."""
+    """Return cumulative sums along a constant axis."""
     known_array(node.inputs[1], "axis")
     return node.by_tvm()
 
 
 def _cum_prod(node: NodeToConvert) -> Any:
-    """Return products of all elements before another along an axis."""
+    """Return cumulative products along an axis."""
     x, axis = node.inputs
     axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
     is_reversed = bool(node.attributes.get("reverse", 0))

@@ -637,7 +637,7 @@ def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> 
 
 
 class _Counters:
-    """The states of a loop that are computed from constants alone, and the known part of its condition.
+    """The states of a loop that are computed only from constants, and the known part of its condition.
 
     Attributes:
         is_whole: Whether the whole condition is known, or else only some operands of its And.

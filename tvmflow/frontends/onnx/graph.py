@@ -314,7 +314,7 @@ class Replacement:
 # ---------------------------------------------------------------- large tensors
 # Large weights are mapped when they are needed. Such a tensor is marked as ONNX marks external data: it has no
 # data of its own, and names a file, an offset and a length. The file may be the ONNX file itself. So passes
-# work on a small model, and protobuf's limit of 2 GiB holds for the graph alone.
+# work on a small model, and protobuf's limit of 2 GiB applies only to the graph.
 
 
 _MIN_BYTES: Final = 1 << 16
@@ -437,7 +437,7 @@ def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
     if place is None:
         return np.asarray(numpy_helper.to_array(tensor))
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    # TVM takes arrays that can be written alone
+    # TVM accepts only writable arrays
     return np.asarray(
         np.memmap(place.file, dtype, mode="c", offset=place.offset, shape=tuple(tensor.dims))
     )

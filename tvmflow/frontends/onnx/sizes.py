@@ -465,7 +465,7 @@ def _map(function: Callable[..., Any], *arrays: _Array) -> _Array:
 
 
 _Rule = Callable[[_Call], Any]
-"""Returns a value, or its elements alone where these have the dtype of the first operand."""
+"""Returns a value, or only its elements if these have the dtype of the first operand."""
 
 
 def _each(function: Callable[[SizeRanges, Any], Any]) -> _Rule:

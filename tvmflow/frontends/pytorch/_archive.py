@@ -295,8 +295,8 @@ _RULES: Final[Mapping[str, Callable[[str], None]]] = {
 
 # ---------------------------------------------------------------- allowed content of an archive
 
-# Files beside the graph of a name, by their paths below the folder that PyTorch puts all of them into: tensors,
-# and what they are called. Constants of other names are objects.
+# Allowed files beside the graph `{name}`, by their paths in the archive's root folder: tensors and their indices.
+# Constants with other names are pickled objects.
 _FILES: Final = (
     r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)|\.format_version"
     r"|\.storage_alignment|data/weights/[\w.-]+|data/constants/(tensor_\w+|{name}_constants_config\.json|{name}\.pt)"

@@ -849,7 +849,7 @@ ACTIVATIONS: Final[dict[int, Callable[[Graph, Value], Value]]] = {
 def aligned(operation: Operation, positions: Sequence[int]) -> tuple[list[Value], bool]:
     """Return operands that broadcast in one order of axes, and whether channels are first.
 
-    They are where one of them is there alone, so that nothing is reordered between convolutions.
+    Channels-first layout is chosen if one operand exists only in it, to avoid transposes between convolutions.
     """
     rank = max(operation.rank(position) for position in positions)
     first = any(operation.is_first(p) and operation.rank(p) == rank for p in positions)

@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 Feed = Mapping[str, Array]
 
-# Each layer alone is measured with this many batches: what one layer does, it does to most of them.
+# The error of a single layer is measured on this many batches, because it is similar on most batches.
 _ALONE_BATCHES: Final = 16
-# After each this many batches it is looked whether a choice is within its limits.
+# A choice is compared with its limits after every this many batches.
 _LOOK_BATCHES: Final = 32
 # It is or is not when its mean is this many standard errors away from them.
 _CERTAINTY: Final = 4.0
@@ -122,11 +122,11 @@ class Choice(NamedTuple):
 
 
 class Comparison:
-    """Another way to compute the outputs, and what is known of it so far.
+    """An alternative model, and its errors on the batches so far.
 
     Attributes:
         batches: How many batches were compared.
-        squares: By the name of an output, for each batch the sums of squares of its errors and of itself.
+        squares: Output name -> for each batch, the sums of squares of its errors and of its values.
         kept: The scores of classes of each batch, where there are labels.
     """
 

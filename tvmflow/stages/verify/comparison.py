@@ -30,8 +30,7 @@ ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     QUANTIZED: "quantized integers",
 }
 
-# Fewer elements have no largest one that says how large their neighbours' errors are, and no average
-# that noise leaves alone.
+# With fewer elements, the largest value does not predict the errors, and averages are noisy.
 _MIN_SLICE: Final = 256
 SMALLEST_NORMAL: Final = 2.0**-126
 """That of float32: CPUs may flush smaller values to 0."""

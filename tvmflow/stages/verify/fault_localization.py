@@ -452,7 +452,7 @@ class _Search:
     # ---------------------------------------------------------------- import and lowering
 
     def _find_import_fault(self) -> Fault | None:
-        """Return a fault if the imported model, by TVM's rules alone, disagrees, or if these lack an operator."""
+        """Return a fault if the imported model is wrong with TVM's rules only, or these lack an operator."""
         if own := list_tvmflow_operators(
             lowering.load_ir(self._context.inputs["import/model.json"])
         ):

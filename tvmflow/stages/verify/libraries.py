@@ -119,7 +119,7 @@ class LocalLibrary:
         return self.load_variant_of(model, self.inputs, self.outputs, self.module.dimensions)
 
     def load_at(self, sizes: Mapping[str, int], model: ScheduledModel) -> Timed:
-        """Return a model for some sizes of the dimensions alone, with the same runtime, in this process."""
+        """Return a fixed-shape model for some sizes, with the same runtime, in this process."""
         return self.load_variant_of(
             model, specs_at(self.inputs, sizes), specs_at(self.outputs, sizes)
         )

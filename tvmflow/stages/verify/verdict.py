@@ -198,7 +198,7 @@ class SizeVerdict(CallVerdict, total=False):
         is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
         latency_s: Seconds of a call; absent where the library cannot be timed.
         reference_latency_s: Those of the reference.
-        fixed_speedup: The speed relative to an untuned library of these sizes alone, if there was one.
+        fixed_speedup: The speed relative to an untuned fixed-shape library, if there was one.
     """
 
     sizes: dict[str, int]

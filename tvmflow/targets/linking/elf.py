@@ -73,7 +73,7 @@ def link(
         public = "; ".join(interface.functions)
         (folder / "public").write_text(f"{{ global: {public}; local: *; }};\n")
         visible = ["--version-script=public", "-soname", interface.file]
-    # Android 15 has machines with pages of 16 KB, Android 5 reads one of the two tables of symbols alone
+    # Android 15 has machines with pages of 16 KB, Android 5 reads only one of the two symbol tables
     android = ["-z", "max-page-size=16384", "--hash-style=both"]
     options = [*android] if platform.system == "android" else []
     options += ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]

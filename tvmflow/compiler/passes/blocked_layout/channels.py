@@ -104,7 +104,7 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
 
 
 def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.Expr | None:
-    """Rewrite a part of channels that are split."""
+    """Rewrite one output of a split along the channel axis."""
     split = rewriter.flow.find_call(item.tuple_value, "relax.split")
     shape = None if split is None else rewriter.numbers.shape(split.args[0])
     if split is None or shape is None:
