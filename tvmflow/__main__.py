@@ -83,7 +83,7 @@ def _start_again_with_utf8() -> NoReturn:
 
 
 def _prepare_streams() -> None:
-    """Let output be what it can be: of any characters in any encoding, and discarded where it is closed."""
+    """Make standard streams safe: any character in any encoding; closed streams become /dev/null."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:

@@ -22,7 +22,7 @@ from tvmflow.core.types import Json
 
 # The second character of comment marks, the last one of a trigraph, and the continuation of a line.
 _COMMENT_MARKS: Final = re.compile(r"(?<=\*)/|(?<=/)\*|(?<=\?\?)/|\\\Z")
-# YAML 1.1 reads some words as other values than text.
+# YAML 1.1 reads some plain words, such as `no`, as other types than strings.
 _PLAIN_IN_YAML: Final = re.compile(
     r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I | re.ASCII
 )

@@ -272,7 +272,7 @@ class ValueReader:
         self._values += 1
         if depth > MAX_DEPTH or self._values > self._max_values:
             text = f"{too_many(self._max_values)} after expanding aliases"
-            # The top-level field that expands so far says more than the value that hit the limit.
+            # The position of the top-level field is more helpful than that of the value that hit the limit.
             position = self.name_positions.get(loc[:1]) or position_of(node.start_mark)
             raise TooLarge(position, TOO_DEEP if depth > MAX_DEPTH else text)
         self.positions[loc] = position_of(node.start_mark)

@@ -392,7 +392,7 @@ def _measured_interleaved(figure: Figure, before: Side, after: Side) -> Figure:
 
 
 def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
-    """Yield the size of all files of the same names, where that of the library is not known."""
+    """Yield the total size of files, if library sizes are unknown and both sides have the same files."""
     for name, build in after.builds.items():
         old, new = (read_sizes(side, build) for side in (before, after))
         if build.size_bytes is None and old and old.keys() == new.keys():

@@ -176,7 +176,7 @@ class _Cursor:
 
 
 def _parse_tvm_params(path: str | Path, content: bytes) -> dict[str, Array]:
-    """Return the arrays in a file of TVM's parameters, whose sizes TVM's own reader would believe."""
+    """Return the arrays in a TVM parameter file, and check sizes, which TVM's reader does not."""
     try:
         cursor = _Cursor(content)
         if cursor.values("QQ")[0] != _PARAMS_MAGIC:

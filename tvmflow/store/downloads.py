@@ -444,7 +444,7 @@ def download(
 
 
 def _download_within(limit_s: float, job: _Job, retries: int, backoff_s: float) -> str:
-    """Return the digest of a file, downloaded in a thread that can be abandoned: servers know no limit."""
+    """Return the digest of a file, downloaded in a thread that is abandoned after `limit_s`."""
     try:
         return call_within(limit_s, lambda: _download_part(job, retries, backoff_s))
     except (TimeoutError, Interrupted):

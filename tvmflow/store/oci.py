@@ -402,7 +402,7 @@ class Manifest(NamedTuple):
 
 
 def describe(content: bytes, media_type: str, annotations: Mapping[str, str] = {}) -> Descriptor:
-    """Return the descriptor of a content."""
+    """Return the descriptor of a blob."""
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     return Descriptor(media_type, digest, len(content), annotations)
 

@@ -49,7 +49,7 @@ _HALF_OF_DOUBLE: Final = ["float16", "float64"]
 
 @node_pass(tirx.Cast)
 def _round_doubles_to_half(cast: tirx.Cast) -> tirx.Expr:
-    """Make float16 of float64 without `__truncdfhf2`, which only recent systems have.
+    """Cast float64 to float16 without `__truncdfhf2`, which only recent systems have.
 
     A float32 that is rounded to odd first rounds like the number itself (Boldo and Melquiond, 2008):
     it has more than two bits more than float16.

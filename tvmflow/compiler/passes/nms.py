@@ -237,7 +237,7 @@ class _Heap:
         self._position = Variable.allocate(tirx.const(0, "int32"))
 
     def append(self, score: Any, box: Any, condition: Any) -> None:
-        """Emit the addition of a box at the end where a condition is true."""
+        """Emit a conditional append of a box to the words."""
         self._words[self.size.get()] = self._order.word(score, box)
         self.size.add(condition)
 

@@ -70,7 +70,7 @@ def as_resize(call: relax.Call) -> Resize | None:
 
 
 def emit_resize(rewriter: MainRewriter, data: Any, resize: Resize, is_last: bool = True) -> Any:
-    """Emit one kernel that resizes all axes; nothing can be fused with one whose result is resized again."""
+    """Emit one kernel that resizes all axes; only the last resize (`is_last`) allows epilogue fusion."""
     steps = _find_steps(rewriter, resize, data)
     axes = tuple(axis for axis in resize.axes if axis not in steps)
     sources, sizes = known_sizes(data), dict(zip(resize.axes, resize.sizes, strict=True))

@@ -25,9 +25,9 @@ _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
 # The reciprocals of such scales, and the errors of products with them, are normal numbers.
 _MIN_SCALE: Final = 2.0**-100
 _MAX_SCALE: Final = 2.0**100
-# The difference of two bytes.
+# The difference of two 8-bit values.
 _MAX_ZERO_POINT: Final = 255
-# Operators that become part of the kernel before them if they read nothing else but weights.
+# Operators that fuse into their producer's kernel if their other operands are weights.
 _EPILOGUE: Final = ir.operators(
     "add subtract multiply divide maximum minimum clip quantize sigmoid tanh erf sqrt",
     "nn.relu nn.leakyrelu nn.gelu nn.silu",
@@ -44,7 +44,7 @@ WEIGHT_RANKS: Final = {
 }
 """Products with constant weights that have integer kernels -> the rank of their weights."""
 SELECTIONS: Final = ir.operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
-"""Operators that give some of the values that they read: integers go through them."""
+"""Operators that only select values: quantized data pass through them."""
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
@@ -151,7 +151,7 @@ def shift_between(dtype: str, other: str) -> int:
 
 
 def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
-    """Emit bytes as those of another dtype, which keeps their order."""
+    """Convert between int8 and uint8 by an offset, which keeps the order."""
     shift = relax.const(shift_between(ir.dtype_of(data), dtype), "int32")
     moved = rewriter.emit(relax.op.add(rewriter.cast(data, "int32"), shift))
     return rewriter.cast(moved, dtype)
@@ -318,7 +318,7 @@ class RequantizeFuser(TargetRewriter):
             accumulators = self.visit_expr(data)
 
         def scaled(weights: Sequence[Any]) -> Any:
-            # rounded once, because all elements of a channel are multiplied by it
+            # computed in float64 and rounded once, because its error scales all elements of a channel
             product = relax.const(1 / np.float64(np.float32(scale)), "float64")
             for weight in map(self.visit_expr, weights):
                 product = self.emit(relax.op.multiply(self.cast(weight, "float64"), product))
@@ -393,7 +393,7 @@ class RequantizeFuser(TargetRewriter):
         return cast if cast is not None and ir.dtype_of(cast.args[0]) == "int32" else None
 
     def _rewrite_sum(self, call: relax.Call) -> Any:
-        """Return a kernel that reads bytes, which would else be converted in the kernel before it."""
+        """Return a kernel that reads 8-bit values, so that its producer does not convert them."""
         sizes = sizes_of(call)
         operands, parameters = [], []
         for argument in call.args:
@@ -448,7 +448,7 @@ class RequantizeFuser(TargetRewriter):
 
 
 # ---------------------------------------------------------------- rounding
-# Float32 becomes the integers of quantized models, and sums of these.
+# Quantization of float32 values, and of sums of quantized values.
 
 _FLOAT: Final = "float32"
 
@@ -458,8 +458,8 @@ class Division(NamedTuple):
 
     Attributes:
         has_fma: Whether the CPU multiplies and adds with one rounding.
-        by_reciprocal: Whether the quotient is a product with the reciprocal of the scale, which may be off in the
-            last place; it is clamped as an integer then.
+        by_reciprocal: Whether the quotient is a product with the reciprocal of the scale, which may be off by
+            1 ULP; then it is clamped as an integer.
     """
 
     has_fma: bool
@@ -469,7 +469,7 @@ class Division(NamedTuple):
 def fake_quantize(
     data: Sequence[Any], scale: float, zero_point: int, dtype: str, *, division: Division
 ) -> Any:
-    """Return data as quantization to integers and the conversion back make them.
+    """Return data after quantization and dequantization (fake quantization).
 
     They are rounded to multiples of the scale. The arguments are those of `quantize`.
     """

@@ -398,7 +398,7 @@ def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
     parts = list(itertools.product(*_list_spans(block, piece)))
     if len(parts) == 1 or len(parts) > _MAX_PIECES:
         return parts
-    # a condition on two axes is one on the other where the first is known
+    # if one axis is fixed, a condition on two axes becomes a condition on the other axis
     return [smaller for part in parts for smaller in _divide(block, part)]
 
 

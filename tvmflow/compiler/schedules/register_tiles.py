@@ -484,7 +484,7 @@ def _count_factors(block: Block, cpu: CpuModel) -> int:
 
 
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
-    """Return whether the last axis of a reduction reads its factors from whole vectors."""
+    """Return whether the last axis of a reduction reads its multiplicands from whole vectors."""
     if not lanes or extents[-1] % lanes:
         return False
     axis, last = block.axes[len(block.spatial_extents) + len(extents) - 1], block.spatial_axes[-1]

@@ -706,7 +706,7 @@ def _count_selected(node: NodeToConvert) -> Any:
 
 
 def _as_vector(node: NodeToConvert, value: Any, default: Any) -> Any:
-    """Return an operand, or the default of a missing one, as a tensor of one number."""
+    """Return an operand, or the default of a missing one, as a scalar tensor."""
     if value is None or isinstance(value, tvm.ir.Constant):
         return relax.const(_known_or(value, "", default).reshape(1), str(default.dtype))
     number = node.builder.emit(relax.op.astype(value, str(default.dtype)))

@@ -571,7 +571,7 @@ def find_factory(name: str) -> Callable[[], Any]:
 
 
 def read_result(result: Any, module_type: type) -> Example:
-    """Return the result of a factory as a module with the arguments of a call."""
+    """Check a factory's result: a module and its example arguments."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         text = f"it did not return a module and its inputs, but: {type(result).__name__}{count}"

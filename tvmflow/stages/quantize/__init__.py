@@ -622,7 +622,7 @@ def _find_corrections(
 
 
 def _multiplies_dynamically(layer: Layer) -> bool:
-    """Return whether a layer needs no range of calibration: each call computes those of products."""
+    """Return whether a layer needs no calibration, because each call computes its range (dynamic)."""
     return layer.is_recurrent or (layer.operator == "matmul" and layer.multiplies_bytes)
 
 

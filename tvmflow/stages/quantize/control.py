@@ -52,7 +52,7 @@ class Switched(Protocol):
 
 
 class Limits(NamedTuple):
-    """Limits of what is lost; None if the recipe gives none.
+    """Limits on the loss of accuracy; None if the recipe has none.
 
     Attributes:
         accuracy_drop: Percentage points of top-1 accuracy.
@@ -63,12 +63,12 @@ class Limits(NamedTuple):
     error: float | None = None
 
     def hold(self, cost: Cost) -> bool:
-        """Return whether something costs no more than is allowed."""
+        """Return whether a cost satisfies the limits."""
         drop = self.accuracy_drop is None or (cost.drop or 0.0) <= self.accuracy_drop
         return drop and (self.error is None or cost.error <= self.error)
 
     def tighten(self, expected: Cost, actual: Cost) -> Limits:
-        """Return limits that leave room for what was not expected of a choice."""
+        """Return tighter limits, which leave a margin for the unexpected cost of a choice."""
         drop, error = self.accuracy_drop, self.error
         if drop is not None:
             drop -= max((actual.drop or 0.0) - (expected.drop or 0.0), 0.0)
@@ -78,11 +78,11 @@ class Limits(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The cost of integers.
+    """The cost of quantization.
 
     Attributes:
         error: The largest root mean square of the error of an output, relative to that of the output; infinite
-            where an output is no number.
+            if an output is NaN.
         drop: Percentage points of top-1 accuracy; None without labels.
     """
 
@@ -106,11 +106,11 @@ class Choice(NamedTuple):
 
     Attributes:
         chosen: Their positions.
-        damage: The error of the outputs that each layer makes alone; infinite where it makes an output no number.
+        damage: The error of the outputs with only this layer quantized; infinite if an output is NaN.
         reasons: Why layers stay float, by index.
-        cost: What all of the chosen ones cost together.
-        everything: What all layers cost that could be chosen.
-        evaluations: How many choices were evaluated, each with as many samples as decide.
+        cost: The cost of all chosen layers together.
+        everything: The cost of all candidate layers.
+        evaluations: The number of evaluated choices, each on as many samples as a decision needed.
     """
 
     chosen: tuple[int, ...]
@@ -173,7 +173,7 @@ class Evaluation:
         return self.compare_more(comparison, limits=limits)
 
     def measure_alone(self, index: int) -> Cost:
-        """Return the error that one layer makes, by the first batches; accuracy needs all of them."""
+        """Return the error with only one layer quantized, from the first batches; accuracy needs all batches."""
         if index not in self._alone:
             cost = self.compare(lambda feed: self._switched.run(feed, [index]), _ALONE_BATCHES)
             self._alone[index] = Cost(cost.error)
@@ -226,10 +226,10 @@ class Evaluation:
         comparison.batches += 1
 
     def _is_clear(self, comparison: Comparison, limits: Limits) -> bool:
-        """Return whether further batches would not change whether limits are satisfied."""
+        """Return whether further batches cannot change whether the limits are satisfied."""
         if comparison.batches % _LOOK_BATCHES:
             return False
-        # what is left to compare is all that may change the mean
+        # only the remaining samples can change the mean
         left = 1 - comparison.batches / len(self._data.batches)
         sides = []
         if limits.error is not None:
@@ -278,9 +278,9 @@ def choose_layers(
 ) -> Choice:
     """Return as many layers as the limits allow, and what each costs.
 
-    Layers go back to float in the order of their damage. Bisection finds their number, because more layers with
-    integers cost more. Layers that went back without being a culprit are then tried again, one by one. A layer that
-    saves nothing, by its share of the library's time in `gains`, stays float.
+    Layers go back to float in the order of their damage. Bisection finds their number, because more quantized layers
+    cost more. Then layers that went back are tried again, one by one. A layer that saves nothing, by its share of
+    the library's time in `gains`, stays float.
 
     Raises:
         StageError: when the limits allow no layer.
@@ -312,7 +312,7 @@ def choose_layers(
 
 
 def find_reasons(indices: Collection[int], gains: Mapping[int, float]) -> dict[int, str]:
-    """Return why layers stay float that would save nothing."""
+    """Return the layers that stay float because quantizing them saves no time, with the reason."""
     return {index: NOT_FASTER for index in indices if gains.get(index, 1.0) <= 0}
 
 
@@ -362,7 +362,7 @@ def _find_side(values: Array, left: float) -> int:
 
     Args:
         values: The samples.
-        left: The part of what the mean is of that is not among them.
+        left: The share of the population that is not among the samples.
     """
     total = sum_in_order(values)
     if not math.isfinite(total):

@@ -1,6 +1,6 @@
-"""The part of a model's time that each layer saves with integers, by the model of a CPU.
+"""Estimates the share of a model's time that each layer saves in int8, from a CPU model.
 
-An estimate, and not a measurement, because the same recipe must give the same bytes wherever it is built.
+Nothing is measured, because a recipe must give the same bytes on every build machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WINOGRAD: Final = {1: 1.8, 2: 1.3}
 """By the stride; with 2, where that algorithm has it."""
 _WINOGRAD_KERNEL: Final = (3, 3)
 _WINOGRAD_CHANNELS: Final = 16
-# Two pipelines multiply, at this part of their peak.
+# Two SIMD pipelines multiply, at this share of their peak.
 _UTILIZATION: Final = 0.7
 _PIPELINES: Final = 2
 # Bytes that a core reads from memory in a cycle where weights do not stay in its cache.
@@ -43,9 +43,9 @@ _FLOAT_BYTES: Final = 4
 def estimate_gains(
     layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel, states: Collection[Any] = ()
 ) -> list[float]:
-    """Return the part of the time of all layers that each one saves.
+    """Return the share of all layers' time that each layer saves in int8.
 
-    It is less than 0 where integers are slower. `states` are the recurrent layers whose state is rounded, by their
+    It is negative if int8 is slower. `states` are the recurrent layers whose state is rounded, by their
     variables.
     """
     pairs = [_estimate(layer, flow, cpu, layer.var in states) for layer in layers]
@@ -87,7 +87,7 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
     if not layer.multiplies_bytes:
         return 1.0
     if layer.operator.startswith("depthwise"):
-        # AVX2 takes more instructions to make floats of bytes than these save
+        # AVX2 needs more instructions to convert 8-bit values to float32 than int8 saves
         return _NARROW_DEPTHWISE if cpu.has_pair_dots else _DEPTHWISE
     return _MATRICES if cpu.has_matrices and not cpu.has_pair_dots else _multiply_speedup(cpu)
 

@@ -1,4 +1,4 @@
-"""The layers of a float model that integers can compute, and the tensors that these read."""
+"""The layers of a float model that can be quantized, and the tensors that they read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLLOWERS: Final = SELECTIONS | ir.operators(
     "add subtract multiply maximum minimum concat mean clip strided_slice split nn.relu",
     "nn.avg_pool2d nn.adaptive_avg_pool2d image.resize2d",
 )
-"""Operators that read integers where a layer reads the same tensor as integers: these take a quarter of the memory."""
+"""Operators that read int8 if a layer reads the same tensor in int8, which takes a quarter of the memory."""
 
 _EPILOGUES: Final = ir.operators(
     "add subtract multiply divide maximum minimum clip sigmoid tanh nn.relu nn.leakyrelu nn.silu",
@@ -115,7 +115,7 @@ _RECURRENT: Final = frozenset(kind.lower() for kind in GATES)
 
 
 class Integers(NamedTuple):
-    """The integers that instructions of a target multiply.
+    """The integer types of a target's dot product instructions.
 
     Attributes:
         dtype: The dtype of data: `uint8` for x86-64 with VNNI, `int8` for ARM.
@@ -129,8 +129,8 @@ class Integers(NamedTuple):
 def fold_model(model: FloatModel) -> FloatModel:
     """Return a model, quantized.
 
-    Norms are part of the weights before them, the inputs of recurrent layers are multiplied before these, and nothing
-    is unused.
+    Norms are folded into the weights before them, input products of recurrent layers are separate operators, and
+    dead code is eliminated.
     """
     mod = ir.copy_module(model.mod)
     products = _name_products(model)
@@ -276,7 +276,7 @@ def _find_source(data: Any, flow: ir.DataFlow) -> Any:
 def list_sums(
     model: FloatModel, layers: Sequence[Layer], integers: Collection[Any]
 ) -> tuple[Any, ...]:
-    """Return the tensors that sums read, and that are better kept as integers, beside those of layers.
+    """Return the further tensors to quantize: operands of sums that are stored to memory.
 
     Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the
     other.
@@ -300,9 +300,9 @@ def list_sums(
 
 
 def list_joined(model: FloatModel, integers: Collection[Any]) -> dict[Any, Any]:
-    """Return tensors that are joined to one that is of integers, and nothing else, with that one.
+    """Return tensors that are only concatenated to a quantized tensor, with that tensor.
 
-    They are rounded to its scale, so that their integers are joined.
+    They get its scale, so their integers can be concatenated.
     """
     flow = ir.DataFlow(model.main)
     joined = {}

@@ -123,7 +123,7 @@ class _Smoother(LayerRewriter):
 
 
 def input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
-    """Return the axis of weights that meets the channels of data; None if groups divide them."""
+    """Return the axis of weights for the data's channels; None for grouped, non-depthwise layers."""
     if layer.operator == "matmul":
         return 0
     groups = int(flow.values[layer.var].attrs.groups)
