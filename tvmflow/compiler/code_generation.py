@@ -356,9 +356,9 @@ def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
 
 @kernel_pass
 def _vectorize_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return TVM's pass that makes vectors of loops.
+    """Return TVM's loop vectorization pass.
 
-    Where it fails, loops with lets stay for LLVM to vectorize.
+    If it fails, loops with let bindings are left for LLVM to vectorize.
 
     It computes a product whose operands it has not made vectors twice, and then refuses a let in it as a second
     binding (apache-tvm 0.27). Such operands have a condition on the loop's variable, as those of a concatenation.

@@ -269,7 +269,7 @@ def _mask(loop: tirx.For) -> Any:
 
 
 def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
-    """Return the last index of a vector's first number; None if its values do not follow each other."""
+    """Return the innermost index of a vector's first element; None if its elements are not contiguous."""
     *outer, index = indices
     simplify = tvm.sym.Analyzer().simplify
     step = simplify(replace_variables(index, {lane: lane + 1}) - index)

@@ -511,7 +511,7 @@ def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
 
 
 def _measure_distances(products: Iterable[tirx.BufferStore]) -> dict[Any, int]:
-    """Return the buffers of sums, with the vectors from a pixel's or row's sums to the next one's."""
+    """Return the accumulator buffers, with the distance in vectors between neighboring pixels or rows."""
     addresses: dict[Any, list[int]] = {}
     for store in products:
         address = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS

@@ -183,7 +183,7 @@ class Node:
 
 
 def _with_root_block(function: Any) -> Any:
-    """Return a function of TIR, whose loops need not be in blocks, that is a block as a whole."""
+    """Wrap the body of a TIR function in a root block, unless it has one."""
     from tvm import s_tir, tirx
 
     if isinstance(function.body, s_tir.SBlockRealize):

@@ -370,9 +370,9 @@ def _describe_sources(sources: SourceState) -> Iterator[Json]:
 
 
 def _describe_pipeline(sources: SourceState) -> Iterator[Json]:
-    """Yield the pipeline, which says nothing of the files that the settings do not say.
+    """Yield the pipeline, annotated: it affects files only through settings, which are recorded.
 
-    A release that is made again may be in another folder, and be compared with another one.
+    A release that is made again may have another folder and baseline.
     """
     for file in sources.files:
         if file.kind == "pipeline":

@@ -50,8 +50,8 @@ class Roofline(NamedTuple):
 
     Attributes:
         gflops: The peak of arithmetic in float32, in GFLOPS.
-        bandwidths: Bytes of data that are read and written again and again, and the bytes per
-            second of that, by size.
+        bandwidths: (working set in bytes, bandwidth in bytes per second), by size, for data that is
+            read and written repeatedly.
     """
 
     gflops: float

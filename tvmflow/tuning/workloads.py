@@ -99,14 +99,14 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
 
 class _SizeNumbers(NamedTuple):
-    """The numbers of one variable: for decisions, to measure at, and one to compare values at."""
+    """The sizes of one size variable: for schedule decisions, to measure at, and to compare results at."""
 
     decided: int
     tuned: tuple[int, ...]
 
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
-    """Return the numbers of a kernel's dynamic shapes, in their order; none if one is not known."""
+    """Return the sizes of a kernel's size variables, in order; empty if one is not known."""
     from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}

@@ -520,11 +520,11 @@ def pad_rows(
 
 
 # ---------------------------------------------------------------- blocks of rows
-# Kernels that pack a matrix while they run multiply it with some rows at a time. A smaller tile computes their last
-# vectors, so that nothing is tested.
+# Kernels that pack a matrix at run time multiply it with a block of rows at a time. A smaller tile computes the
+# remainder, so the inner loops need no bounds checks.
 
 
-# The most rows of a tile where their number is dynamic: the tail tile should compute few others.
+# Maximum rows of a tile if the number of rows is dynamic, so that the tail tile wastes few rows.
 _MAX_DYNAMIC_ROWS: Final = 4
 
 

@@ -186,7 +186,7 @@ class ConvolutionMerger(TargetRewriter):
         return self._merge(call) if self._is_whole_sum(call) else None
 
     def _is_whole_sum(self, call: Any) -> bool:
-        """Return whether a sum is no part of another one of the same shape, which has its terms too."""
+        """Return whether a sum is the root of its addition tree: no sum of the same shape contains it."""
         readers = self.flow.list_readers(call)
         is_part = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
         return not is_part or not same_sizes(known_sizes(readers[0]), known_sizes(call))

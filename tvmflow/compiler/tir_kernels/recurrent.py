@@ -199,10 +199,10 @@ class _StepIndex(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """The state of a group of sequences, each (rows, units): the hidden one, and that of the next step.
+    """The buffers of a group of sequences, each (rows, units).
 
-    The cell is that of an LSTM or the update gate of a GRU; what is scaled is a GRU's hidden state times its reset
-    gate, as products read it, integers the hidden state as dot products read it.
+    `hidden` is the hidden state, `following` that of the next step. `cell` is an LSTM's cell state or a GRU's
+    update gate. `scaled` is a GRU's hidden state times its reset gate, `integers` the int8 hidden state.
     """
 
     hidden: Any

@@ -380,7 +380,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
 
 def _checked(result: relax.Expr) -> relax.Expr:
-    """Return a result of sizes that are not negative: TVM subtracts windows from data that is smaller."""
+    """Check that a result has no negative size, which TVM infers for windows larger than the data."""
     shape = getattr(result.ty, "shape", None)
     sizes = list(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else []
     if any(isinstance(size, int) and size < 0 for size in sizes):

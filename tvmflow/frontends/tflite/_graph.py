@@ -870,7 +870,7 @@ def _with_channels_first(operation: Operation, position: int, rank: int) -> Valu
 
 
 def axis_in(axis: int, rank: int, first: bool) -> int:
-    """Return where an axis of the file is in the order that a value has."""
+    """Return the position of a file's axis in the layout of a value."""
     return first_axes(rank).index(axis) if first else axis
 
 

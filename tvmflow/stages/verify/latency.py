@@ -438,9 +438,9 @@ def _check_latency(
     limit: float,
     settings: VerifySettings,
 ) -> GateResult:
-    """Measure until it is clear on which side of the limit the latency lies; twice, before it fails.
+    """Measure until the latency is clearly above or below the limit; confirm a failure once.
 
-    The library has one latency: that of the verdict becomes the one that is judged.
+    The verdict's latency is replaced by the judged one, so that reports show a single latency.
     """
     if library.timed is None:
         return _not_measured(limit, UNTIMED_REASONS[settings.run_on])
