@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -81,12 +82,13 @@ def test_states_are_forked_truncated_saved_and_reset(folder: Path) -> None:
     np.testing.assert_array_equal(copy.run(feed(7, 0))["y"], module.session().run(feed(7, 0))["y"])
 
 
+def pattern(seq: int, length: int) -> dict[str, Array]:
+    x = (np.arange(seq * caches.WIDTH) % 13 / 16 - 0.5).astype(np.float32)
+    return {**feed(seq, length), "x": x.reshape(1, seq, -1)}
+
+
 def test_a_program_in_cpp_gives_what_a_session_gives(folder: Path, tmp_path: Path) -> None:
     """Bit for bit, with states of either; a wrong call throws, and leaves the states."""
-
-    def pattern(seq: int, length: int) -> dict[str, Array]:
-        x = (np.arange(seq * caches.WIDTH) % 13 / 16 - 0.5).astype(np.float32)
-        return {**feed(seq, length), "x": x.reshape(1, seq, -1)}
 
     def step(seq: int) -> Array:
         return session.run(pattern(seq, session.length))["y"]
@@ -116,6 +118,76 @@ def test_a_program_in_cpp_gives_what_a_session_gives(folder: Path, tmp_path: Pat
     session.reset()
     expected.append(step(5))
     assert (tmp_path / "out").read_bytes() == b"".join(array.tobytes() for array in expected)
+
+
+NODE = """
+import { load } from "./cached.js";
+
+const model = await load();
+const step = (seq) => {
+  model.setDimensions({ seq });
+  const [x, mask] = model.inputs;
+  const values = Float32Array.from({ length: x.bytes / 4 }, (_, i) => (i % 13) / 16 - 0.5);
+  return [...model.step({ x: values, mask: new Float32Array(mask.bytes / 4).fill(1) }).y];
+};
+const results = [5, 1, 12].map(step);
+const saved = model.saveState();
+results.push(step(2));
+model.truncate(18);
+const repeated = [step(2)];
+model.loadState(saved);
+repeated.push(step(2));
+const damaged = saved.slice();
+damaged[saved.length - 1] ^= 1;
+const wrong = [
+  () => model.loadState(damaged),
+  () => model.truncate(21),
+  () => model.step({ x: new Float32Array(64), mask: new Float32Array(3) }),
+  () => model.step({ past_key: new Float32Array(64) }),
+];
+const errors = wrong.map((call) => {
+  try {
+    return call();
+  } catch (error) {
+    return [error.message, model.length];
+  }
+});
+repeated.push((model.truncate(18), step(2)));
+model.reset();
+const again = step(5);
+model.destroy();
+console.log(JSON.stringify({ results, repeated, errors, again, bytes: saved.length }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_javascript_takes_steps(folder: Path, project: Project) -> None:
+    """The outputs are those of this machine's session, up to roundings; a wrong call leaves the states."""
+    caches.write_cached_attention(project.folder / "cached.onnx")
+    recipe = caches.RECIPE.replace("targets: [host]", "targets: [wasm32-wasi]")
+    recipe = recipe.replace("targets:", STATE).replace("{repeat: 2}", "{against: none}")
+    (project.folder / "tiny.yaml").write_text(recipe.replace(", bundle]", "]"))
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    library = project.folder / "dist/cached/wasm32-wasi/cached-c-library"
+    (library / "main.mjs").write_text(NODE)
+    ran = subprocess.run(["node", "main.mjs"], cwd=library, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    session = tvmflow.load(folder / "cached.tvmflow").session()
+    for seq, values in zip((5, 1, 12, 2), found["results"], strict=True):
+        expected = session.run(pattern(seq, session.length))["y"]
+        np.testing.assert_allclose(np.reshape(values, expected.shape), expected, 1e-4, 1e-5)
+    assert found["repeated"] == [found["results"][3]] * 3
+    assert found["again"] == found["results"][0]
+    messages = [message for message, _ in found["errors"]]
+    assert messages[0] == "the saved state is damaged, or that of another model"
+    assert messages[1].startswith("the states cannot have this length: ")
+    assert messages[2:] == [
+        "input mask must be a Float32Array of 22 elements",
+        "the model has no input past_key",
+    ]
+    assert {length for _, length in found["errors"]} == {20}
 
 
 def damage(data: bytes, place: int) -> bytes:

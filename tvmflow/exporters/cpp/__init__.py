@@ -282,22 +282,12 @@ def _write_dimensions(model: DescribedModel) -> dict[str, str]:
 
 
 def _write_states(model: DescribedModel) -> dict[str, str]:
-    outputs = len(model.signature["inputs"])
-    places = {
-        direction: {tensor["name"]: place for place, tensor in enumerate(tensors, first)}
-        for direction, first in (("inputs", 0), ("outputs", outputs))
-        for tensors in [model.signature[direction]]
-    }
-    steps = states.list_steps(model.signature)
     length = states.find_length_dimension(model.signature, model.dimensions)
     values = {"LENGTH_DIMENSION": str(-1 if length is None else length)}
-    for kind, direction in (
-        ("states", "inputs"),
-        ("step_inputs", "inputs"),
-        ("step_outputs", "outputs"),
-    ):
-        values[kind.upper()] = ", ".join(str(places[direction][name]) for name in steps[kind])
-        values[f"{kind.upper().removesuffix('S')}_COUNT"] = str(len(steps[kind]))
+    for kind, places in states.list_step_places(model.signature).items():
+        first = len(model.signature["inputs"]) if kind == "step_outputs" else 0
+        values[kind.upper()] = ", ".join(str(first + place) for place in places)
+        values[f"{kind.upper().removesuffix('S')}_COUNT"] = str(len(places))
     return values
 
 

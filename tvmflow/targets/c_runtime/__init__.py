@@ -66,7 +66,10 @@ _LOADER_PARTS: Final = ("dimensions_title", "dimensions_read", "dimensions_metho
 _SEPARATOR: Final = "//----\n"
 # `device.h` is the interface between `device.c` and the executor of one driver.
 _DEVICE_SOURCES: Final = ("device.c", "device.h")
-_TEMPLATES: Final = (_HEADER, _DIMENSIONS, states.HEADER, _LOADER, _DIMENSIONS_LOADER)
+_TEMPLATES: Final = (
+    *(_HEADER, _DIMENSIONS, states.HEADER),
+    *(_LOADER, _DIMENSIONS_LOADER, states.LOADER),
+)
 SOURCES: Final = tuple(
     _FOLDER / name for name in (*_TEMPLATES, *_COPIED, *_ADDITIONS.values(), _JAVA)
 )
@@ -455,6 +458,10 @@ def write_loader(model: DescribedModel, file: str = "") -> str:
     }
     for part, text in zip(_LOADER_PARTS, _read_parts(_DIMENSIONS_LOADER), strict=True):
         values[part] = text % values if model.dimensions else ""
+    values["states_methods"] = ""
+    if model.has_states:
+        own = states.loader_values(model.signature, model.dimensions)
+        values["states_methods"] = (_FOLDER / states.LOADER).read_text() % {**values, **own}
     return (_FOLDER / _LOADER).read_text() % values
 
 

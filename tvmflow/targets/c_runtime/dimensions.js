@@ -25,8 +25,6 @@
       this.dimensions[place].size = size;
     }
     this.#measure();
-    this.#resize("inputs");
-    this.#resize("outputs");
   }
 
   /* Read %(name)s_dimension[], which ends with a dimension without a name. */
@@ -43,8 +41,7 @@
   /* Give all tensors the shapes and bytes of the next call. */
   #measure() {
     const rank = Math.max(0, ...[...this.inputs, ...this.outputs].map((tensor) => tensor.shape.length));
-    const start = this.#exports.malloc(8 * rank + 8);
-    if (!start) throw new RangeError("there is no memory for shapes");
+    const start = this.#allocate(8 * rank + 8);
     for (const direction of ["input", "output"]) {
       this[`${direction}s`].forEach((tensor, index) => {
         this.#check(this.#exports[`%(name)s_${direction}_shape`](this.#context, index, start + 8));
@@ -55,25 +52,5 @@
       });
     }
     this.#exports.free(start);
-  }
-
-  /* Have memory for the tensors of the next calls: what there is, where it is large enough. */
-  #resize(direction) {
-    const place = this.#places[direction];
-    this[direction].forEach((tensor, index) => {
-      if (tensor.bytes > (place.capacity?.[index] ?? 0)) {
-        place.capacity ??= [];
-        place.starts ??= [];
-        if (place.starts[index]) this.#exports.free(place.starts[index]);
-        place.capacity[index] = 0;
-        place.starts[index] = this.#exports.malloc(tensor.bytes + ALIGNMENT);
-        if (!place.starts[index]) throw new RangeError(`there is no memory for ${tensor.bytes} bytes`);
-        place.capacity[index] = tensor.bytes;
-        place.data[index] = Math.ceil(place.starts[index] / ALIGNMENT) * ALIGNMENT;
-      }
-      const view = this.#view();
-      view.setUint32(place.buffers + 8 * index, place.data[index], true);
-      view.setUint32(place.buffers + 8 * index + 4, tensor.bytes, true);
-    });
   }
 

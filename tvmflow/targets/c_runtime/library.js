@@ -64,7 +64,8 @@ async function compile(source) {
 export class Model {
   #exports;
   #context;
-  #places;
+  #memory = new Map(); // tensor -> its memory
+  #scratch;
 
   constructor(exports) {
     this.#exports = exports;
@@ -76,8 +77,9 @@ export class Model {
       const boundedAxis = exports.%(name)s_bounded_axis(index);
       return boundedAxis < 0 ? tensor : { ...tensor, boundedAxis };
     });
-%(dimensions_read)s    const shape = this.#allocate(8 * Math.max(0, ...this.outputs.map((tensor) => tensor.shape.length)));
-    this.#places = { inputs: this.#place(this.inputs), outputs: this.#place(this.outputs), shape };
+%(dimensions_read)s    // for a shape, or the buffers of a call
+    const tensors = [...this.inputs, ...this.outputs];
+    this.#scratch = this.#allocate(8 * Math.max(tensors.length, ...tensors.map((tensor) => tensor.shape.length)));
   }
 
   /**
@@ -87,28 +89,37 @@ export class Model {
    * @returns {Object<string, TypedArray>} The outputs by name, of the sizes that they have in this call.
    */
   run(values) {
+    return this.#call("run", values, this.inputs, this.outputs);
+  }
+
+  /* Call a function that takes some inputs and computes some outputs. */
+  #call(name, values, inputs, outputs) {
     if (!this.#context) throw new Error("the model was destroyed");
-    const { inputs, outputs } = this.#places;
-    const unknown = Object.keys(values).filter((name) => !this.inputs.some((tensor) => tensor.name === name));
+    const unknown = Object.keys(values).filter((name) => !inputs.some((tensor) => tensor.name === name));
     if (unknown.length) throw new TypeError(`the model has no input ${unknown.join(", ")}`);
-    this.inputs.forEach((tensor, index) => {
-      const array = this.#array(tensor, inputs.data[index]);
+    [...inputs, ...outputs].forEach((tensor, index) => {
+      const data = this.#place(tensor);
+      this.#view().setUint32(this.#scratch + 8 * index, data, true);
+      this.#view().setUint32(this.#scratch + 8 * index + 4, tensor.bytes, true);
+    });
+    inputs.forEach((tensor) => {
+      const array = this.#array(tensor);
       const given = values[tensor.name];
       if (given?.constructor !== array.constructor || given.length !== array.length)
         throw new TypeError(`input ${tensor.name} must be a ${array.constructor.name} of ${array.length} elements`);
       array.set(given);
     });
+    const after = this.#scratch + 8 * inputs.length;
     this.#check(
-      this.#exports.%(name)s_run(
-        this.#context, inputs.buffers, this.inputs.length, outputs.buffers, this.outputs.length));
+      this.#exports[`%(name)s_${name}`](this.#context, this.#scratch, inputs.length, after, outputs.length));
     return Object.fromEntries(
-      this.outputs.map((tensor, index) => {
-        const array = this.#array(tensor, outputs.data[index]);
-        return [tensor.name, array.slice(0, this.#count(tensor, index, array.length))];
+      outputs.map((tensor) => {
+        const array = this.#array(tensor);
+        return [tensor.name, array.slice(0, this.#count(tensor, array.length))];
       }));
   }
 
-%(dimensions_methods)s  /** Free the model's memory. */
+%(dimensions_methods)s%(states_methods)s  /** Free the model's memory. */
   destroy() {
     this.#exports.%(name)s_destroy(this.#context);
     this.#context = 0;
@@ -119,24 +130,24 @@ export class Model {
     return new DataView(this.#exports.memory.buffer);
   }
 
-  #array(tensor, address) {
+  #array(tensor) {
     const type = ARRAYS[tensor.dtype];
-    return new type(this.#exports.memory.buffer, address, tensor.bytes / type.BYTES_PER_ELEMENT);
+    return new type(this.#exports.memory.buffer, this.#place(tensor), tensor.bytes / type.BYTES_PER_ELEMENT);
   }
 
   /* How many of an output's values count after a call: the first ones. */
-  #count(tensor, index, values) {
+  #count(tensor, values) {
     const axis = tensor.boundedAxis;
     if (axis === undefined || !values) return values;
-    this.#check(this.#exports.%(name)s_output_shape(this.#context, index, this.#places.shape));
-    const size = Number(this.#view().getBigInt64(this.#places.shape + 8 * axis, true));
+    this.#check(this.#exports.%(name)s_output_shape(this.#context, this.outputs.indexOf(tensor), this.#scratch));
+    const size = Number(this.#view().getBigInt64(this.#scratch + 8 * axis, true));
     return (values / tensor.shape[axis]) * size;
   }
 
   #allocate(bytes) {
     const address = this.#exports.malloc(bytes + ALIGNMENT);
     if (!address) throw new RangeError(`there is no memory for ${bytes} bytes`);
-    return Math.ceil(address / ALIGNMENT) * ALIGNMENT;
+    return address;
   }
 
   #check(status) {
@@ -160,15 +171,15 @@ export class Model {
     return tensors;
   }
 
-  /* Allocate tensors, and write %(name)s_buffer[] for them. */
-  #place(tensors) {
-    const data = tensors.map((tensor) => this.#allocate(tensor.bytes));
-    const buffers = this.#allocate(8 * tensors.length);
-    const view = this.#view();
-    tensors.forEach((tensor, index) => {
-      view.setUint32(buffers + 8 * index, data[index], true);
-      view.setUint32(buffers + 8 * index + 4, tensor.bytes, true);
-    });
-    return { data, buffers };
+  /* Return the address of a tensor, in its memory of earlier calls where that is large enough. */
+  #place(tensor) {
+    const memory = this.#memory.get(tensor);
+    if (memory?.bytes >= tensor.bytes) return memory.data;
+    if (memory) this.#exports.free(memory.start);
+    this.#memory.delete(tensor);
+    const start = this.#allocate(tensor.bytes);
+    const data = Math.ceil(start / ALIGNMENT) * ALIGNMENT;
+    this.#memory.set(tensor, { start, data, bytes: tensor.bytes });
+    return data;
   }
 }

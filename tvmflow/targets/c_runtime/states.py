@@ -5,6 +5,7 @@ A state is a tensor that a step leaves for the next one, in memory of the contex
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,6 +16,7 @@ from tvmflow.core.types import Dimension, Json, State, TensorSpec, shape_text
 
 SOURCE: Final = "states.c"
 HEADER: Final = "states.h"
+LOADER: Final = "states.js"
 
 FUNCTIONS: Final = (
     *("step", "reset", "length", "truncate", "state"),
@@ -101,6 +103,26 @@ def list_steps(signature: Mapping[str, Json]) -> dict[str, list[str]]:
             ]
             for direction in ("inputs", "outputs")
         },
+    }
+
+
+def list_step_places(signature: Mapping[str, Json]) -> dict[str, list[int]]:
+    """Return the places of what `list_steps` names among the inputs or the outputs."""
+    tensors = {direction: _by_name(signature, direction) for direction in ("inputs", "outputs")}
+    return {
+        kind: [
+            tensors["outputs" if kind == "step_outputs" else "inputs"][name][0] for name in names
+        ]
+        for kind, names in list_steps(signature).items()
+    }
+
+
+def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> dict[str, str]:
+    """Return what the part of the loader in JavaScript names."""
+    places = list_step_places(signature)
+    return {
+        "steps": json.dumps([places["step_inputs"], places["step_outputs"]]),
+        "length": json.dumps(find_length_dimension(signature, dimensions)),
     }
 
 
