@@ -190,7 +190,7 @@ class RecipeOptions(Options):
     until: str | None = option("STAGE", "stop after this stage")
     minutes: float | None = option(
         "M",
-        "search for faster kernels for so long, whatever the recipe says; 0: no search",
+        "minutes to search for faster kernels, instead of the recipe's budget; 0: no search",
         type=minutes,
     )
     pipeline: str | None = pipeline_option()
@@ -214,7 +214,7 @@ class RecipeOptions(Options):
 def force_option() -> tuple[str, ...]:
     """Return the field of `--force`."""
     text = (
-        "run STAGE, STAGE/TARGET or RECIPE:STAGE also if it is up to date, and what changes behind it"
+        "run STAGE, STAGE/TARGET or RECIPE:STAGE even if it is up to date, and the stages whose inputs change"
         " (may be repeated)"
     )
     return option("STAGE", text, default=(), name="--force")
@@ -277,7 +277,7 @@ class RemoteCacheOptions(Options):
     )
     remote_timeout_s: float = option(
         "SECONDS",
-        f"how long to wait for an answer of the remote cache ({_DEFAULT_REMOTE_TIMEOUT_S:.0f})",
+        f"how long to wait for a response of the remote cache ({_DEFAULT_REMOTE_TIMEOUT_S:.0f})",
         default=_DEFAULT_REMOTE_TIMEOUT_S,
         name="--remote-timeout",
         type=_timeout,
@@ -360,7 +360,7 @@ class ExecutionOptions(Options):
 
     jobs: int | None = option(
         "N",
-        "stages at a time: by default 1, or on a cluster as many as its workers take (measurements stay exclusive)",
+        "number of stages to run in parallel (1; on a cluster, the slots of all workers); measurements stay exclusive",
         type=positive_int,
     )
     keep_going: bool = flag("after a failure, continue with stages that do not depend on it")
@@ -371,7 +371,7 @@ class ExecutionOptions(Options):
     stage_memory: int | None = option(
         "SIZE",
         "stop any stage that takes more memory, such as 4GiB; 0 for no limit "
-        "(all together: 80 %% of this machine's)",
+        "(80 %% of this machine's memory for all stages together)",
         type=size,
     )
     remote: RunRemoteCacheOptions

@@ -47,7 +47,7 @@ class VerifyOptions(StoreOptions):
 
 
 class RepairOptions(StoreOptions):
-    """Repair damage that `verify` finds, deleting nothing.
+    """Repair damage that `verify` finds, without deleting anything.
 
     The exit code is 1 when something is left to do.
 

@@ -26,7 +26,7 @@ GROUPS: Final = {
         "targets": "List targets, and this machine's support for each.",
         "schema": "Print the JSON Schema of recipes, or with --pipeline of pipelines, for editors.",
         "doctor": "Check this installation piece by piece.",
-        "completion": "Print the completion of command lines for a shell.",
+        "completion": "Print the completion script of a shell.",
     },
     "Run": {
         "run": "Bring recipes up to date and deliver their libraries.",
@@ -37,7 +37,7 @@ GROUPS: Final = {
     },
     "Look back": {
         "runs": "List the last runs that did something, the last one first.",
-        "show": "Show all that is known of a run, or of the kernels of a recipe.",
+        "show": "Show the details of a run, or of the kernels of a recipe.",
         "compare": "Show the changes between two runs, releases or deliveries.",
         "logs": "Show the log of a stage.",
         "trace": "Write where the time of a run went, for Perfetto and other viewers.",
@@ -56,7 +56,7 @@ GROUPS: Final = {
         "device": "List devices to measure on, or offer this machine as one.",
         "ci": "Write the configuration of a CI service that runs recipes.",
         "worker": "Run stages that a scheduler assigns.",
-        "scheduler": "Connect runs with workers.",
+        "scheduler": "Start a scheduler, which connects runs with workers.",
     },
     "Maintain": {
         "cache": "Show, check and share stored results; remove unused ones.",

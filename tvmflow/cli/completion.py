@@ -13,7 +13,7 @@ from tvmflow.core.errors import EXIT_OK, UsageError
 
 
 class CompletionOptions(Options):
-    """Print the completion of command lines for a shell.
+    """Print the completion script of a shell.
 
     Completed are commands, options, targets, stages and files.
 

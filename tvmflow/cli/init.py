@@ -76,7 +76,7 @@ class ModelOptions(Options):
         type=shape,
     )
     minutes: float | None = option(
-        "M", "search for faster kernels for so long; 0: no search", type=minutes
+        "M", "minutes to search for faster kernels; 0: no search", type=minutes
     )
 
     def command(self, name: str) -> str:
@@ -92,7 +92,7 @@ class ModelOptions(Options):
 class InitOptions(Options):
     """Write the recipe of a model.
 
-    The inputs are those of the model; the rest are defaults, with comments on what one may change.
+    Inputs come from the model. All other fields have their defaults, with comments on what you can change.
 
     Examples:
         # NAME.tvmflow.yaml in the current folder
@@ -101,9 +101,9 @@ class InitOptions(Options):
         tvmflow init model.onnx --shape data=1,3,224,224 --target host --target cortex-a72
         # one library for all sizes of dynamic dimensions
         tvmflow init model.onnx --open
-        # int8 in place of float32
+        # int8 instead of float32
         tvmflow init model.onnx --quantize
-        # to look at it
+        # print the recipe instead of writing a file
         tvmflow init model.onnx --stdout
         # a PyTorch model: runs `make` of nets/small.py, which returns (module, example inputs)
         tvmflow init nets.small:make --archive small.pt2
@@ -113,13 +113,13 @@ class InitOptions(Options):
     output: Path | None = option("FILE", "the recipe to write (NAME.tvmflow.yaml in this folder)")
     archive: Path | None = option(
         "FILE",
-        "write what torch.export makes of a PyTorch model to FILE (.pt2); MODEL is then PACKAGE.MODULE:FUNCTION, "
+        "export a PyTorch model with torch.export to FILE (.pt2); MODEL is then PACKAGE.MODULE:FUNCTION, "
         "whose code runs and returns (module, example inputs)",
     )
     open: bool = flag("keep dynamic dimensions: one library for all sizes")
-    quantize: bool = flag("make a float model one of int8: adds the section `quantize`")
-    stdout: bool = flag("print the recipe, and write no file")
-    force: bool = flag("replace a recipe that exists")
+    quantize: bool = flag("convert a float model to int8: adds the section `quantize`")
+    stdout: bool = flag("print the recipe instead of writing a file")
+    force: bool = flag("overwrite an existing recipe")
     store: StoreOption = store_option()
     verbosity: int
 

@@ -311,7 +311,7 @@ class WorkerOptions(Options):
 
 
 class SchedulerOptions(Options):
-    """Connect runs with workers.
+    """Start a scheduler, which connects runs with workers.
 
     Anyone who can reach its port can run code on the workers.
 

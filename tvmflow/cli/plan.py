@@ -56,9 +56,9 @@ class PlanOptions(StoreOptions):
     force: tuple[str, ...] = force_option()
     dist: DistOption = dist_option()
     graph: str | None = option(
-        None, "show the graph of the stages with their states instead", choices=GRAPHS
+        None, "show a graph of the stages and their states instead of a list", choices=GRAPHS
     )
-    output: Path | None = option("FILE", "write to FILE what would be shown")
+    output: Path | None = option("FILE", "write the output to FILE")
     argv: tuple[str, ...]
 
 
@@ -175,7 +175,7 @@ class ExplainOptions(StoreOptions):
         tvmflow explain net.yaml build
         # all stages
         tvmflow explain net.yaml
-        # the stages that decided how long the last run took, and the last one of a recipe
+        # the critical path of the last run, and of the last run of a recipe
         tvmflow explain --critical
         tvmflow explain net.yaml --critical
     """
@@ -188,7 +188,7 @@ class ExplainOptions(StoreOptions):
     stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
     pipeline: str | None = pipeline_option()
     critical: bool = flag(
-        "show the stages that decided how long a run took, and what each would save if it cost nothing"
+        "show the critical path of a run, and how much faster it would be if a stage took no time"
     )
 
 

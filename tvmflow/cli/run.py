@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class RunOptions(Options):
     """Bring recipes up to date and deliver their libraries.
 
-    What is up to date is not run again. Verified files are in dist/RECIPE/TARGET/.
+    Stages that are up to date do not run again. Verified files are in dist/RECIPE/TARGET/.
 
     Examples:
         # everything of one recipe
@@ -70,16 +70,16 @@ class RunOptions(Options):
     output: OutputOptions
     dump_ir: Path | None = option(
         "DIR",
-        "then lower all models again, even if up to date, and write the IR after each pass to DIR",
+        "after the run, lower all models again, and write the IR after each pass to DIR",
     )
     check_reproducible: bool = flag(
-        "then build everything twice more, each time from an empty store, and report the first difference"
+        "after the run, build everything twice more from empty stores, and report the first difference"
     )
     dry_run: bool = flag(
         "show what would run and what it would cost, as `plan` does, and run nothing"
     )
     best_so_far: bool = flag(
-        "search no further: deliver the library of the best trials that earlier runs measured"
+        "measure no trial: deliver the library with the best schedules that earlier runs measured"
     )
     force: tuple[str, ...] = force_option()
     summary: Path | None = option(

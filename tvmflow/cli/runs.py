@@ -104,7 +104,7 @@ class TraceOptions(StoreOptions):
         tvmflow trace
         # of the run before, packed
         tvmflow trace latest~1 -o trace.json.gz
-        # the stages that decided how long it took
+        # its critical path
         tvmflow explain --critical
     """
 

@@ -24,7 +24,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     EXIT_ENVIRONMENT: "the environment does not allow it: full disk, no permission, missing package, no network",
     EXIT_BUG: "a bug in tvmflow; the message names the file with the details",
     EXIT_INTERRUPTED: "interrupted (129 by SIGHUP, 143 by SIGTERM); finished stages are kept",
-    EXIT_UNREAD: "nobody reads the output any more, as in `| head -1` (SIGPIPE); finished stages are kept",
+    EXIT_UNREAD: "the reader closed the output pipe, as in `| head -1` (SIGPIPE); finished stages are kept",
 }
 
 _SHOWN_PROBLEMS: Final = 50

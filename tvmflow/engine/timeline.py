@@ -223,7 +223,7 @@ def _add_stage(
 
 
 # ---------------------------------------------------------------- critical chain
-# The stages that decided how long a run took, and their costs: the run is scheduled again with as
+# The critical path of a run, and what each of its stages cost: the run is scheduled again with as
 # many workers as it had and without one of the stages' times. Stages begin as doit begins them: when all
 # that they need has ended, in the order in which they began then.
 
