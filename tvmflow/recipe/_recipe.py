@@ -250,7 +250,7 @@ class Recipe(ClosedModel):
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="[Inputs](inputs.md): shapes, dtypes and preprocessing, where the model leaves them open or you change them.",
+        description="[Inputs](inputs.md): shapes, dtypes and preprocessing, which the model does not define or you change.",
     )
     dimensions: dict[DimensionName, DimensionSpec] = Field(
         default={},
@@ -465,7 +465,7 @@ class Recipe(ClosedModel):
                 text = f"`{ANY}` must be in both names, or in none: '{before}' and '{after}'"
                 raise field_error(text, "state", before)
             if before in self.inputs and self.inputs[before].value is not None:
-                raise field_error("is an input with a value, which is no state", "state", before)
+                raise field_error("is an input with a value, which is not a state", "state", before)
         for index, target in enumerate(self.targets if self.state else ()):
             if target.parts:
                 text = f"'{target.name}' is in parts, between which no state is kept: leave `state` out"

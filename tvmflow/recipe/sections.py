@@ -629,8 +629,8 @@ class Retune(ClosedModel):
         default=0.005,
         ge=0.0,
         le=1.0,
-        description="Smallest relative gain of a round. A target with less gets no further round; tuning ends when no target has "
-        "more.",
+        description="Smallest relative gain of a round. A target that gains less gets no further round. "
+        "Tuning ends when every target gains less.",
     )
 
     @model_validator(mode="after")

@@ -1091,16 +1091,16 @@ WRONG_DIMENSIONS = [
         "7:33: dimensions.seq.max: is the same as `min`: write 8 in the shapes, in place of a dimension",
     ),
     wrong_dimension(
-        "maximum that is no multiple",
+        "maximum that is not a multiple",
         "{seq: {multiple_of: 8, max: 500}}",
         "[1, seq]",
-        "7:41: dimensions.seq.max: is 500, which is no multiple of 8 (`multiple_of`); write 496 or 504",
+        "7:41: dimensions.seq.max: is 500, which is not a multiple of 8 (`multiple_of`); write 496 or 504",
     ),
     wrong_dimension(
-        "minimum that is no multiple",
+        "minimum that is not a multiple",
         "{seq: {min: 1, multiple_of: 8, max: 512}}",
         "[1, seq]",
-        "7:25: dimensions.seq.min: is 1, which is no multiple of 8 (`multiple_of`); write 8",
+        "7:25: dimensions.seq.min: is 1, which is not a multiple of 8 (`multiple_of`); write 8",
     ),
     wrong_dimension(
         "tuned size out of range",
@@ -1109,10 +1109,10 @@ WRONG_DIMENSIONS = [
         "7:43: dimensions.seq.tune_at.1: is 128, and the sizes are 1 to 64",
     ),
     wrong_dimension(
-        "tuned size that is no multiple",
+        "tuned size that is not a multiple",
         "{seq: {multiple_of: 8, max: 64, tune_at: [12]}}",
         "[1, seq]",
-        "7:55: dimensions.seq.tune_at.0: is 12, which is no multiple of 8 (`multiple_of`)",
+        "7:55: dimensions.seq.tune_at.0: is 12, which is not a multiple of 8 (`multiple_of`)",
     ),
     wrong_dimension(
         "tuned size twice",
@@ -1131,7 +1131,7 @@ WRONG_DIMENSIONS = [
         "{for: {max: 8}}",
         "[1, 8]",
         "7:19: dimensions.for: must start with a letter or _, contain only letters, digits and _, have at most 64 "
-        "characters, and be no word of Python's, nor `min`, `max` or `SIZE`",
+        "characters, and not be a word of Python's, nor `min`, `max` or `SIZE`",
     ),
     wrong_dimension(
         "dimensions that differ in case",
