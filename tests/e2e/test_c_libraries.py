@@ -1,4 +1,4 @@
-"""C libraries of models whose graphs are no straight line."""
+"""C libraries of models whose graphs are not a straight line."""
 
 from __future__ import annotations
 

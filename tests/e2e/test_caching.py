@@ -107,7 +107,7 @@ def test_an_up_to_date_run_starts_no_process(finished_project: Project) -> None:
 
 
 def test_cosmetic_edits_run_nothing(finished_project: Project) -> None:
-    """A comment, the order of keys and an unused file are no reasons."""
+    """A comment, the order of keys and an unused file are not reasons."""
     project = finished_project
     project.edit_recipe("# a small convolutional net", "# another comment")
     project.edit_recipe("name: tiny\n", "")

@@ -136,7 +136,7 @@ def test_messages_have_the_users_path_of_a_model(client: Client, tmp_path: Path)
     plan = _with(plan_of(), "import", do="say")
     first = plan.stages[0]._replace(files=(InputFile("model", str(model), "net.yaml:1:1"),))
     report = client.run(Plan((first, *plan.stages[1:]), ()))
-    assert report.stages[0].message == f"{model} is no model"
+    assert report.stages[0].message == f"{model} is not a model"
     assert report.stages[0].outcome == "failed"
 
 

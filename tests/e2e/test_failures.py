@@ -93,7 +93,7 @@ def test_independent_stages_continue_with_keep_going(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_stage_that_takes_too_much_memory_is_stopped(project: Project) -> None:
-    """The message names the limit and what the stage did last; the limit is no part of a key."""
+    """The message names the limit and what the stage did last; the limit is not part of a key."""
     inject_fault(project, "build", "memory")
     failed = project.run("--stage-memory", "600MB")
     report = failed.stages["build/host"]

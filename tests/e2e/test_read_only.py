@@ -55,7 +55,7 @@ def test_a_read_only_project_can_be_planned_and_shown(
 def test_a_folder_of_device_locks_that_cannot_be_written_is_named_with_its_remedy(
     project: Project,
 ) -> None:
-    """That of another user, for example, which `su` leaves in the environment; it is no folder of the store."""
+    """That of another user, for example, which `su` leaves in the environment; it is not a folder of the store."""
     project.environment["XDG_RUNTIME_DIR"] = "/sys"
     stopped = project.run_here("--pipeline", "compile")
     assert (stopped.code, stopped.outcome("import")) == (4, "blocked")

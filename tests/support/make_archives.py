@@ -58,7 +58,7 @@ class Convolutions(nn.Module):
 
 
 class Text(nn.Module):
-    """Inputs of int64 and bool in a dictionary, and results that are no tensors."""
+    """Inputs of int64 and bool in a dictionary, and results that are not tensors."""
 
     def __init__(self) -> None:
         super().__init__()

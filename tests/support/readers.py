@@ -17,7 +17,7 @@ def name_process(path: Path) -> ModelFacts:
 
 
 def refuse(path: Path) -> ModelFacts:
-    """Say that the file is no model."""
+    """Say that the file is not a model."""
     raise NotAModel(f"{path.name} is none")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 def parse_files(paths: Iterable[Path], *needles: str) -> dict[Path, ast.Module]:
     """Parse files, or of them those with one of the needles, in order.
 
-    Trees are no garbage: to look for some among them takes three times as long as to parse.
+    Trees are not garbage: to look for some among them takes three times as long as to parse.
     """
     texts = {path: path.read_text() for path in sorted(paths)}
     was_enabled = gc.isenabled()

@@ -186,7 +186,7 @@ def test_the_site_lists_every_page() -> None:
     ],
 )
 def test_what_pages_would_load_from_elsewhere(html: str, addresses: list[str]) -> None:
-    """Links are no requests; scripts, styles, fonts and images are."""
+    """Links are not requests; scripts, styles, fonts and images are."""
     assert external_requests(html) == addresses
 
 

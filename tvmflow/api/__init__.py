@@ -294,7 +294,7 @@ def run(
 ) -> Result:
     """Bring a plan up to date and deliver its libraries, as `tvmflow run` does.
 
-    A stage that fails is no exception: see `Result.exit_code` and `Result.builds`. After
+    A stage that fails is not an exception: see `Result.exit_code` and `Result.builds`. After
     KeyboardInterrupt, finished stages are kept, and the same call continues from there.
 
     Args:

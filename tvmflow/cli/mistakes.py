@@ -57,7 +57,7 @@ _OVERVIEW_FIX: Final = "`tvmflow help` lists all commands"
 
 
 def explain_command(word: str) -> UsageError:
-    """Return the error for a first word that is no command."""
+    """Return the error for a first word that is not a command."""
     if word.startswith("-"):
         return UsageError(
             f"the option {word} has no command before it",
@@ -70,7 +70,7 @@ def explain_command(word: str) -> UsageError:
 
 
 def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageError:
-    """Return the error for a word that is no subcommand of a command with the subcommands `names`."""
+    """Return the error for a word that is not a subcommand of a command with the subcommands `names`."""
     fix = f"the commands of `{command}` are {', '.join(names)}"
     if word.startswith("-"):
         first = f"{command} {names[0]}"

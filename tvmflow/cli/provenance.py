@@ -50,7 +50,7 @@ class InspectOptions(Options):
 
     Examples:
         tvmflow inspect dist/net/host/net.tvmflow
-        # every package that it was made with
+        # also every package that it was built with
         tvmflow inspect dist/net/host/net.tvmflow --json
     """
 

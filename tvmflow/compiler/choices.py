@@ -92,7 +92,7 @@ def choice_key(operator: str) -> str:
 
 
 def find_problem(choice: Json) -> str:
-    """Return why a value is no choice that tvmflow makes; empty for one that is.
+    """Return why a value is not a choice that tvmflow makes; empty for one that is.
 
     >>> find_problem({"winograd": 4}), find_problem({"winograd": 5})
     ('', 'it is not a choice that this version of tvmflow makes')
@@ -106,7 +106,7 @@ def find_problem(choice: Json) -> str:
 
 
 def find_problem_of_choices(choices: Json) -> str:
-    """Return why a value is no mapping of operators to choices; empty for one that is."""
+    """Return why a value is not a mapping of operators to choices; empty for one that is."""
     if not isinstance(choices, dict):
         return "it is not a mapping of operators to choices"
     for operator, choice in choices.items():

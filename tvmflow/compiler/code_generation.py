@@ -129,7 +129,7 @@ def keep_dynamic_indices_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _store_indices(bind: tirx.Bind) -> Any:
-    """Return a binding of a variable, after stores of what is no sum of variables in its value."""
+    """Return a binding of a variable, after stores of what is not a sum of variables in its value."""
     stores: list[Any] = []
 
     def store(value: Any) -> Any:

@@ -143,7 +143,7 @@ _log = logging.getLogger(__name__)
 
 Weights = Mapping[str, np.ndarray[Any, Any]]
 
-# In other names than these, TVM's code generators do not replace what is no identifier.
+# In other names than these, TVM's code generators do not replace what is not an identifier.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
 
 _QUANTIZED_OPERATORS: Final = ("relax.quantize", "relax.dequantize")

@@ -161,7 +161,7 @@ def _may_repeat(
 ) -> bool:
     """Return whether elements of a row may be computed a second time, after its other vectors.
 
-    The loops over vectors are a nest; buffers that are no parameters are a kernel's own, with the loops within them.
+    The loops over vectors are a nest; buffers that are not parameters are a kernel's own, with the loops within them.
     """
     target = store.buffer
     if target in own and own[target].isdisjoint(loop.loop_var for loop in nest):

@@ -200,7 +200,7 @@ def _mapping_reader(key_kind: Any, value_kind: Any) -> _Reader:
 def _read_digits(name: Json) -> int:
     text = str(name)
     if not text.isdecimal() or len(text) > _MAX_DIGITS:
-        raise Mismatch(f"{excerpt(text)} is no integer")
+        raise Mismatch(f"{excerpt(text)} is not an integer")
     return int(text)
 
 

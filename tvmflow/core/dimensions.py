@@ -311,7 +311,7 @@ def _parse(text: str) -> ast.expr:
         tree = ast.parse(text, mode="eval").body
         _check(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise WrongSize(f"{excerpt(text)} is no expression of sizes") from error
+        raise WrongSize(f"{excerpt(text)} is not an expression of sizes") from error
     return tree
 
 

@@ -185,7 +185,7 @@ def shell_word(text: str) -> str:
 
 
 def _encode(char: str) -> bytes:
-    """Return a character, or a byte of a path that is no text, as bytes."""
+    """Return a character, or a byte of a path that is not text, as bytes."""
     return char.encode(errors="surrogateescape" if "\udc80" <= char <= "\udcff" else "replace")
 
 

@@ -45,7 +45,7 @@ def check_level() -> None:
     name = _named_level()
     if name and name not in LEVELS:
         levels = ", ".join(LEVELS)
-        text = "$%s: '%s' is no level (valid: %s); warning is used"
+        text = "$%s: '%s' is not a level (valid: %s); warning is used"
         _log.warning(text, LEVEL_VARIABLE, excerpt(name), levels)
 
 

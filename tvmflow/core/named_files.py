@@ -48,7 +48,7 @@ def is_folder(path: Path) -> bool:
 def obstacle(path: Path) -> str:
     """Return why the file at a path cannot be read, or an empty string.
 
-    Nothing is opened that could block, such as a named pipe. A file that does not exist is no obstacle.
+    Nothing is opened that could block, such as a named pipe. A file that does not exist is not an obstacle.
     """
     try:
         mode = path.stat().st_mode

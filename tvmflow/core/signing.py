@@ -233,7 +233,7 @@ def verify_envelope(
     """Return the text in an envelope and the trusted keys that signed it, at least one.
 
     Raises:
-        InvalidEnvelope: It is no envelope of this type, no trusted key signed it, or the
+        InvalidEnvelope: It is not an envelope of this type, no trusted key signed it, or the
             signature of a trusted key is wrong.
     """
     text, signatures = _parse(envelope, payload_type)
@@ -259,7 +259,7 @@ def _parse(envelope: Json, payload_type: str) -> tuple[bytes, list[tuple[str, by
         signatures = [(str(entry["keyid"]), _decode(entry["sig"])) for entry in entries]
         return _decode(envelope["payload"]), signatures
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidEnvelope(f"it is no envelope ({type(error).__name__}: {error})") from None
+        raise InvalidEnvelope(f"it is not an envelope ({type(error).__name__}: {error})") from None
 
 
 def _encode(content: bytes) -> str:

@@ -160,7 +160,7 @@ class StageExecution:
             return ExecutedStage(report, artifact)
         written = existing_log(result.log) if result.message else ""
         report = report._replace(message=result.message, fix=result.fix, log=written)
-        # The verdict on a rejected library is no result, so it is stored as a blob only.
+        # The verdict on a rejected library is not a result, so it is stored as a blob only.
         verdict = Path(claim.out, "verdict.json")
         if outcome != "rejected" or not verdict.is_file():
             return ExecutedStage(report)

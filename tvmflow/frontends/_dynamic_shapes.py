@@ -199,7 +199,7 @@ class SizeRanges:
             elements = math.prod(evaluate_shape(list(map(size_text, sizes)), largest))
         except (NoSize, WrongSize) as error:
             raise DynamicShapeProblem(
-                f"one of its sizes is no expression of dimensions: {error}"
+                f"one of its sizes is not an expression of dimensions: {error}"
             ) from error
         if elements > MAX_ELEMENTS:
             names = ", ".join(f"{name} = {size}" for name, size in largest.items())
@@ -225,7 +225,7 @@ def shape_text(sizes: Sequence[Any]) -> str:
     """Return the sizes of a tensor for messages, with the names of dimensions.
 
     Raises:
-        NoSize: when one is no size that depends only on dimensions.
+        NoSize: when one is not a size that depends only on dimensions.
     """
     return f"[{', '.join(str(size_text(size)) for size in sizes)}]"
 

@@ -243,4 +243,4 @@ class Reference(Protocol):
 
 
 class NotAModel(ValueError):
-    """A file is no model that can be imported; the message is the reason."""
+    """A file is not a model that can be imported; the message is the reason."""

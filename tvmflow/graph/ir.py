@@ -141,7 +141,7 @@ class DataFlow:
         return self._readers.get(hash(self._bound.get(value)), [])
 
     def is_read_by(self, value: Any, name: str) -> bool:
-        """Return whether a value is read only by calls of one operator, and is no output."""
+        """Return whether a value is read only by calls of one operator, and is not an output."""
         readers = self.list_readers(value)
         is_only_read = len(readers) == self._uses[hash(self._bound.get(value))]
         return is_only_read and all(as_call(reader, name) is not None for reader in readers)

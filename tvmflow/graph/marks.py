@@ -38,7 +38,7 @@ def _span_setter() -> Callable[[Any, Any], None]:
 
 
 def read_marks(expr: Any) -> Marks:
-    """Return the marks of an expression; none for one that is no call, or has none."""
+    """Return the marks of an expression; none for one that is not a call, or has none."""
     span = expr.span if isinstance(expr, relax.Call) else None
     if span is None:
         return NO_MARKS

@@ -247,7 +247,7 @@ def _runtime_cell(peer: Peer | None) -> Cell:
 
 
 def _times_as_fast(speedup: Speedup | None) -> Child:
-    """Return how many times as fast the library is as the one above; colored if that is no noise."""
+    """Return how many times as fast the library is as the one above; colored if that is not noise."""
     if speedup is None:
         return None
     judgement = speedup.judgement

@@ -127,7 +127,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
     What is at an address is pinned: by the commit that it is now on the Hub, elsewhere by the digests of its files.
 
     Raises:
-        UsageError: when it is no model that can be imported.
+        UsageError: when it is not a model that can be imported.
         RecipeError: as the frontends do.
         DownloadError: when the address cannot be looked up.
     """

@@ -77,7 +77,7 @@ class Tool(NamedTuple):
 
     @property
     def purl(self) -> str:
-        """Its package URL; generic for a source folder, which is no release of a package index."""
+        """Its package URL; generic for a source folder, which is not a release of a package index."""
         kind = "generic" if self.version == packages.UNVERSIONED else "pypi"
         return f"pkg:{kind}/{self.name}@{urllib.parse.quote(self.version, safe='.-_~')}"
 
@@ -559,7 +559,7 @@ def find_license(tool: Tool) -> dict[str, Json]:
     text = str(metadata.get("License", "")).strip()
     names = [str(metadata.get("License-Expression", "")), *([] if "\n" in text else [text])]
     stated = [_SPDX.get(name.lower(), name) for name in (*names, *classifiers) if name]
-    # A name that is no expression may mean several licenses.
+    # A name that is not an expression may mean several licenses.
     return stated_license_fields(next(filter(license_expression, stated), next(iter(stated), "")))
 
 

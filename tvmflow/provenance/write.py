@@ -158,7 +158,7 @@ def sign_statements(path: Path, key: signing.PrivateKey) -> None:
 
     Raises:
         Unreadable: The file or a statement in it cannot be read.
-        InvalidEnvelope: A line is no envelope of a statement.
+        InvalidEnvelope: A line is not an envelope of a statement.
     """
     envelopes = [read_json(line) for line in read_file(path).splitlines() if line.strip()]
     if not envelopes:

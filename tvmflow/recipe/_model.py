@@ -95,7 +95,7 @@ def _check_dimension_name(name: str) -> str:
     if not is_dimension_name(name):
         raise field_error(
             "must start with a letter or _, contain only letters, digits and _, have at most "
-            f"{MAX_DIMENSION_NAME} characters, and be no word of Python's, nor `min`, `max` or `{SIZE}`"
+            f"{MAX_DIMENSION_NAME} characters, and not be a word of Python's, nor `min`, `max` or `{SIZE}`"
         )
     return name
 
@@ -149,7 +149,7 @@ class DimensionSpec(ClosedModel):
                 near = size // multiple * multiple
                 choices = " or ".join(str(n) for n in (near, near + multiple) if n)
                 raise field_error(
-                    f"is {size}, which is no multiple of {multiple} (`multiple_of`); write {choices}",
+                    f"is {size}, which is not a multiple of {multiple} (`multiple_of`); write {choices}",
                     field,
                 )
         if self.min > self.max:
@@ -164,7 +164,7 @@ class DimensionSpec(ClosedModel):
                 text = f"is {size}, and the sizes are {self.min} to {self.max}"
                 raise field_error(text, "tune_at", index)
             if size % multiple:
-                text = f"is {size}, which is no multiple of {multiple} (`multiple_of`)"
+                text = f"is {size}, which is not a multiple of {multiple} (`multiple_of`)"
                 raise field_error(text, "tune_at", index)
         return self
 

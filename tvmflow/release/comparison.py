@@ -224,7 +224,7 @@ def read_sizes(side: Side, build: Build) -> Mapping[str, int]:
     return target.measured.bytes if target else {}
 
 
-# Beyond this many standard deviations of both measurements, a difference is no noise.
+# Beyond this many standard deviations of both measurements, a difference is not noise.
 _DEVIATIONS: Final = 2.0
 # The speed of a machine differs by this from one day to the next.
 _DRIFT: Final = 0.02

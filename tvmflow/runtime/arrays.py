@@ -339,7 +339,7 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
         )
         has_name = isinstance(entry.name, str) and entry.name.isidentifier()
         if not is_range or not has_name or entry.name in bounds:
-            raise ValueError(f"{quote(list(entry))} is no dimension")
+            raise ValueError(f"{quote(list(entry))} is not a dimension")
         bounds[entry.name] = (entry.min, entry.max)
     inputs = [*map(TensorSpec.from_json, signature["inputs"])]
     if any(
@@ -358,7 +358,7 @@ def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) ->
     if len(spec.sizes) != len(spec.shape) or not all(
         type(size) in (int, str) for size in spec.sizes
     ):
-        raise ValueError(f"{quote(list(spec.sizes))} are no sizes")
+        raise ValueError(f"{quote(list(spec.sizes))} are not sizes")
     largest = [find_bounds(size, bounds)[1] for size in spec.sizes]
     return spec._replace(shape=tuple(max(size, 0) for size in largest)).bytes
 

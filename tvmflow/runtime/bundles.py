@@ -173,7 +173,7 @@ def read_content(
     """Return the content of a bundle, with the differences from its manifest as its problems.
 
     Raises:
-        Unreadable: It is no bundle, or one that was made to do harm.
+        Unreadable: It is not a bundle, or one that was made to do harm.
     """
     try:
         keeps = with_libraries and libraries is None

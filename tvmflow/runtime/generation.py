@@ -81,7 +81,7 @@ class Generation:
             return int(size)
         if not is_name(size):
             raise BundleError(
-                f"the number of tokens of a step is {size}, which is no dimension", fix=_FIX
+                f"the number of tokens of a step is {size}, which is not a dimension", fix=_FIX
             )
         return next(entry.max for entry in self._session.dimensions if entry.name == size)
 

@@ -21,7 +21,7 @@ _Converted = TypeVar("_Converted")
 SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 """The endings of files that are taken for images."""
 
-# Collections that are no series of images.
+# Collections that are not series of images.
 _NO_SERIES: Final = (str, bytes, bytearray, memoryview, Mapping)
 # Images of several: [images, height, width, channels].
 _BATCH_DIMENSIONS: Final = 4

@@ -183,7 +183,7 @@ def _check_bounded_axis(spec: TensorSpec) -> None:
         return
     is_axis = type(axis) is int and 0 <= axis < len(spec.shape)
     if not is_axis or math.prod(spec.shape[:axis]) != 1:
-        raise ValueError(f"{quote(spec)} is no tensor")
+        raise ValueError(f"{quote(spec)} is not a tensor")
 
 
 def _check_images(path: str | Path, bundle: Bundle) -> None:

@@ -158,7 +158,7 @@ class Module:
     def classify(self, images: Any, top: int = BEST) -> list[list[Prediction]]:
         """Return the best classes for each image, the best first, with their probabilities.
 
-        Scores that are no probabilities yet become such by softmax.
+        Scores that are not probabilities yet become such by softmax.
 
         Args:
             images: One image or several as for `preprocess`, of any number.

@@ -267,7 +267,7 @@ def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
     version = (start[6], start[7]) if start.startswith(b"\x93NUMPY") else (0, 0)
     length = start[8:10] if version == (1, 0) else start[8:_NPY_HEAD]
     if version not in read_header or int.from_bytes(length, "little") > _MAX_NPY_HEADER:
-        raise ValueError(f"{quoted(entry.filename)} is no array, or has fields")
+        raise ValueError(f"{quoted(entry.filename)} is not an array, or has fields")
     header = io.BytesIO(start)
     layout.read_magic(header)
     shape, is_transposed, dtype = read_header[version](header)

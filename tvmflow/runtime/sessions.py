@@ -24,7 +24,7 @@ class Session:
 
     Attributes:
         signature: That of the model.
-        inputs: The inputs of a step: those of the model that are no states.
+        inputs: The inputs of a step: those of the model that are not states.
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
         length_name: The dimension that is the length of the growing states; empty if none grows.
@@ -150,7 +150,7 @@ class Session:
             seed: The random state to begin with; None goes on with that of the session.
 
         Raises:
-            BundleError: The model is no language model with a KV cache or a recurrent state, or an argument is wrong.
+            BundleError: The model is not a language model with a KV cache or a recurrent state, or an argument is wrong.
         """
         from tvmflow.runtime.generation import Generation
 

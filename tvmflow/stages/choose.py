@@ -315,7 +315,7 @@ def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
                 f"{count} computed otherwise than by rule: in the library none was faster ({trials})"
             ]
         return [
-            f"{count} computed otherwise than by rule: the library {gain}, which is no gain ({trials})"
+            f"{count} computed otherwise than by rule: the library {gain}, which is not a gain ({trials})"
         ]
     return [f"{count} computed otherwise than by rule: the library {gain} ({trials})"]
 

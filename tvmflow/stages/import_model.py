@@ -262,7 +262,7 @@ def _advise_sizes(
 
 
 def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
-    """Return a dimension without the sizes that are no multiples; None if less than two are left."""
+    """Return a dimension without the sizes that are not multiples; None if less than two are left."""
     step = math.lcm(step, dimension.multiple_of)
     least, largest = -(-dimension.min // step) * step, dimension.max // step * step
     return Dimension(dimension.name, least, largest, step) if least < largest else None

@@ -18,7 +18,7 @@ SCHEMES: Final = (HUB, OCI, *_WEB, "file", *BUCKETS)
 _HUB_FORM: Final = "hf://ORGANIZATION/NAME/FILE@COMMIT"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-# The first part of addresses on the Hub of something that is no model.
+# The first part of addresses on the Hub of something that is not a model.
 _OTHER_KINDS: Final = frozenset({"datasets", "spaces", "buckets", "kernels"})
 
 OCI_FORM: Final = "oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:DIGEST"

@@ -84,7 +84,7 @@ class StoreFolder:
 
     def open_lock(self, path: str) -> int:
         """Return a descriptor of a lock file in the store, made if it is not there."""
-        # Asked once: whoever holds the lock may remove the file at any time, which is no damage.
+        # Asked once: whoever holds the lock may remove the file at any time, which is not damage.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not stat.S_ISREG(os.lstat(path).st_mode) and not os.path.isfile(path):
                 self.set_aside(path)

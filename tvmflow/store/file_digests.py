@@ -3,7 +3,7 @@
 A file counts as unchanged while its size, modification time, change time, inode and device are.
 The change time catches tools that restore the modification time. A file that was written in the
 last two seconds is hashed again next time, because a coarse clock could hide a second write (the
-"racy git" problem). A time more than a day ahead is no time of a write: an archive or a wrong clock gave it.
+"racy git" problem). A time more than a day ahead is not a time of a write: an archive or a wrong clock gave it.
 """
 
 import contextlib

@@ -90,7 +90,7 @@ _SERVER_ERROR: Final = 500
 
 
 def advise(status: int, host: str) -> str:
-    """Return what to do about a status that is no denial: whether another attempt may succeed."""
+    """Return what to do about a status that is not a denial: whether another attempt may succeed."""
     if status in NOT_TAKEN:
         return f"check the address: {host} has nothing there, or takes no such requests"
     if status in RETRYABLE or status >= _SERVER_ERROR:
@@ -260,7 +260,7 @@ class Answer:
 
 
 def header_count(text: str) -> int | None:
-    """Return the number in a header such as `Content-Length`; None if it is no number of bytes."""
+    """Return the number in a header such as `Content-Length`; None if it is not a number of bytes."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 

@@ -273,7 +273,7 @@ def _check_folder(
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder that is no folder, and folders where files should be."""
+    """Yield everything below a folder that is not a folder, and folders where files should be."""
     if folder.name == "work":
         # what a stage keeps there is its own
         for path in sorted(folder.iterdir()):

@@ -441,7 +441,7 @@ def parse_manifest(content: bytes) -> Manifest:
     layers = [_parse_descriptor(entry) for entry in get_field(value, "layers", of=list)]
     if get_field(value, "manifests", of=list) or not layers:
         raise Unreadable(
-            "it is no artifact with files, but an index perhaps: name one by its digest"
+            "it is not an artifact with files, but an index perhaps: name one by its digest"
         )
     if len(layers) > _MAX_LAYERS:
         raise Unreadable(f"it has more than {_MAX_LAYERS} files")
@@ -463,7 +463,7 @@ def _parse_descriptor(value: Json) -> Descriptor:
         artifact_type=get_field(value, "artifactType", of=str),
     )
     if not _DIGEST.fullmatch(descriptor.digest):
-        raise Unreadable(f"it names content by {quoted(descriptor.digest)}, which is no sha256")
+        raise Unreadable(f"it names content by {quoted(descriptor.digest)}, which is not a sha256")
     if not 0 <= descriptor.size <= _MAX_BLOB_BYTES:
         raise Unreadable(f"it has a file of {descriptor.size} bytes")
     return descriptor

@@ -111,7 +111,7 @@ def cap_host(host: Host, level: str) -> Host:
     if level not in names:
         choices = f"set it to {' or '.join(names)}, or unset it" if names else "unset it"
         raise EnvironmentProblem(
-            f"{CPU_VARIABLE} is {level!r}, which is no level of {host.arch}", fix=choices
+            f"{CPU_VARIABLE} is {level!r}, which is not a level of {host.arch}", fix=choices
         )
     flags = flags_of(level)
     if missing := host.find_missing(sorted(flags)):

@@ -112,7 +112,7 @@ class _WorkloadHistory:
     def __init__(self, share: WorkloadShare) -> None:
         self.share = share
         self.spent = 0
-        # A schedule that is slower than the untuned kernel is no gain.
+        # A schedule that is slower than the untuned kernel is not a gain.
         self.best_s = share.untuned_s
         self.best_trial_s = math.inf
         self.best_after: list[float] = []

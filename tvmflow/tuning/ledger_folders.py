@@ -209,7 +209,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
 
 
 def _find_irregular_files(folder: TargetFolder) -> list[str]:
-    """Return a sentence for each thing with a workload's name that is no file: it can hold no records."""
+    """Return a sentence for each thing with a workload's name that is not a file: it can hold no records."""
     return [
         f"{path}: it is not a regular file, and no tuning can use it; remove it"
         for path in sorted(folder.path.glob("*.jsonl"))

@@ -389,7 +389,7 @@ _SLOW_S: Final = 0.1
 # kernel, until it is decided which is faster.
 _MAX_ROUNDS_FACTOR: Final = 4
 _MAX_SECONDS: Final = 5.0
-# Saving less than this share of a kernel's time is no gain.
+# Saving less than this share of a kernel's time is not a gain.
 MIN_GAIN: Final = 0.02
 # Sums in another order differ by less than this share of the largest value, those of float16 by less than ten times
 # as much.

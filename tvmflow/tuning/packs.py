@@ -337,7 +337,7 @@ def merge_ledger(
     """Add to a ledger what another one has and it lacks. The other one is only read.
 
     Raises:
-        UsageError: `source` is no ledger, is this one, or has no target that is accepted.
+        UsageError: `source` is not a ledger, is this one, or has no target that is accepted.
     """
     other = source / "ledger" if (source / "ledger").is_dir() else source
     folders = list_target_folders(other)
@@ -385,7 +385,7 @@ def import_pack(
     """Add to a ledger the records of a pack that it accepts and lacks.
 
     Raises:
-        UsageError: The file is damaged, is no pack, or has no target that this ledger accepts;
+        UsageError: The file is damaged, is not a pack, or has no target that this ledger accepts;
             then nothing was changed.
         StoreError: The file cannot be read, or the ledger cannot be written.
     """
@@ -525,7 +525,7 @@ def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> s
 
     Returns:
         Its key; an empty string when the line names none of the targets, or a workload by a key
-        that is no safe file name.
+        that is not a safe file name.
     """
     try:
         entry = read_object(line)

@@ -204,7 +204,7 @@ def workload_key(mod: tvm.IRModule) -> str:
     """Return the sha256 (hex) of the structure of a normalized module's `main`.
 
     Two kernels have the same key exactly when TVM's structural equality holds for them. TVM's
-    own structural hash is no durable key: it is defined for one build and one process.
+    own structural hash is not a durable key: it is defined for one build and one process.
     """
     with _deep_recursion():
         return _Digester().function(mod["main"])

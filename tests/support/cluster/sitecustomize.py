@@ -29,7 +29,7 @@ def run(settings: Mapping[str, Any], context: StageContext) -> dict[str, Any]:
     if do == "crash":
         ctypes.string_at(0)
     if do == "say":
-        raise StageError(f"{context.inputs['model']} is no model", fix="give another")
+        raise StageError(f"{context.inputs['model']} is not a model", fix="give another")
     if do == "hang-once" and Path(settings["flag"]).exists():
         do = ""
     if do in ("hang", "hang-once"):

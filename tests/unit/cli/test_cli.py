@@ -371,7 +371,7 @@ def test_a_recipe_that_is_named_twice_is_planned_once(
 def test_a_plan_can_be_a_graph_in_a_file(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--output` holds what would be shown; JSON has the edges itself."""
+    """`--output` writes the same text; JSON has the edges itself."""
     assert main.main(["plan", "tiny.yaml", "--graph", "mermaid"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("flowchart LR\n")

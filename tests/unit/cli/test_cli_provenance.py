@@ -249,7 +249,7 @@ def test_only_statements_can_be_signed(tvmflow: Command, tmp_path: Path, folder:
     path = tmp_path / "any.intoto.jsonl"
     path.write_text("{}")
     assert tvmflow("sign", path, "--key", tmp_path / "key") == 2
-    assert "holds no statement that can be signed: it is no envelope" in tvmflow.err
+    assert "holds no statement that can be signed: it is not an envelope" in tvmflow.err
     path.write_text("")
     assert tvmflow("sign", path, "--key", tmp_path / "key") == 2
     assert tvmflow("sign", folder) == 2

@@ -87,7 +87,7 @@ def test_a_number_that_is_none_is_text_where_text_may_be(number: float) -> None:
         (("inner",), [3], "inner: an integer instead of an object"),
         (("inner",), [{}], "inner: name missing"),
         (("inner",), [{"name": None}], "inner: name: null instead of a text"),
-        (("by_width",), {"x\n": 1.0}, r"by_width: x\\n is no integer"),
+        (("by_width",), {"x\n": 1.0}, r"by_width: x\\n is not an integer"),
         (("by_width",), {"1": "x"}, "by_width: 1: a text instead of a number"),
         (("judged",), {}, "judged: passed missing"),
         (("judged",), [], "judged: a list instead of an object"),

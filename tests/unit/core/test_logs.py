@@ -54,7 +54,7 @@ def test_a_level_that_does_not_exist_is_named_with_those_that_do(
         monkeypatch.setenv(logs.LEVEL_VARIABLE, name)
         logs.check_level()
     [line] = stream.getvalue().splitlines()
-    assert "$TVMFLOW_LOG: 'loud' is no level (valid: debug, info, warning, error)" in line
+    assert "$TVMFLOW_LOG: 'loud' is not a level (valid: debug, info, warning, error)" in line
 
 
 def test_lines_name_level_and_module_and_go_to_one_stream() -> None:

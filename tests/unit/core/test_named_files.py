@@ -58,7 +58,7 @@ def test_a_path_through_a_file() -> None:
 
 
 def test_a_file_that_does_not_exist_has_a_suggestion() -> None:
-    """It is no obstacle, and neither is a name that no file can have."""
+    """It is not an obstacle, and neither is a name that no file can have."""
     assert missing_file_text(Path("modle.onnx")) == (
         "there is no file modle.onnx; did you mean 'model.onnx'?"
     )

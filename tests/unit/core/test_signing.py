@@ -114,7 +114,7 @@ def test_an_invalid_envelope_is_refused_with_the_reason(
         "none of them is trusted": signing.sign_envelope(KIND, b"text", [other]),
         "does not match this text": altered,
         "and not": signing.sign_envelope("text/plain", b"text", [key]),
-        "no envelope": {"payloadType": KIND, "payload": "?", "signatures": []},
+        "not an envelope": {"payloadType": KIND, "payload": "?", "signatures": []},
     }
     for message, envelope in cases.items():
         with pytest.raises(signing.InvalidEnvelope, match=message):

@@ -140,7 +140,7 @@ CHANGES: dict[str, Callable[[FinishedRun], object]] = {
     "a result that waits for its upload": lambda finished: finished.store.notes.write(
         "", "spool", "a", "b"
     ),
-    "a folder that is no store": lambda finished: (finished.folder / "cache").rename(
+    "a folder that is not a store": lambda finished: (finished.folder / "cache").rename(
         finished.folder / "c"
     ),
 }

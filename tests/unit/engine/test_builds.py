@@ -204,7 +204,7 @@ def test_the_reference_is_a_peer_like_others() -> None:
 
 
 def test_an_error_that_is_not_a_number_is_not_known() -> None:
-    """And a reference that was timed by itself is no peer."""
+    """And a reference that was timed by itself is not a peer."""
     outputs = {"y": {"max_abs_error": math.inf, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-5}}
     verdict = {**VERDICT, "compared": {}, "outputs": outputs}
     (build,) = list_builds(report(stage("net:verify/host", **verdict)))
@@ -228,7 +228,7 @@ def test_a_partitioned_target_is_one_build_of_all_its_parts() -> None:
 
 
 def test_variants_are_builds_of_their_own() -> None:
-    """A target with a dot in its name is no part of another."""
+    """A target with a dot in its name is not part of another."""
     origins = (RecipeOrigin("net-int8", "net.yaml", "tune.yaml", "int8"),)
     builds = list_builds(report(stage("net-int8:verify/v1.2", **VERDICT), origins=origins))
     assert [(b.recipe, b.target, b.variant) for b in builds] == [("net-int8", "v1.2", "int8")]

@@ -92,7 +92,7 @@ def test_a_stage_takes_as_long_as_it_last_did(store: LocalStore) -> None:
 
 
 def test_targets_that_differ_too_much_say_nothing(store: LocalStore) -> None:
-    """A range from 1 s to 100 s is no estimate."""
+    """A range from 1 s to 100 s is not an estimate."""
     remember(store, "build/a", 1.0)
     remember(store, "build/b", 100.0)
     assert estimate(store, plan_for("host"))["build/host"].seconds is None

@@ -38,7 +38,7 @@ def library(name: str, *kernels: str) -> BuiltLibrary:
 
 
 def test_a_kernel_is_named_by_its_beginning() -> None:
-    """A whole name is no beginning of others; libraries without the kernel are left out."""
+    """A whole name is not a beginning of others; libraries without the kernel are left out."""
     libraries = [library("net/host", "conv", "conv1", "softmax"), library("net/edge", "conv1")]
     assert find_kernel(libraries, "conv") == {"net/host": "conv"}
     assert find_kernel(libraries, "conv1") == {"net/host": "conv1", "net/edge": "conv1"}

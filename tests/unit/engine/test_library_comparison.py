@@ -48,7 +48,7 @@ def marked(*libraries: ComparedLibrary) -> list[bool]:
 def test_pareto_optimal_is_what_no_other_library_dominates(
     first: tuple[Any, ...], second: tuple[Any, ...], marks: list[bool]
 ) -> None:
-    """Ties are both marked. Where other things were measured nothing is compared; size alone is no merit."""
+    """Ties are both marked. Where other things were measured nothing is compared; size alone is not a merit."""
     rows = [
         library(latency_s=latency, bytes=size, max_abs_error=error)
         for latency, size, error in (first, second)
@@ -67,7 +67,7 @@ def test_one_library_is_compared_with_none() -> None:
 
 
 def test_accuracy_stands_in_for_the_error() -> None:
-    """With labels, an error that changes no result is no loss."""
+    """With labels, an error that changes no result is not a loss."""
     exact = library(latency_s=2.0, bytes=2, accuracy=0.9, max_abs_error=1e-7)
     coarse = library(latency_s=1.0, bytes=1, accuracy=0.9, max_abs_error=1e-2)
     worse = coarse._replace(accuracy=0.8)

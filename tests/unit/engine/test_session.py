@@ -146,7 +146,7 @@ def check(host: RunHost, plan: Plan, report: RunReport) -> None:
 
 
 def test_a_finished_run_is_complete_until_something_is_lost(host: RunHost) -> None:
-    """A stage without a report, a skipped stage or a missing delivered file is no success."""
+    """A stage without a report, a skipped stage or a missing delivered file is not a success."""
     plan = plan_of()
     report = host.run(plan)
     assert report.exit_code == EXIT_OK

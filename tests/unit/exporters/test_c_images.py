@@ -1,4 +1,4 @@
-"""Images in C: the inputs have the bits of Python, and what is no image is refused."""
+"""Images in C: the inputs have the bits of Python, and what is not an image is refused."""
 
 from __future__ import annotations
 

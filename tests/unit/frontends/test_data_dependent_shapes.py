@@ -182,7 +182,7 @@ def test_rows_that_influence_each_other_are_computed(tmp_path: Path) -> None:
 
 
 def test_other_models_have_no_counts(tmp_path: Path) -> None:
-    """Not even where a selection is no output."""
+    """Not even where a selection is not an output."""
     node = helper.make_node("Relu", ["x"], ["y"])
     made = model([node], [value("x", [2, 3])], [value("y", [2, 3])])
     loaded = load(made, tmp_path, dict[str, Array]())

@@ -54,7 +54,7 @@ def gpu(name: str) -> Any:
 def test_targets_that_need_fixed_sizes_are_refused_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In parts, or for a GPU; importing such a model is no problem, and no dimension is none either."""
+    """In parts, or for a GPU; importing such a model is not a problem, and no dimension is none either."""
     monkeypatch.setattr("tvmflow.targets.backends.cuda.nvrtc.is_installed", lambda: True)
     for wrong, reason in (
         (gpu("host"), "kernels for cuda are made for fixed sizes"),

@@ -28,7 +28,7 @@ INPUT = {"shape": [1, 3, 8, 8], "image": {}}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes with an image each, labels, and files that are no images."""
+    """Two classes with an image each, labels, and files that are not images."""
     for name in ("cat/a.png", "dog/b.jpg"):
         (tmp_path / "images" / name).parent.mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "images" / name)

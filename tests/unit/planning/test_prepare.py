@@ -230,7 +230,7 @@ def test_a_value_must_fit_the_model(spec: str, expected: str) -> None:
     ],
 )
 def test_the_limits_of_dtypes(dtype: int, wrong: str, right: str) -> None:
-    """Booleans are no numbers."""
+    """Booleans are not numbers."""
     inputs = [helper.make_tensor_value_info("left", dtype, []), value("right", [3])]
     made = model([add("left", "right")], inputs, [value("y", None)])
     assert len(problems(f"{RECIPE}inputs: {{left: {{value: {wrong}}}}}\n", made)) == 1
@@ -348,7 +348,7 @@ def test_unusual_names_are_no_problem(name: str) -> None:
 
 
 def test_names_of_mxnet_models_are_checked() -> None:
-    """Half a character is a string of JSON, and a variable that is no weight is an input."""
+    """Half a character is a string of JSON, and a variable that is not a weight is an input."""
     recipe = "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\n"
     nodes: list[dict[str, object]] = json.loads(json.dumps(SYMBOL["nodes"]))
     nodes[-1]["name"] = "fc\n"
@@ -424,7 +424,7 @@ def test_preprocessing_is_checked_with_the_shape_that_the_model_tells() -> None:
 
 
 def test_packages_are_identified_before_llvm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TVM is loaded for the question while planning goes on; one that is missing is no problem there."""
+    """TVM is loaded for the question while planning goes on; one that is missing is not a problem there."""
     order: list[str] = []
 
     def identify(name: str) -> str:

@@ -90,6 +90,6 @@ def test_the_digest_of_a_wheel_is_what_pip_noted(info: Path) -> None:
 
 
 def test_a_package_url_is_that_of_the_index_or_generic() -> None:
-    """A source folder is no release; the version of a purl is percent-encoded."""
+    """A source folder is not a release; the version of a purl is percent-encoded."""
     assert Tool("apache-tvm", "0.27.0+cu13", "0").purl == "pkg:pypi/apache-tvm@0.27.0%2Bcu13"
     assert Tool("onnx", packages.UNVERSIONED, "0").purl == "pkg:generic/onnx@unversioned"

@@ -125,7 +125,7 @@ def test_the_signature_of_the_model_is_recorded(finished: FinishedRun) -> None:
 
 @pytest.mark.parametrize("text", ["", "null", "# nothing"])
 def test_an_empty_lock_file_is_written_again(text: str, tmp_path: Path) -> None:
-    """It is no recipe, which would start with another line."""
+    """It is not a recipe, which would start with another line."""
     path = tmp_path / "net.lock.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError, match="the file is empty") as caught:

@@ -62,7 +62,7 @@ def test_schedules_for_another_build_of_tvm_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_lock_file_without_tuned_schedules_is_refused(tmp_path: Path) -> None:
-    """Also one for GPUs alone, whose schedules are no starting points."""
+    """Also one for GPUs alone, whose schedules are not starting points."""
     untuned = write_lock(tmp_path / "a.yaml", LockedKernel(names=["conv"], calls=1))
     for_gpu = write_lock(tmp_path / "b.yaml", tuned(), tvm=TVM)
     for_gpu.write_text(for_gpu.read_text().replace("kind: llvm", "kind: cuda"))

@@ -76,7 +76,7 @@ def remove_statement(folder: Path) -> None:
         (remove_statement, f"{RELEASE_STATEMENT}: No such file"),
         (
             lambda folder: (folder / RELEASE_STATEMENT).write_text("{}"),
-            f"{RELEASE_STATEMENT}: it is no envelope",
+            f"{RELEASE_STATEMENT}: it is not an envelope",
         ),
         (
             lambda folder: (folder / "net/host/net.intoto.jsonl").unlink(),

@@ -103,7 +103,7 @@ def test_predictions_are_shown_by_file() -> None:
     ],
 )
 def test_a_file_of_labels_from_anybody(content: bytes, problem: str) -> None:
-    """What a terminal would obey, or show as something else, is no name."""
+    """What a terminal would obey, or show as something else, is not a name."""
     with pytest.raises(ValueError, match=problem):
         parse_labels(content)
 

@@ -329,7 +329,7 @@ def test_a_small_npz_file_takes_no_more_memory_than_its_size_allows(
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         head = b"\x93NUMPY\2\0" + (1 << 16).to_bytes(4, "little")
         archive.writestr("data.npy", head + bytes(1 << 16))
-    with pytest.raises(StageError, match=r"'data\.npy' is no array, or has fields"):
+    with pytest.raises(StageError, match=r"'data\.npy' is not an array, or has fields"):
         read_npz(tmp_path / "b.npz", "verify.data")
     with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive:
         for number in range(101):

@@ -103,7 +103,7 @@ def test_what_is_said_of_gates(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_fails(tmp_path: Path) -> None:
-    """A runtime that rejects the model is no reason to deliver what nobody compared."""
+    """A runtime that rejects the model is not a reason to deliver what nobody compared."""
     compared = {"openvino": {"name": "OpenVINO", "not_timed": "OpenVINO cannot run the model: Det"}}
     checks = {"max_vs": {"openvino": 1.0}}
     _, verdict = check(checks, SimpleNamespace(), tmp_path, compared=compared)

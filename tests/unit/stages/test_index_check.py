@@ -68,7 +68,7 @@ def test_an_index_of_equal_scores_is_settled_and_a_wrong_one_is_not() -> None:
     """It must be right for the library's own scores, as far as these are off."""
     right = [[1.0, 3.0, 3.0], [5.0, 1.0, 2.0]]
     assert settle([2, 0], right, right) == [1, 0]
-    assert settle([2, 2], right, right) == [1, 2], "the second score is no tie"
+    assert settle([2, 2], right, right) == [1, 2], "the second score is not a tie"
     close = [[1.0, 3.0, 3.00001], [5.0, 1.0, 2.0]]
     assert settle([2, 0], close, right) == [1, 0]
     assert settle([0, 0], close, right) == [0, 0]

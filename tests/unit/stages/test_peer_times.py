@@ -362,7 +362,7 @@ class Child:
 
 
 def test_a_measurement_begins_when_no_child_spins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work of asking, which is this thread's, is no thread that spins; children are listed once."""
+    """The work of asking, which is this thread's, is not a thread that spins; children are listed once."""
     clock = itertools.count()
     waits: list[float] = []
     child, lists = Child(4), itertools.count()

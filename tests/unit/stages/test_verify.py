@@ -215,7 +215,7 @@ def test_another_shape_fails_whatever_the_numbers_are() -> None:
 
 
 def test_an_empty_output_and_a_scalar_can_be_compared() -> None:
-    """No elements are no errors."""
+    """No elements are not errors."""
     assert compare(np.ones((0, 3)), np.ones((0, 3)))["passed"]
     assert compare(2.0, 2.0)["passed"]
     assert not compare(2.0, 3.0)["passed"]
@@ -343,7 +343,7 @@ def test_kernels_that_no_rule_fits_are_listed_with_their_share_of_the_time() -> 
 
 
 def test_kernels_never_take_longer_than_the_call_that_they_are_part_of() -> None:
-    """Reports of kernels take time: 19 µs in all are no part of a call of 7 µs."""
+    """Reports of kernels take time: 19 µs in all are not part of a call of 7 µs."""
     profile = make_profile(
         {"conv": 15e-6, "dense": 4e-6}, {"conv": "tuned", "dense": "tuned"}, 7e-6
     )

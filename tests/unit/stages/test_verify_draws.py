@@ -139,7 +139,7 @@ def test_unexercised_branches_are_named() -> None:
 
 
 def test_a_class_that_is_scaled_is_found_over_many_batches() -> None:
-    """Three batches of (1, 10) have three values of each class; rounding and a step of the model are no factor."""
+    """Three batches of (1, 10) have three values of each class; rounding and a step of the model are not a cause."""
     weights = np.random.default_rng(0).normal(size=(20, 10)).astype(np.float32)
     factors = np.ones(10, np.float32)
     factors[3] = 1.001

@@ -133,7 +133,7 @@ def test_arguments_that_do_not_fit_are_errors(program: Path, tmp_path: Path) -> 
     assert call(program, missing, tmp_path / "out") == (1, f"{PREFIX}{missing} {cannot}")
     assert call(program, path, missing / "out") == (1, f"{PREFIX}{missing / 'out'} {cannot}")
     for threads in ("0", "-1", "many", "5000"):
-        message = f"{PREFIX}{threads} is no number of threads"
+        message = f"{PREFIX}{threads} is not a number of threads"
         assert call(program, path, tmp_path / "out", threads) == (1, message)
     assert call(program) == (2, f"usage: {program} INPUTS OUTPUTS [THREADS]")
 

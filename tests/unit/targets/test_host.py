@@ -183,8 +183,8 @@ def test_a_cap_takes_features_away_and_names_itself() -> None:
     ("level", "message", "fix"),
     [
         ("x86-64-v4", "lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl", "a lower level"),
-        ("i8mm", "which is no level of x86_64", "x86-64-v2 or x86-64-v3 or x86-64-v4"),
-        ("znver3", "which is no level of x86_64", "x86-64-v2 or x86-64-v3 or x86-64-v4"),
+        ("i8mm", "which is not a level of x86_64", "x86-64-v2 or x86-64-v3 or x86-64-v4"),
+        ("znver3", "which is not a level of x86_64", "x86-64-v2 or x86-64-v3 or x86-64-v4"),
     ],
 )
 def test_a_cap_that_the_machine_does_not_have_is_refused(

@@ -124,7 +124,7 @@ def test_macos_on_arm_reports_each_feature_by_a_number(system: System) -> None:
 
 
 def test_windows_reports_few_features_and_an_old_version_none(system: System) -> None:
-    """A Windows that does not know the numbers returns 0 for all of them, which is no report."""
+    """A Windows that does not know the numbers returns 0 for all of them, which is not a report."""
     system.answers(numbers=HASWELL)
     features = read_reported_features("windows", "x86_64")
     assert features.present == {"ssse3", "sse4_1", "sse4_2", "avx", "avx2"}

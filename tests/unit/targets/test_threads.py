@@ -51,7 +51,7 @@ def test_the_smallest_quota_of_all_groups_around_counts(tmp_path: Path) -> None:
 
 
 def test_the_first_version_of_control_groups_is_read(tmp_path: Path) -> None:
-    """Its files are those of the controller `cpu`, and -1 is no quota."""
+    """Its files are those of the controller `cpu`, and -1 is not a quota."""
     for quota, expected in (("250000", 2), ("-1", 1_000_000_000)):
         folder = tmp_path / "root/cpu,cpuacct/docker"
         folder.mkdir(parents=True, exist_ok=True)

@@ -213,7 +213,7 @@ def test_a_summary_says_what_the_library_gains() -> None:
         "12 interleaved pairs), where the operators promised 1.21× (4 alternatives measured, 2 from the ledger)"
     )
     lost = facts._replace(chosen=(chosen._replace(is_kept=False),), is_kept=False, speedup=0.99)
-    assert "which is no gain" in choose.describe(lost, KnownFacts())[0]
+    assert "which is not a gain" in choose.describe(lost, KnownFacts())[0]
     [line] = choose.describe(ChooseFacts(3, 6), KnownFacts())
     assert (
         "0 of 3 operators computed otherwise than by rule: the rules were already fastest" in line

@@ -38,7 +38,7 @@ def profile(**seconds: float) -> Mapping[str, float]:
 
 
 def test_kernels_that_lose_in_the_library_are_found() -> None:
-    """All calls of a workload count together; what cannot be told apart is no loss."""
+    """All calls of a workload count together; what cannot be told apart is not a loss."""
     random.seed(0)
     slower = find_slower(
         NAMES,

@@ -378,7 +378,7 @@ def test_a_target_whose_key_does_not_match_is_refused(root: Path, tmp_path: Path
     ],
 )
 def test_another_file_is_not_imported(tmp_path: Path, content: bytes, message: str) -> None:
-    """The message says that the file is no pack."""
+    """The message says that the file is not a pack."""
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         import_pack(tmp_path / "x", tmp_path / "there", HERE)

@@ -316,6 +316,6 @@ def test_within_the_noise_the_ledger_decides() -> None:
 
 
 def test_nothing_is_kept_that_is_not_faster_than_untuned() -> None:
-    """A tie within the noise is no gain."""
+    """A tie within the noise is not a gain."""
     assert choose_finalist([finalist("a", 1.0, 1.0, 1.0)], (1.01,)) is None
     assert choose_finalist([], (1.0,)) is None

@@ -97,7 +97,7 @@ def named_size_text(size: Any, names: Mapping[Any, str]) -> Size:
     """Return an expression of a kernel's sizes with names of its variables that are their own.
 
     Raises:
-        NoSize: when it is no size that depends only on them.
+        NoSize: when it is not a size that depends only on them.
     """
     variables = {variable: tirx.Var(name, variable.ty.dtype) for variable, name in names.items()}
     return size_text(replace_variables(size, variables))

@@ -175,7 +175,7 @@ def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function without names for vectors of integers.
 
-    The code generator takes such names for those of indices, which are no vectors (apache-tvm 0.27).
+    The code generator takes such names for those of indices, which are not vectors (apache-tvm 0.27).
     """
     values: dict[Any, Any] = {}
 

@@ -82,7 +82,7 @@ class IntegerProductRewriter(MainRewriter):
         return _Difference(integers, zero_point) if dtype in BYTES and has_one_dtype else None
 
     def _find_source(self, expr: Any) -> Any:
-        """Return the operand of a conversion; None for tensors that are no conversions."""
+        """Return the operand of a conversion; None for tensors that are not conversions."""
         call = self.flow.find_call(expr, "relax.astype")
         return None if call is None else call.args[0]
 

@@ -96,7 +96,7 @@ class Float16Caster(MainRewriter):
 
 
 def _fits(tensor: Any) -> bool:
-    """Return whether a constant is no number that float16 cannot hold, or only with fewer bits."""
+    """Return whether a constant is not a number that float16 cannot hold, or only with fewer bits."""
     array, limits = ir.constant_array(tensor), np.finfo(_FLOAT16)
     if array is None:
         return True

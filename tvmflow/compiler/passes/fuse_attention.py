@@ -180,7 +180,7 @@ class _AttentionFuser(MainRewriter):
     def _find_mask(
         self, operand: Any, shape: Sequence[IrSize], matrix: tuple[IrSize, IrSize]
     ) -> MatrixView | None:
-        """Return the view of an operand of scores of a shape; None if it is no batch of matrices."""
+        """Return the view of an operand of scores of a shape; None if it is not a batch of matrices."""
         extents = sizes_of(operand)
         is_matrix = same_sizes(shape[-2:], matrix)
         if extents is None or not is_matrix or len(extents) > len(shape):

@@ -412,7 +412,7 @@ class BatchedMatmulPacker(TargetRewriter):
         return self.call_function(kernel, "batched_matmul", arguments, shape)
 
     def _is_ragged(self, call: Any) -> bool:
-        """Return whether a product has columns that may be no multiple of a vector, and is none with weights."""
+        """Return whether the columns of a product of two activations may not fill whole vectors."""
         shapes = [self.numbers.shape(expr) for expr in (*call.args, call)]
         if not all(shape is not None and len(shape) >= 2 and 0 not in shape for shape in shapes):
             return False

@@ -139,7 +139,7 @@ class ResizeRewriter(MainRewriter):
         if last not in resize.axes or is_even:
             return emit_resize(self, data, resize)
         sizes = dict(zip(resize.axes, resize.sizes, strict=True))
-        # only the innermost axis is no vector: it comes when there are fewest rows
+        # only the innermost axis is not a vector: it comes when there are fewest rows
         shrinking = [axis for axis in resize.axes if target[axis] < source[axis]]
         order = shrinking + [axis for axis in reversed(resize.axes) if axis not in shrinking]
         for axis in order:
@@ -159,7 +159,7 @@ _MAX_ELEMENTS: Final = 1 << 31
 # This many values are reduced along columns before the first of them is read along a row: what was just stored in
 # two vectors is not yet to be loaded as one.
 _STRIP: Final = 2048
-# Windows of more rows are no sequence of additions, but a loop.
+# Windows of more rows are not a sequence of additions, but a loop.
 _MAX_UNROLLED: Final = 16
 
 
@@ -281,11 +281,11 @@ def find_pool(call: relax.Call) -> Pool | None:
     if (
         math.prod(pool.shape) >= _MAX_ELEMENTS
         or columns.stride > MAX_STRIDE
-        # few results are no vectors
+        # few results are not vectors
         or columns.results < MIN_LANES
         or columns.size > _MAX_UNROLLED
         or any(min(window.counts()) <= 0 for window in windows)
-        # elements from rounding sizes up are no padding, which counts
+        # elements from rounding sizes up are not padding, which counts
         or (attrs.ceil_mode and kind == "avg" and not counts_inside)
     ):
         return None

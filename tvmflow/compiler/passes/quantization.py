@@ -288,7 +288,7 @@ class RequantizeFuser(TargetRewriter):
     def _scale_accumulators(self, data: Any, scale: float) -> list[Any] | None:
         """Emit the factors and offsets of accumulators that are requantized.
 
-        Return the accumulators, their factors, and the offsets; None for data that are no scaled accumulators.
+        Return the accumulators, their factors, and the offsets; None for data that are not scaled accumulators.
         """
         factors: list[Any] = []
         offsets: list[Any] = []

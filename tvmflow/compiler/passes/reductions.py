@@ -173,7 +173,7 @@ class ArgReduction(NamedTuple):
         length: The elements of a row.
         typical: The approximate number of elements.
         dtype: Their dtype.
-        result_dtype: The dtype of the indices; None if they are no result.
+        result_dtype: The dtype of the indices; None if they are not a result.
         is_largest: True for argmax, False for argmin.
         has_values: Whether the values are a result, before the indices.
         orders_nan: Whether NaN is greater than every other value; else it is skipped.

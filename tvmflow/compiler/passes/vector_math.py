@@ -4,7 +4,7 @@ LLVM would call libm for each lane.
 
 The error is at most 8 ULP over the whole range (2 for `exp`, `log`, and `sin` and `cos` below
 2³¹; 3 for `asin`, `acos` and `atan`). Infinities and NaN are those of IEEE 754, and denormals too, except for `exp`:
-this is no fast-math.
+this is not fast-math.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
         if str(quotient.ty.dtype) != _FLOAT or not isinstance(divisor, tirx.FloatImm):
             return quotient
         size = abs(float(divisor))
-        # the inverses of others may be no normal numbers
+        # the inverses of others may not be normal numbers
         if not _MIN_NORMAL <= size <= 1 / _MIN_NORMAL:
             return quotient
         return quotient.a * _const(1 / float(divisor))
@@ -290,7 +290,7 @@ Divide = Callable[[Any, Any], Any]
 _RECIPROCAL_BITS: Final = 0x7EF311C3
 # Each step of Newton's method squares the error: 0.12, 0.015, 2e-4, 5e-8.
 _RECIPROCAL_STEPS: Final = 3
-# The reciprocals of larger values are no normal numbers, and 0 here.
+# The reciprocals of larger values are not normal numbers, and 0 here.
 _GREATEST_DIVISOR: Final = 2.0**126
 
 

@@ -101,14 +101,14 @@ def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
 
 
 def analyze_blocks(schedule: Schedule) -> list[Block] | None:
-    """Return all blocks of a kernel, intermediate scalars inlined; None if one is no simple loop nest."""
+    """Return all blocks of a kernel, intermediate scalars inlined; None if one is not a simple loop nest."""
     _inline_scalars(schedule)
     blocks = analyze_simple_blocks(schedule)
     return blocks if len(blocks) == len(list_all_blocks(schedule)) else None
 
 
 def _inline_scalars(schedule: Schedule) -> None:
-    """Compute each scalar that is no result where it is read, from which LLVM moves it out of the loops."""
+    """Inline intermediate scalars into their readers; LLVM hoists them out of the loops."""
     intermediate = list_intermediate_buffers(schedule) if list_all_blocks(schedule) else []
     scalars = [buffer for buffer in intermediate if not buffer.shape]
     for handle in list_all_blocks(schedule) if scalars else []:

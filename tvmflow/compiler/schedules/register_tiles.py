@@ -164,7 +164,7 @@ def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
     """Fuse axes that are contiguous in all tensors, so that more vectors are whole.
 
-    Return the blocks of the new axes, of a reduction and its result; none if they are no simple loop nests.
+    Return the blocks of the new axes, of a reduction and its result; none if they are not simple loop nests.
     """
     count = min(count_fused_axes(block, cpu.lanes) for block in blocks)
     main, final = blocks
@@ -513,7 +513,7 @@ def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
 def _measure_kernel(block: Block, data: int | None) -> tuple[int, int]:
     """Return the positions in a row of a depthwise kernel, and by how many two points lie apart.
 
-    They are 0 and 1 for what is no depthwise convolution, and where a dimension is dynamic.
+    They are 0 and 1 for what is not a depthwise convolution, and where a dimension is dynamic.
     """
     loads, extents = list_loads(block), block.reduction_extents
     if data is None or len(loads) != _PARTS or block.dynamic_axes:
@@ -662,7 +662,7 @@ def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
 def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bool) -> int:
     """Return the lanes of vectors along an axis: a divisor of it, or more if there are fewer vectors then.
 
-    The last vector of an axis that is no multiple of them overlaps the one before it, and a tile has
+    The last vector of an axis that is not a multiple of them overlaps the one before it, and a tile has
     one of them. Where it has one position too (no `has_data`), vectors that divide the axis are
     better: a tile has several of these, and their accumulators do not wait for each other.
     """

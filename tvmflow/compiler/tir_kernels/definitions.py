@@ -90,7 +90,7 @@ def with_kernel_symbols(
 ) -> tuple[tirx.PrimFunc, list[Any]]:
     """Return a kernel with its own symbols instead of a model's dimensions, and its size parameters.
 
-    These are arguments between its inputs and its results: the dimensions that are no size of a tensor by themselves,
+    These are arguments between its inputs and its results: the dimensions that are not the size of a tensor by themselves,
     and other sizes that it computes with (`used`). The last parameters are its results.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]

@@ -98,7 +98,7 @@ def find_taps(
 ) -> Taps:
     """Return the taps along an axis in a mode that `is_supported`, in float32 as ONNX Runtime has them.
 
-    The length is that of the source times the factor, which is no integer where `size` is rounded. With `antialias`,
+    The length is that of the source times the factor, which is not an integer where `size` is rounded. With `antialias`,
     a pixel of a smaller result is the mean of all pixels that it covers.
     """
     length = float(size) if length is None else length

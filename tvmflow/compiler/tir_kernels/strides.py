@@ -81,7 +81,7 @@ class StridedView(NamedTuple):
         return cls(0, tuple(axes))
 
     def reshape(self, shape: Sequence[IrSize]) -> StridedView | None:
-        """Return the view in another shape; None if that is no view."""
+        """Return the view in another shape; None if that is not a view."""
         digits = [digit for axis in self.axes for digit in axis]
         axes = []
         for size in shape:

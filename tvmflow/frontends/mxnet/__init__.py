@@ -205,7 +205,7 @@ class MxnetFrontend(Frontend):
             raise not_a_symbol(files[SYMBOL], str(error)) from None
 
     def list_dynamic_inputs(self, files: Files) -> Sequence[ModelInput]:
-        """Return the variables that are no weights, with their dynamic dimensions."""
+        """Return the variables that are not weights, with their dynamic dimensions."""
         try:
             weights = set(read_weights(files[PARAMS]).weights)
         except NotAModel as error:

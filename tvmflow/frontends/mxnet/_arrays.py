@@ -163,7 +163,7 @@ def _space_to_depth(op: Op) -> Expr:
     batch, channels, height, width = _nchw_shape(op)
     for size in (height, width):
         if is_dynamic(size) and not op.ranges.is_equal(size // block * block, size):
-            text = f"{size} may be no multiple of block_size={block}; set `multiple_of` in `dimensions`"
+            text = f"{size} may not be a multiple of block_size={block}; set `multiple_of` in `dimensions`"
             raise DynamicShapeProblem(text)
     split = R.reshape(op[0], (batch, channels, height // block, block, width // block, block))
     moved = R.permute_dims(split, [0, 3, 5, 1, 2, 4])

@@ -354,7 +354,7 @@ class _Conversion(Replacement):
     def _integer(self, name: str, default: int) -> int:
         value = self._attributes.get(name, default)
         if not isinstance(value, int):
-            raise self._refuse(f"its attribute {name} is no integer")
+            raise self._refuse(f"its attribute {name} is not an integer")
         return value
 
     def _size(self, name: str) -> int:

@@ -299,7 +299,7 @@ def _integer(expr: Any) -> int:
 
 # ---------------------------------------------------------------- resizing
 # Where TVM cannot: rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and what
-# is no float32.
+# is not a float32.
 
 
 _MAX_TAPS: Final = 256
@@ -377,7 +377,7 @@ def _resize_axes(
 
 
 def _find_axes(node: NodeToConvert) -> list[_Axis] | None:
-    """Return the axes that change; None if scales and sizes are no constants."""
+    """Return the axes that change; None if scales and sizes are not constants."""
     shape = list_sizes(node.inputs[0])
     axes = [int(axis) % len(shape) for axis in node.attributes.get("axes", range(len(shape)))]
     extents = [shape[axis] for axis in axes]
@@ -648,7 +648,7 @@ def _det(node: NodeToConvert) -> Any:
     [matrices] = node.inputs
     shape = list_sizes(matrices)
     if len(shape) < 2 or _differ(shape[-2], shape[-1]):
-        raise ValueError(f"data of shape {shape} are no square matrices")
+        raise ValueError(f"data of shape {shape} are not square matrices")
     rows = shape[-1] if isinstance(shape[-2], int) else shape[-2]
     if not isinstance(rows, int) or rows > MAX_DETERMINANT_ROWS:
         raise ValueError(f"a matrix may have at most {MAX_DETERMINANT_ROWS} rows, and has {rows}")

@@ -41,7 +41,7 @@ def name_of(element_type: int) -> str:
 def model_input(
     name: str, element_type: int | None, dims: tuple[int | str, ...] | None, *, is_required: bool
 ) -> ModelInput:
-    """Return an input of a graph; its element type is None if it is no tensor."""
+    """Return an input of a graph; its element type is None if it is not a tensor."""
     dtype = _ELEMENT_TYPES.get(element_type or 0)
     problem = "is not a tensor"
     if element_type is not None:
@@ -219,7 +219,7 @@ class _Reader:
             yield ModelOutput(self._name(field, 1), _ELEMENT_TYPES.get(element_type or 0), dims)
 
     def _type(self, value: Field) -> tuple[int | None, tuple[int | str, ...] | None]:
-        """Return element type and sizes of a value; None for one that is no tensor."""
+        """Return element type and sizes of a value; None for one that is not a tensor."""
         # ValueInfoProto.type, TypeProto.tensor_type
         tensor = self._last(self._last(value, 2), 1)
         if tensor is None:
@@ -245,7 +245,7 @@ class _Reader:
     def _name(self, message: Field, number: int) -> str:
         """Return a name.
 
-        Bytes that are no text become halves of characters, so that the name is known as none.
+        Bytes that are not text become halves of characters, so that the name is known as none.
         """
         field = self._last(message, number)
         return self._text(field, "surrogateescape") if field else ""

@@ -306,7 +306,7 @@ class _Product(NamedTuple):
 
     @classmethod
     def parse(cls, equation: str) -> _Product | None:
-        """Return the roles; None if the sum is no matrix product, such as one with a diagonal or an ellipsis."""
+        """Return the roles; None if the sum is not a matrix product, as with a diagonal or an ellipsis."""
         operands, arrow, result = equation.replace(" ", "").partition("->")
         left, _, right = operands.partition(",")
         texts = (left, right, result or "a")
@@ -690,7 +690,7 @@ _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def parameter_operands(node: NodeProto) -> Iterator[str]:
-    """Yield the operands that parametrize the operator, and are no weights though they may be floats."""
+    """Yield the operands that parametrize the operator, and are not weights though they may be floats."""
     for position in _PARAMETER_OPERANDS.get(node.op_type, ()):
         if position < len(node.input):
             yield node.input[position]

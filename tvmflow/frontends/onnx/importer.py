@@ -79,7 +79,7 @@ def import_prepared(
     """Import a model that `prepare` returned, whose last outputs are inner tensors.
 
     The label of the user's node that computes each tensor is in `labels`. Where `counts_rows` is not set, a number of
-    rows that is known only when the model runs is no count.
+    rows that is known only when the model runs is not a count.
 
     Raises:
         ImportFailed: with operator and node.

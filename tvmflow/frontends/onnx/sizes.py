@@ -50,7 +50,7 @@ class SizeValue(NamedTuple):
 
 
 class _Quotient(NamedTuple):
-    """A multiple of an expression that is no whole number: between a Cast to float and one back, or Floor."""
+    """A fractional multiple of an expression: between a Cast to float and one back, or before Floor."""
 
     expr: Any
     factor: Fraction
@@ -299,7 +299,7 @@ def compute_sizes(
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is no expression that grows without end, as that of a hostile model."""
+    """Return whether a value is not an expression that grows without end, as that of a hostile model."""
     parts = [value.expr if isinstance(value, _Quotient) else value]
     for _ in range(_MAX_TERMS):
         if not parts:
@@ -341,7 +341,7 @@ def _from_number(number: Any) -> Any:
 def _plain_expr(element: Any, dtype: str) -> Any:
     if isinstance(element, _Quotient):
         if "float" not in dtype:
-            raise DynamicShapeProblem("a size is no whole number")
+            raise DynamicShapeProblem("a size is not a whole number")
         whole = element.expr * element.factor.numerator
         as_float = tirx.Cast(dtype, tirx.convert(whole))
         return as_float / tirx.FloatImm(dtype, element.factor.denominator)
@@ -701,7 +701,7 @@ def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
     if _are_fixed(start, limit, step):
         return None
     if not isinstance(step, int) or any(isinstance(v, _Quotient) for v in (start, limit)):
-        raise DynamicShapeProblem("its step is no whole number")
+        raise DynamicShapeProblem("its step is not a whole number")
     distance = limit - start if step > 0 else start - limit
     count = _quotient(sizes, sizes.simplify(distance + (abs(step) - 1)), abs(step))
     if not sizes.is_certain(tirx.convert(count) >= 0):
@@ -867,7 +867,7 @@ def _resize_by_fractions(
     """Return images resized by fractional scales, which define the pixels, not the rounded sizes."""
     dtype = str(data.ty.dtype.dtype)
     if not is_computed(mode) or dtype == "float64":
-        text = f"mode {mode.method} by a scale that is no whole number needs a fixed size"
+        text = f"mode {mode.method} by a scale that is not a whole number needs a fixed size"
         raise DynamicShapeProblem(
             f"{text}; `sizes` in place of `scales`, or mode linear, can follow"
         )

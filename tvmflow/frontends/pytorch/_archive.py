@@ -104,7 +104,7 @@ def _check_value(text: str) -> None:
 def _check_operator(text: str) -> None:
     if not _OPERATOR.fullmatch(text) or text.startswith(_REFUSED_OPERATOR):
         raise NotAModel(
-            f"its graph calls {quoted(text)}, which is no operator that tvmflow lets PyTorch run"
+            f"its graph calls {quoted(text)}, which is not an operator that tvmflow lets PyTorch run"
         )
 
 
@@ -121,7 +121,7 @@ def _check_formula(text: str) -> None:
             f"its graph has the size {quoted(text)}, which takes too long to compute"
         ) from None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise NotAModel(f"its graph has the size {quoted(text)}, which is no formula") from None
+        raise NotAModel(f"its graph has the size {quoted(text)}, which is not a formula") from None
 
 
 class _TooLarge(Exception):
@@ -330,7 +330,7 @@ _MAX_GRAPH_BYTES: Final = 64 << 20
 _MAX_INFLATION: Final = 16
 _MIN_INFLATED_BYTES: Final = 256 << 20
 _MAX_ENTRIES: Final = 100_000
-# The dtypes of the first numbers of `ScalarType`; bfloat16 and complex numbers are no dtypes of inputs.
+# The dtypes of the first numbers of `ScalarType`; bfloat16 and complex numbers are not dtypes of inputs.
 _SCALAR_TYPES: Final = (
     "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
 ).split()
@@ -435,7 +435,7 @@ def _read_graph(path: Path) -> tuple[str, Any]:
             return entry.filename, json.loads(archive.read(entry))
     except zipfile.BadZipFile as error:
         raise NotAModel(
-            "it is no zip file, as archives of torch.export are, or a damaged one"
+            "it is not a zip file, as archives of torch.export are, or a damaged one"
         ) from error
     except NotAModel:
         raise

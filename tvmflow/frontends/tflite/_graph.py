@@ -241,7 +241,7 @@ class Graph:
             return self._size_value(size.value)
         operator = _SIZE_NODES.get(type(size))
         if operator is None:
-            raise DynamicShapeProblem(f"{size} is no expression of dimensions")
+            raise DynamicShapeProblem(f"{size} is not an expression of dimensions")
         return self.add(operator, self._size_value(size.a), self._size_value(size.b))
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
@@ -508,7 +508,7 @@ def _space_to_depth(call: _Call) -> _Shape:
     for size in sizes:
         if not call.ranges.is_equal(size // block * block, size):
             raise DynamicShapeProblem(
-                f"{size} may be no multiple of {block}; set `multiple_of` in `dimensions`"
+                f"{size} may not be a multiple of {block}; set `multiple_of` in `dimensions`"
             )
     return [batch, channels * block**2, *(size // block for size in sizes)]
 
@@ -516,7 +516,7 @@ def _space_to_depth(call: _Call) -> _Shape:
 def _range(call: _Call) -> _Shape:
     start, limit, step = (call.numbers(position)[0] for position in range(3))
     if is_dynamic(step) or step < 1:
-        raise DynamicShapeProblem("its step is no whole number above 0")
+        raise DynamicShapeProblem("its step is not a whole number above 0")
     return [call.ranges.at_least(call.ranges.divide_up(limit - start, step), 0)]
 
 

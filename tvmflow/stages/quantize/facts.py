@@ -20,7 +20,7 @@ class LayerFacts(NamedTuple):
         data_bits: The bits of its data; 32 if they stay float.
         reason: Why it stays float; empty for one of integers.
         damage: The error of the outputs when it alone is of integers, relative to them; None if it was not
-            measured, or an output is no number.
+            measured, or an output is not a number.
         gain: The part of the time of all layers that it saves, by the model of the CPU; None if it is not known.
         weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for
             others.

@@ -188,7 +188,7 @@ def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def multiplies_integers(mod: tvm.IRModule) -> bool:
-    """Return whether a model is already quantized: products read dequantized tensors that are no inputs."""
+    """Return whether a model is already quantized: products read dequantized tensors that are not inputs."""
     main = mod["main"]
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])

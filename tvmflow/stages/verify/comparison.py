@@ -242,7 +242,7 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
     An element matches when |actual - expected| <= atol + rtol * |expected|; NaN equals NaN, and an
     infinity equals itself. All elements together must keep to the root mean square and the scale of
     the tolerance. Without a single number in the reference's output nothing is compared, and that is
-    no agreement.
+    not agreement.
     """
     import numpy as np
 
@@ -416,7 +416,7 @@ def _divide(error: float, size: float) -> float:
 
 
 def _best_class_agreement(actual: Array, expected: Array) -> float | None:
-    """Return the share of rows with the same largest element; None if the output is no list of scores."""
+    """Return the share of rows with the same largest element; None if the output is not a list of scores."""
     rows = expected.reshape(len(expected), -1) if expected.ndim > 1 and expected.size else None
     if rows is None or rows.shape[1] < 2 or rows.shape[1] not in expected.shape[1:]:
         return None

@@ -431,7 +431,7 @@ def compare_draws(library: Library, more: MoreDraws) -> list[DrawVerdict]:
 
 
 def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
-    """Look for scaled channels in all batches together: rounding and steps of the model are no factor."""
+    """Look for scaled channels in all batches together: rounding and steps of the model are not a cause."""
     import numpy as np
 
     text = f"{len(more.repeats)} more random inputs"

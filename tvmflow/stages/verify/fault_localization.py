@@ -330,7 +330,7 @@ class _Search:
     def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
         """Return how closely outputs must agree, here and for the recipe, and the inputs of indices.
 
-        Errors within the default tolerance are no fault of tvmflow: fields of the recipe that ask for more
+        Errors within the default tolerance are not a fault of tvmflow: fields of the recipe that ask for more
         count for nothing here.
         """
         from tvmflow.compiler import lowering

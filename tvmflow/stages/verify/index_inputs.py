@@ -120,7 +120,7 @@ class Index(NamedTuple):
 def find_index(
     name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
 ) -> Index | None:
-    """Return the tensor that an output of the reference indexes, by its values; None if it is no index."""
+    """Return the tensor that an output indexes, by the reference's values; None if it is not an index."""
     for tensor in tensors:
         for axis in range(expected[0][tensor].ndim):
             for is_largest in (True, False):

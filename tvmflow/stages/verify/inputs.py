@@ -99,7 +99,7 @@ class ImportedModel(NamedTuple):
 
 
 def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
-    """Return the imported model; samples are no files of it."""
+    """Return the imported model; samples are not files of it."""
     inputs, bound, outputs, tensors = (
         tuple(map(TensorSpec.from_json, signature.get(kind, ())))
         for kind in ("inputs", "bound", "outputs", "tensors")

@@ -197,7 +197,7 @@ def make_profile(
 ) -> Profile | None:
     """Return the shares of kernels and of schedule rules in a call; None if no kernel was timed.
 
-    Reporting each kernel takes time, which is no part of a call: where all kernels together take
+    Reporting each kernel takes time, which is not part of a call: where all kernels together take
     longer than `call_s`, a call without reports, they have all of it.
     """
     kernels_s = sum(seconds.get(name, 0.0) for name in rules)

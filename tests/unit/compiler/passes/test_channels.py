@@ -128,7 +128,7 @@ def test_vectors_are_no_channels(channels: int) -> None:
 
 @pytest.mark.parametrize("axes", [[0], [2], [1, 3], [0, 1]])
 def test_reversed_axes_are_reversed(axes: list[int]) -> None:
-    """All elements stay, in another order: a slice of the same size is no copy."""
+    """All elements stay, in another order: a slice of the same size is not a copy."""
 
     def reverse(value: Any, _: Any) -> Any:
         shape = [int(n) for n in value.ty.shape]

@@ -65,7 +65,7 @@ def test_groups_of_any_shape(
 
 
 def test_a_reshape_of_a_scaled_vector_is_left_alone(tmp_path: Path) -> None:
-    """What is reshaped may have one axis, which is no batch of groups."""
+    """What is reshaped may have one axis, which is not a batch of groups."""
     nodes = [
         node("Mul", ["x", "scale"], ["scaled"]),
         node("Reshape", ["scaled", "shape"], ["y"]),

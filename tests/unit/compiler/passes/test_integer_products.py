@@ -386,7 +386,7 @@ def test_functions_of_bytes_are_looked_up_on_arm(seed: int, signed: bool, tmp_pa
 
 
 def test_functions_of_two_tensors_of_bytes_are_computed(tmp_path: Path) -> None:
-    """A product with another tensor is no function of a byte, and cheap functions need no table."""
+    """A product with another tensor is not a function of a byte, and cheap functions need no table."""
     nodes = [
         helper.make_node("Tanh", ["x"], ["t"]),
         helper.make_node("MatMul", ["x", "w"], ["m"]),

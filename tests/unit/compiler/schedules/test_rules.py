@@ -493,7 +493,7 @@ def test_squares_of_differences_are_added_up_along_images(
 
 
 def test_blocks_of_different_shapes_are_scheduled_one_by_one() -> None:
-    """The columns' sums are no rows, and their reader has another shape."""
+    """The columns' sums are not rows, and their reader has another shape."""
     x = te.placeholder((7, 9, 5), name="x")
     sums = topi.sum(x, [1, 2])
     mod = kernel(x, topi.add(topi.sum(sums, 0, keepdims=True), te.const(1.0)))

@@ -72,7 +72,7 @@ def test_sizes_of_results_follow(
         ("topk", {"k": "2", "axis": "3"}, "w has no fixed size"),
         ("SliceChannel", {"axis": "2", "num_outputs": "2"}, "h has no fixed size"),
         ("slice_axis", {"axis": "2", "begin": "9", "end": "None"}, "its slice of axis 2 may be empty, or is not known, for some sizes of h; raise `min`"),
-        ("space_to_depth", {"block_size": "2"}, "h may be no multiple of block_size=2; set `multiple_of`"),
+        ("space_to_depth", {"block_size": "2"}, "h may not be a multiple of block_size=2; set `multiple_of`"),
         ("Pooling", {"kernel": "(2, 2)", "stride": "(2, 2)", "pool_type": "avg", "pooling_convention": "full"}, "let them be multiples of 2 (`multiple_of`)"),
         ("Reshape", {"shape": "(7, -1)"}, "shape=(7, -1) does not fit"),
     ],
@@ -95,7 +95,7 @@ def test_multiples_let_more_follow(tmp_path: Path) -> None:
 
 
 def test_unknown_sizes_of_a_symbol_are_read() -> None:
-    """0, or -1 where shapes are NumPy's; a hostile text is no shape."""
+    """0, or -1 where shapes are NumPy's; a hostile text is not a shape."""
     for text, dims in (
         ("(0, 3, 8L, 8)", ("", 3, 8, 8)),
         ("[-1, 3]", ("", 3)),

@@ -46,7 +46,7 @@ def _shapes(equation: str) -> dict[str, tuple[int, ...]]:
 def test_sums_compute_what_onnx_runtime_does(
     equation: str, is_product: bool, tmp_path: Path
 ) -> None:
-    """Products of two tensors have no einsum kernel; what is no product keeps TVM's."""
+    """Products of two tensors have no einsum kernel; what is not a product keeps TVM's."""
     shapes = _shapes(equation)
     if equation == "ii,id->id":
         shapes["x0"] = (7, 7)

@@ -209,8 +209,8 @@ REFUSED: dict[str, tuple[str, dict[str, Array], dict[str, Array], dict[str, Any]
         "ReverseSequence", {"x": draw(4, 3), "n": np.ones(3, INT)}, {}, {"time_axis": 1}, "have to be",
     ),
     "one axis": ("ReverseSequence", {"x": draw(4), "n": np.ones(4, INT)}, {}, {}, "of 1 axes"),
-    "oblong matrices": ("Det", {"x": draw(2, 3)}, {}, {}, "no square matrices"),
-    "a row": ("Det", {"x": draw(3)}, {}, {}, "no square matrices"),
+    "oblong matrices": ("Det", {"x": draw(2, 3)}, {}, {}, "not square matrices"),
+    "a row": ("Det", {"x": draw(3)}, {}, {}, "not square matrices"),
     "large matrices": ("Det", {"x": draw(17, 17)}, {}, {}, "at most 16 rows, and has 17"),
     "five sides": (
         "RoiAlign", {"x": IMAGES, "b": draw(1, 5), "i": FIRST}, {}, {}, "regions of shape",

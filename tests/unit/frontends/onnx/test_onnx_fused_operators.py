@@ -156,7 +156,7 @@ def test_operators_agree_with_onnxruntime(case: str, tmp_path: Path) -> None:
 def test_other_floats_agree_with_onnxruntime(
     operator: str, domain: str, attributes: dict[str, Any], dtype: type, tmp_path: Path
 ) -> None:
-    """A second node reads what the first computes, whose type no inference knows. Squares of 400 are no float16."""
+    """A second node reads what the first computes, whose type no inference knows. Squares of 400 are not float16."""
     name = np.dtype(dtype).name
     more = [] if operator == "QuickGelu" else ["w"]
     shape = (16, 16) if operator == "FusedMatMul" else (16,)

@@ -243,7 +243,7 @@ def test_a_number_in_another_type_than_its_scale(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_large_before_its_scale(tmp_path: Path) -> None:
-    """A difference of 100,000 is no float16."""
+    """A difference of 100,000 is not a float16."""
     nodes = [
         node("DequantizeLinear", ["n", "s"], ["number"]),
         node("Cast", ["number"], ["real"], to=TensorProto.FLOAT),

@@ -269,7 +269,7 @@ def test_files_that_are_no_archives() -> None:
     ]
     Path("net.pt2").write_text("hello")
     assert model_problems(recipe) == [
-        f"{start} cannot be imported: it is no zip file, as archives of torch.export are, or a damaged one"
+        f"{start} cannot be imported: it is not a zip file, as archives of torch.export are, or a damaged one"
     ]
     write_zip(Path("net.pt2"), {"net/models/a.json": "{}", "net/models/b.json": "{}"})
     assert model_problems(recipe) == [
@@ -396,7 +396,7 @@ def test_other_formulas_are_refused(formula: str) -> None:
     document = graph()
     document["graph_module"]["graph"]["sym_int_values"] = {"s": {"as_expr": {"expr_str": formula}}}
     write_archive(Path("net.pt2"), document)
-    with pytest.raises(NotAModel, match="which is no formula"):
+    with pytest.raises(NotAModel, match="which is not a formula"):
         read_archive(Path("net.pt2"))
 
 

@@ -436,7 +436,7 @@ def test_layers_with_the_same_weights_share_integers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_weights_that_are_no_numbers(wrong: float, tmp_path: Path) -> None:
-    """A weight that is no number has no integer: the layer is named, whose result may hide it."""
+    """A weight that is not a number has no integer: the layer is named, whose result may hide it."""
     weights = RNG.normal(0, 0.2, (16, 16, 3, 3))
     weights[3, 0, 0, 0] = wrong
     files = import_files(save(shared_network(weights), tmp_path), tmp_path / "import")

@@ -193,7 +193,7 @@ def _select(
 
 
 def _selection_of(rewriter: LayoutRewriter, tensor: Any, channels: int) -> Selection:
-    """Return the source channels of a blocked tensor; its own channels if it is no copy."""
+    """Return the source channels of a blocked tensor; its own channels if it is not a copy."""
     known: Selection | None = rewriter.selections.get(tensor)
     return known or Selection((tensor,), np.zeros(channels, np.int64), np.arange(channels))
 
