@@ -545,9 +545,8 @@ def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
 class CleanOptions(StoreOptions):
     """Remove stored results, except pinned ones.
 
-    Removed are also downloads, logs and notes. What lock files and releases need stays (see
-    `tvmflow cache pins`), and so do measured trials. To remove only what is not used any more, see
-    `tvmflow cache gc`.
+    Removed are also downloads, logs and notes. What lock files and releases need stays (see `tvmflow cache pins`),
+    and so do measured trials. To remove only what is not used any more, see `tvmflow cache gc`.
 
     Examples:
         # what would be removed, and how much that is

@@ -176,8 +176,7 @@ def _valid(text: str) -> str:
 
 
 # ---------------------------------------------------------------- markdown
-# Markdown of a run, for the summary of a CI job: the result, a row for each build, and the
-# problems.
+# Markdown of a run, for the summary of a CI job: the result, a row for each build, and the problems.
 
 
 def markdown_summary(report: RunReport) -> str:

@@ -1,8 +1,7 @@
 """Options of commands: frozen values whose fields are, one by one, arguments of a command line.
 
-A command is a function whose parameter `options` is such a value: each field is an argument, again
-such a value, or an attribute of the parsed command line (`argv`, `verbosity`). One with a `TITLE` is a
-group of options in the help.
+A command is a function whose parameter `options` is such a value: each field is an argument, again such a value, or
+an attribute of the parsed command line (`argv`, `verbosity`). One with a `TITLE` is a group of options in the help.
 """
 
 from __future__ import annotations

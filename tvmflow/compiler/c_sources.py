@@ -169,10 +169,9 @@ def _compile(source: KernelSource, triple: str) -> SourceFunctions:
 # ---------------------------------------------------------------- llvm text
 # LLVM's IR of C code as text, made ready to become part of a kernel.
 #
-# TVM's code generator copies each function into the kernel that calls it and keeps none by itself,
-# and two kernels of one object may come from different files. So names get a suffix of their own,
-# and a function that cannot be copied, because it calls itself or its address is taken, is
-# refused.
+# TVM's code generator copies each function into the kernel that calls it and keeps none by itself, and two kernels of
+# one object may come from different files. So names get a suffix of their own, and a function that cannot be copied,
+# because it calls itself or its address is taken, is refused.
 
 
 _DEFINITION: Final = re.compile(

@@ -57,8 +57,7 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 
 
 # ---------------------------------------------------------------- stack lets
-# Variables of expressions become buffers on the stack, because LLVM's code generator in TVM
-# analyzes them in place.
+# Variables of expressions become buffers on the stack, because LLVM's code generator in TVM analyzes them in place.
 #
 # It simplifies the value of every let with the values of all variables in it substituted,
 # apache-tvm 0.27: time doubles with each let that another one's value reads twice, and `log` of
@@ -159,8 +158,7 @@ def _store_indices(bind: tirx.Bind) -> Any:
 # ---------------------------------------------------------------- float16 conversions
 # Conversions of float16 with operations on integers, for CPUs without instructions for them.
 #
-# LLVM calls a function for each element there, and does not end for some vectors of WebAssembly
-# (LLVM 22).
+# LLVM calls a function for each element there, and does not end for some vectors of WebAssembly (LLVM 22).
 
 
 _FLOAT16: Final = "float16"
@@ -476,10 +474,9 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 # ---------------------------------------------------------------- split loops
 # Splits loops at the periods of their indices, because LLVM's loop vectorizer miscompiles them.
 #
-# In `for i in range(16)` with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of
-# `a`: it takes the modulo by a power of 2, which is a cast to a few bits for it, for one that
-# never wraps. It does so where its vectors are longer than the period, as those of `znver4` and
-# `znver5` are. In a loop of 8 iterations nothing wraps.
+# In `for i in range(16)` with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of `a`: it takes the
+# modulo by a power of 2, which is a cast to a few bits for it, for one that never wraps. It does so where its vectors
+# are longer than the period, as those of `znver4` and `znver5` are. In a loop of 8 iterations nothing wraps.
 
 
 # Elements of the longest vectors, times the vectors that LLVM interleaves.

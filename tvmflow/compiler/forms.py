@@ -160,11 +160,10 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
 # ---------------------------------------------------------------- object files
 # Object files of a compiled model. Its weights go to their file directly, and never through TVM.
 #
-# TVM keeps the constants of a model in an executable, which it serializes to a string, copies into
-# an LLVM module and assembles: several copies of all weights in memory, and tens of seconds for a
-# gigabyte. Here the executable has a small marker for each weight instead. It is serialized with
-# these, and the weights are inserted while the object file is written. The bytes in the file
-# are those that TVM would have written.
+# TVM keeps the constants of a model in an executable, which it serializes to a string, copies into an LLVM module and
+# assembles: several copies of all weights in memory, and tens of seconds for a gigabyte. Here the executable has a
+# small marker for each weight instead. It is serialized with these, and the weights are inserted while the object
+# file is written. The bytes in the file are those that TVM would have written.
 
 
 Array = np.ndarray[Any, Any]

@@ -40,13 +40,11 @@ from tvmflow.graph.marks import KernelNodes, NodeTracker
 from tvmflow.runtime.weights import read_safetensors
 
 # ---------------------------------------------------------------- vector width
-# The vector width for a model: the one with which its convolutions and matrix products take least
-# time.
+# The vector width for a model: the one with which its convolutions and matrix products take least time.
 #
-# Blocked layouts pad channels to whole vectors. With 8 channels, vectors of 16 compute four times as
-# many products as needed, vectors of 8 none too many, with the same number of registers. The
-# estimate counts vector multiplications. Nothing is measured, so every build machine gives the same
-# code for a target.
+# Blocked layouts pad channels to whole vectors. With 8 channels, vectors of 16 compute four times as many products as
+# needed, vectors of 8 none too many, with the same number of registers. The estimate counts vector multiplications.
+# Nothing is measured, so every build machine gives the same code for a target.
 
 
 _MIN_LANES: Final = 4
@@ -161,8 +159,7 @@ class LoweredModel:
         mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used unchanged.
-        width: The vectors of the code; None if no CPU model chose them. Files do not have it: it is in the
-            kernels.
+        width: The vectors of the code; None if no CPU model chose them. Files do not have it: it is in the kernels.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
         operators: The operators that there were alternatives for. Files do not have them.
     """

@@ -56,9 +56,8 @@ class LoweringOptions:
 
     Attributes:
         version: The version of the lowering pipeline.
-        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data; `float16` to
-            compute convolutions and matrix products in float16; `bfloat16` to round their data and weights to
-            bfloat16.
+        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data; `float16` to compute
+            convolutions and matrix products in float16; `bfloat16` to round their data and weights to bfloat16.
         layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
         weights: `packed` for matrix products with packed weights.
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.

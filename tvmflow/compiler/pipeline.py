@@ -1,8 +1,7 @@
 """The lowering pipeline: the passes from imported Relax to kernels, in phases.
 
-To add a pass, write a module in `passes/` and add a line here. The pipeline runs once for
-`extract_tasks` and once for `build`: a tuned record finds its kernel by the structure of the
-lowered function, so both must lower alike.
+To add a pass, write a module in `passes/` and add a line here. The pipeline runs once for `extract_tasks` and once
+for `build`: a tuned record finds its kernel by the structure of the lowered function, so both must lower alike.
 """
 
 from __future__ import annotations

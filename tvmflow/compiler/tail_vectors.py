@@ -37,11 +37,10 @@ def list_terms(condition: Any) -> list[Any]:
 # ---------------------------------------------------------------- overlapping vectors
 # Moves the last vector of a row that no vector divides back, so that it ends where the row ends.
 #
-# A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors,
-# and a condition in the last one leaves out what is beyond the end: TVM computes a vector with
-# such a condition element by element. Here the last vector begins at 81 instead: it computes 15
-# numbers a second time, and has no condition. So does that of a search for the greatest or least
-# number, which may meet a number twice.
+# A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors, and a condition in
+# the last one leaves out what is beyond the end: TVM computes a vector with such a condition element by element. Here
+# the last vector begins at 81 instead: it computes 15 numbers a second time, and has no condition. So does that of a
+# search for the greatest or least number, which may meet a number twice.
 
 
 # The statements of a reduction.

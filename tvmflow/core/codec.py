@@ -15,8 +15,7 @@ from tvmflow.core.types import Json
 _T = TypeVar("_T")
 _Reader = Callable[[Json], Any]
 
-# The range of 64-bit counters, more than any measured quantity: sums and products
-# of a few such values are finite.
+# The range of 64-bit counters, more than any measured quantity: sums and products of a few such values are finite.
 _MAX_INTEGER: Final = 2**63
 _MAX_NUMBER: Final = 1e100
 _MAX_DIGITS: Final = 18

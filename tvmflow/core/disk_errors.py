@@ -194,8 +194,7 @@ class OutputError(OSError):
 def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
     """Translate errors of the disk that a user can act on.
 
-    The file or folder `place` is named where the error names none; `needed` is how many bytes are to be
-    written.
+    The file or folder `place` is named where the error names none; `needed` is how many bytes are to be written.
 
     Raises:
         StoreError: when the disk is full or fails, a path is not writable, or another kind of file is in the way.

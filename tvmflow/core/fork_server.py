@@ -1,13 +1,11 @@
 """Fork servers: functions run in forked children of a process with their imports.
 
-A crash in native code, a hang or a kill costs one call and nothing else. Forking from a
-process in which `tvm` is loaded takes milliseconds where starting one takes a second. The
-server stays single-threaded, which is what makes forking from it safe: it imports, waits
-and forks, and never runs a kernel itself.
+A crash in native code, a hang or a kill costs one call and nothing else. Forking from a process in which `tvm` is
+loaded takes milliseconds where starting one takes a second. The server stays single-threaded, which is what makes
+forking from it safe: it imports, waits and forks, and never runs a kernel itself.
 
-Nothing outlives its parent: the server ends when its client's socket closes, a child is
-killed by the kernel when the server dies, and every child leads a process group of its own
-that is killed as a whole.
+Nothing outlives its parent: the server ends when its client's socket closes, a child is killed by the kernel when the
+server dies, and every child leads a process group of its own that is killed as a whole.
 """
 
 from __future__ import annotations

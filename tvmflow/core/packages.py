@@ -1,9 +1,8 @@
 """The identity of the packages that a result depends on, found without importing them.
 
-A version is not enough: a rebuilt wheel can have the same one, a file of an installed package can be
-edited, and another folder on PYTHONPATH comes first. An identity is the version and a digest over
-the content of the package's files, wherever they are: the same files have the same identity on
-every machine.
+A version is not enough: a rebuilt wheel can have the same one, a file of an installed package can be edited, and
+another folder on PYTHONPATH comes first. An identity is the version and a digest over the content of the package's
+files, wherever they are: the same files have the same identity on every machine.
 """
 
 from __future__ import annotations
@@ -308,10 +307,9 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 # ---------------------------------------------------------------- package files
 # The files of an installed package, and the digest of their content at the price of their stamps.
 #
-# pip writes the digest of every file into a distribution's RECORD, after all other files. A file
-# that has the recorded size and was not changed after that list was written is the installed one.
-# All others are hashed, and their digests are remembered in the user's cache folder for as long as
-# size, times and inode stay the same.
+# pip writes the digest of every file into a distribution's RECORD, after all other files. A file that has the
+# recorded size and was not changed after that list was written is the installed one. All others are hashed, and their
+# digests are remembered in the user's cache folder for as long as size, times and inode stay the same.
 
 _NOT_CODE: Final = (".dist-info/", "__pycache__/")
 _OUTSIDE: Final = ("..", "/")
@@ -358,8 +356,7 @@ def lists_module(record: str, module: str) -> bool:
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:
     """Return the current files of a package.
 
-    The record is empty if there is none; `walk` looks for files that it lacks in folders that have not
-    changed, too.
+    The record is empty if there is none; `walk` looks for files that it lacks in folders that have not changed, too.
     """
     recorded = _read_record(record) if record else {}
     with _remembered_digests(f"{folder}/{module or record}") as digests:

@@ -1,10 +1,9 @@
 """Ed25519 signatures: keys in files, and signed envelopes.
 
-Keys are PEM files, as OpenSSL and others read and write them: PKCS#8 for the private half,
-SubjectPublicKeyInfo for the public one. A key's id is the sha256 (hex) of its public half in
-DER. Envelopes are those of DSSE 1.0 (Dead Simple Signing Envelope, secure-systems-lab), as
-in-toto and Sigstore use them: the signature covers the type together with the text, so that it
-is not valid for a text of another type.
+Keys are PEM files, as OpenSSL and others read and write them: PKCS#8 for the private half, SubjectPublicKeyInfo for
+the public one. A key's id is the sha256 (hex) of its public half in DER. Envelopes are those of DSSE 1.0 (Dead Simple
+Signing Envelope, secure-systems-lab), as in-toto and Sigstore use them: the signature covers the type together with
+the text, so that it is not valid for a text of another type.
 """
 
 from __future__ import annotations

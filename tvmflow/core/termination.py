@@ -1,11 +1,10 @@
 """Termination: after a signal, the process ends within two seconds, whatever it waits for.
 
-What is in the store is complete at any instant, so a process may end anywhere. The code that runs
-says how it ends where there is something to do before: `Unwinding` and `Cancelling`. Elsewhere, as
-while modules are imported and in exit handlers, the process ends at once. `_GRACE_S` after the
-signal it ends in any case, with everything that it has started: a thread sees to that, because
-Python calls signal handlers only between two bytecodes of the main thread, which may wait in
-native code. Further signals change nothing.
+What is in the store is complete at any instant, so a process may end anywhere. The code that runs says how it ends
+where there is something to do before: `Unwinding` and `Cancelling`. Elsewhere, as while modules are imported and in
+exit handlers, the process ends at once. `_GRACE_S` after the signal it ends in any case, with everything that it has
+started: a thread sees to that, because Python calls signal handlers only between two bytecodes of the main thread,
+which may wait in native code. Further signals change nothing.
 
 An up-to-date run uses this module, so it imports next to nothing: the module `signal` costs more.
 """

@@ -215,12 +215,11 @@ class RunTraits(NamedTuple):
 class StageSpec(NamedTuple):
     """One stage of a plan: all parts of its key, except content that is not known yet.
 
-    Its id is `RECIPE:STAGE[/TARGET]`, with the name of a recipe or a variant, and without a target for a stage
-    that runs once for all. The version is that of what the stage does, and settings are plain JSON; it uses
-    distributions (`tools`). `pinned` has `(file, sha256)` of its output files in a locked run. No part of the
-    key are what it declares about itself, the kinds of this machine's devices that it measures on, how much
-    memory it may take (see `StageCall`), and how long it searches until what it found so far is delivered; None
-    for to its end.
+    Its id is `RECIPE:STAGE[/TARGET]`, with the name of a recipe or a variant, and without a target for a stage that
+    runs once for all. The version is that of what the stage does, and settings are plain JSON; it uses distributions
+    (`tools`). `pinned` has `(file, sha256)` of its output files in a locked run. No part of the key are what it
+    declares about itself, the kinds of this machine's devices that it measures on, how much memory it may take (see
+    `StageCall`), and how long it searches until what it found so far is delivered; None for to its end.
     """
 
     id: str
@@ -249,8 +248,7 @@ class Delivery(NamedTuple):
     """Files of one stage that are delivered to `dist/RECIPE/TARGET`.
 
     `files` are pairs of a name in the artifact and in dist. The stage `verified_by` must have succeeded before.
-    `known_digests` are digests by name from a lock file, of files in the store; the stage is then any of the
-    target.
+    `known_digests` are digests by name from a lock file, of files in the store; the stage is then any of the target.
     """
 
     recipe: str

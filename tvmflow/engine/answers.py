@@ -1,10 +1,9 @@
 """Cached answers: the output of a command when all was up to date, and the files that it depends on.
 
-An answer is valid while no file that it depends on has changed since: tvmflow's own code, the
-recipes, the models, the installed tools, the results in the store, the delivered files. Only
-their stamps are read (size, times of modification and change, inode), so an up-to-date command
-costs little more than the start of Python. Whatever differs leads to the full evaluation, which
-saves a new answer (see `up_to_date`).
+An answer is valid while no file that it depends on has changed since: tvmflow's own code, the recipes, the models,
+the installed tools, the results in the store, the delivered files. Only their stamps are read (size, times of
+modification and change, inode), so an up-to-date command costs little more than the start of Python. Whatever differs
+leads to the full evaluation, which saves a new answer (see `up_to_date`).
 
 This module imports next to nothing.
 """

@@ -1,8 +1,7 @@
 """The doit adapter: runs tasks in the order of their dependencies. The one door to doit.
 
-In a run of tvmflow, doit orders tasks and runs them in threads. It remembers nothing between runs
-(the store does) and it prints nothing (the run's report does). `api.dodo_file` is for doit's own
-command line.
+In a run of tvmflow, doit orders tasks and runs them in threads. It remembers nothing between runs (the store does)
+and it prints nothing (the run's report does). `api.dodo_file` is for doit's own command line.
 """
 
 from __future__ import annotations

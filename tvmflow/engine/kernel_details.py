@@ -315,8 +315,7 @@ def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
 
 
 # ---------------------------------------------------------------- kernel table
-# The kernels of a build: their shares of the time, their schedules, and the nodes of the model
-# behind them. Pure.
+# The kernels of a build: their shares of the time, their schedules, and the nodes of the model behind them. Pure.
 
 
 class KernelRow(NamedTuple):

@@ -1,8 +1,7 @@
 """The stages of a run: each claims its key, looks again for its result, runs, and is reported.
 
-After `verify` has rejected a library, the fault is localized, and a wrong schedule banned: it is never
-chosen again, so that the next best one is built and verified. Nothing here lets a library pass: only a
-`verify` that succeeds does.
+After `verify` has rejected a library, the fault is localized, and a wrong schedule banned: it is never chosen again,
+so that the next best one is built and verified. Nothing here lets a library pass: only a `verify` that succeeds does.
 """
 
 from __future__ import annotations

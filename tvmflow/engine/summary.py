@@ -296,8 +296,7 @@ def _group_paths(paths: Sequence[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------- headline
-# The headline of a run: one line with the achievement, and nothing within the
-# noise. Pure.
+# The headline of a run: one line with the achievement, and nothing within the noise. Pure.
 
 
 # From here on a factor says more than a percentage.

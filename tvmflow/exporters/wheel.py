@@ -199,8 +199,7 @@ for _name in ("BundleError", "EnvironmentProblem", "Error", "Model"):
     _kind.__module__, _kind.__name__, _kind.__qualname__ = __name__, _name, _name
 """
 
-# A system and the prefix of its C library's name -> the wheel tag. The runtime's own
-# wheels need glibc 2.27.
+# A system and the prefix of its C library's name -> the wheel tag. The runtime's own wheels need glibc 2.27.
 _TAGS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "gnu"): "manylinux_2_27_{arch}",
     ("linux", "musl"): "musllinux_1_2_{arch}",
@@ -321,8 +320,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
 
 
 # ---------------------------------------------------------------- wheel bom
-# The bill of materials inside a wheel (PEP 770): the model, its code and weights, and the runtime
-# that is copied.
+# The bill of materials inside a wheel (PEP 770): the model, its code and weights, and the runtime that is copied.
 
 # The fields of a manifest with the versions of the tools that made the library.
 _TOOLS: Final = {"tvmflow": "tvmflow", "tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}

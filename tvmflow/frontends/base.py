@@ -34,14 +34,12 @@ class LoadedModel(NamedTuple):
     """A model as a Relax module, with separate weights.
 
     Attributes:
-        mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters
-            are the model's inputs in the order of `inputs`, then the weights in the order of
-            `params`; its attribute `num_input` counts the former. It returns a tensor or a flat
-            tuple of tensors, in the order of `outputs`, then of `tensors`, then the counts of outputs
-            whose size is known only after a call (`compiler.counts`). Shapes are static.
-            Integer tensors that the graph needs as constants (shapes, axes) are constants here.
-        params: Everything else that is learned, so that new weights for the same architecture
-            give the same `mod`.
+        mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters are the model's
+            inputs in the order of `inputs`, then the weights in the order of `params`; its attribute `num_input`
+            counts the former. It returns a tensor or a flat tuple of tensors, in the order of `outputs`, then of
+            `tensors`, then the counts of outputs whose size is known only after a call (`compiler.counts`). Shapes
+            are static. Integer tensors that the graph needs as constants (shapes, axes) are constants here.
+        params: Everything else that is learned, so that new weights for the same architecture give the same `mod`.
         inputs: The model's inputs, without constant ones.
         outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.

@@ -250,8 +250,7 @@ class Frontend(ABC):
     def list_tensors(self, files: Files) -> Mapping[str, str]:
         """Return the inner tensors in the order of their computation, with the node of each.
 
-        Those that `load` and `reference` take as `tensors`; none if the frontend cannot name them
-        before the import.
+        Those that `load` and `reference` take as `tensors`; none if the frontend cannot name them before the import.
         """
         return {}
 

@@ -204,8 +204,7 @@ class MultiboxDetection(ModelOperator):
 class BoxNms(ModelOperator):
     """The selection of MXNet's `box_nms`: the rows that are kept, by falling score, then rows of -1.
 
-    Its operands are boxes (n, rows, width); their order by score (n, rows); and the number of valid
-    boxes (n,).
+    Its operands are boxes (n, rows, width); their order by score (n, rows); and the number of valid boxes (n,).
 
     Attributes:
         top: The number of candidates that are compared.

@@ -184,9 +184,8 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
 def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
     """Return the stage that provides the files of `other` to a stage of this target.
 
-    A part of a model is a model by itself to most stages, and a partitioned target has one library:
-    other stages provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported
-    one.
+    A part of a model is a model by itself to most stages, and a partitioned target has one library: other stages
+    provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported one.
     """
     if other not in _SUBSTITUTES:
         return other

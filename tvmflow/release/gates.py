@@ -52,9 +52,8 @@ class MeasuredTarget(ClosedModel):
 class MeasurementsFile(ClosedModel):
     """The content of the measured file, whose format is version 1.
 
-    It has the name of the previous release, empty if there is none, and what is new and gone since then; the
-    limits that every recipe and target had to meet; and what was measured, and all that `verify` measured, by
-    both.
+    It has the name of the previous release, empty if there is none, and what is new and gone since then; the limits
+    that every recipe and target had to meet; and what was measured, and all that `verify` measured, by both.
     """
 
     measurements: FormatVersion

@@ -1,8 +1,7 @@
 """Lock files: made from a finished run, compared, and updated with their schedules kept.
 
-After a change of the model or of tools, a lock file is updated and nothing is searched: new weights get
-the schedules that it has. Kernels that it does not have, because the model has changed further, are
-scheduled by rules and named.
+After a change of the model or of tools, a lock file is updated and nothing is searched: new weights get the schedules
+that it has. Kernels that it does not have, because the model has changed further, are scheduled by rules and named.
 
 A ledger is seeded with them, too. A lock file does not say on which machine its schedules were measured:
 they enter the ledger as trials of another device, so that a search measures them here before all others

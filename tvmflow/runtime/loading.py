@@ -63,9 +63,8 @@ def load(
         path: The bundle.
         params: The weights of a bundle without weights (`.lean.tvmflow`): a `.safetensors` or
             `.params` file, or arrays by name.
-        trusted_keys: Files of public keys, or folders of them. The bundle, and the file of
-            weights, must then be as a statement of provenance says that is beside them or in a
-            folder above, and that one of these keys signed.
+        trusted_keys: Files of public keys, or folders of them. The bundle, and the file of weights, must then be as a
+            statement of provenance says that is beside them or in a folder above, and that one of these keys signed.
         max_bytes: The size of the largest file that is read, and of all inputs and outputs.
         threads: How many threads kernels use. Default: `TVM_NUM_THREADS`, else one for each core that
             this process may use.

@@ -46,8 +46,7 @@ class CallTrace(NamedTuple):
 class Module:
     """A loaded model, which several threads may call.
 
-    Calls run at once with the C runtime, each with memory of its own; TVM's virtual
-    machine runs one after the other.
+    Calls run at once with the C runtime, each with memory of its own; TVM's virtual machine runs one after the other.
 
     Attributes:
         inputs: Name, shape and dtype of each input.
@@ -109,9 +108,8 @@ class Module:
         CPU's memory, such as tensors of torch. Inputs that are dense in C order are not copied.
 
         Args:
-            feed: A tensor for each input by name, with exactly the shape and dtype of the
-                signature; where that names dimensions, with any sizes in their ranges. For a model with one input,
-                also that tensor itself.
+            feed: A tensor for each input by name, with exactly the shape and dtype of the signature; where that names
+                dimensions, with any sizes in their ranges. For a model with one input, also that tensor itself.
             out: Tensors that take outputs, by name; all others are new arrays.
 
         Returns:

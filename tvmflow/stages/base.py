@@ -116,8 +116,7 @@ class StageSettings(Settings):
 
     A stage sees nothing else of the recipe and of the target, so that a new setting is in the key
     as soon as it can be read. Only optional fields have a default, and is then left out of the
-    key: a new optional field runs nothing again. Names of fields are words of the recipe, and
-    `explain` shows them.
+    key: a new optional field runs nothing again. Names of fields are words of the recipe, and `explain` shows them.
     """
 
     @property
@@ -172,11 +171,10 @@ class KnownFacts:
 class StageContext(NamedTuple):
     """The arguments of `run` beside its settings. Only `inputs` and the settings may shape the output.
 
-    `inputs` maps `<stage>/<file>` (of the stages that it needs) and the role of each file from
-    outside to paths that may be read. Files written into `out` become the artifact. `work`
-    survives a kill, so that the stage can resume. `ledger` is the trial ledger's folder,
-    `locks` the folder of device locks. `emit` sends a progress event (a small JSON object
-    with the key `event`) to whoever watches the run.
+    `inputs` maps `<stage>/<file>` (of the stages that it needs) and the role of each file from outside to paths that
+    may be read. Files written into `out` become the artifact. `work` survives a kill, so that the stage can resume.
+    `ledger` is the trial ledger's folder, `locks` the folder of device locks. `emit` sends a progress event (a small
+    JSON object with the key `event`) to whoever watches the run.
     """
 
     inputs: Mapping[str, Path]

@@ -1,9 +1,8 @@
 """Emulation: libraries for other CPUs run on this machine under qemu's user emulation.
 
 A program for the other CPU holds the kernels and constants of the library that users get. It is
-static: it needs no system of the other architecture (see `emulation_build`). The machine needs
-`qemu-<arch>` alone. `docs/emulation.md` has the rest. A compiler that fails
-is a StageError, whose message holds that of the tool.
+static: it needs no system of the other architecture (see `emulation_build`). The machine needs `qemu-<arch>` alone.
+`docs/emulation.md` has the rest. A compiler that fails is a StageError, whose message holds that of the tool.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ if TYPE_CHECKING:
     Batch = Sequence[Array]
 
 # ---------------------------------------------------------------- emulation build
-# Builds the emulation program: a model with its C library in one static executable, which an
-# emulator runs.
+# Builds the emulation program: a model with its C library in one static executable, which an emulator runs.
 #
-# The kernels and constants are the object files of the delivered library. Its C code is compiled
-# once more, together with `emulation_main.c`, for the C library that the executable holds: musl,
-# by the compiler in `ziglang`. Compiling that C library takes nearly all of the time, and depends
-# on the architecture alone.
+# The kernels and constants are the object files of the delivered library. Its C code is compiled once more, together
+# with `emulation_main.c`, for the C library that the executable holds: musl, by the compiler in `ziglang`. Compiling
+# that C library takes nearly all of the time, and depends on the architecture alone.
 
 _MAIN: Final = Path(__file__).parent / "emulation_main.c"
 SOURCES: Final = (*c_runtime.SOURCES, _MAIN)
@@ -313,8 +310,7 @@ def run_emulated(
 ) -> list[list[Array]]:
     """Run a model under emulation; return the outputs for each batch, in the order of the signature.
 
-    The inputs of a batch are in that order, too. The first batch is computed with another number of threads,
-    too.
+    The inputs of a batch are in that order, too. The first batch is computed with another number of threads, too.
 
     Raises:
         StageError: when the model fails, crashes, or gives other outputs with other threads.

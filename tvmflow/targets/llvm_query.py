@@ -120,8 +120,7 @@ def query_targets_in_process(
 ) -> list[Json]:
     """Return the facts of each target as JSON, from a new process: this one does not load TVM.
 
-    A target over which LLVM ends its process is invalid; another process answers for the targets
-    after it.
+    A target over which LLVM ends its process is invalid; another process answers for the targets after it.
     """
     answers: list[Json] = []
     while len(answers) < len(targets):

@@ -1,8 +1,7 @@
 """The budget: which workload gets the next trials, from what was measured so far; and its forecast.
 
-It is a pure function: the same measurements always lead to the same decisions. A run that was
-killed, or whose budget was raised, is replayed from the beginning out of the ledger, and what
-the ledger lacks is exactly the rest.
+It is a pure function: the same measurements always lead to the same decisions. A run that was killed, or whose budget
+was raised, is replayed from the beginning out of the ledger, and what the ledger lacks is exactly the rest.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ class BudgetRules(NamedTuple):
         patience: Trials without a gain that end the tuning of a workload; None to end it when its trials
             show that what it may still gain is too little.
         min_gain: The relative improvement that counts as a gain.
-        minutes: Minutes of all workloads together, including earlier searches; None
-            without a limit.
+        minutes: Minutes of all workloads together, including earlier searches; None without a limit.
     """
 
     trials: int

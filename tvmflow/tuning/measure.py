@@ -1,7 +1,6 @@
 """Building and timing of single kernels, for the child processes that measure.
 
-A kernel may crash or hang, so these functions run in freshly forked children: that costs one
-trial and nothing else.
+A kernel may crash or hang, so these functions run in freshly forked children: that costs one trial and nothing else.
 """
 
 from __future__ import annotations
@@ -358,9 +357,8 @@ def apply_chosen(
 ) -> tuple[tvm.IRModule, list[str]]:
     """Schedule every kernel of a module for which a schedule was chosen.
 
-    TVM's own pass takes the first record of a database whose structure fits and is silent when
-    none does. Here a choice that no longer applies is an error, and one that fits no kernel unless
-    the module is allowed to lack some.
+    TVM's own pass takes the first record of a database whose structure fits and is silent when none does. Here a
+    choice that no longer applies is an error, and one that fits no kernel unless the module is allowed to lack some.
 
     Args:
         lowered: The lowered module.

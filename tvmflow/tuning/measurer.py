@@ -588,8 +588,7 @@ def run_rounds(
         kernels: The untuned kernel, or None if `untuned` has its time, then the finalists; None
             for one that could not be built.
         measure_kernel: Returns the seconds of a call.
-        rounds: Samples of each; the fastest finalist and the untuned kernel get four times as many
-            at most.
+        rounds: Samples of each; the fastest finalist and the untuned kernel get four times as many at most.
         untuned: The time of an untuned kernel that is not measured again.
         clock: Returns the current time in seconds.
 

@@ -414,8 +414,7 @@ class _OutOfTime(Exception):
 class RemoteMeasurer(Measurer):
     """A measurer whose candidates run on a pool of devices, as many at once as there are devices.
 
-    There are as many builders as this machine has cores. `folder` holds the libraries that are
-    sent to devices.
+    There are as many builders as this machine has cores. `folder` holds the libraries that are sent to devices.
     """
 
     def __init__(

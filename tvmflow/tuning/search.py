@@ -65,8 +65,7 @@ _MAX_DRAWS: Final = 6
 class Tuning:
     """A tuning: spends the part of the budget that the ledger lacks.
 
-    Killed at any moment and run again, it resumes, and only the trials are lost that were being
-    measured.
+    Killed at any moment and run again, it resumes, and only the trials are lost that were being measured.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Checks of a trace without TVM: its form, and whether a search of this tvmflow can have made it.
 
-A trace is a program: TVM executes its instructions, and some of them carry code of their own, such as
-functions in LLVM's language or serialized expressions that call any function. Whoever sends a trace must
-not get more than a schedule. So what a search writes is listed here, and all else is refused, wherever a
-trace comes from.
+A trace is a program: TVM executes its instructions, and some of them carry code of their own, such as functions in
+LLVM's language or serialized expressions that call any function. Whoever sends a trace must not get more than a
+schedule. So what a search writes is listed here, and all else is refused, wherever a trace comes from.
 
 Whether it applies to a kernel is for a child process with TVM to find out; see `replay`.
 """

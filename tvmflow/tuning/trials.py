@@ -405,8 +405,7 @@ def is_ahead_of_clock(when: str) -> bool:
 def timestamp(after: str = "") -> str:
     """Return the current time as records hold it (ISO 8601, UTC), in any case a later one than `after`.
 
-    A record must not be sorted before earlier ones, though they may come from a
-    machine whose clock is ahead.
+    A record must not be sorted before earlier ones, though they may come from a machine whose clock is ahead.
     """
     now = datetime.now(timezone.utc)
     if after:

@@ -1,8 +1,7 @@
 """Programs whose kernels run on a device such as a GPU: launches, placement of tensors, C code.
 
-A scheduled kernel becomes one or more device functions and code for the host that launches them. Sizes
-are fixed, so the host's code is evaluated here and becomes a list of launches, which any executor
-can start.
+A scheduled kernel becomes one or more device functions and code for the host that launches them. Sizes are fixed, so
+the host's code is evaluated here and becomes a list of launches, which any executor can start.
 """
 
 from __future__ import annotations

@@ -516,9 +516,8 @@ def _describe(call: Any, name: str) -> str:
 # ---------------------------------------------------------------- memory plan
 # The arena: where tensors that live at different times share memory.
 #
-# The plan is greedy by size: the largest tensor first, each at the lowest free offset where nothing lies
-# that lives at the same time (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-# Inference", 2020).
+# The plan is greedy by size: the largest tensor first, each at the lowest free offset where nothing lies that lives
+# at the same time (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
 
 
 class _Lifetime(NamedTuple):

@@ -267,8 +267,7 @@ class CpuModel(NamedTuple):
             them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         has_float16: Whether instructions multiply and add vectors of float16.
-        multiplicand_lanes: The lanes that by-element FMA selects from; 0 without such
-            instructions.
+        multiplicand_lanes: The lanes that by-element FMA selects from; 0 without such instructions.
         issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
         divides_slowly: Whether a division of vectors takes as long as dozens of additions.
     """

@@ -259,9 +259,8 @@ def _flatten(values: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------- numpy rules
 # Operators in numpy.
 #
-# Each rule gives the bits that TVM's own operator gives on a CPU without fused multiply-add:
-# values are moved, or rounded once as IEEE 754 defines. It returns None for a call where that
-# does not hold.
+# Each rule gives the bits that TVM's own operator gives on a CPU without fused multiply-add: values are moved, or
+# rounded once as IEEE 754 defines. It returns None for a call where that does not hold.
 
 
 _Array = np.ndarray[Any, Any]
@@ -509,8 +508,7 @@ RULES: Final[Mapping[str, _Rule]] = {
 
 
 # ---------------------------------------------------------------- fold constants
-# Evaluates kernels whose operands are all constants, except those in C: TVM would run them without their
-# functions.
+# Evaluates kernels whose operands are all constants, except those in C: TVM would run them without their functions.
 
 
 def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:

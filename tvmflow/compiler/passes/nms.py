@@ -300,8 +300,7 @@ class _Groups(NamedTuple):
     def emit_selection(self) -> tuple[Any, Any]:
         """Emit the launches that compare boxes, and that select.
 
-        Return the indices of kept candidates of a group (groups, candidates), and their
-        number (groups,).
+        Return the indices of kept candidates of a group (groups, candidates), and their number (groups,).
         """
         words = -(-self.boxes // _BITS)
         masks = _allocate((self.images, self.boxes, words), "uint32")

@@ -58,8 +58,7 @@ class QuantizedData(NamedTuple):
     Attributes:
         integers: The integers of 8 bits.
         scale: The scale of the whole tensor.
-        zero_point: The integer that stands for 0; a scalar tensor of the same dtype where the model
-            computes it.
+        zero_point: The integer that stands for 0; a scalar tensor of the same dtype where the model computes it.
     """
 
     integers: Any

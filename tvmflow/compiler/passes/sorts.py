@@ -72,14 +72,12 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 
 
 # ---------------------------------------------------------------- sorting
-# Sorting, and the selection of the first k of a sorted row, without a branch that depends on the
-# data.
+# Sorting, and the selection of the first k of a sorted row, without a branch that depends on the data.
 #
-# An element becomes a *word*: an unsigned number whose high bits are its key, in the wanted order, and
-# whose low bits are its index in the row. No two words of a row are equal, so that any order of
-# comparisons gives the stable sort. NaN is greater than every other value, as in numpy and PyTorch, and
-# -0.0 equals 0.0. Words of one integer are compared in one instruction; keys of 64 bits need a second
-# integer for the index.
+# An element becomes a *word*: an unsigned number whose high bits are its key, in the wanted order, and whose low bits
+# are its index in the row. No two words of a row are equal, so that any order of comparisons gives the stable sort.
+# NaN is greater than every other value, as in numpy and PyTorch, and -0.0 equals 0.0. Words of one integer are
+# compared in one instruction; keys of 64 bits need a second integer for the index.
 #
 # Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming
 # 3, 5.3.4), then merged pairwise from both ends at once, as in quadsort: two runs of equal length

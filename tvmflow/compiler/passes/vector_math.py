@@ -53,8 +53,7 @@ _ROUNDINGS: Final = frozenset(
 def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel in which quotients of constants are products with their inverses.
 
-    These may be off by one ULP. A division takes as long as 14 multiplications. Kernels that round
-    values keep it.
+    These may be off by one ULP. A division takes as long as 14 multiplications. Kernels that round values keep it.
     """
 
     def multiply(quotient: Any) -> Any:

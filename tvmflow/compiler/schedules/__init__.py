@@ -1,8 +1,7 @@
 """Schedules of untuned kernels, chosen only from shape and target, without measurements.
 
-Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for
-CPUs is a module of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` and
-a line in `gpu.GPU_RULES`.
+Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for CPUs is a module
+of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` and a line in `gpu.GPU_RULES`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The rule `register_tiles`: convolutions, matrix products and pooling with accumulators in registers.
 
-The innermost axis of the result is a vector. A tile is `vectors` of them that read different
-weights, times `points` that read different data: each weight is loaded once for all points
-and each value of the data once for all vectors (Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication", 2008).
+The innermost axis of the result is a vector. A tile is `vectors` of them that read different weights, times `points`
+that read different data: each weight is loaded once for all points and each value of the data once for all vectors
+(Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Attention: what a kernel for it computes, and the kernel for GPUs.
 
-On a GPU, a block of threads computes some queries. It goes through the keys tile by tile: keys, then
-their values, are in shared memory, and scores and results in registers. What was added up is scaled
-where a larger score is found (online softmax; Dao et al., FlashAttention, 2022), so that no scores are
-in the memory of the GPU.
+On a GPU, a block of threads computes some queries. It goes through the keys tile by tile: keys, then their values,
+are in shared memory, and scores and results in registers. What was added up is scaled where a larger score is found
+(online softmax; Dao et al., FlashAttention, 2022), so that no scores are in the memory of the GPU.
 """
 
 from __future__ import annotations

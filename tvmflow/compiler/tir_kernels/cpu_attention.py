@@ -84,8 +84,7 @@ class _Emitter:
             choose_row_block(typical.queries, counts, max_rows, tile_rows, cpu)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
-        # Rows a power of two apart would evict each other from the cache; the second product reads many at
-        # once.
+        # Rows a power of two apart would evict each other from the cache; the second product reads many at once.
         self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
         self._key_size = attention.depth * self._keys.padded

@@ -317,10 +317,9 @@ def _sum_terms(terms: Sequence[tuple[float, Any]]) -> Any:
 
 
 # ---------------------------------------------------------------- dynamic images
-# The loops of a convolution with a dynamic number of tiles. The tiles of all images are numbered, and a block
-# of them is computed at a time, in buffers of a fixed size; the last block has what is left. Data and product
-# of a tile are transformed along one axis and then along the other, which takes fewer sums than the tensor
-# expression does.
+# The loops of a convolution with a dynamic number of tiles. The tiles of all images are numbered, and a block of them
+# is computed at a time, in buffers of a fixed size; the last block has what is left. Data and product of a tile are
+# transformed along one axis and then along the other, which takes fewer sums than the tensor expression does.
 
 
 class DynamicConvolution(NamedTuple):

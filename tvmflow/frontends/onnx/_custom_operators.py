@@ -1,8 +1,7 @@
 """Marks the nodes of a recipe's operators before the model is prepared, and converts them.
 
-A marked node is in a domain of its own, under a name that no other operator has, so that nothing takes
-it for an operator that ONNX or TVM knows. ONNX cannot infer the shapes of its results: these come from
-the implementation.
+A marked node is in a domain of its own, under a name that no other operator has, so that nothing takes it for an
+operator that ONNX or TVM knows. ONNX cannot infer the shapes of its results: these come from the implementation.
 """
 
 from __future__ import annotations

@@ -724,8 +724,7 @@ class _Counters:
 
 
 # ---------------------------------------------------------------- branches
-# The branches of `If`: branches with a known condition are inlined, all others are simplified like
-# a model.
+# The branches of `If`: branches with a known condition are inlined, all others are simplified like a model.
 #
 # Values in branches get names that are unique in the whole model, and constants in them become
 # weights of the main graph, which has the parameters of the library.

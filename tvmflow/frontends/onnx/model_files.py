@@ -167,8 +167,7 @@ def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Pa
 
 
 # ---------------------------------------------------------------- validation
-# Checks an ONNX model before any pass reads it: versions, names, edges of the graph, sizes and
-# data of tensors.
+# Checks an ONNX model before any pass reads it: versions, names, edges of the graph, sizes and data of tensors.
 #
 # A model may come from anybody. `onnx.checker` is stricter than ONNX Runtime, and refuses models
 # that are in use; the passes and TVM's importer rely on these.

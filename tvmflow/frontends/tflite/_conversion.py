@@ -154,8 +154,7 @@ def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw
 def _without_padding(operation: Operation) -> tuple[int, list[int]]:
     """Return the tensor that a convolution reads, and the widths of zeros around it.
 
-    Models that come from other frameworks have padding as an operator of its own, whose result then
-    is not computed.
+    Models that come from other frameworks have padding as an operator of its own, whose result then is not computed.
     """
     number = operation.number(0)
     none = [0] * (2 * (operation.rank(0) - 2))

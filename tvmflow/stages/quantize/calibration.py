@@ -42,8 +42,7 @@ _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The float32 values of a vector of AVX-512.
 _WIDE_LANES: Final = 16
-# Unrolled and vectorized code hardly gets faster by more than this, which takes LLVM 0.7 of the
-# time.
+# Unrolled and vectorized code hardly gets faster by more than this, which takes LLVM 0.7 of the time.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
 _OBSERVED_BYTES: Final = 256 << 20

@@ -278,8 +278,7 @@ def list_sums(
 ) -> tuple[Any, ...]:
     """Return the further tensors to quantize: operands of sums that are stored to memory.
 
-    Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the
-    other.
+    Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the other.
     """
     flow = ir.DataFlow(model.main)
     positions = {var: place for place, var in enumerate(flow.values)}

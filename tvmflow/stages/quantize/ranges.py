@@ -1,8 +1,7 @@
 """Ranges of tensors from histograms in bounded memory, and the scales that they give.
 
-Everything that decides a scale is counted in integers, or is computed in float64 by additions,
-multiplications, divisions and comparisons in a fixed order: the same samples, in any order, give the
-same bits on any machine.
+Everything that decides a scale is counted in integers, or is computed in float64 by additions, multiplications,
+divisions and comparisons in a fixed order: the same samples, in any order, give the same bits on any machine.
 """
 
 from __future__ import annotations

@@ -55,12 +55,10 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------- wrong kernels
-# Kernels that compute wrong values: each call of a scheduled kernel, against the same kernel
-# without a schedule.
+# Kernels that compute wrong values: each call of a scheduled kernel, against the same kernel without a schedule.
 #
-# One run of the model suffices: TVM's virtual machine calls back before and after each kernel,
-# which gives the kernel's true operands. Both kernels get the same operands, so
-# a kernel is not accused of errors in its inputs.
+# One run of the model suffices: TVM's virtual machine calls back before and after each kernel, which gives the
+# kernel's true operands. Both kernels get the same operands, so a kernel is not accused of errors in its inputs.
 
 
 _CONTINUE: Final = 0

@@ -290,8 +290,7 @@ def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> b
 
 
 # ---------------------------------------------------------------- operator check
-# Each operator of a recipe by itself, where a library disagrees with the reference: which one is
-# wrong.
+# Each operator of a recipe by itself, where a library disagrees with the reference: which one is wrong.
 
 
 _log = logging.getLogger(__name__)
@@ -355,8 +354,7 @@ def _compute(
 
 
 # ---------------------------------------------------------------- verify images
-# Images in `verify`: those of the recipe's data or generated ones, and the preprocessing compared
-# with Pillow.
+# Images in `verify`: those of the recipe's data or generated ones, and the preprocessing compared with Pillow.
 
 
 # This many images of the data are preprocessed by Pillow, too, beside generated ones.

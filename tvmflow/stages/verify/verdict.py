@@ -109,8 +109,7 @@ class OutputComparison(TypedDict, total=False):
         exceeded: The limits for all elements together that are exceeded: `rms`, `scale`.
         scaled_slice: A slice along an axis, such as a channel, that is scaled.
         worst: The index of the element with the largest error that is out of tolerance, and both values.
-        undetected: Possible undetected faults of a library: return `zeros`, ignore its `inputs`, or
-            `anything`.
+        undetected: Possible undetected faults of a library: return `zeros`, ignore its `inputs`, or `anything`.
         classes: For an index: how many elements it is one of.
         reached: For an index: how many different ones the samples reach.
         ties: The number of indices that differ where the library's scores are equal within their errors.
@@ -373,30 +372,27 @@ class _Judged(TypedDict):
 class Verdict(_Judged, total=False):
     """Everything that was verified of a library, and why it is rejected.
 
-    `reference` names the framework of the comparison, and `reference_note` says why that is not the
-    framework itself, where it refuses the model. `ran_on` names the machine where that is
-    not this process, `samples` counts samples (or random batches); the last
-    `added_samples` reach more elements of an index. `latency` has the library, the
-    same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
-    `reference_speedup` where the reference was timed, and `profile` where the library ran in this process.
-    `tolerance` is for the arithmetic that it names. `images` has the preprocessing of each input that takes images.
-    `vm` is the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
-    `not_run` and `latency_not_measured` are reasons. `gates` has the limits of latency, memory and size.
-    `index_inputs` has the tensors that go into an index, and `index_inputs_not_compared` says why
-    there are none; `layers` is there where the outputs of a quantized model do not say enough.
-    `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
-    `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
-    outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
-    A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
-    verdict at others, and `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels`
-    has the verdict on each level of CPUs that the library has code for, `fallback` that on the code for browsers
-    without WebGPU run. `deliveries` has the verdict on each output that was loaded as users do.
-    `threads` says whether the bits are the same with other numbers of threads. `draws` has the verdict on random
-    inputs beside the usual ones, `draws_left_out` why some are useless; `exercises` has the branches of operators
-    that all inputs reach, `unexercised` a phrase for each that none does, and `exercises_not_observed` the reference
-    that do not know. A library of a recipe with `quantize` is compared with the quantized model, computed in float32;
-    `float_error` is the root mean square of the difference from the `reference`, which computes the float model,
-    relative to that.
+    `reference` names the framework of the comparison, and `reference_note` says why that is not the framework itself,
+    where it refuses the model. `ran_on` names the machine where that is not this process, `samples` counts samples
+    (or random batches); the last `added_samples` reach more elements of an index. `latency` has the library, the same
+    model `untuned`, and the `reference`; `speedup` is there where the library is tuned, `reference_speedup` where the
+    reference was timed, and `profile` where the library ran in this process. `tolerance` is for the arithmetic that
+    it names. `images` has the preprocessing of each input that takes images. `vm` is the verdict on the library for
+    TVM's virtual machine that outputs are made of beside this one. `not_run` and `latency_not_measured` are reasons.
+    `gates` has the limits of latency, memory and size. `index_inputs` has the tensors that go into an index, and
+    `index_inputs_not_compared` says why there are none; `layers` is there where the outputs of a quantized model do
+    not say enough. `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
+    `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which outputs a wrong
+    library could go undetected, and which other runtimes do not agree with the reference. A library with dimensions
+    is verified `at` some sizes, where its latency is also measured; `sizes` has the verdict at others, and
+    `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels` has the verdict on each
+    level of CPUs that the library has code for, `fallback` that on the code for browsers without WebGPU run.
+    `deliveries` has the verdict on each output that was loaded as users do. `threads` says whether the bits are the
+    same with other numbers of threads. `draws` has the verdict on random inputs beside the usual ones,
+    `draws_left_out` why some are useless; `exercises` has the branches of operators that all inputs reach,
+    `unexercised` a phrase for each that none does, and `exercises_not_observed` the reference that do not know. A
+    library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is
+    the root mean square of the difference from the `reference`, which computes the float model, relative to that.
     """
 
     samples: int

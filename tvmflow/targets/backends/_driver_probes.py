@@ -25,9 +25,8 @@ _MOST = 16
 def probe_opencl() -> tuple[int, str, int, int]:
     """Return OpenCL's report about its first device.
 
-    That is the number of platforms, the device's name, empty if there is none, the most threads of a block,
-    and the bytes of its shared memory. The driver is started in this process, which must not be forked
-    afterwards.
+    That is the number of platforms, the device's name, empty if there is none, the most threads of a block, and the
+    bytes of its shared memory. The driver is started in this process, which must not be forked afterwards.
 
     Raises:
         OSError: when OpenCL is not installed.

@@ -165,9 +165,8 @@ class JavaClass(NamedTuple):
 class DescribedModel(NamedTuple):
     """A model as a C library describes it.
 
-    `features` are those of CPUs that its kernels need, and `levels` the levels that it has code for. The head
-    of the file of its weights is empty where the library holds them; the file `executor` launches kernels on a
-    device.
+    `features` are those of CPUs that its kernels need, and `levels` the levels that it has code for. The head of the
+    file of its weights is empty where the library holds them; the file `executor` launches kernels on a device.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """Libraries with code for several levels of CPUs: shared weights, and their C code.
 
-Each level is a C library of its own inside, under names of its own. `levels.c` is the code between it
-and programs.
+Each level is a C library of its own inside, under names of its own. `levels.c` is the code between it and programs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Here are the file, and the lines of a header about it.
 
-A library takes the file that was built with it and no other: both hold the same head. The file is a
-page with the head, then the constants as the library would hold them, so that it can be used where
-it is mapped.
+A library takes the file that was built with it and no other: both hold the same head. The file is a page with the
+head, then the constants as the library would hold them, so that it can be used where it is mapped.
 """
 
 from __future__ import annotations

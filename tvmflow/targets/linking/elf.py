@@ -140,11 +140,9 @@ def _run_lld(folder: Path, arch: str, output: str, arguments: Sequence[str]) -> 
 
 
 # ---------------------------------------------------------------- elf data
-# ELF objects that hold only data, written piece by piece: an assembler would hold all of it in
-# memory, several times.
+# ELF objects that hold only data, written piece by piece: an assembler would hold all of it in memory, several times.
 #
-# The format is that of the System V ABI, chapter 4; large sections are those of its supplement for
-# x86-64.
+# The format is that of the System V ABI, chapter 4; large sections are those of its supplement for x86-64.
 
 _CLASS_64: Final = 2
 _LITTLE_ENDIAN: Final = 1

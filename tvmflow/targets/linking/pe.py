@@ -168,8 +168,7 @@ def _decode_name(raw: bytes, content: bytes, strings: int) -> str:
 
 
 # ---------------------------------------------------------------- coff data
-# COFF objects that hold only data. Layout: Microsoft's PE format, sections "COFF File Header" to
-# "COFF Symbol Table".
+# COFF objects that hold only data. Layout: Microsoft's PE format, sections "COFF File Header" to "COFF Symbol Table".
 
 _SECTION: Final = struct.Struct("<8sIIIIIIHHI")
 _DATA_SYMBOL: Final = struct.Struct("<IIIHHBB")

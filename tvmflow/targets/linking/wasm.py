@@ -36,8 +36,7 @@ def link(
 
 
 # ---------------------------------------------------------------- wasm data
-# WebAssembly objects that hold only data. Layout: WebAssembly's specification, and "Linking" of
-# its tool conventions.
+# WebAssembly objects that hold only data. Layout: WebAssembly's specification, and "Linking" of its tool conventions.
 
 _MAGIC: Final = b"\0asm\1\0\0\0"
 _CUSTOM, _DATA = 0, 11

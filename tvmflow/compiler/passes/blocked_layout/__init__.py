@@ -1,10 +1,9 @@
 """Moves convolutions, and the operators between them, to layouts whose innermost axis is one vector.
 
-`NCHW[b]c` for data and `OIHW[b]i[b]o` for weights (the same with one or three spatial axes), as in oneDNN and in Liu et al., "Optimizing
-CNN Model Inference on CPUs" (USENIX ATC 2019). Data are packed where the first convolution
-reads them and unpacked where an operator without a handler reads them; everything between
-stays blocked. Weights are packed when the library is built. A new operator is a handler in
-one of the modules here and a line in `HANDLERS`.
+`NCHW[b]c` for data and `OIHW[b]i[b]o` for weights (the same with one or three spatial axes), as in oneDNN and in Liu
+et al., "Optimizing CNN Model Inference on CPUs" (USENIX ATC 2019). Data are packed where the first convolution reads
+them and unpacked where an operator without a handler reads them; everything between stays blocked. Weights are packed
+when the library is built. A new operator is a handler in one of the modules here and a line in `HANDLERS`.
 """
 
 from __future__ import annotations

@@ -325,13 +325,11 @@ def _emit_winograd(
 
 
 # ---------------------------------------------------------------- few channels
-# Convolutions with few channels in their result, which would leave most lanes of its vectors
-# empty.
+# Convolutions with few channels in their result, which would leave most lanes of its vectors empty.
 #
-# Neighboring pixels become channels: one pixel in place of s·t has their channels after each
-# other. Its kernel is larger, with zeros for the data that a pixel does not read, and moves s and
-# t times as far. Three channels with 7×7 kernels are computed with 64 multiplications of vectors for
-# four pixels, in place of 196.
+# Neighboring pixels become channels: one pixel in place of s·t has their channels after each other. Its kernel is
+# larger, with zeros for the data that a pixel does not read, and moves s and t times as far. Three channels with 7×7
+# kernels are computed with 64 multiplications of vectors for four pixels, in place of 196.
 
 
 # The larger kernel must save so much of the multiplications of vectors.
@@ -393,8 +391,7 @@ def pad_kernel(
 
 
 # ---------------------------------------------------------------- integer convolutions
-# Convolutions of quantized data on blocked layouts, with dot product instructions where the CPU
-# has them.
+# Convolutions of quantized data on blocked layouts, with dot product instructions where the CPU has them.
 
 
 def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:

@@ -1,11 +1,10 @@
 """Transposed convolutions on blocked layouts.
 
-A transposed convolution with strides (s, t) is computed as a convolution that gives the s·t
-pixels between two pixels of its data as channels of one pixel, which are then interleaved:
-rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other rows
-of the weights. These s·t phases are blocks of channels of their own; few channels of all phases
-share blocks. Where some phases have fewer kernel positions or rows than others, each may be a convolution of
-its own.
+A transposed convolution with strides (s, t) is computed as a convolution that gives the s·t pixels between two pixels
+of its data as channels of one pixel, which are then interleaved: rows s·q to s·q + s − 1 of the result read the same
+⌈k/s⌉ rows of data, each with other rows of the weights. These s·t phases are blocks of channels of their own; few
+channels of all phases share blocks. Where some phases have fewer kernel positions or rows than others, each may be a
+convolution of its own.
 """
 
 from __future__ import annotations

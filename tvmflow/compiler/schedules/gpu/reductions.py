@@ -197,9 +197,8 @@ def _load_once(
 # ---------------------------------------------------------------- windows
 # The rule `windows`: depthwise convolutions and pooling.
 #
-# A thread computes some neighboring rows of one column of pixels. It loads the values that it needs
-# into registers once, though several results read most of them; neighboring threads load neighboring
-# numbers.
+# A thread computes some neighboring rows of one column of pixels. It loads the values that it needs into registers
+# once, though several results read most of them; neighboring threads load neighboring numbers.
 
 # Larger windows are reductions: they do not fit into registers.
 _MAX_WINDOW: Final = 128

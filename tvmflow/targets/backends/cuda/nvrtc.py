@@ -167,10 +167,9 @@ def _check(library: Any, code: int) -> None:
 # ---------------------------------------------------------------- builds on machines without a GPU
 # They run in a process with an empty stub of the driver's library.
 #
-# TVM compiles CUDA kernels ahead of time only where its CUDA runtime can be loaded; without it,
-# their source would go into the library and be compiled on the user's machine. The runtime needs
-# the driver's library to exist but calls nothing in it while it builds. So it gets an empty one,
-# in a process that does nothing else and never runs a kernel.
+# TVM compiles CUDA kernels ahead of time only where its CUDA runtime can be loaded; without it, their source would go
+# into the library and be compiled on the user's machine. The runtime needs the driver's library to exist but calls
+# nothing in it while it builds. So it gets an empty one, in a process that does nothing else and never runs a kernel.
 
 # The symbols of the driver's library that TVM's CUDA runtime needs when it is loaded.
 _DRIVER_SYMBOLS: Final = (
