@@ -226,15 +226,12 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
     """
     if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
-    found = [
-        (multiplicand, _Word.read(multiplicand))
-        for multiplicand in find_nodes(loop.body, tirx.Broadcast)
-    ]
+    found = [(operand, _Word.read(operand)) for operand in find_nodes(loop.body, tirx.Broadcast)]
     # numbers that a condition guards are not read without it
     is_guarded = any(operator_name(c) == IF_THEN_ELSE for c in find_nodes(loop.body, tvm.ir.Call))
     words = {
-        multiplicand: word
-        for multiplicand, word in found
+        operand: word
+        for operand, word in found
         if word is not None and not (is_guarded and word.is_float)
     }
     analyzer, lanes = tvm.sym.Analyzer(), {}
@@ -243,20 +240,20 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
         addresses = _arrange_vectors(sorted(set(group.values())), words[first].size)
         if words[first].is_float and len(set(addresses.values())) == len(addresses):
             continue
-        for multiplicand, offset in group.items() if addresses else ():
-            word, start = words[multiplicand], addresses[offset]
+        for operand, offset in group.items() if addresses else ():
+            word, start = words[operand], addresses[offset]
             index = analyzer.simplify(words[first].index + start // word.element)
             ramp = tirx.Ramp(index, 1, _VECTOR_BYTES // word.element)
             whole = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
             lane = (offset - start) // word.size
-            if operator_name(multiplicand.value) == _REINTERPRET:
-                dtype = f"{multiplicand.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
+            if operator_name(operand.value) == _REINTERPRET:
+                dtype = f"{operand.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
                 whole = tirx.reinterpret(dtype, whole)
-            lanes[multiplicand] = tirx.Shuffle([whole], [lane] * _as_number(multiplicand.lanes))
+            lanes[operand] = tirx.Shuffle([whole], [lane] * _as_number(operand.lanes))
     if not lanes:
         return loop
     return tvm_ffi.structural_map(
-        loop, (tirx.Broadcast, lambda multiplicand: lanes.get(multiplicand, multiplicand))
+        loop, (tirx.Broadcast, lambda operand: lanes.get(operand, operand))
     )
 
 

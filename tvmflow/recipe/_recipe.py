@@ -117,9 +117,7 @@ class Variant(ClosedModel):
         description="Additional dimensions, or replacements of the recipe's.",
     )
     kernels: Kernels | None = Field(
-        default=None,
-        examples=[{"precision": "mixed"}],
-        description="Overrides of `kernels`.",
+        default=None, examples=[{"precision": "mixed"}], description="Overrides of `kernels`."
     )
     quantize: QuantizeOverrides | None = Field(
         default=None,
@@ -127,9 +125,7 @@ class Variant(ClosedModel):
         description="Quantizes this variant; overrides of `quantize`.",
     )
     verify: VerifyOverrides | None = Field(
-        default=None,
-        examples=[{"rtol": 0.01}],
-        description="Overrides of `verify`.",
+        default=None, examples=[{"rtol": 0.01}], description="Overrides of `verify`."
     )
 
 

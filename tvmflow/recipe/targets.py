@@ -177,23 +177,14 @@ class BuildTarget(ClosedModel):
         description="Devices to tune on, instead of this machine.",
     )
     toolchain: Toolchain | None = Field(
-        default=None,
-        examples=[{"linker": "aarch64-linux-gnu-g++"}],
-        description="Another linker.",
+        default=None, examples=[{"linker": "aarch64-linux-gnu-g++"}], description="Another linker."
     )
-    runtime: Runtime | None = Field(
-        default=None,
-        description="Override of `runtime`.",
-    )
+    runtime: Runtime | None = Field(default=None, description="Override of `runtime`.")
     kernels: Kernels | None = Field(
-        default=None,
-        examples=[{"precision": "mixed"}],
-        description="Overrides of `kernels`.",
+        default=None, examples=[{"precision": "mixed"}], description="Overrides of `kernels`."
     )
     tune: TuneOverrides | None = Field(
-        default=None,
-        examples=[{"trials": 1000}],
-        description="Overrides of `tune`.",
+        default=None, examples=[{"trials": 1000}], description="Overrides of `tune`."
     )
 
     @model_validator(mode="after")
@@ -317,9 +308,7 @@ class TargetSpec(BuildTarget):
         description="Override of `outputs`.",
     )
     verify: VerifyOverrides | None = Field(
-        default=None,
-        examples=[{"against": "none"}],
-        description="Overrides of `verify`.",
+        default=None, examples=[{"against": "none"}], description="Overrides of `verify`."
     )
     parts: Annotated[tuple[ModelPart, ...], BeforeValidator(to_tuple)] = Field(
         default=(),

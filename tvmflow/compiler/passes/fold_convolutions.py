@@ -300,7 +300,7 @@ class ConvolutionMerger(TargetRewriter):
             is_alike = is_alike and results * width <= _MAX_ONES
         return base.find_offsets(term) if is_alike else None
 
-    def _emit_weights(self, base: _Term, term: _Term, offsets: Sequence[int]) -> Any:
+    def _emit_weights(self, base: _Term, term: _Term, start: Sequence[int]) -> Any:
         kernel = base.conv.args[1]
         results, width, *sizes = ir.known_shape(kernel)
         if term.conv is not None:
@@ -314,15 +314,9 @@ class ConvolutionMerger(TargetRewriter):
                 weights = self.emit(relax.op.multiply(weights, scale))
         after = [
             size - begin - length
-            for size, begin, length in zip(sizes, offsets, term.sizes, strict=True)
+            for size, begin, length in zip(sizes, start, term.sizes, strict=True)
         ]
-        widths = [
-            0,
-            0,
-            0,
-            0,
-            *(width for pair in zip(offsets, after, strict=True) for width in pair),
-        ]
+        widths = [0, 0, 0, 0, *(width for pair in zip(start, after, strict=True) for width in pair)]
         return self.emit(relax.op.nn.pad(weights, widths)) if any(widths) else weights
 
 

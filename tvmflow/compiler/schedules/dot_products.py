@@ -197,19 +197,15 @@ def use_instruction(
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
     """Return an LLVM IR function that adds products, because TVM has no type for its operands."""
-    accumulators, words, numbers = (
-        f"<{lanes} x float>",
-        f"<{lanes} x i32>",
-        f"<{2 * lanes} x bfloat>",
-    )
+    floats, words, numbers = (f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>")
     return f"""
-declare {accumulators} @{instruction}({accumulators}, {numbers}, {numbers})
+declare {floats} @{instruction}({floats}, {numbers}, {numbers})
 
-define {accumulators} @{_bfloat16_function(lanes)}({accumulators} %sums, {words} %data, {words} %weights) alwaysinline {{
+define {floats} @{_bfloat16_function(lanes)}({floats} %sums, {words} %data, {words} %weights) alwaysinline {{
   %x = bitcast {words} %data to {numbers}
   %w = bitcast {words} %weights to {numbers}
-  %result = call {accumulators} @{instruction}({accumulators} %sums, {numbers} %x, {numbers} %w)
-  ret {accumulators} %result
+  %result = call {floats} @{instruction}({floats} %sums, {numbers} %x, {numbers} %w)
+  ret {floats} %result
 }}
 """
 

@@ -281,20 +281,11 @@ def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.P
     for block in blocks.epilogue[-2::-1]:
         statement = _inline(statement, block)
     first, second, y, z, lane = final.axes
-    position = [
-        first,
-        second,
-        tirx.IntImm("int64", 0),
-        y // tile,
-        z // tile,
-        y % tile,
-        z % tile,
-        lane,
-    ]
+    entry = [first, second, tirx.IntImm("int64", 0), y // tile, z // tile, y % tile, z % tile, lane]
     total = tirx.Var("total", FLOAT)
 
     def take(load: Any) -> Any:
-        is_sum = load.source.same_as(image) and same_sizes(load.indices, position)
+        is_sum = load.source.same_as(image) and same_sizes(load.indices, entry)
         return total if is_sum else load
 
     statement = tvm_ffi.structural_map(statement, (tvm.ir.TensorLoad, take))

@@ -550,11 +550,7 @@ class _PairEmitter(_IntegerEmitter):
     """
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
-        words, lanes, accumulators = (
-            self._product.words,
-            self._machine.lanes,
-            vectors[0].accumulators,
-        )
+        words, lanes, totals = (self._product.words, self._machine.lanes, vectors[0].accumulators)
         together = largest_divisor(words, _PAIR_WORDS)
         rows, int16_lanes = self._tile_rows * self._limbs, tirx.Ramp(T.int32(0), 1, 2 * lanes)
         positions = [(row, vector) for row in range(rows) for vector in range(len(vectors))]
@@ -573,7 +569,7 @@ class _PairEmitter(_IntegerEmitter):
                 operands = pairs[row, vector, int16_lanes], ones
                 promote = PAIR_INSTRUCTIONS[lanes].promote
                 total = call_llvm(promote, f"int32x{lanes}", *operands)
-                accumulators[row, vector, all_lanes] = accumulators[row, vector, all_lanes] + total
+                totals[row, vector, all_lanes] = totals[row, vector, all_lanes] + total
 
     def _add_products(
         self, accumulators: Any, row: int, vector: int, weights: Any, data: Any

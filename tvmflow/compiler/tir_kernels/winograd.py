@@ -393,10 +393,8 @@ class _DynamicLoops:
         with T.serial(self._count) as t:
             row, column = (f(first + t, positive(columns)) for f in (tirx.floordiv, tirx.floormod))
             image, row = (f(row, positive(rows)) for f in (tirx.floordiv, tirx.floormod))
-            for axis, coordinates in enumerate(
-                (image, row * self._own.tile, column * self._own.tile)
-            ):
-                T.buffer_store(self._coordinates, coordinates, [t * 3 + axis])
+            for axis, pixel in enumerate((image, row * self._own.tile, column * self._own.tile)):
+                T.buffer_store(self._coordinates, pixel, [t * 3 + axis])
 
     def _read_coordinates(self, t: Any) -> list[Any]:
         return [T.Bind(tirx.BufferLoad(self._coordinates, [t * 3 + axis])) for axis in range(3)]
@@ -465,19 +463,15 @@ class _DynamicLoops:
             _unroll(tile_rows, vectors, lanes=self._lanes) as at,
         ):
             tile_row, vector, lane = at
-            coordinates = (
-                number * self._data_step + (block * limit + first + tile_row) * self._lanes
-            )
+            start = number * self._data_step + (block * limit + first + tile_row) * self._lanes
             index = [i, j, group * vectors + vector, _int64(0), block, channel, lane]
             weight = tirx.BufferLoad(self._own.weights, index).astype(FLOAT)
-            total = tirx.BufferLoad(sums, at) + data[coordinates + channel] * weight
+            total = tirx.BufferLoad(sums, at) + data[start + channel] * weight
             T.buffer_store(sums, total, at)
         with _unroll(tile_rows, vectors, lanes=self._lanes) as at:
             tile_row, vector, lane = at
-            coordinates = (
-                number * self._product_step + (vector * limit + first + tile_row) * self._lanes
-            )
-            product[coordinates + lane] = tirx.BufferLoad(sums, at)
+            start = number * self._product_step + (vector * limit + first + tile_row) * self._lanes
+            product[start + lane] = tirx.BufferLoad(sums, at)
 
     def _transform_product(self, product: Any, group: Any, vector: Any, t: Any) -> None:
         own, edge, tile = self._own, self._edge, self._own.tile
@@ -493,14 +487,14 @@ class _DynamicLoops:
 
         def store(y: Any, z: Any) -> None:
             with T.vectorized(_int64(self._lanes)) as lane:
-                coordinates = [
+                pixel = [
                     image,
                     group * self._blocks.tile.vectors + vector,
                     row + y,
                     column + z,
                     lane,
                 ]
-                own.store(coordinates, tirx.BufferLoad(result, [y, z, lane]))
+                own.store(pixel, tirx.BufferLoad(result, [y, z, lane]))
 
         height, width = own.size
         with T.If(tirx.all(row + tile <= height, column + tile <= width)):
