@@ -206,7 +206,7 @@ int main(int count, char **arguments) {
     return 2;
   }
   const long threads = count == 4 ? strtol(arguments[3], NULL, 10) : 1;
-  if (threads < 1 || threads > TF_MAX_THREADS) fail("%s is no number of threads", arguments[3]);
+  if (threads < 1 || threads > TF_MAX_THREADS) fail("%s is not a number of threads", arguments[3]);
   tf_context *context = create((uint32_t)threads);
   const file inputs = open_file(arguments[1], "rb"), outputs = open_file(arguments[2], "wb");
   const uint32_t batches = read_head(inputs, TF_STATUS(INPUTS));
