@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tvmflow
 from tests.support.kernels import outputs as compute
 from tests.support.project import Project
 from tests.support.pytorch_archives import graph, write_archive
@@ -138,6 +139,7 @@ def test_masked_rows_and_large_halves(
     ("name", "sentence"),
     [
         ("counter", r"the model changes its own state when it runs \(count\)"),
+        ("large", "the buffer 'state' begins with 80,000 bytes that are not 0, more than 65,536"),
         ("svd", "PyTorch cannot export the archive to ONNX: No ONNX function found for .*svd"),
     ],
 )
@@ -145,6 +147,41 @@ def test_models_that_cannot_be_exported(archives: Path, name: str, sentence: str
     """The message has PyTorch's reason."""
     with pytest.raises(ImportFailed, match=sentence):
         frontend.load({"model": archives / f"{name}.pt2"}, ())
+
+
+@pytest.mark.pytorch
+@with_torch
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [
+        ("running", ["cell.state", "cell.count"]),
+        ("streaming", ["past", "window"]),
+        ("cached", ["cache_0", "cache_1"]),
+    ],
+)
+def test_buffers_that_a_model_changes_are_states(
+    archives: Path, project: Project, name: str, states: list[str]
+) -> None:
+    """Each step computes what the module does, which begins with its own values, also after a reset."""
+    shutil.copy(archives / f"{name}.pt2", project.folder / "net.pt2")
+    recipe = RECIPE.replace("[c-library]", "[bundle]\ntune: {trials: 0}")
+    (project.folder / "tiny.yaml").write_text(recipe)
+    ran = project.run()
+    assert ran.code == 0, ran.out + ran.err
+    assert ran.stages["verify/host"]["facts"]["states"]["passed"]
+    session = tvmflow.load(project.folder / "dist/net/host/net.tvmflow").session()
+    assert list(session.states) == states
+    initial = session.states
+    with np.load(archives / f"{name}.npz") as steps:
+        for _ in range(2):
+            for step in range(5):
+                feed = {s.name: steps[f"input_{n}/{step}"] for n, s in enumerate(session.inputs)}
+                for place, array in enumerate(session.run(feed).values()):
+                    expected = steps[f"output_{place}/{step}"]
+                    np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-5)
+            session.reset()
+    for state, array in session.states.items():
+        np.testing.assert_array_equal(array, initial[state])
 
 
 @pytest.mark.pytorch

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -91,7 +92,7 @@ class Recurrent(nn.Module):
 
 
 class Counter(nn.Module):
-    """A state that each call changes."""
+    """A state that each call changes, where no operator says so by its name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,8 +100,100 @@ class Counter(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Count the calls."""
-        self.count.add_(1.0)
+        torch.add(self.count, 1.0, out=self.count)
         return x + self.count
+
+
+class Cell(nn.Module):
+    """A state that does not begin with zeros, a count of calls, and a buffer that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("state", torch.linspace(-1, 1, 4)[None])
+        self.register_buffer("count", torch.tensor(3), persistent=False)
+        self.register_buffer("scale", torch.full((1, 4), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the next state, scaled."""
+        self.state.copy_(torch.tanh(self.linear(x) + self.state))
+        self.count.add_(1)
+        return self.state * self.scale * self.count
+
+
+class Running(nn.Module):
+    """A module with a state inside another one; an output has the name of a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Cell()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what the cell does, and its state."""
+        return {"y": self.cell(x) + 1, "cell.state": self.cell.state}
+
+
+class Streaming(nn.Module):
+    """A causal convolution over chunks, and a window that moves, which is written in parts."""
+
+    past: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 5, 4)
+        self.register_buffer("past", torch.zeros(1, 3, 3))
+        self.register_buffer("window", torch.ones(1, 6))
+
+    def forward(self, chunk: torch.Tensor) -> Any:
+        """Return features, and the mean of the window."""
+        whole = torch.cat([self.past, chunk], -1)
+        self.past = whole[:, :, -3:]
+        self.window[:, :-1] = self.window[:, 1:].clone()
+        self.window[:, -1] = chunk.mean((1, 2))
+        return self.conv(whole), self.window.mean(-1)
+
+
+class Cached(nn.Module):
+    """Attention over a cache of a fixed size, of which each call writes the tokens at its positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 8)
+        for index in range(2):
+            self.register_buffer(f"cache_{index}", torch.zeros(1, 16, 8), persistent=False)
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Return attention to all tokens so far."""
+        self.cache_0.index_copy_(1, position, self.keys(x))
+        self.cache_1.index_copy_(1, position, self.values(x))
+        hidden = torch.arange(16) > position[:, None]
+        scores = (x @ self.cache_0.transpose(1, 2)).masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ self.cache_1
+
+
+class Large(nn.Module):
+    """A state that begins with more than a library can hold in its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.ones(20_000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        self.state.add_(x)
+        return self.state.sum()
+
+
+def write_steps(path: Path, model: nn.Module, steps: list[tuple[torch.Tensor, ...]]) -> None:
+    """Write the inputs and outputs of a model in each of some calls, `NAME/STEP`; inputs are by position."""
+    arrays = {}
+    for step, inputs in enumerate(steps):
+        with torch.no_grad():
+            results = pytree.tree_leaves(model(*inputs))
+        for kind, tensors in (("input", inputs), ("output", results)):
+            for place, tensor in enumerate(tensors):
+                arrays[f"{kind}_{place}/{step}"] = tensor.numpy().copy()
+    np.savez(path, **arrays)
 
 
 class SingularValues(nn.Module):
@@ -171,12 +264,23 @@ def main() -> None:
         "masked": (Masked(), (torch.randn(3, 2, 5, 8), torch.ones(3, 5) > 0), None),
         "half": (Half(), (torch.randn(2, 6, 64).half(),), None),
         "counter": (Counter(), (torch.ones(1, 3),), None),
+        "large": (Large(), (torch.ones(1),), None),
         "svd": (SingularValues(), (torch.ones(4, 4),), None),
     }
     for name, (model, inputs, dynamic) in archives.items():
         with torch.no_grad():
             program = torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic)
         torch.export.save(program, folder / f"{name}.pt2")
+    streams: dict[str, tuple[nn.Module, list[tuple[torch.Tensor, ...]]]] = {
+        "running": (Running(), [(torch.randn(1, 4),) for _ in range(5)]),
+        "streaming": (Streaming(), [(torch.randn(1, 3, 5),) for _ in range(5)]),
+        "cached": (Cached(), [(torch.randn(1, 1, 8), torch.tensor([n])) for n in range(5)]),
+    }
+    for name, (model, steps) in streams.items():
+        with torch.no_grad():
+            program = torch.export.export(model.eval(), steps[0])
+        torch.export.save(program, folder / f"{name}.pt2")
+        write_steps(folder / f"{name}.npz", model, steps)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 They are named tuples: most of them cross a process boundary or a file as JSON lists.
 """
 
+import base64
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -82,17 +83,23 @@ class Dimension(NamedTuple):
 class State(NamedTuple):
     """A tensor that a call leaves for the next one: an input, and the output that takes its place.
 
-    It grows along `axis`; None for one that each call replaces as a whole.
+    It grows along `axis`; None for one that each call replaces as a whole. `initial` is its content at the
+    beginning in base64, dense in C order; empty for zeros.
     """
 
     input: str
     output: str
     axis: int | None = None
+    initial: str = ""
 
     @classmethod
     def list_of(cls, signature: Mapping[str, Json]) -> "tuple[State, ...]":
         """Return the states of a signature, in the order of the inputs."""
         return tuple(cls(**entry) for entry in signature.get("states", ()))
+
+    def content(self, size: int) -> bytes:
+        """Return its content at the beginning, `size` bytes."""
+        return base64.b64decode(self.initial) or bytes(size)
 
 
 class TensorSpec(NamedTuple):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.core.types import Dimension, Json, Size, State, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +45,7 @@ class LoadedModel(NamedTuple):
         tensors: The requested inner tensors that are not outputs anyway.
         nodes: The name of the node that each binding of `main` came from, in their order; empty
             for a binding without known nodes.
+        states: The inputs that the model itself keeps from call to call, and the outputs that take their places.
     """
 
     mod: tvm.IRModule
@@ -53,6 +54,7 @@ class LoadedModel(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     tensors: tuple[TensorSpec, ...] = ()
     nodes: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
 
 
 class SourceFields(ClosedModel):

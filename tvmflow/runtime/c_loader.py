@@ -617,17 +617,12 @@ class StepContext(_Context):
         original: A context whose states it gets a copy of.
 
     Raises:
-        BundleError: The library has no states, or a step is none that it takes; the states are as before.
+        BundleError: A step is none that the library takes; the states are as before.
     """
 
     def __init__(
         self, library: NativeProgram, counts: tuple[int, int], original: StepContext | None = None
     ) -> None:
-        if "step" not in library.loaded.functions:
-            raise BundleError(
-                "the library holds no states",
-                fix="name them in the recipe: `state: {INPUT: OUTPUT}`, and build it with the C runtime",
-            )
         super().__init__(library, original=original)
         self._library = library
         self._counts = counts

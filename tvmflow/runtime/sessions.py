@@ -6,7 +6,7 @@ Each step leaves the states for the next one in the library's memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from tvmflow.core.dimensions import WrongSize, derive_sizes, evaluate_shape, ranges_text
 from tvmflow.core.errors import BundleError
@@ -15,6 +15,11 @@ from tvmflow.runtime.arrays import dtype_of, match_inputs
 from tvmflow.runtime.c_loader import NativeProgram, Sampling, StepContext
 
 _STATES: Final = "the states"
+
+
+def holds_states(program: object) -> TypeGuard[NativeProgram]:
+    """Return whether a program is a library whose contexts hold states."""
+    return isinstance(program, NativeProgram) and "step" in program.loaded.functions
 
 
 class Session:
@@ -41,7 +46,7 @@ class Session:
     ) -> None:
         self._program, self.signature = program, signature
         self._states = State.list_of(signature)
-        if not self._states or not isinstance(program, NativeProgram):
+        if not self._states or not holds_states(program):
             raise BundleError(
                 "the model has no states that its library holds",
                 fix="name them in the recipe: `state: {INPUT: OUTPUT}`, and build it with `runtime: c`",
@@ -162,7 +167,7 @@ class Session:
         return generation.run(tokens, max_tokens, frozenset(stop))
 
     def reset(self) -> None:
-        """Go back to the beginning: growing states are empty, the others 0."""
+        """Go back to the beginning: growing states are empty, the others 0, or what the model begins with."""
         self._context.reset()
 
     def truncate(self, length: int) -> None:

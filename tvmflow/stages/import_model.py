@@ -186,8 +186,10 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     if settings.tensors:
         signature["tensors"] = loaded.tensors
     more: dict[str, Json] = {}
-    if settings.state:
-        states = pair_states(settings.state, loaded.inputs, loaded.outputs, dimensions)
+    own = {state.input: state for state in loaded.states}
+    if patterns := {**{name: state.output for name, state in own.items()}, **settings.state}:
+        paired = pair_states(patterns, loaded.inputs, loaded.outputs, dimensions)
+        states = [s._replace(initial=own[s.input].initial) if s.input in own else s for s in paired]
         files = {role: hash_file(path) for role, path in context.inputs.items() if path.is_file()}
         more = {"states": [state._asdict() for state in states], "model": digest_of(files)}
     return write_model(

@@ -24,7 +24,7 @@ from tvmflow.core.files import output_file
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, State
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelOutput, ReferenceTraits
 from tvmflow.frontends.frontend import (
@@ -91,7 +91,7 @@ class PytorchFrontend(OneFileFrontend):
         with self.explained():
             archive = read_archive(call.files[MODEL])
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-            files, inner_outputs = export_to_onnx(
+            files, inner_outputs, contents = export_to_onnx(
                 archive, call.files[MODEL], call.tensors, Path(folder)
             )
             loaded = OnnxFrontend().load(
@@ -103,7 +103,15 @@ class PytorchFrontend(OneFileFrontend):
             )
         count = len(loaded.outputs) - inner_outputs
         outputs, inner = loaded.outputs[:count], loaded.outputs[count:]
-        return loaded._replace(outputs=outputs, tensors=inner)
+        following = [spec.name for spec in outputs[count - len(contents) :]]
+        names = {spec.name for spec in loaded.inputs}
+        states = [
+            State(name, output, initial=initial)
+            for (name, initial), output in zip(contents.items(), following, strict=True)
+            # one that is bound to a value is none
+            if name in names
+        ]
+        return loaded._replace(outputs=outputs, tensors=inner, states=tuple(states))
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         return {
@@ -124,11 +132,12 @@ class PytorchFrontend(OneFileFrontend):
 
 def export_to_onnx(
     archive: Archive, path: Path, tensors: Sequence[str], folder: Path
-) -> tuple[Mapping[str, Path], int]:
+) -> tuple[Mapping[str, Path], int, Mapping[str, str]]:
     """Export an archive to ONNX, in an empty folder; inner tensors come after its outputs.
 
     Returns:
-        The ONNX file and its external data by their roles, and the number of inner tensors.
+        The ONNX file and its external data by their roles, the number of inner tensors, and the initial content of
+        the buffers that it changes, as `State` has it, by input.
 
     Raises:
         ImportFailed: with PyTorch's message.
@@ -140,6 +149,7 @@ def export_to_onnx(
         "containers": archive.containers,
         "inputs": [value.name for value in archive.inputs],
         "outputs": archive.outputs,
+        "buffers": list(archive.buffers.values()),
         "tensors": inner,
         "onnx": str(folder / _ONNX),
     }
@@ -153,11 +163,12 @@ def export_to_onnx(
         raise ImportFailed(
             f"the process that exports the archive to ONNX ended with code {code}: {excerpt(lines[-1])}"
         )
-    if answer:
+    if "problem" in answer:
         raise _export_error(answer["problem"], answer["reason"], archive)
     data = [file for file in folder.iterdir() if file.name.startswith(f"{_ONNX}.")]
     external = {f"{EXTERNAL}{file.name}": file for file in data}
-    return {MODEL: folder / _ONNX, **external}, len(inner)
+    contents = {name: answer["contents"][buffer] for name, buffer in archive.buffers.items()}
+    return {MODEL: folder / _ONNX, **external}, len(inner), contents
 
 
 def _run(request: Json, folder: Path, output: int, errors: int | None = None) -> tuple[int, Json]:
@@ -192,8 +203,12 @@ def _export_error(problem: str, reason: str, archive: Archive) -> Exception:
             "name nodes of the archive: `print(torch.export.load(FILE).graph)` shows them",
         ),
         "state": (
-            f"the model changes its own state when it runs ({reason}), which a library cannot",
-            "call `model.eval()` before torch.export.export, or return the state as an output",
+            f"the model changes its own state when it runs ({reason}) by an operator that does not say so",
+            "call `model.eval()` before torch.export.export, or write the state by `copy_`",
+        ),
+        "content": (
+            f"the buffer {reason}, which a library cannot begin with",
+            "let it begin with zeros, which take no space in a library, or return the state as an output",
         ),
         "export": (
             f"PyTorch cannot export the archive to ONNX: {reason}",

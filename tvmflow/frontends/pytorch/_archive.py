@@ -31,7 +31,13 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.frontends._reading import read_once
-from tvmflow.frontends.base import Limits, ModelInput, NotAModel, unsupported_dtype
+from tvmflow.frontends.base import (
+    Limits,
+    ModelInput,
+    NotAModel,
+    number_repeated,
+    unsupported_dtype,
+)
 
 # ---------------------------------------------------------------- allowed content of a graph
 
@@ -349,6 +355,16 @@ _TRAINING: Final[Mapping[str, str]] = {
     "alpha_dropout": "train",
     "feature_alpha_dropout": "train",
 }
+# Names of operators that write to their first operand, such as `index_copy_` and `__ior__`, but not `__or__`.
+_IN_PLACE: Final = re.compile(r"\w*[^_]_|__i\w+__")
+# Operators whose results can share the memory of their first operand.
+_VIEWS: Final = frozenset(
+    "alias as_strided chunk contiguous detach diagonal expand expand_as flatten movedim narrow permute reshape select "
+    "slice split split_with_sizes squeeze swapaxes t tensor_split transpose unbind unflatten unfold unsqueeze view "
+    "view_as".split()
+)
+# What the name of a buffer's content after a call ends with.
+_NEXT: Final = ".next"
 # Exceptions of zipfile and json at damaged files.
 _DAMAGE: Final = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
@@ -368,6 +384,8 @@ class Archive(NamedTuple):
         inputs: Its tensors in order; constants that it was exported with are none.
         outputs: The names of its tensors in order, by `name_outputs`.
         output_types: Dtype and sizes of each, as `ModelOutput` has them.
+        buffers: The buffers that a call changes, by the names of the last inputs, which hold their content before
+            the call. The last outputs are their content after it.
         containers: Types of inputs and outputs that are none of Python's own, such as
             `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
     """
@@ -376,6 +394,7 @@ class Archive(NamedTuple):
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
     output_types: tuple[_Type, ...]
+    buffers: Mapping[str, str]
     containers: Mapping[str, Sequence[str]]
 
 
@@ -472,18 +491,27 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     fields = module.get("treespec_namedtuple_fields") or {}
     limits = document.get("range_constraints") or {}
     ranges = {name: _limits(limits[name]) for name in sorted(limits)}
-    inputs = tuple(_inputs(signature["input_specs"], graph, ranges))
+    own = tuple(_inputs(signature["input_specs"], graph, ranges))
+    changed = _find_changed_buffers(graph["nodes"], signature)
+    names = [*number_repeated([*(value.name for value in own), *changed.values()])][len(own) :]
+    held = [
+        _input(name, graph["tensor_values"][value], {})
+        for name, value in zip(names, changed, strict=True)
+    ]
+    inputs = (*own, *held)
     forms = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
     specs = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
     named = zip(name_outputs(forms[1], fields), (spec["arg"] for spec in specs), strict=True)
     tensors = [(name, arg["as_tensor"]["name"]) for name, arg in named if "as_tensor" in arg]
-    types = tuple(_type(graph["tensor_values"].get(value)) for _, value in tensors)
+    types = [_type(graph["tensor_values"].get(value)) for _, value in tensors]
+    outputs = [*(name for name, _ in tensors), *(f"{name}{_NEXT}" for name in names)]
     containers = {kind: names for form in forms for kind, names in _containers(form, fields)}
     return Archive(
         torch_version=str(document.get("torch_version") or ""),
         inputs=inputs,
-        outputs=_distinct([name for name, _ in tensors], [value.name for value in inputs]),
-        output_types=types,
+        outputs=_distinct(outputs, [value.name for value in inputs]),
+        output_types=(*types, *((value.dtype, value.dims) for value in held)),
+        buffers=dict(zip(names, changed.values(), strict=True)),
         containers=containers,
     )
 
@@ -496,15 +524,45 @@ def _inputs(
         argument = spec.get("user_input", {}).get("arg", {})
         if "as_tensor" in argument:
             name = argument["as_tensor"]["name"]
-            tensor = graph["tensor_values"][name]
-            dtype, dims = _type(tensor)
-            other = _OTHER_DTYPES.get(tensor["dtype"], f"number {tensor['dtype']} of PyTorch")
-            problem = "" if dtype else unsupported_dtype(other)
-            own = {dim: limits[dim] for dim in dims or () if isinstance(dim, str) and dim in limits}
-            yield ModelInput(str(name), dtype, dims, problem=problem, limits=own)
+            yield _input(str(name), graph["tensor_values"][name], limits)
         elif any(kind.startswith("as_sym") for kind in argument):
             [value] = argument.values()
             yield ModelInput(str(value.get("as_name", "?")), problem="is not a tensor")
+
+
+def _input(name: str, tensor: Mapping[str, Any], limits: Mapping[str, Limits]) -> ModelInput:
+    dtype, dims = _type(tensor)
+    other = _OTHER_DTYPES.get(tensor["dtype"], f"number {tensor['dtype']} of PyTorch")
+    problem = "" if dtype else unsupported_dtype(other)
+    own = {dim: limits[dim] for dim in dims or () if isinstance(dim, str) and dim in limits}
+    return ModelInput(name, dtype, dims, problem=problem, limits=own)
+
+
+def _find_changed_buffers(
+    nodes: Sequence[Mapping[str, Any]], signature: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the buffers that operators write to, also through views, by their values in the graph."""
+    specs = [spec["buffer"] for spec in signature["input_specs"] if "buffer" in spec]
+    buffers = {str(spec["arg"]["name"]): str(spec["buffer_name"]) for spec in specs}
+    # of graphs without in-place operators
+    mutations = (spec.get("buffer_mutation") for spec in signature["output_specs"])
+    changed = {str(spec["buffer_name"]) for spec in mutations if spec}
+    owners = dict(buffers)
+    for node in nodes:
+        [first, *_] = [*(entry["arg"] for entry in node["inputs"]), {}]
+        owner = owners.get(first.get("as_tensor", {}).get("name"))
+        operator = _operator(node)
+        writes = _IN_PLACE.fullmatch(operator) is not None
+        if owner is not None and (writes or operator in _VIEWS):
+            changed.update([owner] if writes else [])
+            for output in node["outputs"]:
+                results = output.get("as_tensors") or [output.get("as_tensor", {})]
+                owners.update({str(result.get("name")): owner for result in results})
+    return {value: name for value, name in buffers.items() if name in changed}
+
+
+def _operator(node: Mapping[str, Any]) -> str:
+    return str(node["target"]).removeprefix("torch.ops.aten.").partition(".")[0]
 
 
 def _type(tensor: Mapping[str, Any] | None) -> _Type:
@@ -541,7 +599,7 @@ def _refuse_other_devices(tensors: Mapping[str, Mapping[str, Any]]) -> None:
 def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
     """Check that no operator trains: its results would be random, or change the weights."""
     for node in nodes:
-        operator = str(node["target"]).removeprefix("torch.ops.aten.").partition(".")[0]
+        operator = _operator(node)
         if operator in _TRAINING:
             arguments = {entry["name"]: entry["arg"] for entry in node["inputs"]}
             trains = arguments.get(_TRAINING[operator], {}).get("as_bool", False)

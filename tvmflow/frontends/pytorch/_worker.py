@@ -7,6 +7,7 @@ exported.
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib
 import io
@@ -70,10 +71,16 @@ def import_torch() -> Any:
     return torch
 
 
-def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Sequence[str]) -> Any:
+def open_program(
+    path: str,
+    containers: Mapping[str, Sequence[str]],
+    buffers: Sequence[str],
+    tensors: Sequence[str],
+) -> tuple[Any, list[Any]]:
     """Return the `ExportedProgram` of a `.pt2` file, with a flat tuple of outputs and inner tensors.
 
-    The containers of `Archive` need not be importable.
+    The containers of `Archive` need not be importable. Its changed buffers are further inputs and outputs, after
+    which inner tensors come; their initial content is also returned.
 
     Raises:
         Problem: when PyTorch rejects it, or it has no tensor of such a name, which is the reason.
@@ -90,7 +97,7 @@ def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Se
         cause = logged.error or error
         raise Problem("load", f"{type(cause).__name__}: {last_line(cause)}") from error
     _return_tensors(program, tensors)
-    return program
+    return _hold_buffers(torch, program, buffers, len(tensors)) if buffers else (program, [])
 
 
 class _LoggedErrors(logging.Handler):
@@ -175,6 +182,61 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
     count = sum(spec.kind == OutputKind.USER_OUTPUT for _, spec in pairs)
     flat = pytree.tree_flatten((0,) * count)[1]
     program.module_call_graph[0].signature.out_spec = flat
+
+
+def _hold_buffers(
+    torch: Any, program: Any, buffers: Sequence[str], inner_tensors: int
+) -> tuple[Any, list[Any]]:
+    """Return a program that takes buffers as its last inputs and returns them, and their initial content.
+
+    The outputs come before the inner tensors.
+    """
+    from torch.export.graph_signature import (
+        InputKind,
+        InputSpec,
+        OutputKind,
+        OutputSpec,
+        TensorArgument,
+    )
+    from torch.utils import _pytree as pytree
+
+    with torch.no_grad():
+        # without in-place operators
+        program = program.run_decompositions({})
+    signature, graph = program.graph_signature, program.graph
+    values = {spec.target: spec.arg.name for spec in signature.input_specs}
+    following = {spec.target: spec.arg.name for spec in signature.output_specs}
+    nodes = {node.name: node for node in graph.nodes}
+    changed = signature.buffers_to_mutate.values()
+    if missing := sorted(set(changed) - set(buffers)):
+        raise Problem("state", ", ".join(missing))
+    [*_, last] = graph.find_nodes(op="placeholder")
+    inputs = [spec for spec in signature.input_specs if spec.target not in buffers]
+    results = [spec for spec in signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    place = len(results) - inner_tensors
+    contents = []
+    for name in reversed(buffers):
+        last.append(nodes[values[name]])
+    for name in buffers:
+        # those that are not persistent are among the constants
+        held = program.state_dict if name in program.state_dict else program.constants
+        contents.append(held.pop(name))
+        argument = TensorArgument(name=values[name])
+        inputs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+        argument = TensorArgument(name=following[name] if name in changed else values[name])
+        results.insert(place, OutputSpec(OutputKind.USER_OUTPUT, argument, None))
+        place += 1
+    signature.input_specs[:], signature.output_specs[:] = inputs, results
+    graph.output_node().args = (tuple(nodes[spec.arg.name] for spec in results),)
+    count = sum(spec.kind == InputKind.USER_INPUT for spec in inputs)
+    call = program.module_call_graph[0].signature
+    call.in_spec = pytree.tree_flatten(((0,) * count, {}))[1]
+    call.out_spec = pytree.tree_flatten((0,) * len(results))[1]
+    call.forward_arg_names = None
+    # of the inputs as they were
+    program.example_inputs = None
+    program.graph_module.recompile()
+    return program, contents
 
 
 # ---------------------------------------------------------------- branches of piecewise operators
@@ -291,7 +353,9 @@ class _Program(LoadedReference):
         torch.set_num_threads(first["threads"])
         archive = Path(first["archive"])
         copy = copy_for_pytorch(archive, Path(first["scratch"]))
-        program = open_program(str(copy), read_archive(archive).containers, first["tensors"])
+        facts = read_archive(archive)
+        buffers = list(facts.buffers.values())
+        program, _ = open_program(str(copy), facts.containers, buffers, first["tensors"])
         self._module = program.module()
         self._spec = program.call_spec.in_spec
         self._arguments = [
@@ -299,6 +363,8 @@ class _Program(LoadedReference):
             for spec in program.graph_signature.input_specs
             if spec.kind.name == "USER_INPUT"
         ]
+        last = len(self._arguments) - len(buffers)
+        self._arguments[last:] = [(name, None) for name in facts.buffers]
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         outputs = self.prepare(arrays)()
@@ -332,19 +398,25 @@ class _Program(LoadedReference):
 # The default differs between versions of PyTorch, and all of them have this one.
 _OPSET: Final = 18
 _MAX_REASON: Final = 400
+# Of the initial content of a state, which is source code in a C library.
+_MAX_CONTENT_BYTES: Final = 1 << 16
 _REFUSES_NEGATIVE: Final = re.compile(
     r"\baten\.(embedding|gather|index_(add|copy|fill|reduce|select)|scatter)(\.|_add|_reduce)"
 )
 """Operators of PyTorch that take no index from the end."""
 
 
-def _export(request: dict[str, Any]) -> dict[str, str]:
+def _export(request: dict[str, Any]) -> dict[str, Any]:
     try:
         torch = import_torch()
         import onnxscript  # noqa: F401  (torch.onnx imports it late, and explains less)
     except ImportError as error:
         raise Problem("import", str(error)) from error
-    program = open_program(request["archive"], request["containers"], request["tensors"])
+    buffers = request["buffers"]
+    program, initial = open_program(
+        request["archive"], request["containers"], buffers, request["tensors"]
+    )
+    contents = {name: _encode(name, tensor) for name, tensor in zip(buffers, initial, strict=True)}
     try:
         with torch.no_grad():
             program = _decompose(torch, program)
@@ -367,7 +439,18 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
             node.metadata_props[FROM_START] = ""
     _rename(graph, request["inputs"], names)
     exported.save(request["onnx"], external_data=True)
-    return {}
+    return {"contents": contents}
+
+
+def _encode(name: str, tensor: Any) -> str:
+    """Return the content of a buffer in base64; empty for zeros."""
+    content: bytes = tensor.numpy(force=True).tobytes()
+    if content.count(0) == len(content):
+        return ""
+    if len(content) > _MAX_CONTENT_BYTES:
+        text = f"{quoted(name)} begins with {len(content):,} bytes that are not 0, more than {_MAX_CONTENT_BYTES:,}"
+        raise Problem("content", text)
+    return base64.b64encode(content).decode()
 
 
 # ---------------------------------------------------------------- decompositions

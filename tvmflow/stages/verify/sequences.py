@@ -37,7 +37,11 @@ def check_states(
     settings: VerifySettings,
 ) -> StatesVerdict | None:
     """Return the verdict on a sequence of steps; None without states, or where it runs elsewhere."""
-    if not State.list_of(signature) or not isinstance(library, LocalLibrary):
+    from tvmflow.runtime.sessions import holds_states
+
+    if not isinstance(library, LocalLibrary) or not State.list_of(signature):
+        return None
+    if not holds_states(library.module.program):
         return None
     sequence = _Sequence(library, signature, model, settings)
     try:
@@ -123,9 +127,12 @@ class _Sequence:
 
     def _check_reset(self) -> str:
         self._session.reset()
-        wrong = [name for name, array in self._session.states.items() if array.any()]
+        found = [(state, self._session.states[state.input]) for state in self._states]
+        wrong = [
+            state.input for state, array in found if array.tobytes() != state.content(array.nbytes)
+        ]
         if wrong or self._session.length:
-            return f"the states {names_text(wrong)} are not empty or 0 after `reset`"
+            return f"the states {names_text(wrong)} are not as at the beginning after `reset`"
         return ""
 
     def _find_limit(self) -> int:

@@ -9,6 +9,7 @@ typedef struct {
   size_t outer; /* so many blocks, each of `length` rows if it grows */
   size_t row;   /* the bytes of a row, or of the block of a state that is replaced */
   int axis;     /* along which it grows; -1 for one that each step replaces */
+  const unsigned char *initial; /* its content at the beginning; NULL for zeros */
 } tf_state;
 
 static const tf_state tf_states[] = {TF_STATE_TABLE};
@@ -60,7 +61,10 @@ static int tf_reset(tf_context *context) {
     tf_held *held = &context->held[i][context->held_now];
     const int status = tf_hold(context, held, bytes);
     if (status != TF_STATUS(OK)) return status;
-    if (bytes) memset(held->data, 0, bytes);
+    if (tf_states[i].initial)
+      memcpy(held->data, tf_states[i].initial, bytes);
+    else if (bytes)
+      memset(held->data, 0, bytes);
   }
   context->length = 0;
   context->random = 0;

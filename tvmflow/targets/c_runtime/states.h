@@ -17,7 +17,8 @@ enum {
 %(NAME)s_API int %(name)s_step(%(name)s_context *context, const %(name)s_buffer *inputs, size_t input_count,
     const %(name)s_buffer *outputs, size_t output_count);
 
-/* Go back to the beginning, as in a new context: growing states are empty, the others 0. */
+/* Go back to the beginning, as in a new context: growing states are empty, the others 0, or what the
+ * model begins with. */
 %(NAME)s_API int %(name)s_reset(%(name)s_context *context);
 
 /* The length of the growing states: that of all steps since the beginning, but for what was truncated. */

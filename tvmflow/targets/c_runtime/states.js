@@ -13,7 +13,7 @@
     return results;
   }
 
-  /** Start again: growing states are empty, the others 0. */
+  /** Start again: growing states are empty, the others 0, or what the model begins with. */
   reset() {
     this.#change("reset");
   }

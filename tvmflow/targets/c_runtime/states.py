@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ from tvmflow.core.types import Dimension, Json, State, TensorSpec, shape_text
 SOURCE: Final = "states.c"
 HEADER: Final = "states.h"
 LOADER: Final = "states.js"
+_LINE: Final = 110
 
 FUNCTIONS: Final = (
     *("step", "reset", "length", "truncate", "state"),
@@ -31,12 +33,19 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
     if not states:
         return []
     inputs, outputs = (_by_name(signature, direction) for direction in ("inputs", "outputs"))
+    contents = list[str]()
     rows, growing = [], [place for place, state in enumerate(states) if state.axis is not None]
     for state in states:
         (place, spec), (output, _) = inputs[state.input], outputs[state.output]
         outer, row = _divide(spec, state.axis)
-        rows.append(f"{{{place}, {output}, {outer}, {row}, {_axis(state)}}}")
+        initial = f"tf_initial_{place}" if state.initial else "NULL"
+        rows.append(f"{{{place}, {output}, {outer}, {row}, {_axis(state)}, {initial}}}")
+        if state.initial:
+            content = ", ".join(map(str, state.content(0)))
+            contents += [f"static const unsigned char {initial}[] = {{"]
+            contents += [*textwrap.wrap(content, _LINE), "};"]
     lines = [
+        *contents,
         f"#define TF_STATES {len(states)}",
         f"#define TF_STATE_TABLE {', '.join(rows)}",
         f"#define TF_STATE_MODEL {_identify(signature)}",

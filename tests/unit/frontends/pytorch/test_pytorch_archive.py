@@ -37,8 +37,44 @@ def test_the_facts_of_an_archive(name: str) -> None:
         ),
         outputs=("output",),
         output_types=((None, None),),
+        buffers={},
         containers={},
     )
+
+
+def call(operator: str, operand: str, *results: str) -> dict[str, Any]:
+    """Return a node of an operator."""
+    [arg, *outputs] = [{"as_tensor": {"name": name}} for name in (operand, *results)]
+    target = f"torch.ops.aten.{operator}.default"
+    return {"target": target, "inputs": [{"name": "self", "arg": arg}], "outputs": outputs}
+
+
+def test_changed_buffers_are_the_last_inputs_and_outputs() -> None:
+    """Those that an operator writes to, also through views; a name that is taken gets a number."""
+    nodes = [
+        *(
+            call("copy_", "b_x", "copy_"),
+            call("slice", "b_view", "part"),
+            call("t", "part", "turned"),
+        ),
+        *(call("__ior__", "turned"), call("__or__", "b_kept"), call("clone", "b_kept", "copy")),
+        *(call("add_", "copy", "sum"), call("mul_", "x", "product")),
+    ]
+    document = graph(nodes=nodes)
+    module = document["graph_module"]
+    tensor = module["graph"]["tensor_values"]["x"]
+    for name in ("x", "view", "kept", "new"):
+        buffer = {"arg": {"name": f"b_{name}"}, "buffer_name": name, "persistent": True}
+        module["signature"]["input_specs"].insert(0, {"buffer": buffer})
+        module["graph"]["tensor_values"][f"b_{name}"] = tensor
+    written = {"arg": {"name": "sum"}, "buffer_name": "new"}
+    module["signature"]["output_specs"].insert(0, {"buffer_mutation": written})
+    write_archive(Path("net.pt2"), document)
+    archive = read_archive(Path("net.pt2"))
+    assert [value.name for value in archive.inputs] == ["x", "new", "view", "x_2"]
+    assert archive.outputs == ("output", "new.next", "view.next", "x_2.next")
+    assert archive.output_types[1:] == (("float32", (1, 3)),) * 3
+    assert archive.buffers == {"new": "new", "view": "view", "x_2": "x"}
 
 
 PAIR = container("builtins.tuple", None, LEAF, LEAF)

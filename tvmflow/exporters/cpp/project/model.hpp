@@ -712,7 +712,7 @@ class Model {
     step(in.data(), in.size(), out.data(), out.size());
   }
 
-  // Starts again: growing states are empty, the others 0.
+  // Starts again: growing states are empty, the others 0, or what the model begins with.
   void reset() { change(::@PREFIX@_reset); }
 
   // The length of the growing states, such as the tokens in a KV cache; 0 where none grows.
