@@ -342,8 +342,9 @@ def test_weights_of_a_model_with_dynamic_shapes(tmp_path: Path) -> None:
         assert 0 < (facts.error or 0) < 0.02
 
 
-def test_inner_tensors_of_dynamic_shapes_are_refused(tmp_path: Path) -> None:
-    """The message says what works: weights alone."""
+@pytest.mark.parametrize("activations", ["int8", "none", "dynamic"])
+def test_inner_tensors_of_dynamic_shapes_are_observed(activations: str, tmp_path: Path) -> None:
+    """Calibration data of one size tell the ranges of all."""
     weights = {name: RNG.normal(0, 0.2, (24, 24)).astype(np.float32) for name in "vw"}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"]),
@@ -352,11 +353,10 @@ def test_inner_tensors_of_dynamic_shapes_are_refused(tmp_path: Path) -> None:
     ]
     data = {"x": RNG.normal(size=(4, 24)).astype(np.float32)}
     files = import_dynamic_shapes(nodes, weights, tmp_path, **data)
-    with pytest.raises(StageError, match="inner tensors have dynamic shapes") as caught:
-        run(settings_of(activations="int8"), files, tmp_path / "int8")
-    assert "`quantize.activations` to `none`" in caught.value.fix
-    facts = run(settings_of(activations="none"), files, tmp_path / "none")
+    facts = run(settings_of(activations=activations), files, tmp_path / "quantized")
     assert [layer.weight_bits for layer in facts.layers] == [8, 8]
+    assert {layer.data_bits for layer in facts.layers} == {32 if activations == "none" else 8}
+    assert 0 < (facts.error or 0) < 0.03
 
 
 @pytest.mark.slow
