@@ -40,7 +40,8 @@ def main() -> None:
     settings.intra_op_num_threads = options.threads
     peer = onnxruntime.InferenceSession(options.model, settings, providers=["CPUExecutionProvider"])
     print(f"{'cache':>6} {'tokens':>6} {'tvmflow':>9} {'ONNX RT':>9} {'ratio':>6}  error")
-    limit = next(entry.max for entry in session.dimensions if entry.name == session.length_name)
+    assert session.length_dimension is not None, "the model has no cache"
+    limit = session.length_dimension.max
     for length in map(int, options.lengths.split(",")):
         for count in (1, PREFILL):
             if length + count > limit:

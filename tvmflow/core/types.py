@@ -97,6 +97,17 @@ class State(NamedTuple):
         """Return the states of a signature, in the order of the inputs."""
         return tuple(cls(**entry) for entry in signature.get("states", ()))
 
+    @classmethod
+    def find_length(cls, signature: Mapping[str, Json]) -> "Dimension | None":
+        """Return the dimension that is the length of all growing states; None if none grows."""
+        inputs = {entry["name"]: entry for entry in signature["inputs"]}
+        names = {
+            inputs[state.input]["sizes"][state.axis]
+            for state in cls.list_of(signature)
+            if state.axis is not None
+        }
+        return next((entry for entry in Dimension.list_of(signature) if entry.name in names), None)
+
     def content(self, size: int) -> bytes:
         """Return its content at the beginning, `size` bytes."""
         return base64.b64decode(self.initial) or bytes(size)

@@ -18,7 +18,7 @@ class Steps(Protocol):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     dimensions: tuple[Dimension, ...]
-    length_name: str
+    length_dimension: Dimension | None
 
     @property
     def length(self) -> int:
@@ -71,7 +71,7 @@ class Generation:
                 "none of the outputs of the model is known to be logits: [batch, tokens, vocabulary] of float32",
                 fix=f"name the output `{_LOGITS}` where the model is exported, as float32",
             )
-        self._logits = named[0].name
+        self._logits, self._vocabulary = named[0].name, named[0].shape[-1]
         self._most = self._count_at_once()
 
     def _count_at_once(self) -> int:
@@ -121,9 +121,8 @@ class Generation:
 
     def _is_full(self) -> bool:
         """Return whether the states cannot take another token."""
-        name = self._session.length_name
-        limits = [entry.max for entry in self._session.dimensions if entry.name == name]
-        return bool(limits) and self._session.length >= limits[0]
+        dimension = self._session.length_dimension
+        return dimension is not None and self._session.length >= dimension.max
 
     def _list_recent(self, known: Sequence[int]) -> Array:
         import numpy as np
@@ -145,10 +144,6 @@ class Generation:
         for name, (spec, make) in self._makers.items():
             feed[name] = self._shaped(make(length, count), spec)
         return np.array(self._session.run(feed)[self._logits].reshape(-1, self._vocabulary)[-1])
-
-    @property
-    def _vocabulary(self) -> int:
-        return next(spec.shape[-1] for spec in self._session.outputs if spec.name == self._logits)
 
     def _shaped(self, values: Array, spec: TensorSpec) -> Array:
         """Return values along the last axis of an input."""

@@ -32,7 +32,7 @@ class Session:
         inputs: The inputs of a step: those of the model that are not states.
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
-        length_name: The dimension that is the length of the growing states; empty if none grows.
+        length_dimension: The dimension that is the length of the growing states; None if none grows.
 
     Raises:
         BundleError: The model has no states, or is not run by the C runtime.
@@ -63,16 +63,13 @@ class Session:
             tuple(spec for spec in specs if spec.name not in held) for specs in tensors.values()
         )
         self.dimensions = Dimension.list_of(signature)
-        lengths = [
-            str(spec.sizes[state.axis])
-            for spec, state in zip(self._kept, self._states, strict=True)
-            if state.axis is not None
-        ]
-        self.length_name = lengths[0] if lengths else ""
+        self.length_dimension = State.find_length(signature)
+        self._length_name = self.length_dimension.name if self.length_dimension else ""
         self._sizes: dict[str, Sequence[Size]] = {
-            **{spec.name: spec.sizes or spec.shape for spec in self.inputs},
-            **({_STATES: (self.length_name,)} if lengths else {}),
+            spec.name: spec.sizes or spec.shape for spec in self.inputs
         }
+        if self._length_name:
+            self._sizes[_STATES] = (self._length_name,)
         counts = (len(self.inputs), len(self.outputs))
         self._context = context or StepContext(program, counts)
 
@@ -108,7 +105,7 @@ class Session:
             )
             for spec in self.outputs
         ]
-        sizes.pop(self.length_name, None)
+        sizes.pop(self._length_name, None)
         self._context.step(sizes, arrays, results)
         return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
 
@@ -117,7 +114,7 @@ class Session:
         if not self.dimensions:
             return {}
         known = {spec.name: shape for spec, shape in zip(self.inputs, shapes, strict=True)}
-        if self.length_name:
+        if self._length_name:
             known[_STATES] = (self.length,)
         try:
             return derive_sizes(self.dimensions, self._sizes, known)
@@ -185,7 +182,7 @@ class Session:
 
         found = {}
         for place, spec in enumerate(self._kept):
-            shape = evaluate_shape(spec.sizes or spec.shape, {self.length_name: self.length})
+            shape = evaluate_shape(spec.sizes or spec.shape, {self._length_name: self.length})
             flat = np.frombuffer(self._context.read(place), dtype_of(spec.dtype))
             found[spec.name] = flat.reshape(shape).copy()
         return found

@@ -137,7 +137,8 @@ class _Sequence:
 
     def _find_limit(self) -> int:
         """Return the largest length of growing states; -1 if none grows."""
-        return next((d.max for d in self._dimensions if d.name == self._session.length_name), -1)
+        dimension = self._session.length_dimension
+        return dimension.max if dimension else -1
 
     def _draw(self, step: int) -> Feed | None:
         """Return inputs for the next step; None if none fits any more: the first are long, others short."""
@@ -147,8 +148,8 @@ class _Sequence:
         }
         smallest = {entry.name: entry.min for entry in self._dimensions}
         for chosen in (sizes, smallest):
-            if self._session.length_name:
-                chosen[self._session.length_name] = self._session.length
+            if self._session.length_dimension:
+                chosen[self._session.length_dimension.name] = self._session.length
             if self._fits(chosen):
                 inputs = specs_at(self._session.inputs, chosen)
                 limited = limit_draws(self._settings, self._model.operands, chosen)

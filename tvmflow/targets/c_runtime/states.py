@@ -50,12 +50,10 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
         f"#define TF_STATE_TABLE {', '.join(rows)}",
         f"#define TF_STATE_MODEL {_identify(signature)}",
     ]
-    for name, tensors, kept in (
-        ("INPUTS", inputs, {state.input for state in states}),
-        ("OUTPUTS", outputs, {state.output for state in states}),
-    ):
-        places = "".join(f"{place}, " for key, (place, _) in tensors.items() if key not in kept)
-        lines.append(f"#define TF_STEP_{name} {places}")
+    places = list_step_places(signature)
+    for kind in ("step_inputs", "step_outputs"):
+        listed = "".join(f"{place}, " for place in places[kind])
+        lines.append(f"#define TF_{kind.upper()} {listed}")
     if growing:
         lines += [
             f"#define TF_GROWING_STATE {growing[0]}",
@@ -68,12 +66,8 @@ def find_length_dimension(
     signature: Mapping[str, Json], dimensions: Sequence[Dimension]
 ) -> int | None:
     """Return the place of the dimension that is the length of the growing states; None where none grows."""
-    inputs = _by_name(signature, "inputs")
-    names = [entry.name for entry in dimensions]
-    for state in State.list_of(signature):
-        if state.axis is not None:
-            return names.index(str(inputs[state.input][1].sizes[state.axis]))
-    return None
+    length = State.find_length(signature)
+    return None if length is None else [entry.name for entry in dimensions].index(length.name)
 
 
 def _by_name(signature: Mapping[str, Json], direction: str) -> dict[str, tuple[int, TensorSpec]]:
