@@ -72,7 +72,19 @@ def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
     Raises:
         WrongSize: when it is no such expression, has no value, or is beyond 2^62.
     """
-    return size if isinstance(size, int) else _evaluate(_parse(size), sizes, size)
+    if isinstance(size, int):
+        return size
+
+    def join(word: str, left: int, right: int) -> int:
+        try:
+            value = _COMPUTED[word](left, right)
+        except ZeroDivisionError as error:
+            raise WrongSize(f"{excerpt(size)} divides by 0") from error
+        if abs(value) > _MAX_VALUE:
+            raise WrongSize(f"{excerpt(size)} is beyond 2^62")
+        return value
+
+    return fold(size, lambda name: _look_up(name, sizes, size), int, join)
 
 
 def evaluate_shape(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -172,7 +184,23 @@ def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int,
     >>> find_bounds("2 * seq - 1", {"seq": (1, 512)})
     (1, 1023)
     """
-    return (size, size) if isinstance(size, int) else _bound(_parse(size), bounds, size)
+    if isinstance(size, int):
+        return size, size
+
+    def join(word: str, first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+        if word in ("//", "%") and second[0] <= 0:
+            raise WrongSize(f"{excerpt(size)} may divide by 0")
+        if word == "%":
+            return (0, second[1] - 1) if first[0] < 0 else (0, min(first[1], second[1] - 1))
+        # all of these are monotone in each operand, for a fixed other one
+        corners = [_COMPUTED[word](a, b) for a in first for b in second]
+        if max(map(abs, corners)) > _MAX_VALUE:
+            raise WrongSize(f"{excerpt(size)} may be beyond 2^62")
+        return min(corners), max(corners)
+
+    return fold(
+        size, lambda name: _look_up(name, bounds, size), lambda number: (number, number), join
+    )
 
 
 def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
@@ -334,42 +362,10 @@ def _check(node: ast.AST) -> None:
         _check(part)
 
 
-def _evaluate(node: Any, sizes: Mapping[str, int], text: str) -> int:
-    if isinstance(node, ast.Constant):
-        return _number(node)
-    if isinstance(node, ast.Name):
-        if node.id not in sizes:
-            raise WrongSize(f"{excerpt(text)} is about an unknown dimension, {excerpt(node.id)}")
-        return sizes[node.id]
-    word, left, right = _parts(node)
-    values = _evaluate(left, sizes, text), _evaluate(right, sizes, text)
-    try:
-        value = _COMPUTED[word](*values)
-    except ZeroDivisionError as error:
-        raise WrongSize(f"{excerpt(text)} divides by 0") from error
-    if abs(value) > _MAX_VALUE:
-        raise WrongSize(f"{excerpt(text)} is beyond 2^62")
-    return value
-
-
-def _bound(node: Any, bounds: Mapping[str, tuple[int, int]], text: str) -> tuple[int, int]:
-    if isinstance(node, ast.Constant):
-        return _number(node), _number(node)
-    if isinstance(node, ast.Name):
-        if node.id not in bounds:
-            raise WrongSize(f"{excerpt(text)} is about an unknown dimension, {excerpt(node.id)}")
-        return bounds[node.id]
-    word, left, right = _parts(node)
-    first, second = _bound(left, bounds, text), _bound(right, bounds, text)
-    if word in ("//", "%") and second[0] <= 0:
-        raise WrongSize(f"{excerpt(text)} may divide by 0")
-    if word == "%":
-        return (0, second[1] - 1) if first[0] < 0 else (0, min(first[1], second[1] - 1))
-    # all of these are monotone in each operand, for a fixed other one
-    corners = [_COMPUTED[word](a, b) for a in first for b in second]
-    if max(map(abs, corners)) > _MAX_VALUE:
-        raise WrongSize(f"{excerpt(text)} may be beyond 2^62")
-    return min(corners), max(corners)
+def _look_up(name: str, known: Mapping[str, T], text: str) -> T:
+    if name not in known:
+        raise WrongSize(f"{excerpt(text)} is about an unknown dimension, {excerpt(name)}")
+    return known[name]
 
 
 def _replace(node: Any, sizes: Mapping[str, Size], text: str) -> ast.expr:
