@@ -339,15 +339,25 @@ static size_t tf_find_largest(const float *logits, size_t count, size_t most, tf
   return held;
 }
 
-/* Choose among candidates of which `all` is the sum of the weights of all tokens. */
+/* The probability of a token, up to a factor that all have. */
+static double tf_weigh(float logit, float largest, float scale) { return exp((double)(logit - largest) * scale); }
+
+static double tf_sum_weights(const float *logits, size_t count, float largest, float scale) {
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += tf_weigh(logits[i], largest, scale);
+  return sum;
+}
+
+/* Choose among candidates; `all` is the sum of the weights that top_p is a share of. */
 static int64_t tf_choose_candidate(tf_context *context, const tf_candidate *found, size_t held, float scale, double all,
                                    double top_p) {
   double kept = 0, sum = 0;
   size_t last = 0;
-  for (; last < held && (last == 0 || kept < top_p * all); ++last) kept += exp((double)(found[last].logit - found[0].logit) * scale);
+  for (; last < held && (last == 0 || kept < top_p * all); ++last) 
+    kept += tf_weigh(found[last].logit, found[0].logit, scale);
   const double drawn = tf_draw(context) * kept;
   for (size_t i = 0; i < last; ++i) {
-    sum += exp((double)(found[i].logit - found[0].logit) * scale);
+    sum += tf_weigh(found[i].logit, found[0].logit, scale);
     if (drawn < sum) return found[i].token;
   }
   return found[last - 1].token;
@@ -361,10 +371,9 @@ static int64_t tf_sample(tf_context *context, const float *logits, size_t count,
   const bool has_p = sampling->top_p > 0 && sampling->top_p < 1;
   double all = 0, sum = 0;
   if (!sampling->top_k && !has_p) {
-    for (size_t i = 0; i < count; ++i) all += exp((double)(logits[i] - largest) * scale);
-    const double drawn = tf_draw(context) * all;
+    const double drawn = tf_draw(context) * tf_sum_weights(logits, count, largest, scale);
     for (size_t i = 0; i < count; ++i) {
-      sum += exp((double)(logits[i] - largest) * scale);
+      sum += tf_weigh(logits[i], largest, scale);
       if (drawn < sum) return (int64_t)i;
     }
     return found[0].token;
@@ -372,9 +381,9 @@ static int64_t tf_sample(tf_context *context, const float *logits, size_t count,
   const size_t most = sampling->top_k && sampling->top_k < TF_MAX_CANDIDATES ? sampling->top_k : TF_MAX_CANDIDATES;
   const size_t held = tf_find_largest(logits, count, most, found);
   if (sampling->top_k)
-    for (size_t i = 0; i < held; ++i) all += exp((double)(found[i].logit - largest) * scale);
+    for (size_t i = 0; i < held; ++i) all += tf_weigh(found[i].logit, largest, scale);
   else
-    for (size_t i = 0; i < count; ++i) all += exp((double)(logits[i] - largest) * scale);
+    all = tf_sum_weights(logits, count, largest, scale);
   return tf_choose_candidate(context, found, held, scale, all, has_p ? sampling->top_p : 1);
 }
 
