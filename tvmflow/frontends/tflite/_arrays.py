@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, shape_text
-from tvmflow.frontends.tflite._graph import (
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
+from tvmflow.frontends._onnx_graph import Value
+from tvmflow.frontends.tflite._operation import (
     MAX_COUNT,
     Converter,
     Operation,
-    Value,
     aligned,
     axis_in,
     first_axes,
@@ -101,16 +101,9 @@ def _unpack(operation: Operation) -> None:
     [entries] = operation.fixed([value.shape[axis]])
     if entries != len(operation.outputs):
         raise operation.refusal(f"of {entries} entries to {len(operation.outputs)}")
-    parts = _split(operation, value, axis, [1] * entries)
+    parts = operation.graph.split(value, axis, [1] * entries)
     for position, part in enumerate(parts):
         operation.write(operation.graph.reshape(part, shape), position)
-
-
-def _split(operation: Operation, value: Value, axis: int, sizes: list[IrSize]) -> list[Value]:
-    if len(sizes) == 1:
-        return [value]
-    lengths = operation.graph.integers(sizes)
-    return operation.graph.add_several("Split", len(sizes), value, lengths, axis=axis)
 
 
 def _split_evenly(operation: Operation) -> None:
@@ -137,7 +130,9 @@ def _split_by_sizes(operation: Operation) -> None:
 
 def _write_parts(operation: Operation, position: int, axis: int, sizes: list[IrSize]) -> None:
     value, first = operation.in_its_order(position)
-    for index, part in enumerate(_split(operation, value, axis_in(axis, value.rank, first), sizes)):
+    for index, part in enumerate(
+        operation.graph.split(value, axis_in(axis, value.rank, first), sizes)
+    ):
         operation.write(part, index, first=first)
 
 
@@ -217,38 +212,6 @@ def _range(operation: Operation) -> None:
 # ---------------------------------------------------------------- slices and lookups
 
 
-def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> Value:
-    """Return part of a value along some axes; bounds are not negative, or None for an open end."""
-    cuts: list[tuple[IrSize, IrSize, int, int]] = []
-    for axis, part in sorted(slices.items()):
-        size = value.shape[axis]
-        start, stop, step = _bounds(operation, part, size)
-        if (start, stop, step) == (0, size, 1):
-            continue
-        if not any(map(is_dynamic, (size, start, stop))) and stop < 0:
-            # In ONNX, a negative end counts from the end: before the first entry is far below it.
-            stop = -size - 1
-        cuts.append((start, stop, axis, step))
-    if not cuts:
-        return value
-    lists = (list(numbers) for numbers in zip(*cuts, strict=True))
-    return operation.graph.add("Slice", value, *map(operation.graph.integers, lists))
-
-
-def _bounds(operation: Operation, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:
-    """Return where a slice of an axis begins and ends, and its step, as `slice.indices` does."""
-    if not any(map(is_dynamic, (size, part.start or 0, part.stop or 0))):
-        return part.indices(int(size))
-    step, ranges = part.step or 1, operation.graph.ranges
-    if step == -1 and part.start is None and part.stop is None:
-        return -1, -NO_END, -1
-    if step < 1:
-        raise DynamicShapeProblem(f"a step of {step} along a dynamic dimension is not supported")
-    start = ranges.clamp(0 if part.start is None else part.start, size)
-    stop = size if part.stop is None else ranges.clamp(part.stop, size)
-    return start, ranges.at_least(stop, start), step
-
-
 def _slice(operation: Operation) -> None:
     value, first = operation.in_its_order()
     slices = {}
@@ -261,7 +224,7 @@ def _slice(operation: Operation) -> None:
         ):
             raise operation.refusal(f"of {size} entries from {begin} along an axis of {extent}")
         slices[place] = slice(begin, None if is_rest else begin + size)
-    operation.write(_sliced(operation, value, slices), first=first)
+    operation.write(operation.graph.cut(value, slices), first=first)
 
 
 def _strided_slice(operation: Operation) -> None:
@@ -287,14 +250,14 @@ def _strided_slice(operation: Operation) -> None:
             slices[axis] = slice(start, start + 1)
         else:
             slices[axis] = entry
-            start, stop, step = _bounds(operation, entry, value.shape[axis])
+            start, stop, step = operation.graph.bounds(entry, value.shape[axis])
             if any(map(is_dynamic, (start, stop, value.shape[axis]))):
                 length = stop - start if step > 0 else value.shape[axis]
                 shape.append(operation.graph.ranges.divide_up(length, abs(step)))
             else:
                 shape.append(len(range(start, stop, step)))
         axis += 1
-    result = _sliced(operation, value, slices)
+    result = operation.graph.cut(value, slices)
     operation.write(operation.graph.reshape(result, shape))
 
 
@@ -368,7 +331,7 @@ def _one_hot(operation: Operation) -> None:
 def _reverse(operation: Operation) -> None:
     value = operation.real()
     axes = (operation.checked_axis(axis, value.rank) for axis in operation.integers(1))
-    operation.write(_sliced(operation, value, {axis: slice(None, None, -1) for axis in axes}))
+    operation.write(operation.graph.cut(value, {axis: slice(None, None, -1) for axis in axes}))
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {

@@ -17,23 +17,20 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends._emission import explain_failure
+from tvmflow.frontends._onnx_graph import NOTHING, Array, Graph, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.tflite import _arrays
-from tvmflow.frontends.tflite._graph import (
-    NOTHING,
-    Array,
+from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
+from tvmflow.frontends.tflite._operation import (
     Converter,
-    Graph,
     Operation,
     Tensors,
-    Value,
     aligned,
     axis_in,
     first_axes,
     limit,
     pads,
 )
-from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 from tvmflow.graph.dynamic_shapes import is_dynamic
 
 _HYBRID: Final = frozenset(

@@ -1,7 +1,8 @@
-"""The ONNX graph that a TFLite model becomes: its values, the tensors and the operators of the file."""
+"""Builds the ONNX graph that a TFLite or MXNet model becomes, with the shape and dtype of every value."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,32 +14,26 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
 from tvmflow.core.dimensions import evaluate_shape, is_name
-from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._dynamic_shapes import (
+    NO_END,
     DynamicShapeProblem,
     SizeRanges,
     shape_text,
-    unfixed_text,
 )
-from tvmflow.frontends.base import DYNAMIC_FIX, MAX_ELEMENTS
+from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
+    OWN_DOMAIN,
+    Place,
     attributes_of,
     dtype_of,
+    leave_in_file,
     make_evaluator,
     make_single,
 )
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
-from tvmflow.frontends.tflite._model import (
-    FIX,
-    IMPORTED_DTYPES,
-    Buffer,
-    Operator,
-    Quantization,
-    Tensor,
-)
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, read_size, size_text
 
 Array = np.ndarray[Any, Any]
@@ -58,12 +53,14 @@ class Value(NamedTuple):
         shape: Its sizes.
         dtype: As NumPy names it.
         array: Its elements where they are constant, or expressions of the dimensions: then an array of objects.
+        place: The place of the elements in a file, if they stay there.
     """
 
     name: str
     shape: tuple[IrSize, ...]
     dtype: str
     array: Array | None = None
+    place: Place | None = None
 
     @property
     def rank(self) -> int:
@@ -84,7 +81,13 @@ NOTHING: Final = Value("", (), "float32")
 """An operand that is left out."""
 
 
+Operand = Value | float
+"""An operand of a node: a number becomes a constant with the dtype of the first value."""
+
+
 class Graph:
+    """An ONNX graph to which nodes are added; what depends on constants alone is computed at once."""
+
     def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
         self.ranges = SizeRanges(dimensions)
         self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
@@ -95,8 +98,9 @@ class Graph:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._names: set[str] = set()
         self._computed: set[str] = set()
+        self._domains = {"": OPSET}
         self.prefix = ""
-        """The name of the converted operator; its nodes are named after it."""
+        """The name of the converted operator, which its nodes have as their `doc_string`."""
 
     @property
     def is_dynamic(self) -> bool:
@@ -115,28 +119,76 @@ class Graph:
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
         """Return a constant, which joins the graph when a node reads it, by that name if it is free."""
+        name = self.new_name(name)
         if isinstance(array, np.ndarray) and array.dtype == object:
             if any(map(is_dynamic, array.flat)):
-                return Value(self._new_name(name), array.shape, dtype, array)
+                return Value(name, array.shape, dtype, array)
             array = array.astype(dtype)
         elements = np.ascontiguousarray(array, dtype or None).reshape(np.shape(array))
-        return Value(self._new_name(name), elements.shape, str(elements.dtype), elements)
+        return Value(name, elements.shape, str(elements.dtype), elements)
 
-    def add(self, operator: str, *operands: Value, **attributes: Any) -> Value:
+    def add(self, operator: str, *operands: Operand, **attributes: Any) -> Value:
         [result] = self.add_several(operator, 1, *operands, **attributes)
         return result
 
     def add_several(
-        self, operator: str, count: int, *operands: Value, **attributes: Any
+        self, operator: str, count: int, *operands: Operand, **attributes: Any
     ) -> list[Value]:
         """Add a node with `count` results, or return constants where all operands are constant.
 
         Raises:
-            ImportFailed: when the shape of a result depends on values that are known only when the model runs.
+            ValueError: when the shape of a result depends on values that are known only when the model runs, or has
+                too many elements.
         """
-        names = [self._new_name() for _ in range(count)]
-        inputs = [v.name for v in operands]
-        node = helper.make_node(operator, inputs, names, doc_string=self.prefix, **attributes)
+        dtype = next((value.dtype for value in operands if isinstance(value, Value)), "")
+        values = [v if isinstance(v, Value) else self.constant(v, dtype) for v in operands]
+        return self._add(self._node(operator, count, values, attributes), values)
+
+    def add_custom(
+        self,
+        node: tuple[str, str, Mapping[str, Any]],
+        count: int,
+        operands: Sequence[Value],
+        infer: Callable[[onnx.ModelProto], onnx.ModelProto],
+    ) -> list[Value]:
+        """Add a node of another domain: (domain, operator, attributes); `infer` gives its results their types."""
+        domain, operator, attributes = node
+        added = self._node(operator, count, operands, attributes, domain)
+        results = _infer(added, operands, infer)
+        self._append(added, operands)
+        return results
+
+    def add_own(
+        self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
+    ) -> Value:
+        """Add a node of tvmflow's own, with one result of the shape of another value."""
+        node = self._node(operator, 1, operands, attributes, OWN_DOMAIN)
+        self._append(node, operands)
+        return Value(node.output[0], like.shape, dtype)
+
+    def _node(
+        self,
+        operator: str,
+        count: int,
+        operands: Sequence[Value],
+        attributes: Mapping[str, Any],
+        domain: str = "",
+    ) -> onnx.NodeProto:
+        names = [self.new_name() for _ in range(count)]
+        inputs = [operand.name for operand in operands]
+        # standard nodes have no name, which would have to be unique
+        name = self.prefix if domain else None
+        node = helper.make_node(operator, inputs, names, name, self.prefix, domain)
+        node.attribute.extend(helper.make_attribute(*entry) for entry in attributes.items())
+        return node
+
+    def _append(self, node: onnx.NodeProto, operands: Sequence[Value]) -> None:
+        self._materialize(operands)
+        self._domains.setdefault(node.domain, 1)
+        self._nodes.append(node)
+
+    def _add(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
+        operator = node.op_type
         if operator.startswith("Gather"):
             node.metadata_props.add(key=FROM_START)
         is_constant = all(v.array is not None for v in operands if v.name)
@@ -144,7 +196,7 @@ class Graph:
             if is_constant and (computed := self._compute(node, operands)):
                 return computed
             return self._add_dynamic(node, operands)
-        results = _infer(node, operands, self.prefix)
+        results = _infer(node, operands)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
         # weights of 8 bits stay quantized
         is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
@@ -154,8 +206,7 @@ class Graph:
                 v._replace(array=a, dtype=str(a.dtype))
                 for v, a in zip(results, arrays, strict=True)
             ]
-        self._materialize(operands)
-        self._nodes.append(node)
+        self._append(node, operands)
         return results
 
     # ------------------------------------------------------------ dynamic shapes
@@ -163,7 +214,7 @@ class Graph:
     def _add_dynamic(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
         """Add a node with operands of dynamic shape."""
         largest = [self._at_largest(value) for value in operands]
-        known = _infer(node, largest, self.prefix)
+        known = _infer(node, largest)
         shapes = _infer_dynamic(self.ranges, node, operands)
         for value, shape in zip(known, shapes, strict=True):
             # the same rule as in ONNX
@@ -171,8 +222,7 @@ class Graph:
                 text = f"{self.ranges.unknown_text()}; its operands have the shapes "
                 shown = [shape_text(operand.shape) for operand in operands if operand.name]
                 raise DynamicShapeProblem(text + names_text(shown))
-        self._materialize(operands)
-        self._nodes.append(node)
+        self._append(node, operands)
         return [
             value._replace(shape=tuple(self.ranges.see(shape)))
             for value, shape in zip(known, shapes, strict=True)
@@ -213,9 +263,13 @@ class Graph:
                 continue
             if value.has_dynamic_elements:
                 self._compute_at_run_time(value)
-            else:
-                tensor = numpy_helper.from_array(value.array, value.name)
+            elif value.place:
+                kind = _element_type(value.dtype)
+                tensor = TensorProto(name=value.name, data_type=kind, dims=value.shape)
+                leave_in_file(tensor, value.place)
                 self._initializers[value.name] = tensor
+            else:
+                self._initializers[value.name] = numpy_helper.from_array(value.array, value.name)
 
     def _compute_at_run_time(self, value: Value) -> None:
         """Add nodes that compute a value from the shapes of the inputs."""
@@ -277,7 +331,46 @@ class Graph:
             return self.constant(array, "int64")
         return self.constant(np.asarray(values, np.int64))
 
+    def cut(self, value: Value, slices: Mapping[int, slice]) -> Value:
+        """Return part of a value along some axes; dynamic bounds are not negative, or None for an open end."""
+        cuts: list[tuple[IrSize, IrSize, int, int]] = []
+        for axis, part in sorted(slices.items()):
+            size = value.shape[axis]
+            start, stop, step = self.bounds(part, size)
+            if (start, stop, step) == (0, size, 1):
+                continue
+            if not any(map(is_dynamic, (size, start, stop))) and stop < 0:
+                # In ONNX, a negative end counts from the end: before the first entry is far below it.
+                stop = -size - 1
+            cuts.append((start, stop, axis, step))
+        if not cuts:
+            return value
+        lists = (list(numbers) for numbers in zip(*cuts, strict=True))
+        return self.add("Slice", value, *map(self.integers, lists))
+
+    def bounds(self, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:
+        """Return where a slice of an axis begins and ends, and its step, as `slice.indices` does."""
+        if not any(map(is_dynamic, (size, part.start or 0, part.stop or 0))):
+            return part.indices(int(size))
+        step = part.step or 1
+        if step == -1 and part.start is None and part.stop is None:
+            return -1, -NO_END, -1
+        if step < 1:
+            raise DynamicShapeProblem(
+                f"a step of {step} along a dynamic dimension is not supported"
+            )
+        start = self.ranges.clamp(0 if part.start is None else part.start, size)
+        stop = size if part.stop is None else self.ranges.clamp(part.stop, size)
+        return start, self.ranges.at_least(stop, start), step
+
+    def split(self, value: Value, axis: int, sizes: Sequence[IrSize]) -> list[Value]:
+        """Return the parts of a value along an axis."""
+        if len(sizes) == 1:
+            return [value]
+        return self.add_several("Split", len(sizes), value, self.integers(sizes), axis=axis)
+
     def finish(self, outputs: Sequence[tuple[str, Value]]) -> onnx.ModelProto:
+        """Return the model with these outputs."""
         infos = []
         for name, value in outputs:
             source = value.name
@@ -286,14 +379,16 @@ class Graph:
             sizes = [None if is_dynamic(size) else size for size in value.shape]
             infos.append(_value_info(name, value.dtype, sizes))
         graph = helper.make_graph(
-            self._nodes, "tflite", self._inputs, infos, list(self._initializers.values())
+            self._nodes, "main", self._inputs, infos, list(self._initializers.values())
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+        opsets = [helper.make_opsetid(*entry) for entry in self._domains.items()]
+        return helper.make_model(graph, opset_imports=opsets)
 
     def reserve(self, names: Sequence[str]) -> None:
         self._names.update(names)
 
-    def _new_name(self, name: str = "") -> str:
+    def new_name(self, name: str = "") -> str:
+        """Return a free name, by default one that begins with that of the converted operator."""
         base, count = name or self.prefix, 1
         name = base if name else f"{base}.0"
         while name in self._names:
@@ -335,29 +430,34 @@ def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
     inputs = [
         _value_info(name, v.dtype, v.shape) for name, v in by_name.items() if name not in known
     ]
-    return make_single(node, inputs, constants, [helper.make_opsetid("", OPSET)])
+    opsets = [helper.make_opsetid("", OPSET)]
+    if node.domain:
+        opsets.append(helper.make_opsetid(node.domain, 1))
+    return make_single(node, inputs, constants, opsets)
 
 
-def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[Value]:
-    """Return the results of a node with their shapes; `where` is its name in messages."""
-    single = _single(node, operands)
-    inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
+_infer_standard: Final = functools.partial(
+    onnx.shape_inference.infer_shapes, strict_mode=True, data_prop=True
+)
+
+
+def _infer(
+    node: onnx.NodeProto,
+    operands: Sequence[Value],
+    infer: Callable[[onnx.ModelProto], onnx.ModelProto] = _infer_standard,
+) -> list[Value]:
+    """Return the results of a node with their shapes."""
     results = []
-    for info in inferred.graph.output:
+    for info in infer(_single(node, operands)).graph.output:
         kind = info.type.tensor_type
         sizes = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
         if not kind.HasField("shape") or min(sizes, default=0) < 0:
-            raise ImportFailed(
-                f"the shape of {quoted(where)} depends on values that are known only when the model runs",
-                fix="end the model before it, or convert it with fixed shapes",
+            raise ValueError("its shape depends on values that are known only when the model runs")
+        if (elements := math.prod(sizes)) > MAX_ELEMENTS:
+            raise ValueError(
+                f"its result has {elements:,} elements, and the limit is {MAX_ELEMENTS:,}"
             )
-        if math.prod(sizes) > MAX_ELEMENTS:
-            raise ImportFailed(
-                f"{quoted(where)} has {math.prod(sizes):,} elements, and the limit is {MAX_ELEMENTS:,}",
-                fix="correct the sizes in the model or in the recipe's `inputs`",
-            )
-        dtype = dtype_of(kind.elem_type)
-        results.append(Value(info.name, tuple(sizes), dtype))
+        results.append(Value(info.name, tuple(sizes), dtype_of(kind.elem_type)))
     return results
 
 
@@ -394,7 +494,8 @@ def _infer_dynamic(
     ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[Value]
 ) -> list[list[IrSize]]:
     """Return the shapes of the results of a node."""
-    rule: Callable[[_Call], Any] = _RULES.get(node.op_type, _broadcast)
+    default = _reduce if node.op_type.startswith("Reduce") else _broadcast
+    rule: Callable[[_Call], Any] = _RULES.get(node.op_type, default)
     shapes = rule(_Call(ranges, operands, attributes_of(node)))
     results = shapes if shapes and isinstance(shapes[0], list) else [shapes]
     return [[ranges.simplify(size) for size in shape] for shape in results]
@@ -472,8 +573,10 @@ def _windows(call: _Call) -> list[IrSize]:
     kernel, strides = call.attributes["kernel_shape"], call.attributes["strides"]
     dilations = call.attributes.get("dilations", [1] * len(kernel))
     around = np.reshape(call.attributes["pads"], (2, -1)).sum(0).tolist()
+    # a last window that is not whole counts
+    more = call.attributes.get("ceil_mode", 0)
     return [
-        (size + width - d * (k - 1) - 1) // s + 1
+        (size + width - d * (k - 1) - 1 + more * (s - 1)) // s + 1
         for size, k, s, d, width in zip(
             call.shape()[2:], kernel, strides, dilations, around, strict=True
         )
@@ -521,17 +624,38 @@ def _range(call: _Call) -> _Shape:
 
 
 _RULES: Final[Mapping[str, Callable[[_Call], Any]]] = {
-    **dict.fromkeys(("Cast", "CumSum", "DequantizeLinear", "LRN", "LogSoftmax"), _Call.shape),
-    **dict.fromkeys(("QuantizeLinear", "Softmax"), _Call.shape),
-    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _reduce),
-    **dict.fromkeys(("ReduceSum", "ReduceSumSquare"), _reduce),
-    **dict.fromkeys(("AveragePool", "MaxPool"), lambda call: [*call.shape()[:2], *_windows(call)]),
+    **dict.fromkeys(
+        (
+            *("BatchNormalization", "Cast", "CumSum", "DequantizeLinear", "InstanceNormalization"),
+            *("LayerNormalization", "LRN", "LogSoftmax", "QuantizeLinear", "Softmax"),
+        ),
+        _Call.shape,
+    ),
+    **dict.fromkeys(
+        ("AveragePool", "LpPool", "MaxPool"), lambda call: [*call.shape()[:2], *_windows(call)]
+    ),
+    **dict.fromkeys(
+        ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
+        lambda call: [*call.shape()[:2], *(1 for _ in call.shape()[2:])],
+    ),
+    "AffineGrid": lambda call: [call.shape()[0], *call.numbers(1)[2:], 2],
     **dict.fromkeys(("ArgMax", "ArgMin"), lambda call: call.around(call.axis())),
     "Concat": _concat,
     "Conv": lambda call: [call.shape()[0], call.shape(1)[0], *_windows(call)],
     "ConvTranspose": _transposed_convolution,
     "DepthToSpace": _depth_to_space,
     "Expand": lambda call: _broadcast_shapes(call.ranges, [call.shape(), call.numbers(1)]),
+    "GatherElements": lambda call: call.shape(1),
+    "Gemm": lambda call: [call.shape()[0], call.shape(1)[0]],
+    "GridSample": lambda call: [*call.shape()[:2], *call.shape(1)[1:-1]],
+    "MaxRoiPool": lambda call: [
+        *(call.shape(1)[0], call.shape()[1]),
+        *call.attributes["pooled_shape"],
+    ],
+    "RoiAlign": lambda call: [
+        *(call.shape(1)[0], call.shape()[1]),
+        *(call.attributes[f"output_{name}"] for name in ("height", "width")),
+    ],
     "Gather": lambda call: call.around(int(call.attributes.get("axis", 0)), *call.shape(1)),
     "GatherND": lambda call: [*call.shape(1)[:-1], *call.shape()[int(call.shape(1)[-1]) :]],
     "MatMul": _matmul,
@@ -549,330 +673,3 @@ _RULES: Final[Mapping[str, Callable[[_Call], Any]]] = {
     "Transpose": lambda call: [call.shape()[axis] for axis in call.attributes["perm"]],
 }
 """Operator -> the shapes of its results; others are broadcast."""
-
-
-# ---------------------------------------------------------------- tensors of the file
-
-
-_QUANTIZED: Final = frozenset({"int8", "uint8", "int16"})
-
-
-def first_axes(rank: int) -> list[int]:
-    """Return the axes of an image with channels last in the order with channels first."""
-    return [0, rank - 1, *range(1, rank - 1)]
-
-
-def last_axes(rank: int) -> list[int]:
-    """Return the axes of an image with channels first in the order with channels last."""
-    return [0, *range(2, rank), 1]
-
-
-class Tensors:
-    """The values of all tensors that are computed so far."""
-
-    def __init__(self, graph: Graph, tensors: Sequence[Tensor], data: Buffer) -> None:
-        self.graph = graph
-        self._tensors = tensors
-        self._data = data
-        # By number of a tensor, and whether channels are first: as stored, and as real values.
-        self._stored: dict[tuple[int, bool], Value] = {}
-        self._real: dict[tuple[int, bool], Value] = {}
-        self.padded: dict[int, tuple[int, list[int]]] = {}
-        """Images with zeros around others: the number of the other tensor, and the widths as ONNX has them."""
-
-    def tensor(self, number: int) -> Tensor:
-        return self._tensors[number]
-
-    def quantization(self, number: int) -> Quantization | None:
-        tensor = self._tensors[number]
-        return tensor.quantization if tensor.dtype in _QUANTIZED else None
-
-    def is_constant(self, number: int) -> bool:
-        return self._tensors[number].data is not None
-
-    def is_first(self, number: int) -> bool:
-        """Return whether a tensor exists only in channels-first layout."""
-        return (number, True) in self._stored and (number, False) not in self._stored
-
-    def rank(self, number: int) -> int:
-        for first in (False, True):
-            if (number, first) in self._stored:
-                return self._stored[number, first].rank
-        return len(self._tensors[number].dims)
-
-    def set_input(self, number: int, value: Value) -> None:
-        self._stored[number, False] = value
-
-    def stored(self, number: int, *, first: bool = False) -> Value:
-        """Return a tensor in its stored form: quantized ones are integers."""
-        if (number, first) not in self._stored:
-            self._stored[number, first] = self._reordered(self._stored, number, first)
-        return self._stored[number, first]
-
-    def real(self, number: int, *, first: bool = False) -> Value:
-        """Return a tensor as the values that it stands for."""
-        quantization = self.quantization(number)
-        if quantization is None:
-            return self.stored(number, first=first)
-        if (number, first) not in self._real:
-            value = self.stored(number, first=first)
-            is_moved = first and len(quantization.scales) > 1
-            axis = axis_in(quantization.axis, value.rank, is_moved)
-            self._real[number, first] = self.dequantize(value, quantization, axis)
-        return self._real[number, first]
-
-    def dequantize(self, value: Value, quantization: Quantization, axis: int) -> Value:
-        """Dequantize a tensor; `axis` is the channel axis in `value`."""
-        parameters = self._parameters(quantization, value.dtype)
-        return self.graph.add("DequantizeLinear", value, *parameters, axis=axis)
-
-    def write(self, number: int, value: Value, *, first: bool = False) -> None:
-        """Set a tensor to real values, which are quantized as the file says."""
-        quantization, dtype = self.quantization(number), self._tensors[number].dtype
-        if quantization is not None and value.dtype == "float32":
-            parameters = self._parameters(quantization, dtype)
-            value = self.graph.add("QuantizeLinear", value, *parameters, axis=quantization.axis)
-        if value.dtype != dtype:
-            raise ImportFailed(
-                f"tensor {quoted(self._tensors[number].name)} has dtype {dtype} in the file, "
-                f"and its operator computes {value.dtype}"
-            )
-        self._stored[number, first] = value
-
-    def _parameters(self, quantization: Quantization, dtype: str) -> tuple[Value, Value]:
-        scales: Array = np.asarray(quantization.scales, np.float32)
-        zero_points: Array = np.asarray(quantization.zero_points, dtype)
-        if len(scales) == 1:
-            scales, zero_points = scales[0], zero_points[0]
-        return self.graph.constant(scales), self.graph.constant(zero_points)
-
-    def _reordered(self, values: dict[tuple[int, bool], Value], number: int, first: bool) -> Value:
-        """Return a tensor in the requested layout, transposed from the other layout or from a constant."""
-        other = values.get((number, not first))
-        if other is None:
-            other = values[number, False] = self._constant(number)
-            if not first:
-                return other
-        axes = first_axes(other.rank) if first else last_axes(other.rank)
-        return self.graph.transpose(other, axes)
-
-    def _constant(self, number: int) -> Value:
-        tensor = self._tensors[number]
-        name = quoted(tensor.name or str(number))
-        if tensor.data is None:
-            raise ImportFailed(f"tensor {name} is read before anything computes it")
-        if tensor.is_sparse or tensor.dtype not in IMPORTED_DTYPES:
-            kind = "sparse values" if tensor.is_sparse else f"dtype {tensor.dtype}"
-            raise ImportFailed(f"tensor {name} has {kind}, which tvmflow does not import")
-        start, end = tensor.data
-        dtype = np.dtype(tensor.dtype)
-        array: Any = np.frombuffer(self._data, dtype, (end - start) // dtype.itemsize, start)
-        try:
-            array = array.reshape(tensor.dims)
-        except ValueError:
-            raise ImportFailed(
-                f"tensor {name} has shape {list(tensor.dims)}, and {array.size} values"
-            ) from None
-        return self.graph.constant(array, name=tensor.name)
-
-
-# ---------------------------------------------------------------- an operator that is converted
-
-
-MAX_COUNT: Final = 1 << 24
-"""Maximum number of elements of a constant that a small operand expands to (such as Fill)."""
-
-_SAME: Final = 0
-_NO_ACTIVATION: Final = 0
-
-
-class Operation:
-    """An operator, the tensors that it reads, and the graph to which it adds nodes."""
-
-    def __init__(self, operator: Operator, tensors: Tensors) -> None:
-        self.name = operator.name
-        self.options = operator.options
-        self.inputs = operator.inputs
-        self.outputs = operator.outputs
-        self.tensors = tensors
-        self.graph: Graph = tensors.graph
-
-    def has(self, position: int) -> bool:
-        """Return whether an operand exists: some may be left out."""
-        return position < len(self.inputs) and self.inputs[position] >= 0
-
-    def number(self, position: int) -> int:
-        """Return the number of the tensor of an operand."""
-        if not self.has(position):
-            raise self.refusal(f"without operand {position}")
-        return self.inputs[position]
-
-    def real(self, position: int = 0, *, first: bool = False) -> Value:
-        """Return an operand as the values that it stands for, with channels first or last."""
-        return self.tensors.real(self.number(position), first=first)
-
-    def is_first(self, position: int = 0) -> bool:
-        """Return whether an operand exists only in channels-first layout."""
-        return self.tensors.is_first(self.number(position))
-
-    def in_its_order(self, position: int = 0) -> tuple[Value, bool]:
-        """Return an operand in the order of axes that it exists in, and whether channels are first."""
-        first = self.is_first(position)
-        return self.real(position, first=first), first
-
-    def rank(self, position: int = 0) -> int:
-        return self.tensors.rank(self.number(position))
-
-    def constant(self, position: int) -> Array:
-        """Return the values of an operand that must be constant: a shape, axes."""
-        value = self.tensors.stored(self.number(position))
-        if value.array is None:
-            raise self.refusal(f"with operand {position} that is computed when the model runs")
-        if value.has_dynamic_elements:
-            self.fixed(value.array.ravel().tolist())
-        return value.array
-
-    def integers(self, position: int) -> list[int]:
-        return [int(value) for value in np.ravel(self.constant(position))]
-
-    def sizes(self, position: int) -> list[IrSize]:
-        """Return the values of an operand that must be constant, or follow from the dimensions."""
-        value = self.tensors.stored(self.number(position))
-        if value.has_dynamic_elements:
-            assert value.array is not None
-            return [self.graph.ranges.simplify(size) for size in value.array.ravel().tolist()]
-        return list(self.integers(position))
-
-    def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
-        """Return sizes that the operator needs as constants."""
-        if any(map(is_dynamic, sizes)):
-            raise DynamicShapeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
-        return list(map(int, sizes))
-
-    def shapes_text(self) -> str:
-        """Return the shapes of the operands that are computed, for messages."""
-        return names_text([shape_text(value.shape) for value in self._computed()])
-
-    def _computed(self) -> list[Value]:
-        numbers = (n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n))
-        return list(map(self.tensors.stored, numbers))
-
-    def axis(self, position: int, rank: int) -> int:
-        """Return a constant operand that is an axis, which may count from the end."""
-        return self.checked_axis(self.integers(position)[0], rank)
-
-    def checked_axis(self, axis: int, rank: int) -> int:
-        if not -rank <= axis < rank:
-            raise self.refusal(f"with axis {axis} of {rank}")
-        return axis % rank
-
-    def write(self, value: Value, position: int = 0, *, first: bool = False) -> None:
-        """Set a result to real values, after the activation that the operator has."""
-        activation = self.options.get("activation", _NO_ACTIVATION)
-        if activation != _NO_ACTIVATION:
-            if activation not in ACTIVATIONS:
-                raise self.refusal(f"with activation {activation}")
-            value = ACTIVATIONS[activation](self.graph, value)
-        self.tensors.write(self.outputs[position], value, first=first)
-
-    def output_dtype(self, position: int = 0) -> str:
-        return self.tensors.tensor(self.outputs[position]).dtype
-
-    def weight(self, position: int, axes: Sequence[int]) -> Value:
-        """Return weights as the values that they stand for, with their axes in another order."""
-        number = self.number(position)
-        quantization = self.tensors.quantization(number)
-        value = self.graph.transpose(self.tensors.stored(number), axes)
-        if quantization is None:
-            return value
-        if len(quantization.scales) > 1 and quantization.axis not in axes:
-            raise self.refusal(f"with weights quantized along axis {quantization.axis}")
-        axis = list(axes).index(quantization.axis) if len(quantization.scales) > 1 else 0
-        return self.tensors.dequantize(value, quantization, axis)
-
-    def bias(self, position: int, data: int, weights: int) -> Value | None:
-        """Return a bias as real values; None if it is left out.
-
-        Its integers have the product of the scales of the operands `data` and `weights`.
-        """
-        if not self.has(position):
-            return None
-        number = self.inputs[position]
-        value = self.tensors.stored(number)
-        if value.dtype == "float32":
-            return value
-        scales = [self.tensors.quantization(self.number(p)) for p in (data, weights)]
-        if value.array is None or scales[0] is None or scales[1] is None:
-            raise self.refusal("with a bias that is computed when the model runs")
-        factors = np.float64(scales[0].scales[0]) * np.asarray(scales[1].scales, np.float64)
-        name = self.tensors.tensor(number).name
-        return self.graph.constant(value.array * factors, "float32", name)
-
-    def refusal(self, case: str) -> ImportFailed:
-        """Return the error for a case of the operator that is not imported."""
-        where = quoted(self.graph.prefix)
-        text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
-        is_dynamic = any(value.is_dynamic for value in self._computed())
-        return ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else FIX)
-
-
-def pads(
-    operation: Operation,
-    sizes: Sequence[IrSize],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> list[int]:
-    """Return the padding of a window along each axis, first all before, then all after the data.
-
-    With `SAME` padding there are ⌈size / stride⌉ results, and one more pixel behind than before.
-    """
-    if operation.options["padding"] != _SAME:
-        return [0] * (2 * len(sizes))
-    return operation.graph.ranges.same_padding(sizes, kernel, strides, dilations)
-
-
-def limit(graph: Graph, value: Value, low: float, high: float) -> Value:
-    bounds = (graph.constant(low, value.dtype), graph.constant(high, value.dtype))
-    return graph.add("Clip", value, *bounds)
-
-
-ACTIVATIONS: Final[dict[int, Callable[[Graph, Value], Value]]] = {
-    1: lambda graph, value: graph.add("Relu", value),
-    2: lambda graph, value: limit(graph, value, -1.0, 1.0),
-    3: lambda graph, value: limit(graph, value, 0.0, 6.0),
-    4: lambda graph, value: graph.add("Tanh", value),
-}
-"""The activations that are part of other operators, by their values in `ActivationFunctionType`."""
-
-
-def aligned(operation: Operation, positions: Sequence[int]) -> tuple[list[Value], bool]:
-    """Return operands that broadcast in one order of axes, and whether channels are first.
-
-    Channels-first layout is chosen if one operand exists only in it, to avoid transposes between convolutions.
-    """
-    rank = max(operation.rank(position) for position in positions)
-    first = any(operation.is_first(p) and operation.rank(p) == rank for p in positions)
-    if not first:
-        return [operation.real(position) for position in positions], False
-    return [_with_channels_first(operation, position, rank) for position in positions], True
-
-
-def _with_channels_first(operation: Operation, position: int, rank: int) -> Value:
-    """Return an operand with channels first, with missing axes added."""
-    if operation.rank(position) == rank:
-        return operation.real(position, first=True)
-    value = operation.real(position)
-    if value.rank == 0:
-        return value
-    value = operation.graph.reshape(value, [1] * (rank - value.rank) + list(value.shape))
-    return operation.graph.transpose(value, first_axes(rank))
-
-
-def axis_in(axis: int, rank: int, first: bool) -> int:
-    """Return the position of a file's axis in the layout of a value."""
-    return first_axes(rank).index(axis) if first else axis
-
-
-Converter = Callable[[Operation], Any]
-"""Adds the nodes of an operator and writes its results."""

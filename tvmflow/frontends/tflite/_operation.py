@@ -1,0 +1,346 @@
+"""The tensors of a TFLite file, as values of an ONNX graph, and an operator that is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text, unfixed_text
+from tvmflow.frontends._onnx_graph import Array, Graph, Value
+from tvmflow.frontends.base import DYNAMIC_FIX
+from tvmflow.frontends.tflite._model import (
+    FIX,
+    IMPORTED_DTYPES,
+    Buffer,
+    Operator,
+    Quantization,
+    Tensor,
+)
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
+
+_QUANTIZED: Final = frozenset({"int8", "uint8", "int16"})
+
+
+def first_axes(rank: int) -> list[int]:
+    """Return the axes of an image with channels last in the order with channels first."""
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def last_axes(rank: int) -> list[int]:
+    """Return the axes of an image with channels first in the order with channels last."""
+    return [0, *range(2, rank), 1]
+
+
+class Tensors:
+    """The values of all tensors that are computed so far."""
+
+    def __init__(self, graph: Graph, tensors: Sequence[Tensor], data: Buffer) -> None:
+        self.graph = graph
+        self._tensors = tensors
+        self._data = data
+        # By number of a tensor, and whether channels are first: as stored, and as real values.
+        self._stored: dict[tuple[int, bool], Value] = {}
+        self._real: dict[tuple[int, bool], Value] = {}
+        self.padded: dict[int, tuple[int, list[int]]] = {}
+        """Images with zeros around others: the number of the other tensor, and the widths as ONNX has them."""
+
+    def tensor(self, number: int) -> Tensor:
+        return self._tensors[number]
+
+    def quantization(self, number: int) -> Quantization | None:
+        tensor = self._tensors[number]
+        return tensor.quantization if tensor.dtype in _QUANTIZED else None
+
+    def is_constant(self, number: int) -> bool:
+        return self._tensors[number].data is not None
+
+    def is_first(self, number: int) -> bool:
+        """Return whether a tensor exists only in channels-first layout."""
+        return (number, True) in self._stored and (number, False) not in self._stored
+
+    def rank(self, number: int) -> int:
+        for first in (False, True):
+            if (number, first) in self._stored:
+                return self._stored[number, first].rank
+        return len(self._tensors[number].dims)
+
+    def set_input(self, number: int, value: Value) -> None:
+        self._stored[number, False] = value
+
+    def stored(self, number: int, *, first: bool = False) -> Value:
+        """Return a tensor in its stored form: quantized ones are integers."""
+        if (number, first) not in self._stored:
+            self._stored[number, first] = self._reordered(self._stored, number, first)
+        return self._stored[number, first]
+
+    def real(self, number: int, *, first: bool = False) -> Value:
+        """Return a tensor as the values that it stands for."""
+        quantization = self.quantization(number)
+        if quantization is None:
+            return self.stored(number, first=first)
+        if (number, first) not in self._real:
+            value = self.stored(number, first=first)
+            is_moved = first and len(quantization.scales) > 1
+            axis = axis_in(quantization.axis, value.rank, is_moved)
+            self._real[number, first] = self.dequantize(value, quantization, axis)
+        return self._real[number, first]
+
+    def dequantize(self, value: Value, quantization: Quantization, axis: int) -> Value:
+        """Dequantize a tensor; `axis` is the channel axis in `value`."""
+        parameters = self._parameters(quantization, value.dtype)
+        return self.graph.add("DequantizeLinear", value, *parameters, axis=axis)
+
+    def write(self, number: int, value: Value, *, first: bool = False) -> None:
+        """Set a tensor to real values, which are quantized as the file says."""
+        quantization, dtype = self.quantization(number), self._tensors[number].dtype
+        if quantization is not None and value.dtype == "float32":
+            parameters = self._parameters(quantization, dtype)
+            value = self.graph.add("QuantizeLinear", value, *parameters, axis=quantization.axis)
+        if value.dtype != dtype:
+            raise ImportFailed(
+                f"tensor {quoted(self._tensors[number].name)} has dtype {dtype} in the file, "
+                f"and its operator computes {value.dtype}"
+            )
+        self._stored[number, first] = value
+
+    def _parameters(self, quantization: Quantization, dtype: str) -> tuple[Value, Value]:
+        scales: Array = np.asarray(quantization.scales, np.float32)
+        zero_points: Array = np.asarray(quantization.zero_points, dtype)
+        if len(scales) == 1:
+            scales, zero_points = scales[0], zero_points[0]
+        return self.graph.constant(scales), self.graph.constant(zero_points)
+
+    def _reordered(self, values: dict[tuple[int, bool], Value], number: int, first: bool) -> Value:
+        """Return a tensor in the requested layout, transposed from the other layout or from a constant."""
+        other = values.get((number, not first))
+        if other is None:
+            other = values[number, False] = self._constant(number)
+            if not first:
+                return other
+        axes = first_axes(other.rank) if first else last_axes(other.rank)
+        return self.graph.transpose(other, axes)
+
+    def _constant(self, number: int) -> Value:
+        tensor = self._tensors[number]
+        name = quoted(tensor.name or str(number))
+        if tensor.data is None:
+            raise ImportFailed(f"tensor {name} is read before anything computes it")
+        if tensor.is_sparse or tensor.dtype not in IMPORTED_DTYPES:
+            kind = "sparse values" if tensor.is_sparse else f"dtype {tensor.dtype}"
+            raise ImportFailed(f"tensor {name} has {kind}, which tvmflow does not import")
+        start, end = tensor.data
+        dtype = np.dtype(tensor.dtype)
+        array: Any = np.frombuffer(self._data, dtype, (end - start) // dtype.itemsize, start)
+        try:
+            array = array.reshape(tensor.dims)
+        except ValueError:
+            raise ImportFailed(
+                f"tensor {name} has shape {list(tensor.dims)}, and {array.size} values"
+            ) from None
+        return self.graph.constant(array, name=tensor.name)
+
+
+# ---------------------------------------------------------------- an operator that is converted
+
+
+MAX_COUNT: Final = 1 << 24
+"""Maximum number of elements of a constant that a small operand expands to (such as Fill)."""
+
+_SAME: Final = 0
+_NO_ACTIVATION: Final = 0
+
+
+class Operation:
+    """An operator, the tensors that it reads, and the graph to which it adds nodes."""
+
+    def __init__(self, operator: Operator, tensors: Tensors) -> None:
+        self.name = operator.name
+        self.options = operator.options
+        self.inputs = operator.inputs
+        self.outputs = operator.outputs
+        self.tensors = tensors
+        self.graph: Graph = tensors.graph
+
+    def has(self, position: int) -> bool:
+        """Return whether an operand exists: some may be left out."""
+        return position < len(self.inputs) and self.inputs[position] >= 0
+
+    def number(self, position: int) -> int:
+        """Return the number of the tensor of an operand."""
+        if not self.has(position):
+            raise self.refusal(f"without operand {position}")
+        return self.inputs[position]
+
+    def real(self, position: int = 0, *, first: bool = False) -> Value:
+        """Return an operand as the values that it stands for, with channels first or last."""
+        return self.tensors.real(self.number(position), first=first)
+
+    def is_first(self, position: int = 0) -> bool:
+        """Return whether an operand exists only in channels-first layout."""
+        return self.tensors.is_first(self.number(position))
+
+    def in_its_order(self, position: int = 0) -> tuple[Value, bool]:
+        """Return an operand in the order of axes that it exists in, and whether channels are first."""
+        first = self.is_first(position)
+        return self.real(position, first=first), first
+
+    def rank(self, position: int = 0) -> int:
+        return self.tensors.rank(self.number(position))
+
+    def constant(self, position: int) -> Array:
+        """Return the values of an operand that must be constant: a shape, axes."""
+        value = self.tensors.stored(self.number(position))
+        if value.array is None:
+            raise self.refusal(f"with operand {position} that is computed when the model runs")
+        if value.has_dynamic_elements:
+            self.fixed(value.array.ravel().tolist())
+        return value.array
+
+    def integers(self, position: int) -> list[int]:
+        return [int(value) for value in np.ravel(self.constant(position))]
+
+    def sizes(self, position: int) -> list[IrSize]:
+        """Return the values of an operand that must be constant, or follow from the dimensions."""
+        value = self.tensors.stored(self.number(position))
+        if value.has_dynamic_elements:
+            assert value.array is not None
+            return [self.graph.ranges.simplify(size) for size in value.array.ravel().tolist()]
+        return list(self.integers(position))
+
+    def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
+        """Return sizes that the operator needs as constants."""
+        if any(map(is_dynamic, sizes)):
+            raise DynamicShapeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
+        return list(map(int, sizes))
+
+    def shapes_text(self) -> str:
+        """Return the shapes of the operands that are computed, for messages."""
+        return names_text([shape_text(value.shape) for value in self._computed()])
+
+    def _computed(self) -> list[Value]:
+        numbers = (n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n))
+        return list(map(self.tensors.stored, numbers))
+
+    def axis(self, position: int, rank: int) -> int:
+        """Return a constant operand that is an axis, which may count from the end."""
+        return self.checked_axis(self.integers(position)[0], rank)
+
+    def checked_axis(self, axis: int, rank: int) -> int:
+        if not -rank <= axis < rank:
+            raise self.refusal(f"with axis {axis} of {rank}")
+        return axis % rank
+
+    def write(self, value: Value, position: int = 0, *, first: bool = False) -> None:
+        """Set a result to real values, after the activation that the operator has."""
+        activation = self.options.get("activation", _NO_ACTIVATION)
+        if activation != _NO_ACTIVATION:
+            if activation not in ACTIVATIONS:
+                raise self.refusal(f"with activation {activation}")
+            value = ACTIVATIONS[activation](self.graph, value)
+        self.tensors.write(self.outputs[position], value, first=first)
+
+    def output_dtype(self, position: int = 0) -> str:
+        return self.tensors.tensor(self.outputs[position]).dtype
+
+    def weight(self, position: int, axes: Sequence[int]) -> Value:
+        """Return weights as the values that they stand for, with their axes in another order."""
+        number = self.number(position)
+        quantization = self.tensors.quantization(number)
+        value = self.graph.transpose(self.tensors.stored(number), axes)
+        if quantization is None:
+            return value
+        if len(quantization.scales) > 1 and quantization.axis not in axes:
+            raise self.refusal(f"with weights quantized along axis {quantization.axis}")
+        axis = list(axes).index(quantization.axis) if len(quantization.scales) > 1 else 0
+        return self.tensors.dequantize(value, quantization, axis)
+
+    def bias(self, position: int, data: int, weights: int) -> Value | None:
+        """Return a bias as real values; None if it is left out.
+
+        Its integers have the product of the scales of the operands `data` and `weights`.
+        """
+        if not self.has(position):
+            return None
+        number = self.inputs[position]
+        value = self.tensors.stored(number)
+        if value.dtype == "float32":
+            return value
+        scales = [self.tensors.quantization(self.number(p)) for p in (data, weights)]
+        if value.array is None or scales[0] is None or scales[1] is None:
+            raise self.refusal("with a bias that is computed when the model runs")
+        factors = np.float64(scales[0].scales[0]) * np.asarray(scales[1].scales, np.float64)
+        name = self.tensors.tensor(number).name
+        return self.graph.constant(value.array * factors, "float32", name)
+
+    def refusal(self, case: str) -> ImportFailed:
+        """Return the error for a case of the operator that is not imported."""
+        where = quoted(self.graph.prefix)
+        text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
+        is_dynamic = any(value.is_dynamic for value in self._computed())
+        return ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else FIX)
+
+
+def pads(
+    operation: Operation,
+    sizes: Sequence[IrSize],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[int]:
+    """Return the padding of a window along each axis, first all before, then all after the data.
+
+    With `SAME` padding there are ⌈size / stride⌉ results, and one more pixel behind than before.
+    """
+    if operation.options["padding"] != _SAME:
+        return [0] * (2 * len(sizes))
+    return operation.graph.ranges.same_padding(sizes, kernel, strides, dilations)
+
+
+def limit(graph: Graph, value: Value, low: float, high: float) -> Value:
+    bounds = (graph.constant(low, value.dtype), graph.constant(high, value.dtype))
+    return graph.add("Clip", value, *bounds)
+
+
+ACTIVATIONS: Final[dict[int, Callable[[Graph, Value], Value]]] = {
+    1: lambda graph, value: graph.add("Relu", value),
+    2: lambda graph, value: limit(graph, value, -1.0, 1.0),
+    3: lambda graph, value: limit(graph, value, 0.0, 6.0),
+    4: lambda graph, value: graph.add("Tanh", value),
+}
+"""The activations that are part of other operators, by their values in `ActivationFunctionType`."""
+
+
+def aligned(operation: Operation, positions: Sequence[int]) -> tuple[list[Value], bool]:
+    """Return operands that broadcast in one order of axes, and whether channels are first.
+
+    Channels-first layout is chosen if one operand exists only in it, to avoid transposes between convolutions.
+    """
+    rank = max(operation.rank(position) for position in positions)
+    first = any(operation.is_first(p) and operation.rank(p) == rank for p in positions)
+    if not first:
+        return [operation.real(position) for position in positions], False
+    return [_with_channels_first(operation, position, rank) for position in positions], True
+
+
+def _with_channels_first(operation: Operation, position: int, rank: int) -> Value:
+    """Return an operand with channels first, with missing axes added."""
+    if operation.rank(position) == rank:
+        return operation.real(position, first=True)
+    value = operation.real(position)
+    if value.rank == 0:
+        return value
+    value = operation.graph.reshape(value, [1] * (rank - value.rank) + list(value.shape))
+    return operation.graph.transpose(value, first_axes(rank))
+
+
+def axis_in(axis: int, rank: int, first: bool) -> int:
+    """Return the position of a file's axis in the layout of a value."""
+    return first_axes(rank).index(axis) if first else axis
+
+
+Converter = Callable[[Operation], Any]
+"""Adds the nodes of an operator and writes its results."""
