@@ -11,12 +11,7 @@ import pytest
 from tests.conftest import Count
 from tests.support.random_graphs import campaign, judging
 from tests.support.random_graphs.operators import RULES
-from tvmflow.frontends.onnx._rewrites import (
-    _REWRITES,
-    FUSED_OPERATORS,
-    QOPERATORS,
-    supported_operators,
-)
+from tvmflow.frontends.onnx.operators import OPERATORS, supported_operators
 
 NOT_DRAWN: Final = {
     "If": "is drawn around others",
@@ -31,7 +26,7 @@ CHUNK: Final = 250
 
 def test_every_imported_operator_is_drawn() -> None:
     """An operator that is added to the import gets a rule."""
-    imported = {*supported_operators(), *_REWRITES, *QOPERATORS, *FUSED_OPERATORS}
+    imported = {*supported_operators(), *(n for n, entry in OPERATORS.items() if entry.rewrite)}
     drawn = {name.removeprefix("ms.") for name in RULES}
     assert sorted(imported - drawn - NOT_DRAWN.keys()) == []
 

@@ -33,7 +33,8 @@ from tvmflow.frontends.onnx.graph import (
     make_evaluator,
     make_single,
 )
-from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
+from tvmflow.frontends.onnx.operators import compute_sizes
+from tvmflow.frontends.onnx.sizes import SizeValue
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, read_size, size_text
 
 Array = np.ndarray[Any, Any]

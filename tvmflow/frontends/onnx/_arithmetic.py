@@ -15,7 +15,6 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmflow.compiler.tir_kernels.resize import Interpolation
-from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx import graph
 from tvmflow.frontends.onnx._expressions import Windows
 from tvmflow.frontends.onnx.graph import attribute_text
@@ -110,31 +109,31 @@ def _exponential_below(x: Any, scaled: Any, alpha: float) -> Any:
     return relax.op.where(relax.op.greater(x, constant(0, x)), x, below)
 
 
-def _elu(node: NodeToConvert) -> Any:
+def convert_elu(node: NodeToConvert) -> Any:
     [x] = node.inputs
     return _exponential_below(x, x, node.number("alpha", 1.0))
 
 
-def _selu(node: NodeToConvert) -> Any:
+def convert_selu(node: NodeToConvert) -> Any:
     [x] = node.inputs
     alpha = node.number("alpha", 1.67326319217681884765625)
     gamma = node.number("gamma", 1.05070102214813232421875)
     return constant(gamma, x) * node.emit(_exponential_below(x, x, alpha))
 
 
-def _celu(node: NodeToConvert) -> Any:
+def convert_celu(node: NodeToConvert) -> Any:
     [x], alpha = node.inputs, node.number("alpha", 1.0)
     return _exponential_below(x, node.emit(x / constant(alpha, x)), alpha)
 
 
-def _thresholded_relu(node: NodeToConvert) -> Any:
+def convert_thresholded_relu(node: NodeToConvert) -> Any:
     """Return values above a threshold, and 0 for others; a product with 0 would be NaN for infinities."""
     [x] = node.inputs
     is_above = relax.op.greater(x, constant(node.number("alpha", 1.0), x))
     return relax.op.where(is_above, x, relax.op.zeros_like(x))
 
 
-def _shrink(node: NodeToConvert) -> Any:
+def convert_shrink(node: NodeToConvert) -> Any:
     [x], limit, bias = node.inputs, node.number("lambd", 0.5), node.number("bias", 0.0)
     is_above = relax.op.greater(x, constant(limit, x))
     is_below = relax.op.less(x, constant(-limit, x))
@@ -142,12 +141,12 @@ def _shrink(node: NodeToConvert) -> Any:
     return relax.op.where(is_below, x + constant(bias, x), above)
 
 
-def _swish(node: NodeToConvert) -> Any:
+def convert_swish(node: NodeToConvert) -> Any:
     [x], alpha = node.inputs, node.number("alpha", 1.0)
     return x * relax.op.sigmoid(x if alpha == 1 else constant(alpha, x) * x)
 
 
-def _sign(node: NodeToConvert) -> Any:
+def convert_sign(node: NodeToConvert) -> Any:
     """Return -1, 0 and 1; TVM compares with -1, which no unsigned integer is."""
     [x] = node.inputs
     if dtype_of(x).startswith("uint"):
@@ -158,7 +157,7 @@ def _sign(node: NodeToConvert) -> Any:
     return relax.op.where(relax.op.greater(x, zero), ones, negative)
 
 
-def _hardmax(node: NodeToConvert) -> Any:
+def convert_hardmax(node: NodeToConvert) -> Any:
     """Return 1 at the first maximum along an axis, and 0 elsewhere, also in rows of the lowest value."""
     [x] = node.inputs
     sizes = list_sizes(x)
@@ -172,7 +171,7 @@ def _hardmax(node: NodeToConvert) -> Any:
     return relax.op.astype(relax.op.equal(indices, columns), dtype_of(x))
 
 
-def _bit_shift(node: NodeToConvert) -> Any:
+def convert_bit_shift(node: NodeToConvert) -> Any:
     """Return shifted bits: 0 for shifts by the width of the type or more."""
     x, indices = node.inputs
     shifted = node.emit(node.by_tvm())
@@ -181,13 +180,13 @@ def _bit_shift(node: NodeToConvert) -> Any:
     return relax.op.where(is_short, shifted, relax.op.zeros_like(shifted))
 
 
-def _dynamic_quantize_linear(node: NodeToConvert) -> Any:
+def convert_dynamic_quantize_linear(node: NodeToConvert) -> Any:
     """Return data as uint8 with a scale and a zero point for its range; the scale of zeros is 1."""
     [x] = node.inputs
     zero, most = constant(0, x), constant(255, x)
     # the range has 0, also that of no elements
     highest, lowest = (
-        _reduce(node, _Reduction(reduce), x, axes=(), keeps=False)
+        _reduce(node, Reduction(reduce), x, axes=(), keeps=False)
         for reduce in (relax.op.max, relax.op.min)
     )
     largest = node.emit(relax.op.maximum(highest, zero))
@@ -204,7 +203,7 @@ def _dynamic_quantize_linear(node: NodeToConvert) -> Any:
 # ---------------------------------------------------------------- arithmetic
 
 
-def _equal(node: NodeToConvert) -> Any:
+def convert_equal(node: NodeToConvert) -> Any:
     """Return where operands are equal; TVM generates no code that compares bools."""
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in node.inputs)
     if not is_tensor or dtype_of(node.inputs[0]) != "bool":
@@ -212,7 +211,7 @@ def _equal(node: NodeToConvert) -> Any:
     return relax.op.logical_not(node.emit(relax.op.logical_xor(*node.inputs)))
 
 
-def _prelu(node: NodeToConvert) -> Any:
+def convert_prelu(node: NodeToConvert) -> Any:
     """Return `max(x, 0) + slope · min(x, 0)`.
 
     A vector of slopes that only fits the channels counts as one slope for each channel, as in
@@ -228,7 +227,7 @@ def _prelu(node: NodeToConvert) -> Any:
     return relax.op.maximum(x, zero) + slope * relax.op.minimum(x, zero)
 
 
-def _clip(node: NodeToConvert) -> Any:
+def convert_clip(node: NodeToConvert) -> Any:
     """Return maximum and minimum with constant bounds: layout passes support them."""
     value, bounds = node.inputs[0], [node.operand(1), node.operand(2)]
     limits = [node.attributes.get(name) for name in ("min", "max")]
@@ -243,7 +242,7 @@ def _clip(node: NodeToConvert) -> Any:
     return value
 
 
-def _pow(node: NodeToConvert) -> Any:
+def convert_pow(node: NodeToConvert) -> Any:
     """Return powers in the dtype of the base; those of integers are computed as float64."""
     base, exponent = node.inputs
     if dtype_of(base) == dtype_of(exponent) and is_float(base):
@@ -256,7 +255,7 @@ def _pow(node: NodeToConvert) -> Any:
     return relax.op.astype(power, dtype_of(base))
 
 
-def _mod(node: NodeToConvert) -> Any:
+def convert_mod(node: NodeToConvert) -> Any:
     """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
     left, right = node.inputs
     if node.attributes.get("fmod", 0) or not is_float(left):
@@ -267,7 +266,7 @@ def _mod(node: NodeToConvert) -> Any:
     return relax.op.where(moves, relax.op.add(rest, right), rest)
 
 
-def _is_inf(node: NodeToConvert) -> Any:
+def convert_is_inf(node: NodeToConvert) -> Any:
     """Return which values are infinite, or only those of one sign."""
     [x] = node.inputs
     signs = {"detect_negative": relax.op.less, "detect_positive": relax.op.greater}
@@ -280,7 +279,7 @@ def _is_inf(node: NodeToConvert) -> Any:
     return relax.op.logical_and(infinite, comparisons[0](x, constant(0, x)))
 
 
-def _pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
+def convert_pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
     """Return one operand after the other combined.
 
     TVM copies all into one tensor, and reduces that from a finite start.
@@ -290,12 +289,12 @@ def _pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
     return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
 
 
-def _mean(node: NodeToConvert) -> Any:
-    total = _pairwise(node, relax.op.add)
+def convert_mean(node: NodeToConvert) -> Any:
+    total = convert_pairwise(node, relax.op.add)
     return relax.op.divide(total, constant(float(len(node.inputs)), total))
 
 
-def _bit_cast(node: NodeToConvert) -> Any:
+def convert_bit_cast(node: NodeToConvert) -> Any:
     """Reinterpret values as another dtype of the same size (bitcast)."""
     [x] = node.inputs
     dtype = graph.dtype_of(node.attributes["to"])
@@ -339,7 +338,7 @@ def in_float32(convert: Converter) -> Converter:
 # ---------------------------------------------------------------- reductions
 
 
-class _Reduction(NamedTuple):
+class Reduction(NamedTuple):
     """A reduction.
 
     Attributes:
@@ -359,7 +358,7 @@ class _Reduction(NamedTuple):
     empty: float = 0.0
 
 
-def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
+def convert_reduction(node: NodeToConvert, reduction: Reduction) -> Any:
     """Return reduced data; without axes all axes, or none with `noop_with_empty_axes`."""
     data, dtype = node.inputs[0], dtype_of(node.inputs[0])
     axes = [int(axis) for axis in node.attributes.get("axes", ())]
@@ -380,7 +379,7 @@ def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
 
 
 def _reduce(
-    node: NodeToConvert, reduction: _Reduction, data: Any, *, axes: Sequence[int], keeps: bool
+    node: NodeToConvert, reduction: Reduction, data: Any, *, axes: Sequence[int], keeps: bool
 ) -> Any:
     """Return data reduced along axes, or all of them; a scalar is its own reduction."""
     sizes = list_sizes(data)
@@ -405,11 +404,11 @@ def _limit(value: float, like: Any) -> float:
     return int(limits.max if value > 0 else limits.min)
 
 
-def _square(x: Any) -> Any:
+def square(x: Any) -> Any:
     return relax.op.multiply(x, x)
 
 
-def _log_sum_exp(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
+def log_sum_exp(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
     """Return ln Σ eˣ, computed less the largest element where that is finite."""
     largest = relax.op.max(x, axes, True)
     shift = relax.op.where(relax.op.isfinite(largest), largest, relax.op.zeros_like(largest))
@@ -432,36 +431,36 @@ def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None,
     return function
 
 
-def _reduce_mean(node: NodeToConvert) -> Any:
+def convert_reduce_mean(node: NodeToConvert) -> Any:
     """Return means; of integers by way of int64.
 
     TVM computes those of int32 as int64, which it does not say.
     """
-    reduction, dtype = _Reduction(relax.op.mean), dtype_of(node.inputs[0])
+    reduction, dtype = Reduction(relax.op.mean), dtype_of(node.inputs[0])
     is_exact = is_float(node.inputs[0]) or dtype == "int64"
     return _convert_as(node, reduction, dtype if is_exact else "int64")
 
 
-def _reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empty: float) -> Any:
+def convert_reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empty: float) -> Any:
     """Return maxima or minima, also of booleans."""
     dtype = dtype_of(node.inputs[0])
-    reduction = _Reduction(_extreme(reduce), empty=empty)
+    reduction = Reduction(_extreme(reduce), empty=empty)
     return _convert_as(node, reduction, "uint8" if dtype == "bool" else dtype)
 
 
-def _convert_as(node: NodeToConvert, reduction: _Reduction, dtype: str) -> Any:
+def _convert_as(node: NodeToConvert, reduction: Reduction, dtype: str) -> Any:
     """Return data reduced in another dtype."""
     data, *rest = node.inputs
     if dtype_of(data) == dtype:
-        return _convert_reduction(node, reduction)
+        return convert_reduction(node, reduction)
     other = node._replace(inputs=[node.cast(data, dtype), *rest])
-    return relax.op.astype(_convert_reduction(other, reduction), dtype_of(data))
+    return relax.op.astype(convert_reduction(other, reduction), dtype_of(data))
 
 
 # ---------------------------------------------------------------- norms
 
 
-def _lp_normalization(node: NodeToConvert) -> Any:
+def convert_lp_normalization(node: NodeToConvert) -> Any:
     """Return data divided by its norm along an axis; zeros stay zeros."""
     [x], axis = node.inputs, node.integer("axis", -1)
     p = 1 if node.integer("p", 2) == 1 else 2
@@ -470,7 +469,7 @@ def _lp_normalization(node: NodeToConvert) -> Any:
     return relax.op.divide(x, relax.op.where(is_zero, relax.op.ones_like(norm), norm))
 
 
-def _batch_norm(node: NodeToConvert) -> Any:
+def convert_batch_norm(node: NodeToConvert) -> Any:
     """Return a batch norm, whose parameters may be wider floats than the data."""
     dtype = dtype_of(node.inputs[0])
     if dtype not in _NARROW or all(dtype_of(x) == dtype for x in node.inputs):
@@ -485,15 +484,15 @@ def _first_result(node: NodeToConvert) -> Any:
     return relax.Tuple([node.emit(relax.TupleGetItem(results, 0)), zero, zero])
 
 
-def _mean_variance_norm(node: NodeToConvert) -> Any:
+def convert_mean_variance_norm(node: NodeToConvert) -> Any:
     """Return data less its mean, divided by its deviation, which loses no digits as a difference would."""
     [x], axes = node.inputs, [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
     centred = node.emit(x - relax.op.mean(x, axes, True))
-    variance = node.emit(relax.op.mean(_square(centred), axes, True))
+    variance = node.emit(relax.op.mean(square(centred), axes, True))
     return centred / (relax.op.sqrt(variance) + constant(1e-9, x))
 
 
-def _global_pool(convert: Converter) -> Converter:
+def refuse_empty_images(convert: Converter) -> Converter:
     """Return a converter that refuses images without pixels, as ONNX Runtime does."""
 
     @functools.wraps(convert)
@@ -506,21 +505,21 @@ def _global_pool(convert: Converter) -> Converter:
     return checked
 
 
-def _global_lp_pool(node: NodeToConvert) -> Any:
+def convert_global_lp_pool(node: NodeToConvert) -> Any:
     """Return the norms of all pixels of a channel."""
     [x], p = node.inputs, node.integer("p", 2)
     axes = list(range(2, len(list_sizes(x))))
     return _root(node.emit(relax.op.sum(_power(x, p), axes, True)), p)
 
 
-def _lp_pool(node: NodeToConvert) -> Any:
+def convert_lp_pool(node: NodeToConvert) -> Any:
     """Return the norms of windows."""
     [x], p = node.inputs, node.integer("p", 2)
     powers = node.emit(_power(x, p))
     return _root(node.emit(_sum_windows(node, powers)), p)
 
 
-def _average_pool(node: NodeToConvert) -> Any:
+def convert_average_pool(node: NodeToConvert) -> Any:
     """Return means of windows; TVM counts too many pixels of one with gaps that ends beyond the data."""
     if node.integer("count_include_pad", 0) or set(node.attributes.get("dilations", (1,))) == {1}:
         return node.by_tvm()
@@ -566,7 +565,7 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
 def _power(x: Any, p: int) -> Any:
     """Return |x| to a power."""
     if p in (1, 2):
-        return relax.op.abs(x) if p == 1 else _square(x)
+        return relax.op.abs(x) if p == 1 else square(x)
     return relax.op.power(relax.op.abs(x), constant(float(p), x))
 
 
@@ -579,7 +578,7 @@ def _root(x: Any, p: int) -> Any:
 # ---------------------------------------------------------------- positions, orders, running sums
 
 
-def _arg_extreme(node: NodeToConvert) -> Any:
+def convert_arg_extreme(node: NodeToConvert) -> Any:
     """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
 
     TVM starts with that value and the index -1, which stays where no element beats it.
@@ -594,7 +593,7 @@ def _arg_extreme(node: NodeToConvert) -> Any:
     return relax.op.minimum(result, constant(extent - 1, result))
 
 
-def _top_k(node: NodeToConvert) -> Any:
+def convert_top_k(node: NodeToConvert) -> Any:
     """Return the largest or smallest values, and their indices; TVM sorts integers of 32 and 64 bits."""
     data, count = node.inputs
     dtype = dtype_of(data)
@@ -608,13 +607,13 @@ def _top_k(node: NodeToConvert) -> Any:
     return relax.Tuple([values, node.emit(relax.TupleGetItem(found, 1))])
 
 
-def _cum_sum(node: NodeToConvert) -> Any:
+def convert_cum_sum(node: NodeToConvert) -> Any:
     """Return cumulative sums along a constant axis."""
     known_array(node.inputs[1], "axis")
     return node.by_tvm()
 
 
-def _cum_prod(node: NodeToConvert) -> Any:
+def convert_cum_prod(node: NodeToConvert) -> Any:
     """Return cumulative products along an axis."""
     x, axis = node.inputs
     axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
@@ -625,7 +624,7 @@ def _cum_prod(node: NodeToConvert) -> Any:
     return relax.op.flip(product, axis) if is_reversed else product
 
 
-def _layer_norm(node: NodeToConvert) -> Any:
+def convert_layer_norm(node: NodeToConvert) -> Any:
     """Return a layer norm of any float; TVM lacks that of float64."""
     data, scale, *shift = node.inputs
     if dtype_of(data) != "float64":
@@ -634,69 +633,7 @@ def _layer_norm(node: NodeToConvert) -> Any:
     axes = list(range(node.integer("axis", -1) % rank, rank))
     mean = node.emit(relax.op.mean(data, axes, keepdims=True))
     centred = node.emit(data - mean)
-    variance = node.emit(relax.op.mean(_square(centred), axes, keepdims=True))
+    variance = node.emit(relax.op.mean(square(centred), axes, keepdims=True))
     epsilon = constant(node.number("epsilon", 1e-5), data)
     scaled = node.emit(centred / relax.op.sqrt(variance + epsilon) * scale)
     return scaled + shift[0] if shift and shift[0] is not None else scaled
-
-
-_REDUCTIONS: Final[Mapping[str, _Reduction]] = {
-    "ReduceL1": _Reduction(relax.op.sum, before=relax.op.abs),
-    "ReduceL2": _Reduction(
-        relax.op.sum, _square, relax.op.sqrt, alone=relax.op.abs, has_float_result=True
-    ),
-    "ReduceLogSum": _Reduction(relax.op.sum, after=relax.op.log, has_float_result=True),
-    "ReduceLogSumExp": _Reduction(
-        _log_sum_exp, alone=lambda x: x, has_float_result=True, empty=-math.inf
-    ),
-    "ReduceProd": _Reduction(relax.op.prod, empty=1.0),
-    "ReduceSum": _Reduction(relax.op.sum),
-    "ReduceSumSquare": _Reduction(relax.op.sum, before=_square),
-}
-
-ARITHMETIC_CONVERTERS: Final[Mapping[str, Converter]] = {
-    "BitCast": _bit_cast,
-    "BitShift": _bit_shift,
-    "Celu": _celu,
-    "Clip": _clip,
-    "Cosh": lambda node: make_cosh(node.inputs[0]),
-    "DynamicQuantizeLinear": _dynamic_quantize_linear,
-    "Elu": _elu,
-    "Equal": _equal,
-    "Hardmax": _hardmax,
-    "IsInf": _is_inf,
-    "Max": functools.partial(_pairwise, operator=relax.op.maximum),
-    "Mean": _mean,
-    "Min": functools.partial(_pairwise, operator=relax.op.minimum),
-    "Mod": _mod,
-    "PRelu": _prelu,
-    "Pow": _pow,
-    "Selu": _selu,
-    "Shrink": _shrink,
-    "Sign": _sign,
-    "Sinh": lambda node: make_sinh(node.inputs[0], node.emit),
-    "Sum": functools.partial(_pairwise, operator=relax.op.add),
-    "Swish": _swish,
-    "ThresholdedRelu": _thresholded_relu,
-    "ArgMax": _arg_extreme,
-    "ArgMin": _arg_extreme,
-    "CumProd": _cum_prod,
-    "CumSum": _cum_sum,
-    "LayerNormalization": _layer_norm,
-    "TopK": _top_k,
-    **{name: functools.partial(_convert_reduction, reduction=r) for name, r in _REDUCTIONS.items()},
-    "AveragePool": _average_pool,
-    "BatchNormalization": _batch_norm,
-    "GlobalAveragePool": _global_pool(NodeToConvert.by_tvm),
-    "GlobalLpPool": _global_pool(in_float32(_global_lp_pool)),
-    "GlobalMaxPool": _global_pool(NodeToConvert.by_tvm),
-    "InstanceNormalization": in_float32(NodeToConvert.by_tvm),
-    "LRN": in_float32(NodeToConvert.by_tvm),
-    "LpNormalization": in_float32(_lp_normalization),
-    "LpPool": in_float32(_lp_pool),
-    "MeanVarianceNormalization": in_float32(_mean_variance_norm),
-    "ReduceMax": functools.partial(_reduce_extreme, reduce=relax.op.max, empty=-math.inf),
-    "ReduceMean": _reduce_mean,
-    "ReduceMin": functools.partial(_reduce_extreme, reduce=relax.op.min, empty=math.inf),
-}
-"""Operator -> its converter."""

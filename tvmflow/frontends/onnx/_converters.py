@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,8 +17,6 @@ from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._arithmetic import (
-    ARITHMETIC_CONVERTERS,
-    Converter,
     NodeToConvert,
     constant,
     is_float,
@@ -26,7 +24,6 @@ from tvmflow.frontends.onnx._arithmetic import (
     list_sizes,
     read_interpolation,
 )
-from tvmflow.frontends.onnx._block_quantized import OPERATOR as BLOCK_QUANTIZED_WEIGHTS
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
     MAX_WINDOW,
@@ -42,7 +39,6 @@ from tvmflow.frontends.onnx._expressions import (
     infer_unpooled_shape,
     reverse_sequences,
 )
-from tvmflow.frontends.onnx._sequence_layers import SEQUENCE_CONVERTERS
 from tvmflow.frontends.onnx.graph import FROM_START
 from tvmflow.graph.ir import OPAQUE, dtype_of
 from tvmflow.graph.ir_operators import (
@@ -55,23 +51,23 @@ from tvmflow.graph.ir_operators import (
 # ---------------------------------------------------------------- indices
 
 
-def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
+def convert_index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
     """Convert gathers and scatters by indices; negative ones count from the end unless marked otherwise."""
     data, indices, *rest = node.inputs
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
     if FROM_START not in node.attributes or not is_tensor:
         is_scatter = operator is relax.op.scatter_elements
-        return _scatter(node) if is_scatter else node.by_tvm()
+        return convert_scatter(node) if is_scatter else node.by_tvm()
     if operator is not relax.op.scatter_elements:
         name = "batch_dims" if operator is relax.op.gather_nd else "axis"
         return operator(data, indices, node.integer(name, 0))
     beyond = constant(np.iinfo(dtype_of(indices)).min, indices)
     is_negative = relax.op.less(indices, constant(0, indices))
     limited = node.emit(relax.op.where(is_negative, beyond, indices))
-    return _scatter(node._replace(inputs=[data, limited, *rest]))
+    return convert_scatter(node._replace(inputs=[data, limited, *rest]))
 
 
-def _scatter(node: NodeToConvert) -> Any:
+def convert_scatter(node: NodeToConvert) -> Any:
     """Scatter updates; TVM generates no code that adds or multiplies bools, which are integers here."""
     data, indices, updates = node.inputs
     if dtype_of(data) != "bool" or node.text("reduction", "none") == "none":
@@ -80,7 +76,7 @@ def _scatter(node: NodeToConvert) -> Any:
     return relax.op.astype(node.emit(node.convert_by_tvm([wide[0], indices, wide[1]])), "bool")
 
 
-def _slice(node: NodeToConvert) -> Any:
+def convert_slice(node: NodeToConvert) -> Any:
     """Return a slice with constant bounds, which are limited as ONNX does.
 
     TVM fails where a slice has no elements, and drops the first one where it begins before the data
@@ -127,7 +123,7 @@ def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int
 # ---------------------------------------------------------------- convolutions and grids
 
 
-def _conv_integer(node: NodeToConvert) -> Any:
+def convert_conv_integer(node: NodeToConvert) -> Any:
     """Return the convolution of 8-bit values minus their zero points, as int32."""
     data, weights, *zero_points = node.inputs
     attributes, rank = node.attributes, len(list_sizes(data)) - 2
@@ -157,7 +153,7 @@ def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any
     return wide if zero_point is None else node.emit(wide - relax.op.astype(zero_point, "int32"))
 
 
-def _affine_grid(node: NodeToConvert) -> Any:
+def convert_affine_grid(node: NodeToConvert) -> Any:
     """Return grids in the dtype of their matrices; TVM's are float32."""
     theta, size = node.inputs
     known_array(size, "size")
@@ -172,7 +168,7 @@ def _affine_grid(node: NodeToConvert) -> Any:
 _MAX_PARTS: Final = 4096
 
 
-def _split_to_sequence(node: NodeToConvert) -> Any:
+def convert_split_to_sequence(node: NodeToConvert) -> Any:
     """Return a tuple of parts: of given sizes, or all of one size except the last.
 
     TVM divides the axis evenly instead, and returns a call, which has no known number of parts.
@@ -202,7 +198,7 @@ def _split_to_sequence(node: NodeToConvert) -> Any:
     return relax.Tuple(parts)
 
 
-def _concat_from_sequence(node: NodeToConvert) -> Any:
+def convert_concat_from_sequence(node: NodeToConvert) -> Any:
     """Return the parts of a sequence concatenated, without empty ones, or stacked."""
     [parts], axis = node.inputs, int(node.attributes["axis"])
     if node.attributes.get("new_axis", 0):
@@ -220,7 +216,7 @@ _Array = np.ndarray[Any, Any]
 _MAX_FOURIER_ELEMENTS: Final = 1 << 25
 
 
-def _dft(node: NodeToConvert) -> Any:
+def convert_dft(node: NodeToConvert) -> Any:
     """Return the DFT of real or complex numbers (…, n, …, 1 or 2) along one axis."""
     x, length, axis, *_ = [*node.inputs, None, None]
     shape, attributes = list_sizes(x), node.attributes
@@ -237,7 +233,7 @@ def _dft(node: NodeToConvert) -> Any:
     return relax.op.permute_dims(result, [order.index(n) for n in range(rank)])
 
 
-def _stft(node: NodeToConvert) -> Any:
+def convert_stft(node: NodeToConvert) -> Any:
     """Return the STFT of a signal (batch, n, 1 or 2): (batch, frames, frequencies, 2).
 
     With `onesided`, only the frequencies up to half of the sampling rate are computed.
@@ -315,7 +311,7 @@ class _Axis(NamedTuple):
     length: float
 
 
-def _resize(node: NodeToConvert) -> Any:
+def convert_resize(node: NodeToConvert) -> Any:
     """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it."""
     attributes, axes = node.attributes, _find_axes(node)
     antialias = bool(attributes.get("antialias", 0))
@@ -411,7 +407,7 @@ def _constant_operand(node: NodeToConvert, position: int) -> np.ndarray[Any, Any
 # ---------------------------------------------------------------- data
 
 
-def _one_hot(node: NodeToConvert) -> Any:
+def convert_one_hot(node: NodeToConvert) -> Any:
     """Return one value where an index is the position along a new axis, and another elsewhere.
 
     No position fits an index out of range.
@@ -429,7 +425,7 @@ def _one_hot(node: NodeToConvert) -> Any:
     return relax.op.where(relax.op.equal(wide, relax.const(positions, "int64")), on, off)
 
 
-def _col2im(node: NodeToConvert) -> Any:
+def convert_col2im(node: NodeToConvert) -> Any:
     """Return images that are sums of overlapping blocks."""
     columns, *operands = node.inputs
     names = ("image_shape", "block_shape")
@@ -460,7 +456,7 @@ _IMAGE_RANK: Final = 4
 _CUBIC: Final = ("bicubic", "cubic")
 
 
-def _grid_sample(node: NodeToConvert) -> Any:
+def convert_grid_sample(node: NodeToConvert) -> Any:
     """Sample at the positions of a grid; TVM's kernel of a dynamic volume takes minutes to build."""
     shapes = [list_sizes(operand) for operand in node.inputs]
     is_dynamic = any(not isinstance(size, int) for shape in shapes for size in shape)
@@ -504,7 +500,7 @@ def _sample_reflected(node: NodeToConvert) -> Any:
     )
 
 
-def _roi_align(node: NodeToConvert) -> Any:
+def convert_roi_align(node: NodeToConvert) -> Any:
     """Convert a RoiAlign; TVM's differs where regions are aligned, and in its maximum."""
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
     mode = node.text("coordinate_transformation_mode", default)
@@ -580,7 +576,7 @@ def _windows(node: NodeToConvert) -> Windows:
     return Windows.read(node.attributes, sizes)
 
 
-def _max_pool(node: NodeToConvert) -> Any:
+def convert_max_pool(node: NodeToConvert) -> Any:
     """Return maxima of windows, and where they are if a node reads that."""
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
         return node.by_tvm()
@@ -598,7 +594,7 @@ def _max_pool(node: NodeToConvert) -> Any:
     return relax.Tuple([maxima, indices])
 
 
-def _max_unpool(node: NodeToConvert) -> Any:
+def convert_max_unpool(node: NodeToConvert) -> Any:
     """Return zeros with the maxima of windows at their indices.
 
     As in ONNX Runtime, indices refer to a result of a given shape. One before the result counts
@@ -632,7 +628,7 @@ def _max_unpool(node: NodeToConvert) -> Any:
     return relax.op.reshape(scattered, sizes)
 
 
-def _reverse_sequence(node: NodeToConvert) -> Any:
+def convert_reverse_sequence(node: NodeToConvert) -> Any:
     """Return sequences with their first steps reversed: steps and sequences are the first two axes."""
     data, lengths = map(list_sizes, node.inputs)
     axes = [int(node.attributes.get(f"{n}_axis", d)) for n, d in (("batch", 1), ("time", 0))]
@@ -644,7 +640,7 @@ def _reverse_sequence(node: NodeToConvert) -> Any:
     return node.builder.emit_te(reverse_sequences, *node.inputs, *axes)
 
 
-def _det(node: NodeToConvert) -> Any:
+def convert_det(node: NodeToConvert) -> Any:
     [matrices] = node.inputs
     shape = list_sizes(matrices)
     if len(shape) < 2 or _differ(shape[-2], shape[-1]):
@@ -655,7 +651,7 @@ def _det(node: NodeToConvert) -> Any:
     return node.builder.emit_te(determinant, matrices)
 
 
-def _non_max_suppression(node: NodeToConvert) -> Any:
+def convert_non_max_suppression(node: NodeToConvert) -> Any:
     """Convert to a kernel that counts its selection, or to TVM's, with a result sized at run time.
 
     ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
@@ -731,38 +727,8 @@ def _known_or(expr: Any, name: str, default: Any) -> Any:
     return default if expr is None else known_array(expr, name).astype(default.dtype)
 
 
-def _block_quantized(node: NodeToConvert) -> Any:
+def convert_block_quantized(node: NodeToConvert) -> Any:
     """Return block-quantized weights of 4 or 8 bits."""
     attributes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
     operator = BlockQuantizedWeights(**attributes, rounds_data=bool(node.attributes["rounds_data"]))
     return operator.call(*BlockQuantizedOperands(*node.inputs))
-
-
-CONVERTERS: Final[Mapping[str, Converter]] = {
-    **SEQUENCE_CONVERTERS,
-    **ARITHMETIC_CONVERTERS,
-    "AffineGrid": _affine_grid,
-    "Col2Im": _col2im,
-    "ConcatFromSequence": _concat_from_sequence,
-    "ConvInteger": _conv_integer,
-    "DFT": _dft,
-    "Gather": functools.partial(_index, operator=relax.op.take),
-    "GatherElements": functools.partial(_index, operator=relax.op.gather_elements),
-    "GatherND": functools.partial(_index, operator=relax.op.gather_nd),
-    "ScatterElements": functools.partial(_index, operator=relax.op.scatter_elements),
-    "ScatterND": _scatter,
-    "Det": _det,
-    BLOCK_QUANTIZED_WEIGHTS: _block_quantized,
-    "GridSample": _grid_sample,
-    "MaxPool": _max_pool,
-    "MaxUnpool": _max_unpool,
-    "NonMaxSuppression": _non_max_suppression,
-    "OneHot": _one_hot,
-    "Resize": _resize,
-    "ReverseSequence": _reverse_sequence,
-    "RoiAlign": _roi_align,
-    "STFT": _stft,
-    "Slice": _slice,
-    "SplitToSequence": _split_to_sequence,
-}
-"""Operator -> its converter; all others are converted as TVM does."""

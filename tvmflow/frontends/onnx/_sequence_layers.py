@@ -16,10 +16,10 @@ from tvm import relax
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 from tvmflow.core.formatting import names_text
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
-from tvmflow.frontends.onnx._arithmetic import Converter, NodeToConvert, in_float32, list_sizes
+from tvmflow.frontends.onnx._arithmetic import NodeToConvert, list_sizes
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
-from tvmflow.graph.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
+from tvmflow.graph.ir_operators import NOTHING, Activation, Recurrent, RecurrentOperands
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4
@@ -64,7 +64,7 @@ def _norm(
     return total, node.emit(norm)
 
 
-def _skip_layer_norm(node: NodeToConvert) -> Any:
+def convert_skip_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of a sum; further results are its mean, the inverse of its deviation, and the sum."""
     x, skip, scale, shift, bias = (node.operand(index) for index in range(5))
     if shift is None:
@@ -79,7 +79,7 @@ def _skip_layer_norm(node: NodeToConvert) -> Any:
     return relax.Tuple([result, mean, node.emit(relax.op.rsqrt(raised)), total])
 
 
-def _embed_layer_norm(node: NodeToConvert) -> Any:
+def convert_embed_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of the sum of embeddings, the lengths of the mask, and the sum."""
     ids, segments, words, positions, kinds, scale, shift, mask, position_ids = (
         node.operand(index) for index in range(9)
@@ -201,7 +201,7 @@ def _attend(
     return node.emit(relax.op.reshape(moved, [batch, steps, heads * list_sizes(values)[3]]))
 
 
-def _attention(node: NodeToConvert) -> Any:
+def convert_attention(node: NodeToConvert) -> Any:
     """Convert Attention: its queries, keys and values are products of data with weights.
 
     The second result are keys and values with those before them.
@@ -232,7 +232,7 @@ def _prepend(node: NodeToConvert, past: Any, new: Any) -> Any:
     return node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
 
 
-def _multi_head_attention(node: NodeToConvert) -> Any:
+def convert_multi_head_attention(node: NodeToConvert) -> Any:
     """Convert MultiHeadAttention, whose further results are keys and values with those before them."""
     names = {8: "past_sequence_length", 9: "cache_indirection"}
     _refuse(node, (), names)
@@ -257,7 +257,7 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
     return relax.Tuple([result, keys, values])
 
 
-def _rotary_embedding(node: NodeToConvert) -> Any:
+def convert_rotary_embedding(node: NodeToConvert) -> Any:
     """Convert RotaryEmbedding: pairs of values are rotated by an angle that depends on their position."""
     _refuse(node, ("is_packed_batching",), {})
     x, position_ids, cosines, sines = node.inputs
@@ -306,7 +306,7 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _recurrent(node: NodeToConvert, kind: str) -> Any:
+def convert_recurrent(node: NodeToConvert, kind: str) -> Any:
     """Convert an LSTM, GRU or RNN: all hidden states, the last ones, and of an LSTM the last cell states."""
     attributes = node.attributes
     operands = RecurrentOperands(*(NOTHING if value is None else value for value in node.inputs))
@@ -352,14 +352,3 @@ def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activa
 
 def _text(value: str | bytes) -> str:
     return (value.decode("utf-8", "replace") if isinstance(value, bytes) else value).lower()
-
-
-SEQUENCE_CONVERTERS: Final[Mapping[str, Converter]] = {
-    "Attention": in_float32(_attention),
-    "EmbedLayerNormalization": in_float32(_embed_layer_norm),
-    "MultiHeadAttention": in_float32(_multi_head_attention),
-    "RotaryEmbedding": _rotary_embedding,
-    "SkipLayerNormalization": in_float32(_skip_layer_norm),
-    **{kind: functools.partial(_recurrent, kind=kind) for kind in GATES},
-}
-"""Operators of the domain com.microsoft, and recurrent ones of ONNX -> their converters."""

@@ -27,10 +27,8 @@ from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, tensor_spec
 from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert
-from tvmflow.frontends.onnx._converters import CONVERTERS
 from tvmflow.frontends.onnx._custom_operators import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx._inlining import list_inputs_of
-from tvmflow.frontends.onnx._rewrites import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx.graph import (
     CUSTOM_DOMAIN,
     FROM_START,
@@ -41,11 +39,13 @@ from tvmflow.frontends.onnx.graph import (
     captured_names,
     dtype_of,
     is_if,
+    is_standard,
     known_values,
     node_name,
     opset_of,
     place_of,
 )
+from tvmflow.frontends.onnx.operators import OPERATORS, Operator, operator_of, unsupported_reason
 from tvmflow.frontends.onnx.sizes import Sizes
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.graph.dynamic_shapes import plain, read_size
@@ -140,7 +140,7 @@ def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
         rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         lines.append(f"{reason} (node {node_name(nodes[0])}{rest})")
     first = refused[min(refused)][0]
-    if any(node.op_type in QOPERATORS for node in branch_nodes(model)):
+    if any(operator_of(node).format == "quantized" for node in branch_nodes(model)):
         fixes = [_QUANTIZED_FIX]
     elif any(attribute.HasField("g") for attribute in first.attribute):
         # a loop: its body cannot be handed to a function of the user's
@@ -181,7 +181,12 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self.nodes = NodeNames(self.bb)
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: dtype_of(t) for n, t in inputs.items()}
-        self._parameters = {n for node in branch_nodes(model) for n in parameter_operands(node)}
+        self._parameters = {
+            node.input[position]
+            for node in branch_nodes(model)
+            for position in operator_of(node).parameters
+            if position < len(node.input)
+        }
         self._quantized = {
             node.input[0] for node in branch_nodes(model) if node.op_type == "DequantizeLinear"
         }
@@ -239,7 +244,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         def convert_by_tvm(operands: Sequence[Any]) -> relax.Expr:
             return convert(op_name, onnx_input(operands), attrs, opset)
 
-        if op_name not in CONVERTERS:
+        own = OPERATORS[op_name].convert if op_name in OPERATORS else None
+        if own is None:
             return _checked(convert_by_tvm(inputs))
         node = NodeToConvert(
             builder=self.bb,
@@ -249,7 +255,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             convert_by_tvm=convert_by_tvm,
             counts_rows=self._counts_rows,
         )
-        return _checked(self.bb.normalize(CONVERTERS[op_name](node)))
+        return _checked(self.bb.normalize(own(node)))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Do nothing: `import_prepared` has refused operators that neither TVM nor this importer converts."""
@@ -257,7 +263,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """Convert one node at a time, so that an error can name it."""
         if self._sizes:
-            self._sizes.remember([value.name for value in graph.input])
+            for value in graph.input:
+                self._sizes.shape_of(self._nodes[value.name])
         for node in graph.node:
             try:
                 if self._sizes and self._construct_sizes(node, self._sizes):
@@ -314,9 +321,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     def _construct_sizes(self, node: NodeProto, sizes: Sizes) -> bool:
         """Convert a node that computes sizes, or takes them; return whether that is done."""
-        if sizes.evaluate(node):
+        entry = operator_of(node) if is_standard(node) else Operator()
+        if entry.evaluate and sizes.evaluate(node, entry.evaluate):
             return True
-        result = sizes.convert(node)
+        result = entry.follow(sizes, node) if entry.follow else None
         if result is None:
             sizes.materialize([*node.input, *sorted(captured_names(node))])
             return False

@@ -30,7 +30,6 @@ from tvmflow.frontends.inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._inlining import function_id, inline_functions
-from tvmflow.frontends.onnx._rewrites import supported_operators
 from tvmflow.frontends.onnx.graph import (
     Place,
     all_nodes,
@@ -44,6 +43,7 @@ from tvmflow.frontends.onnx.graph import (
     versions_of,
     with_inner_nodes,
 )
+from tvmflow.frontends.onnx.operators import supported_operators
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:

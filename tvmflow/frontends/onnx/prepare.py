@@ -43,12 +43,6 @@ from tvmflow.frontends.onnx._inlining import (
     simplify_branches,
     unroll_loops,
 )
-from tvmflow.frontends.onnx._rewrites import (
-    FUSED_OPERATORS,
-    MISCOMPUTED,
-    rewrite_nodes,
-    unsupported_reason,
-)
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     all_graphs,
@@ -71,6 +65,7 @@ from tvmflow.frontends.onnx.graph import (
     subgraphs,
     with_data,
 )
+from tvmflow.frontends.onnx.operators import operator_of, rewrite_nodes, unsupported_reason
 
 _log = logging.getLogger(__name__)
 
@@ -478,7 +473,7 @@ def bypass_copies(model: ModelProto) -> ModelProto:
 
 def _is_copy(node: NodeProto, known: KnownValues) -> bool:
     # Dropout does nothing in inference.
-    is_idle = node.op_type == "Dropout" and not MISCOMPUTED["Dropout"](node, known)
+    is_idle = node.op_type == "Dropout" and not unsupported_reason(node, known)
     return is_idle or bool(node.op_type == "Identity")
 
 
@@ -577,7 +572,7 @@ def prepare(
 
 
 def _simplify(model: ModelProto, custom: CustomNodes) -> ModelProto:
-    fused = sum(node.op_type in FUSED_OPERATORS for node in model.graph.node)
+    fused = sum(operator_of(node).format == "fused" for node in model.graph.node)
     for round_number in range(_MAX_ROUNDS + fused):
         before = model.SerializeToString(deterministic=True)
         model = custom.infer_shapes(model)

@@ -23,7 +23,8 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._dynamic_shapes import SizeRanges
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
+from tvmflow.frontends.onnx.operators import compute_sizes
+from tvmflow.frontends.onnx.sizes import SizeValue
 from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, with_dimensions
 
 node = helper.make_node

@@ -9,7 +9,7 @@ from onnx import ModelProto, helper
 
 from tests.support.kernels import FAST, host_level, kernels_of
 from tests.support.onnx_models import agree, draw, load, model, value
-from tvmflow.frontends.onnx._rewrites import rewrite_nodes
+from tvmflow.frontends.onnx.operators import rewrite_nodes
 
 SIZES = {"b": 2, "g": 3, "h": 5, "i": 7, "j": 4, "d": 6, "k": 1}
 

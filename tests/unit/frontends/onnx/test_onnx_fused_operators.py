@@ -15,7 +15,7 @@ from tests.support.kernels import outputs
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tests.support.random_networks.judging import run_reference
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._rewrites import FUSED_OPERATORS
+from tvmflow.frontends.onnx.operators import OPERATORS
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
 IMAGE = (1, 4, 9, 9)
@@ -296,7 +296,8 @@ def test_a_model_that_onnxruntime_optimized_and_saved(tmp_path: Path) -> None:
 
 def test_every_fused_operator_is_tested() -> None:
     tested = {node.op_type for made in CASES.values() for node in made.graph.node}
-    assert set(FUSED_OPERATORS) - tested == {"MatMulIntegerToFloat", "TransposeMatMul"}
+    fused_operators = {name for name, entry in OPERATORS.items() if entry.format == "fused"}
+    assert fused_operators - tested == {"MatMulIntegerToFloat", "TransposeMatMul"}
 
 
 def test_what_is_not_rewritten_is_refused_by_name(tmp_path: Path) -> None:

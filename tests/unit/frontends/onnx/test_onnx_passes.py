@@ -9,8 +9,8 @@ from onnx import ModelProto, helper, numpy_helper
 
 from tests.support.onnx_models import draw, model, value
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._rewrites import unsupported_reason
 from tvmflow.frontends.onnx.graph import known_values, opset_of
+from tvmflow.frontends.onnx.operators import unsupported_reason
 from tvmflow.frontends.onnx.prepare import (
     bypass_copies,
     convert_constants_to_initializers,

@@ -1,0 +1,448 @@
+"""The operators of ONNX that need more than TVM's importer: one record for each, and the functions that apply it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from onnx import ModelProto, NodeProto
+from tvm import relax, tirx
+from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+from tvmflow.core.formatting import excerpt
+from tvmflow.frontends._dynamic_shapes import SizeRanges
+from tvmflow.frontends._emission import make_cosh, make_sinh
+from tvmflow.frontends.onnx import _arithmetic as arithmetic
+from tvmflow.frontends.onnx import _converters as converters
+from tvmflow.frontends.onnx import _rewrites as rewrites
+from tvmflow.frontends.onnx import _sequence_layers as sequence_layers
+from tvmflow.frontends.onnx import _size_rules as size_rules
+from tvmflow.frontends.onnx._arithmetic import Converter, NodeToConvert, Reduction, in_float32
+from tvmflow.frontends.onnx._block_quantized import DOMAIN as BLOCK_QUANTIZED_DOMAIN
+from tvmflow.frontends.onnx._block_quantized import OPERATOR as BLOCK_QUANTIZED_WEIGHTS
+from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
+from tvmflow.frontends.onnx._inlining import MAX_UNROLLED_NODES
+from tvmflow.frontends.onnx._rewrites import Context, Rewrite, Rewriting, trains
+from tvmflow.frontends.onnx.graph import (
+    CUSTOM_DOMAIN,
+    KnownValues,
+    attributes_of,
+    element_types,
+    is_standard,
+    known_values,
+    opset_of,
+    replace_nodes,
+)
+from tvmflow.frontends.onnx.sizes import SizeRule, Sizes, SizeValue, apply_rule
+from tvmflow.graph.ir_operators import GATES
+
+# Older models are converted to it where possible; the mask of Dropout is boolean then.
+_MIN_OPSET: Final = 13
+_CAST_LIKE_OPSET: Final = 15
+
+
+class Operator(NamedTuple):
+    """How an operator is imported; all that is missing here is left to TVM's importer.
+
+    Attributes:
+        convert: Converts a node to Relax.
+        rewrite: Rewrites a node as other nodes of ONNX.
+        evaluate: Returns the result for constants and expressions of dimensions.
+        follow: Converts a node with dynamic shapes; its result is None for a node that it leaves to `convert`.
+        find_miscomputed: Returns in which case TVM's importer miscomputes a node, or an empty string.
+        parameters: The operands that parametrize a node, and are not weights though they may be floats.
+        format: The group of operators of the domain com.microsoft (or of none) that only `rewrite` knows.
+    """
+
+    convert: Converter | None = None
+    rewrite: Rewrite | None = None
+    evaluate: SizeRule | None = None
+    follow: Callable[[Sizes, NodeProto], Any] | None = None
+    find_miscomputed: Callable[[NodeProto, KnownValues], str] | None = None
+    parameters: tuple[int, ...] = ()
+    format: Literal["", "fused", "quantized"] = ""
+
+
+# ---------------------------------------------------------------- what TVM 0.27's importer miscomputes
+
+
+def _has_operand(node: NodeProto, position: int) -> bool:
+    return position < len(node.input) and bool(node.input[position])
+
+
+def _has_output(node: NodeProto, position: int) -> bool:
+    return position < len(node.output) and bool(node.output[position])
+
+
+def _find_narrow_cast(node: NodeProto, _: KnownValues) -> str:
+    """TVM neither rounds nor saturates as ONNX does in casts to float8 or to less than a byte."""
+    to = attributes_of(node).get("to", 0)
+    return f"to {name_of(to)}" if to in NARROW_TYPES else ""
+
+
+def _find_training(node: NodeProto, _: KnownValues) -> str:
+    is_training = attributes_of(node).get("training_mode", 0) or _has_output(node, 1)
+    return "in training mode" if is_training else ""
+
+
+def _find_active_dropout(node: NodeProto, known: KnownValues) -> str:
+    if _has_output(node, 1):
+        return "with its mask"
+    return "in training mode" if trains(node, known) else ""
+
+
+def _find_small_indices(node: NodeProto, known: KnownValues) -> str:
+    """TVM counts through the axes before and behind as if data and indices had the same sizes there."""
+    data, indices = (known.shapes.get(name, ()) for name in node.input[:2])
+    axis = attributes_of(node).get("axis", 0) % max(len(data), 1)
+    counted = (slice(1, axis), slice(axis + 2, None))
+    differs = any(data[part] != indices[part] for part in counted)
+    return "with indices of fewer rows than the data" if differs else ""
+
+
+def _find_norm_of_all(node: NodeProto, known: KnownValues) -> str:
+    axis, shape = attributes_of(node).get("axis", -1), known.shapes.get(node.input[0], ())
+    return "over all axes" if axis in (0, -len(shape)) else ""
+
+
+def _find_zero_count(node: NodeProto, known: KnownValues) -> str:
+    """TVM takes 0 for all."""
+    count = known.constants.get(node.input[1]) if len(node.input) > 1 else None
+    return "with K = 0" if count is not None and not count.any() else ""
+
+
+def _case(
+    text: str, applies: Callable[[NodeProto], object]
+) -> Callable[[NodeProto, KnownValues], str]:
+    """Return a function that returns a text for the nodes to which it applies."""
+    return lambda node, _: text if applies(node) else ""
+
+
+# ---------------------------------------------------------------- the table
+
+
+def _reduction(reduction: Reduction, evaluate: SizeRule | None = None) -> Operator:
+    convert = functools.partial(arithmetic.convert_reduction, reduction=reduction)
+    return Operator(convert, evaluate=evaluate)
+
+
+def _fused(rewrite: Rewrite) -> Operator:
+    return Operator(rewrite=rewrite, format="fused")
+
+
+def _quantized(result_scale: int, rewrite: Rewrite) -> Operator:
+    """Return the record of a QOperator, given the position of its result's scale."""
+    own = functools.partial(rewrites.rewrite_quantized, scale=result_scale, rewrite=rewrite)
+    return Operator(rewrite=own, format="quantized")
+
+
+def _pairwise(of_data: Callable[[Any, Any], Any], evaluate: SizeRule | None = None) -> Operator:
+    convert = functools.partial(arithmetic.convert_pairwise, operator=of_data)
+    return Operator(convert, evaluate=evaluate)
+
+
+def _indexing(of_data: Callable[..., Any], **others: Any) -> Operator:
+    return Operator(functools.partial(converters.convert_index, operator=of_data), **others)
+
+
+_FUSED_MATMUL: Final = _fused(rewrites.rewrite_matmul)
+_POOL: Final = "auto_pad ceil_mode count_include_pad kernel_shape pads strides".split()
+
+OPERATORS: Final[Mapping[str, Operator]] = {
+    "Add": Operator(evaluate=size_rules.pairwise_integers(operator.add)),
+    "AffineGrid": Operator(converters.convert_affine_grid),
+    "ArgMax": Operator(arithmetic.convert_arg_extreme),
+    "ArgMin": Operator(arithmetic.convert_arg_extreme),
+    "Attention": Operator(in_float32(sequence_layers.convert_attention)),
+    "AveragePool": Operator(
+        arithmetic.convert_average_pool, rewrites.rewrite_windows, follow=size_rules.follow_windows
+    ),
+    "BatchNormalization": Operator(arithmetic.convert_batch_norm, find_miscomputed=_find_training),
+    "BitCast": Operator(arithmetic.convert_bit_cast),
+    "BitShift": Operator(arithmetic.convert_bit_shift),
+    "Cast": Operator(evaluate=size_rules.evaluate_cast, find_miscomputed=_find_narrow_cast),
+    "CastLike": Operator(rewrite=rewrites.rewrite_cast_like),
+    "Ceil": Operator(evaluate=size_rules.elementwise(size_rules.ceil)),
+    "Celu": Operator(arithmetic.convert_celu),
+    "Clip": Operator(arithmetic.convert_clip, parameters=(1, 2)),
+    "Col2Im": Operator(converters.convert_col2im),
+    "Concat": Operator(rewrite=rewrites.rewrite_concat, evaluate=size_rules.evaluate_concat),
+    "ConcatFromSequence": Operator(converters.convert_concat_from_sequence),
+    "ConstantOfShape": Operator(
+        evaluate=size_rules.evaluate_constant_of_shape, follow=size_rules.follow_constant_of_shape
+    ),
+    "Conv": Operator(rewrite=rewrites.rewrite_windows, follow=size_rules.follow_windows),
+    "ConvInteger": Operator(
+        converters.convert_conv_integer,
+        rewrites.rewrite_windows,
+        follow=size_rules.follow_windows,
+        parameters=(3,),
+    ),
+    "ConvTranspose": Operator(
+        rewrite=rewrites.rewrite_conv_transpose,
+        find_miscomputed=_case("with output_shape", lambda n: "output_shape" in attributes_of(n)),
+    ),
+    "Cosh": Operator(lambda node: make_cosh(node.inputs[0])),
+    "CumProd": Operator(arithmetic.convert_cum_prod),
+    "CumSum": Operator(arithmetic.convert_cum_sum),
+    "DFT": Operator(converters.convert_dft, parameters=(1, 2)),
+    "DequantizeLinear": Operator(parameters=(1, 2)),
+    "Det": Operator(converters.convert_det),
+    "Div": Operator(evaluate=size_rules.pairwise(size_rules.divide)),
+    "Dropout": Operator(rewrite=rewrites.rewrite_dropout, find_miscomputed=_find_active_dropout),
+    "DynamicQuantizeLinear": Operator(arithmetic.convert_dynamic_quantize_linear),
+    "DynamicQuantizeMatMul": _fused(rewrites.rewrite_dynamic_matmul),
+    "Einsum": Operator(rewrite=rewrites.rewrite_einsum),
+    "Elu": Operator(arithmetic.convert_elu),
+    "EmbedLayerNormalization": Operator(in_float32(sequence_layers.convert_embed_layer_norm)),
+    "Equal": Operator(
+        arithmetic.convert_equal, evaluate=size_rules.comparison(operator.lt, operator.gt)
+    ),
+    "Expand": Operator(evaluate=size_rules.evaluate_expand, follow=size_rules.follow_expand),
+    "EyeLike": Operator(rewrite=rewrites.rewrite_eye_like),
+    "Floor": Operator(evaluate=size_rules.elementwise(size_rules.floor)),
+    "FusedConv": _fused(rewrites.rewrite_fused_convolution),
+    "FusedGemm": _fused(rewrites.rewrite_fused_gemm),
+    "FusedMatMul": _FUSED_MATMUL,
+    "Gather": _indexing(relax.op.take, evaluate=size_rules.evaluate_gather),
+    "GatherElements": _indexing(relax.op.gather_elements),
+    "GatherND": _indexing(relax.op.gather_nd),
+    "Gemm": Operator(follow=size_rules.follow_matrix_product),
+    "GlobalAveragePool": Operator(arithmetic.refuse_empty_images(NodeToConvert.by_tvm)),
+    "GlobalLpPool": Operator(
+        arithmetic.refuse_empty_images(in_float32(arithmetic.convert_global_lp_pool))
+    ),
+    "GlobalMaxPool": Operator(arithmetic.refuse_empty_images(NodeToConvert.by_tvm)),
+    "Greater": Operator(evaluate=size_rules.comparison(operator.le, holds=operator.gt)),
+    "GreaterOrEqual": Operator(evaluate=size_rules.comparison(operator.lt, holds=operator.ge)),
+    "GridSample": Operator(converters.convert_grid_sample),
+    "Hardmax": Operator(arithmetic.convert_hardmax),
+    "Identity": Operator(evaluate=lambda call: call.array(0)),
+    "InstanceNormalization": Operator(in_float32(NodeToConvert.by_tvm)),
+    "IsInf": Operator(arithmetic.convert_is_inf),
+    "LRN": Operator(in_float32(NodeToConvert.by_tvm)),
+    "LayerNormalization": Operator(
+        arithmetic.convert_layer_norm,
+        find_miscomputed=_case(
+            "with its mean and deviation", lambda n: _has_output(n, 1) or _has_output(n, 2)
+        ),
+    ),
+    "Less": Operator(evaluate=size_rules.comparison(operator.ge, holds=operator.lt)),
+    "LessOrEqual": Operator(evaluate=size_rules.comparison(operator.gt, holds=operator.le)),
+    "Log": Operator(rewrite=rewrites.rewrite_log),
+    "LpNormalization": Operator(in_float32(arithmetic.convert_lp_normalization)),
+    "LpPool": Operator(
+        in_float32(arithmetic.convert_lp_pool),
+        rewrites.rewrite_windows,
+        follow=size_rules.follow_windows,
+    ),
+    "MatMul": Operator(follow=size_rules.follow_matrix_product),
+    "MatMulInteger": Operator(parameters=(3,)),
+    "MatMulIntegerToFloat": _fused(rewrites.rewrite_matmul_to_float),
+    "Max": _pairwise(relax.op.maximum, size_rules.extreme(max, tirx.max)),
+    "MaxPool": Operator(
+        converters.convert_max_pool, rewrites.rewrite_windows, follow=size_rules.follow_windows
+    ),
+    "MaxUnpool": Operator(converters.convert_max_unpool),
+    "Mean": Operator(arithmetic.convert_mean),
+    "MeanVarianceNormalization": Operator(in_float32(arithmetic.convert_mean_variance_norm)),
+    "Min": _pairwise(relax.op.minimum, size_rules.extreme(min, tirx.min)),
+    "Mish": Operator(rewrite=rewrites.rewrite_mish),
+    "Mod": Operator(arithmetic.convert_mod, evaluate=size_rules.pairwise(size_rules.modulo)),
+    "Mul": Operator(evaluate=size_rules.pairwise(size_rules.multiply)),
+    "MultiHeadAttention": Operator(in_float32(sequence_layers.convert_multi_head_attention)),
+    "Neg": Operator(evaluate=size_rules.elementwise(lambda sizes, x: sizes.simplify(0 - x))),
+    "NonMaxSuppression": Operator(converters.convert_non_max_suppression, parameters=(2, 3, 4)),
+    "Not": Operator(evaluate=size_rules.elementwise(lambda _, x: not x)),
+    "OneHot": Operator(converters.convert_one_hot, parameters=(1, 2)),
+    "PRelu": Operator(arithmetic.convert_prelu),
+    "Pad": Operator(follow=size_rules.follow_pad, parameters=(2,)),
+    "Pow": Operator(arithmetic.convert_pow, parameters=(1,)),
+    "QGemm": _quantized(7, rewrites.rewrite_quantized_gemm),
+    "QLinearAdd": _quantized(6, rewrites.rewrite_binary("Add")),
+    "QLinearAveragePool": _quantized(3, rewrites.rewrite_unary("AveragePool", *_POOL)),
+    "QLinearConcat": _quantized(0, rewrites.rewrite_quantized_concat),
+    "QLinearConv": _quantized(6, rewrites.rewrite_quantized_convolution),
+    "QLinearGlobalAveragePool": _quantized(3, rewrites.rewrite_unary("GlobalAveragePool")),
+    "QLinearLeakyRelu": _quantized(3, rewrites.rewrite_unary("LeakyRelu", "alpha")),
+    "QLinearMatMul": _quantized(6, rewrites.rewrite_quantized_product),
+    "QLinearMul": _quantized(6, rewrites.rewrite_binary("Mul")),
+    "QLinearSigmoid": _quantized(3, rewrites.rewrite_unary("Sigmoid")),
+    "QLinearSoftmax": _quantized(3, rewrites.rewrite_quantized_softmax),
+    "QuantizeLinear": Operator(parameters=(1, 2)),
+    "QuickGelu": _fused(rewrites.rewrite_quick_gelu),
+    "RMSNormalization": Operator(find_miscomputed=_find_norm_of_all),
+    "Range": Operator(follow=size_rules.follow_range, parameters=(0, 1, 2)),
+    "ReduceL1": _reduction(Reduction(relax.op.sum, before=relax.op.abs)),
+    "ReduceL2": _reduction(
+        Reduction(
+            relax.op.sum,
+            arithmetic.square,
+            relax.op.sqrt,
+            alone=relax.op.abs,
+            has_float_result=True,
+        )
+    ),
+    "ReduceLogSum": _reduction(Reduction(relax.op.sum, after=relax.op.log, has_float_result=True)),
+    "ReduceLogSumExp": _reduction(
+        Reduction(arithmetic.log_sum_exp, alone=lambda x: x, has_float_result=True, empty=-math.inf)
+    ),
+    "ReduceMax": Operator(
+        functools.partial(arithmetic.convert_reduce_extreme, reduce=relax.op.max, empty=-math.inf)
+    ),
+    "ReduceMean": Operator(arithmetic.convert_reduce_mean),
+    "ReduceMin": Operator(
+        functools.partial(arithmetic.convert_reduce_extreme, reduce=relax.op.min, empty=math.inf)
+    ),
+    "ReduceProd": _reduction(Reduction(relax.op.prod, empty=1.0), size_rules.evaluate_reduce_prod),
+    "ReduceSum": _reduction(Reduction(relax.op.sum)),
+    "ReduceSumSquare": _reduction(Reduction(relax.op.sum, before=arithmetic.square)),
+    "Reshape": Operator(evaluate=size_rules.evaluate_reshape, follow=size_rules.follow_reshape),
+    "Resize": Operator(
+        converters.convert_resize, follow=size_rules.follow_resize, parameters=(1, 2, 3)
+    ),
+    "ReverseSequence": Operator(converters.convert_reverse_sequence),
+    "RoiAlign": Operator(converters.convert_roi_align),
+    "RotaryEmbedding": Operator(sequence_layers.convert_rotary_embedding),
+    "STFT": Operator(converters.convert_stft, parameters=(1, 2, 3)),
+    "ScatterElements": _indexing(relax.op.scatter_elements, find_miscomputed=_find_small_indices),
+    "ScatterND": Operator(converters.convert_scatter),
+    "Selu": Operator(arithmetic.convert_selu),
+    "SequenceErase": Operator(
+        find_miscomputed=_case("at a position", lambda n: _has_operand(n, 1))
+    ),
+    "SequenceInsert": Operator(
+        find_miscomputed=_case("at a position", lambda n: _has_operand(n, 2))
+    ),
+    "Shape": Operator(evaluate=size_rules.evaluate_shape),
+    "Shrink": Operator(arithmetic.convert_shrink),
+    "Sign": Operator(arithmetic.convert_sign),
+    "SimplifiedLayerNormalization": _fused(rewrites.rewrite_rms_norm),
+    "Sinh": Operator(lambda node: make_sinh(node.inputs[0], node.emit)),
+    "Size": Operator(evaluate=lambda call: call.sizes.simplify(math.prod(call.array(0)))),
+    "SkipLayerNormalization": Operator(in_float32(sequence_layers.convert_skip_layer_norm)),
+    "SkipSimplifiedLayerNormalization": _fused(rewrites.rewrite_skip_rms_norm),
+    "Slice": Operator(
+        converters.convert_slice,
+        evaluate=size_rules.evaluate_slice,
+        follow=size_rules.follow_slice,
+    ),
+    "SpaceToDepth": Operator(
+        find_miscomputed=_case(
+            "with mode CRD", lambda n: attributes_of(n).get("mode", "DCR") != "DCR"
+        )
+    ),
+    "Split": Operator(rewrite=rewrites.rewrite_split, follow=size_rules.follow_split),
+    "SplitToSequence": Operator(converters.convert_split_to_sequence),
+    "Squeeze": Operator(evaluate=size_rules.evaluate_squeeze),
+    "Sub": Operator(evaluate=size_rules.pairwise_integers(operator.sub)),
+    "Sum": _pairwise(relax.op.add),
+    "Swish": Operator(arithmetic.convert_swish),
+    "Tanh": Operator(rewrite=rewrites.rewrite_tanh),
+    "ThresholdedRelu": Operator(arithmetic.convert_thresholded_relu, parameters=(1,)),
+    "Tile": Operator(follow=size_rules.follow_tile),
+    "TopK": Operator(
+        arithmetic.convert_top_k,
+        rewrites.rewrite_top_k,
+        follow=size_rules.follow_top_k,
+        find_miscomputed=_find_zero_count,
+    ),
+    "TransposeMatMul": _FUSED_MATMUL,
+    "Unsqueeze": Operator(
+        evaluate=lambda call: np.expand_dims(call.array(0), tuple(call.integers(1, "axes")))
+    ),
+    "Upsample": Operator(parameters=(1,)),
+    "Where": Operator(evaluate=size_rules.evaluate_where),
+    **{
+        kind: Operator(functools.partial(sequence_layers.convert_recurrent, kind=kind))
+        for kind in GATES
+    },
+    BLOCK_QUANTIZED_WEIGHTS: Operator(converters.convert_block_quantized),
+}
+
+_NONE: Final = Operator()
+
+
+def operator_of(node: NodeProto) -> Operator:
+    """Return the record of a node's operator, whatever its domain; an empty one if there is none."""
+    return OPERATORS.get(node.op_type, _NONE)
+
+
+# ---------------------------------------------------------------- applications
+
+
+def rewrite_nodes(model: ModelProto) -> ModelProto:
+    """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
+    opset = opset_of(model)
+    # Einsum is the same in all opsets
+    names = {n for n, o in OPERATORS.items() if o.rewrite} if opset >= _MIN_OPSET else {"Einsum"}
+    if names.isdisjoint(node.op_type for node in model.graph.node):
+        return model
+    producers = {name: node for node in model.graph.node for name in node.output}
+    context = Context(opset, known_values(model), element_types(model), producers)
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        nodes += _rewrite(node, context) if node.op_type in names else [node]
+    replace_nodes(model.graph, nodes)
+    return model
+
+
+def _rewrite(node: NodeProto, context: Context) -> list[NodeProto]:
+    entry = operator_of(node)
+    is_known = is_standard(node) or (bool(entry.format) and node.domain == "com.microsoft")
+    if not is_known or entry.rewrite is None:
+        return [node]
+    rewriting = Rewriting(node, context)
+    # constants of the type of an operand wait until that is known
+    waits = context.opset < _CAST_LIKE_OPSET and not rewriting.element_type
+    if entry.format == "fused" and waits:
+        return [node]
+    result = entry.rewrite(rewriting)
+    return [node] if result is None else rewriting.finish(result)
+
+
+def compute_sizes(
+    ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
+) -> SizeValue | None:
+    """Return the result of a node for constants and expressions of dimensions, as `apply_rule` does."""
+    rule = operator_of(node).evaluate if is_standard(node) else None
+    return apply_rule(rule, ranges, node, operands) if rule else None
+
+
+_UNROLLED: Final[Mapping[str, str]] = {
+    "Loop": "a number of iterations that is constant or has a constant limit, at most "
+    f"{MAX_UNROLLED_NODES:,} nodes in all, and no stacked outputs where a condition is computed",
+    "Scan": f"opset 9, a known length, and at most {MAX_UNROLLED_NODES:,} nodes in all",
+}
+"""Conditions for a loop to be replaced by its iterations."""
+
+# The converters of these names are for the operators in the domain com.microsoft.
+_MICROSOFT_ONLY: Final = frozenset({"Attention", "RotaryEmbedding"})
+
+
+@functools.cache
+def supported_operators() -> frozenset[str]:
+    """Return the operators that TVM's importer or tvmflow's has a converter for."""
+    own = (name for name, entry in OPERATORS.items() if entry.convert)
+    return frozenset(("If", "Constant", *_get_convert_map(), *own))
+
+
+def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
+    """Return why TVM's importer cannot import this node correctly, or an empty string."""
+    if node.domain in (CUSTOM_DOMAIN, BLOCK_QUANTIZED_DOMAIN):
+        return ""
+    if is_standard(node) and node.op_type in _UNROLLED:
+        return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"
+    name = excerpt(f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type))
+    has_converter = node.op_type in supported_operators() and (
+        is_standard(node) or node.domain == "com.microsoft"
+    )
+    if not has_converter or (is_standard(node) and node.op_type in _MICROSOFT_ONLY):
+        return f"TVM has no operator {name}"
+    find = operator_of(node).find_miscomputed
+    case = find(node, known) if find else ""
+    return f"TVM miscomputes {name} {case}" if case else ""
