@@ -1,9 +1,8 @@
 """Turns tensors whose size is known only when a model runs into the largest ones with a count.
 
-A kernel that selects rows, such as non-maximum suppression, writes as many as there can be, and counts
-those that it selected. The operators after it compute with all rows; as long as no row influences
-another, the rows that count are right. `count_outputs` checks that, and lets `main` return the counts of
-its outputs after them. A model that mixes rows needs shapes that TVM's runtime knows.
+A kernel that selects rows, such as non-maximum suppression, fills as many rows as it can select, and counts
+those that it selected. The operators after it compute with all rows; the counted ones are right as long as no
+row influences another. A model that mixes rows needs shapes that TVM's runtime knows.
 """
 
 from __future__ import annotations
@@ -23,12 +22,9 @@ from tvmflow.graph.ir_operators import NonMaxSuppression
 
 
 class MixedRows(StageError):
-    """A model computes with tensors of a counted size what does not keep their rows apart.
+    """A model mixes the rows of a tensor of counted size; `bounded` are the outputs that it does not mix.
 
-    Its message is what the model needs TVM's runtime for.
-
-    Attributes:
-        bounded: The outputs whose rows are kept apart all the same.
+    The message says why the model needs TVM's runtime.
     """
 
     def __init__(self, operator: str, bounded: Sequence[OutputCount] = ()) -> None:
@@ -37,12 +33,7 @@ class MixedRows(StageError):
 
 
 class _Count(NamedTuple):
-    """The number of valid rows of a padded axis.
-
-    Attributes:
-        var: The count, int64 of shape [1].
-        limit: The most that count, where rows were cut off; None for any number.
-    """
+    """The number of valid rows of a padded axis: an int64 of shape [1], and at most `limit`, if it is not None."""
 
     axis: int
     var: Any
@@ -53,6 +44,10 @@ class _WrongShape(NamedTuple):
     """A shape, or a tensor and its shape, with one padded dimension."""
 
     axis: int
+
+
+class _Mixed(Exception):
+    """An operator mixes rows."""
 
 
 _Fact = _Count | _WrongShape | None
@@ -184,9 +179,9 @@ class _Analysis:
         operands, facts = self._read_operands(call)
         if not any(facts):
             return [binding]
-        rule = _RULES.get(name)
-        fact = rule(call, operands, facts) if rule else _REFUSED
-        if isinstance(fact, str):
+        try:
+            fact = _RULES[name](call, operands, facts)
+        except (KeyError, _Mixed):
             kernel = getattr(call.args[0], "name_hint", "") if name == "call_tir" else ""
             self._refuse(kernel or name or "a function of its own")
             return [binding]
@@ -237,210 +232,185 @@ def _is_counting(value: Any) -> bool:
 
 # ---------------------------------------------------------------- rules
 
-# What a rule returns where an operator mixes rows.
-_REFUSED: Final = "refused"
-_Answer = _Fact | str
-_Rule = Callable[[Any, Sequence[Any], Sequence[_Fact]], _Answer]
+_Rule = Callable[[Any, Sequence[Any], Sequence[_Fact]], _Fact]
+"""Returns the fact of a call's result. Raises _Mixed where the operator mixes rows."""
 
 
 def _rank(expr: Any) -> int:
     return len(ir.known_shape(expr))
 
 
-def _first_count(facts: Sequence[_Fact]) -> _Count | None:
-    """Return the one count that operands have; None if one is a shape, or there are two counts."""
-    if any(isinstance(fact, _WrongShape) for fact in facts):
-        return None
+def _check(keeps_rows: object) -> None:
+    if not keeps_rows:
+        raise _Mixed
+
+
+def _find_count(facts: Sequence[_Fact]) -> _Count:
+    """Return the one count that operands have."""
+    _check(not any(isinstance(fact, _WrongShape) for fact in facts))
     counts = [fact for fact in facts if isinstance(fact, _Count)]
-    return counts[0] if len({(count.var, count.limit) for count in counts}) == 1 else None
+    _check(len({(count.var, count.limit) for count in counts}) == 1)
+    return counts[0]
 
 
-def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """Operands as large along the counted axis have the count; the others have one row for all."""
-    count = _first_count(facts)
-    if count is None:
-        return _REFUSED
-    rank = _rank(call)
+    count, rank = _find_count(facts), _rank(call)
     pairs = list(zip(operands, facts, strict=True))
     axes = {fact.axis + rank - _rank(x) for x, fact in pairs if isinstance(fact, _Count)}
-    if len(axes) != 1:
-        return _REFUSED
+    _check(len(axes) == 1)
     (axis,) = axes
     for operand, fact in pairs:
         shape = ir.shape_of(operand)
         own = axis - (rank - len(shape or ()))
-        if shape and fact is None and own >= 0 and shape[own] != 1:
-            return _REFUSED
+        _check(not shape or fact is not None or own < 0 or shape[own] == 1)
     return count._replace(axis=axis)
 
 
-def _same_axis(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _same_axis(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """Keep the axis of an operator over others."""
-    count = _first_count(facts)
-    axes = _read_axes(call, "axis")
-    return _REFUSED if count is None or axes is None or count.axis in axes else count
+    count = _find_count(facts)
+    _check(count.axis not in _read_axes(call, range(_rank(call.args[0]))))
+    return count
 
 
-def _reduction(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count, axes = _first_count(facts), _read_axes(call, "axis")
-    if count is None or axes is None or count.axis in axes:
-        return _REFUSED
-    if call.attrs.keepdims:
-        return count
-    return count._replace(axis=count.axis - sum(axis < count.axis for axis in axes))
+def _reduction(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    kept = _same_axis(call, operands, facts)
+    return kept if call.attrs.keepdims else _squeeze(call, operands, facts)
 
 
-def _read_axes(call: Any, name: str) -> list[int] | None:
-    """Return the axes of an operator, not negative; None if it has none, which means all."""
-    axes = getattr(call.attrs, name)
+def _read_axes(call: Any, default: Sequence[int]) -> Sequence[int]:
+    """Return the axes of an operator, not negative."""
+    axes = call.attrs.axis
     if axes is None:
-        return None
+        return default
     rank = _rank(call.args[0])
     listed = [axes] if isinstance(axes, int | tirx.IntImm) else list(axes)
     return [int(axis) % rank for axis in listed]
 
 
-def _take(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _take(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     data, indices = operands
     fact, index_fact = facts
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % _rank(data)
     if isinstance(fact, _WrongShape):
         # one size of a shape
-        if index_fact is None and isinstance(indices, tvm.ir.Constant):
-            sizes = np.atleast_1d(indices.value.numpy()) % ir.known_shape(data)[0]
-            return _REFUSED if fact.axis in sizes else None
-        return _REFUSED
+        _check(index_fact is None and isinstance(indices, tvm.ir.Constant))
+        _check(fact.axis not in np.atleast_1d(indices.value.numpy()) % ir.known_shape(data)[0])
+        return None
     if isinstance(index_fact, _Count):
-        if isinstance(fact, _Count) and fact.axis != axis:
-            return _REFUSED
+        _check(not isinstance(fact, _Count) or fact.axis == axis)
         return index_fact._replace(axis=axis + index_fact.axis)
-    if index_fact is not None or not isinstance(fact, _Count) or fact.axis == axis:
-        return _REFUSED
-    moved = fact.axis if fact.axis < axis else fact.axis + _rank(indices) - 1
-    return fact._replace(axis=moved)
+    count = _find_count(facts)
+    _check(count.axis != axis)
+    moved = count.axis if count.axis < axis else count.axis + _rank(indices) - 1
+    return count._replace(axis=moved)
 
 
-def _gather_nd(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    data, indices = facts
-    if data is not None or not isinstance(indices, _Count) or int(call.attrs.batch_dims):
-        return _REFUSED
-    return indices if indices.axis < _rank(call.args[1]) - 1 else _REFUSED
-
-
-def _strided_slice(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count = _first_count(facts)
-    parts = [_read_integers(argument) for argument in call.args[1:]]
-    if count is None or any(part is None for part in parts):
-        return _REFUSED
-    axes, begins, ends, *strides = (part for part in parts if part is not None)
-    steps = strides[0] if strides else [1] * len(axes)
-    size = ir.known_shape(call.args[0])[count.axis]
-    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
-        if axis % _rank(call.args[0]) != count.axis:
-            continue
-        if begin != 0 or step != 1 or end <= 0:
-            return _REFUSED
-        if end < size:
-            count = count._replace(limit=min(end, count.limit or end))
+def _gather_nd(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count = _find_count(facts[1:])
+    _check(facts[0] is None and not int(call.attrs.batch_dims))
+    _check(count.axis < _rank(call.args[1]) - 1)
     return count
 
 
-def _read_integers(expr: Any) -> list[int] | None:
-    """Return a tuple of constants; None for anything else."""
+def _strided_slice(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count = _find_count(facts)
+    axes, begins, ends, *strides = map(_read_integers, call.args[1:])
+    steps = strides[0] if strides else [1] * len(axes)
+    size = ir.known_shape(call.args[0])[count.axis]
+    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+        if axis % _rank(call.args[0]) == count.axis:
+            _check(begin == 0 and step == 1 and end > 0)
+            if end < size:
+                count = count._replace(limit=min(end, count.limit or end))
+    return count
+
+
+def _read_integers(expr: Any) -> list[int]:
+    """Return a tuple of constants."""
     try:
         return [int(getattr(field, "value", field)) for field in getattr(expr, "fields", expr)]
     except (TypeError, ValueError):
-        return None
+        raise _Mixed from None
 
 
-def _squeeze(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count, axes = _first_count(facts), _read_axes(call, "axis")
-    if count is None:
-        return _REFUSED
+def _squeeze(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count = _find_count(facts)
     shape = ir.known_shape(operands[0])
-    axes = axes if axes is not None else [axis for axis, size in enumerate(shape) if size == 1]
-    if count.axis in axes:
-        return _REFUSED
+    axes = _read_axes(call, [axis for axis, size in enumerate(shape) if size == 1])
+    _check(count.axis not in axes)
     return count._replace(axis=count.axis - sum(axis < count.axis for axis in axes))
 
 
-def _expand_dims(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count, rank = _first_count(facts), _rank(call)
-    if count is None:
-        return _REFUSED
+def _expand_dims(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count, rank = _find_count(facts), _rank(call)
     new = {int(axis) % rank for axis in call.attrs.axis}
     kept = [axis for axis in range(rank) if axis not in new]
     return count._replace(axis=kept[count.axis])
 
 
-def _reshape(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _reshape(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """Find the counted axis with as many elements before and after it."""
-    count = _first_count(facts)
-    if count is None:
-        return _REFUSED
+    count = _find_count(facts)
     old, new = ir.known_shape(operands[0]), ir.known_shape(call)
     before = math.prod(old[: count.axis])
     for axis, size in enumerate(new):
         if size == old[count.axis] and math.prod(new[:axis]) == before:
             return count._replace(axis=axis)
-    return _REFUSED
+    raise _Mixed
 
 
-def _permute(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count = _first_count(facts)
-    if count is None:
-        return _REFUSED
-    rank = _rank(operands[0])
+def _permute(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count, rank = _find_count(facts), _rank(operands[0])
     axes = call.attrs.axes
     order = list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
     return count._replace(axis=order.index(count.axis))
 
 
-def _concat(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _concat(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """All parts have the count, and are joined along another axis."""
-    count = _first_count(facts)
-    if count is None or any(fact != count for fact in facts):
-        return _REFUSED
+    count = _find_count(facts)
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % _rank(operands[0])
-    return _REFUSED if axis == count.axis else count
+    _check(all(fact == count for fact in facts) and axis != count.axis)
+    return count
 
 
-def _stack(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count = _first_count(facts)
-    if count is None or any(fact != count for fact in facts):
-        return _REFUSED
+def _stack(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count = _find_count(facts)
+    _check(all(fact == count for fact in facts))
     axis = int(call.attrs.axis or 0) % _rank(call)
     return count._replace(axis=count.axis + (axis <= count.axis))
 
 
-def _broadcast(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count, added = _first_count(facts[:1]), _rank(call) - _rank(operands[0])
-    return _REFUSED if count is None else count._replace(axis=count.axis + added)
+def _broadcast(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    count = _find_count(facts[:1])
+    return count._replace(axis=count.axis + _rank(call) - _rank(operands[0]))
 
 
-def _matmul(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _matmul(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """Rows of the left matrix by a matrix that is the same for all of them."""
-    (left, right), (count, other) = operands, facts
-    if not isinstance(count, _Count) or other is not None or _rank(right) < 2:
-        return _REFUSED
-    return count._replace(axis=_rank(call) - 2) if count.axis == _rank(left) - 2 else _REFUSED
+    (left, right), count = operands, _find_count(facts[:1])
+    _check(facts[1] is None and _rank(right) >= 2 and count.axis == _rank(left) - 2)
+    return count._replace(axis=_rank(call) - 2)
 
 
-def _batched(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _batched(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """Each sample by itself."""
-    count = _first_count(facts[:1])
-    return count if count and count.axis == 0 and not any(facts[1:]) else _REFUSED
+    count = _find_count(facts[:1])
+    _check(count.axis == 0 and not any(facts[1:]))
+    return count
 
 
-def _regions(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+def _regions(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     """Each region of an image by itself."""
-    count = _first_count(facts[1:2])
-    return count if count and count.axis == 0 and facts[0] is None else _REFUSED
+    count = _find_count(facts[1:2])
+    _check(count.axis == 0 and facts[0] is None)
+    return count
 
 
-def _shape(_: Any, __: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    count = _first_count(facts)
-    return _REFUSED if count is None else _WrongShape(count.axis)
+def _shape(_: Any, __: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
+    return _WrongShape(_find_count(facts).axis)
 
 
 def _name(rule: _Rule, names: str) -> dict[str, _Rule]:
