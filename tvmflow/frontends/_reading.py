@@ -1,7 +1,7 @@
-"""Reads what planning needs of a model's files in a worker process, within limits of memory and time.
+"""Reads the facts of a model that planning needs, in a worker process within limits of memory and time.
 
-Files are untrusted. Their readers count bytes; the limits of the process hold for what they
-do not foresee. A stage is in a worker already, and reads directly.
+Files are untrusted. Their readers count bytes; the limits of the process catch the rest. A stage is in a worker
+already, and reads directly.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ _MAX_FACTS: Final = 16_000_000
 
 
 def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
-    """Return a function that reads a file again only when it has changed.
-
-    Planning needs its facts several times.
-    """
+    """Return a function that reads a file again only when it has changed: planning reads it several times."""
 
     @functools.lru_cache(maxsize=16)
     def read_unchanged(path: Path, stamp: tuple[int, ...]) -> _Read:
@@ -65,7 +62,7 @@ def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
 def read_in_worker(read: _Reader) -> _Reader:
     """Return a function that reads a file in a worker process, and again only when it has changed.
 
-    `read` is at the top level of a module. It may raise NotAModel, and errors of tvmflow.
+    `read` is a function of a module. It may raise NotAModel, OSError, and errors of tvmflow.
     """
 
     @functools.wraps(read)
@@ -85,13 +82,7 @@ def read_in_worker(read: _Reader) -> _Reader:
 
 
 def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
-    """Return what the worker read.
-
-    Raises:
-        NotAModel: when it could not, for a reason that is in the file.
-        OSError: when the file cannot be read.
-        TvmflowError: as the reader did.
-    """
+    """Return the facts that the worker read, or raise its error."""
     if outcome.kind == "cancelled":
         raise Interrupted(outcome.message)
     if outcome.kind == "error":
@@ -113,14 +104,14 @@ def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
 def _open_server() -> Iterator[ForkServer]:
     """Yield a server whose children read.
 
-    A process without threads forks one in a millisecond. Others start one, and keep it: a child that they fork would
-    wait for what their threads hold.
+    A process without threads forks one in a millisecond. A process with threads starts one and keeps it: a forked
+    child could wait for a lock of a thread.
     """
     if _is_single_threaded():
         with ForkServer.fork() as server:
             yield server
     else:
-        yield _KEPT.server()
+        yield _keep_server()
 
 
 def _is_single_threaded() -> bool:
@@ -129,41 +120,30 @@ def _is_single_threaded() -> bool:
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == own
 
 
-class _KeptServer:
-    """The server of a process with threads, which ends with it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._server: ForkServer | None = None
-        self._pid = 0
-
-    def server(self) -> ForkServer:
-        """Return the server, which is started by the first call."""
-        with self._lock:
-            is_own = self._pid == os.getpid()
-            if self._server is None or self._server.is_gone or not is_own:
-                if self._server is not None and is_own:
-                    self._server.close()
-                self._server, self._pid = ForkServer.start(_PRELOADED), os.getpid()
-                atexit.register(self._server.close)
-            return self._server
+_lock: Final = threading.Lock()
+_kept: dict[int, ForkServer] = {}
+"""Process id -> its server: a forked child does not use that of its parent."""
 
 
-_KEPT: Final = _KeptServer()
+def _keep_server() -> ForkServer:
+    """Return the server of a process with threads, which ends with it; the first call starts it."""
+    with _lock:
+        server = _kept.get(os.getpid())
+        if server is None or server.is_gone:
+            if server is not None:
+                server.close()
+            _kept[os.getpid()] = server = ForkServer.start(_PRELOADED)
+            atexit.register(server.close)
+        return server
 
 
 # ---------------------------------------------------------------- the worker
 
 
 def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
-    """Read a file within limits: the entry point of a child.
+    """Read a file within limits: the entry point of a child, given `reader` (as `module:name`) and `path`.
 
-    Args:
-        payload: `reader`, the function as `module:name`, and `path`.
-        emit: Not used.
-
-    Returns:
-        `facts`, or `problem` with the reason why there are none, or `errno`.
+    The result has `facts`, or the `problem` why there are none, or `errno`.
     """
     module, _, name = payload["reader"].partition(":")
     reader: _Reader = getattr(importlib.import_module(module), name)
@@ -183,8 +163,8 @@ def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
     except NotAModel as error:
         return {"problem": str(error)}
     except MemoryError:
-        text = f"reading it takes more than {size_text(_MAX_MEMORY)} of memory, the limit for what is not weights"
-        return {"problem": text}
+        limit = f"{size_text(_MAX_MEMORY)} of memory, the limit for what is not weights"
+        return {"problem": f"reading it takes more than {limit}"}
     except CpuTimeExceeded:
         return {"problem": f"reading it takes more than {seconds} s, the limit for its size"}
     except OSError as error:

@@ -1,6 +1,6 @@
 """Runs the reference in a process of its own, isolated from the one that compares.
 
-Both sides exchange framed JSON and arrays, no pickle. Imports no framework but numpy, because some must be set up
+Both sides exchange framed JSON and arrays, not pickles. Imports no framework except numpy: some must be set up
 before anything else is imported.
 """
 
@@ -37,15 +37,12 @@ from tvmflow.custom_operators.definition import ADVICE, Operator
 _log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 5.0
-# What the frameworks say of a divisor or an index that no operator takes.
+# The frameworks' messages about a divisor or an index that no operator takes.
 _WRONG_OPERAND: Final = re.compile("by zero|out of (?:data )?(?:range|bounds)", re.I)
 
 
 class ReferenceProcess:
-    """A running reference process, which returns the outputs, then inner tensors.
-
-    Not safe for use from several threads.
-    """
+    """A running reference process, which returns the outputs, then inner tensors; for one thread."""
 
     def __init__(
         self,
@@ -78,11 +75,9 @@ class ReferenceProcess:
 
     def latency(self, feed: Mapping[str, Array], *, repeat: int, min_seconds: float) -> list[float]:
         """Return the seconds per call of `repeat` repeats, after two warm-up calls."""
-        message, _ = self.request(
-            {"call": "latency", "repeat": repeat, "min_seconds": min_seconds},
-            self._check_inputs(feed),
-        )
-        return [float(value) for value in message["seconds"]]
+        call = {"call": "latency", "repeat": repeat, "min_seconds": min_seconds}
+        answer, _ = self.request(call, self._check_inputs(feed))
+        return [float(value) for value in answer["seconds"]]
 
     def request(
         self, message: Message, arrays: Mapping[str, Array] | None = None
@@ -154,7 +149,7 @@ class ReferenceProcess:
         )
 
     def _suggest_range(self) -> str:
-        """Return what to do about an integer that no operator takes; empty if no input has integers."""
+        """Return the remedy for an integer that no operator takes; empty if no input has integers."""
         integers = [spec.name for spec in self._inputs if spec.dtype.startswith(("int", "uint"))]
         if not integers:
             return ""
@@ -164,7 +159,7 @@ class ReferenceProcess:
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
-    """Return whether an input may have a shape; the framework itself checks that dynamic shapes agree."""
+    """Return whether an input may have a shape; the framework itself compares dynamic sizes."""
     sizes = spec.sizes or spec.shape
     return len(shape) == len(sizes) and all(
         isinstance(size, str) or size == actual for size, actual in zip(sizes, shape, strict=True)
@@ -184,12 +179,11 @@ def start(
 ) -> Iterator[ReferenceProcess]:
     """Run a reference process while the block runs; it also ends with this process.
 
-    The module `worker` calls `serve`, and loads the model from the first message. The log is in the folder `scratch`,
-    and `install` is the command that installs the framework.
+    The module `worker` calls `serve`, and loads the model from the first message. The log is in `scratch`.
 
     Raises:
         StageError: when the framework rejects the model.
-        EnvironmentProblem: when the framework cannot be imported.
+        EnvironmentProblem: when it cannot be imported; `install` is the command that installs it.
     """
     log = scratch / f"{worker.rpartition('.')[0].rpartition('.')[2]}-reference.log"
     with log.open("wb") as stderr:
@@ -233,8 +227,8 @@ def _stop(process: subprocess.Popen[Any]) -> None:
 
 
 # ---------------------------------------------------------------- messages, and the process that answers them
-# A frame is a length (8 bytes, little-endian) and that many bytes; a message is a frame of JSON,
-# then one frame in NumPy's npy format for each name in its `arrays`.
+# A frame is a length (8 bytes, little-endian) and its bytes. A message is a frame of JSON, then a frame in
+# NumPy's npy format for each name in its `arrays`.
 
 
 Array = np.ndarray[Any, Any]
@@ -242,7 +236,7 @@ Message = dict[str, Any]
 
 
 class ObservedNode(NamedTuple):
-    """A node that computes piecewise, and the share of elements that take each branch."""
+    """A piecewise operator, and the share of elements that take each branch."""
 
     node: str
     operator: str
@@ -250,7 +244,7 @@ class ObservedNode(NamedTuple):
 
 
 class LoadedReference(ABC):
-    """A model loaded by its framework, in the reference process; see `base.Reference` for its attributes."""
+    """A model loaded by its framework, in the reference process; `base.Reference` explains the attributes."""
 
     name: str
     note: str = ""
@@ -261,7 +255,7 @@ class LoadedReference(ABC):
         """Return the outputs in their order for inputs by name."""
 
     def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        """Return the outputs as timed inferences compute them, whose graph a framework may rewrite."""
+        """Return the outputs of a timed inference, whose graph a framework may rewrite."""
         return self.run(arrays)
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
@@ -269,7 +263,7 @@ class LoadedReference(ABC):
         return functools.partial(self.run, arrays)
 
     def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
-        """Return the branches of operators that inputs take; nothing if the framework does not know."""
+        """Return the branches of operators that inputs take; none if the framework cannot observe them."""
         return ()
 
 
@@ -315,15 +309,11 @@ def _receive_frame(stream: IO[bytes]) -> bytes | None:
 def serve(load: Callable[[Message], LoadedReference]) -> NoReturn:
     """Answer requests on stdin until it ends, and end the process: a reference's main function.
 
-    It ends at once, without what Python and a framework tidy up in memory that is freed anyway: a fifth of a second
-    of ONNX Runtime.
-
-    Args:
-        load: Loads the model that the first message describes. It raises ImportError when the
-            framework cannot be imported, and any other exception when it rejects the model.
+    `load` loads the model of the first message. It raises ImportError when the framework cannot be imported, and any
+    other exception when it rejects the model. The process ends without cleaning up: ONNX Runtime would take 0.2 s.
     """
     incoming = sys.stdin.buffer
-    # What a framework prints to standard output must not end up between frames.
+    # text that a framework prints to standard output must not get between frames
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
@@ -369,9 +359,11 @@ def _answer(
             elif message["call"] == "observe":
                 send(outgoing, {"nodes": model.observe(arrays)})
             else:
-                infer = model.prepare(arrays)
-                seconds = _latencies(infer, message["repeat"], message["min_seconds"])
-                send(outgoing, {"seconds": seconds})
+                infer, least = model.prepare(arrays), message["min_seconds"]
+                for _ in range(2):
+                    infer()
+                repeats = range(message["repeat"])
+                send(outgoing, {"seconds": [_seconds_per_call(infer, least) for _ in repeats]})
         except Exception as error:
             send(outgoing, _problem("run", error))
 
@@ -383,12 +375,6 @@ def _problem(kind: str, error: Exception) -> Message:
     if isinstance(error, ImportError) and kind == "model":
         return {"problem": "import", "reason": f"{type(error).__name__}: {error}"}
     return {"problem": kind, "reason": last_line(error)}
-
-
-def _latencies(infer: Callable[[], object], repeat: int, min_seconds: float) -> list[float]:
-    for _ in range(2):
-        infer()
-    return [_seconds_per_call(infer, min_seconds) for _ in range(repeat)]
 
 
 def _seconds_per_call(infer: Callable[[], object], min_seconds: float) -> float:

@@ -34,18 +34,15 @@ class LoadedModel(NamedTuple):
     """A model as a Relax module, with separate weights.
 
     Attributes:
-        mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters are the model's
-            inputs in the order of `inputs`, then the weights in the order of `params`; its attribute `num_input`
-            counts the former. It returns a tensor or a flat tuple of tensors, in the order of `outputs`, then of
-            `tensors`, then the counts of outputs whose size is known only after a call (`compiler.counts`). Shapes
-            are static. Integer tensors that the graph needs as constants (shapes, axes) are constants here.
+        mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters are `inputs`, then
+            `params`; its attribute `num_input` counts the former. It returns a tensor or a flat tuple: `outputs`,
+            `tensors`, then the counts of outputs whose size is known only after a call (`graph.counts`). Integer
+            tensors that the graph needs as constants (shapes, axes) are constants here.
         params: Everything else that is learned, so that new weights for the same architecture give the same `mod`.
         inputs: The model's inputs, without constant ones.
-        outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.
-        nodes: The name of the node that each binding of `main` came from, in their order; empty
-            for a binding without known nodes.
-        states: The inputs that the model itself keeps from call to call, and the outputs that take their places.
+        nodes: The name of the node that each binding of `main` came from; empty for a binding without one.
+        states: The inputs that the model itself keeps from call to call, and the outputs that replace them.
     """
 
     mod: tvm.IRModule
@@ -58,15 +55,10 @@ class LoadedModel(NamedTuple):
 
 
 class SourceFields(ClosedModel):
-    """The fields of one frontend under `model:`, one of them named like the frontend.
-
-    All default to None: a recipe may use another frontend.
-
-    Attributes:
-        takes_operators: Whether a recipe can add custom operators for such a model.
-    """
+    """The fields of one frontend under `model:`, one of them named like the frontend; all default to None."""
 
     takes_operators: ClassVar[bool] = False
+    """Whether a recipe can add custom operators for such a model."""
 
 
 class MissingFile(NamedTuple):
@@ -96,14 +88,7 @@ class ModelInput(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """An output of a model.
-
-    Attributes:
-        name: Its name, or the beginning of it that the user chose.
-        dtype: Its dtype; None if the model does not say.
-        dims: Sizes for the inputs' own shapes, and names of free dimensions (which may be empty); None
-            where the model does not say.
-    """
+    """An output of a model, or all whose names begin so; dtype and dims are as those of `ModelInput`."""
 
     name: str
     dtype: str | None = None
@@ -111,14 +96,12 @@ class ModelOutput(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """Facts of a model that stand in one of its files: all that planning needs of it.
+    """The facts in a model's file that planning needs.
 
     Attributes:
-        inputs: Its inputs; inputs with a default, or that may be weights, are optional.
-        data_files: The names of files with weights, where they stand in the model's file.
-        weights: The names of weights, if a file has only weights.
-        unsupported: Why it cannot be imported, as the end of a sentence; or nothing.
-        outputs: Its outputs.
+        data_files: The names of other files with weights.
+        weights: The names of weights, if the file has only weights.
+        unsupported: Why the model cannot be imported, as the end of a sentence; or nothing.
     """
 
     inputs: tuple[ModelInput, ...] = ()
@@ -154,12 +137,11 @@ class InputRequest(NamedTuple):
 
     Attributes:
         shape: Its shape; with dynamic shapes, the largest one.
-        value: The constant that it is bound to: a number, a truth value, or nested lists of them.
-            A number fills the shape.
+        value: Its constant: nested lists of numbers or truth values, or one of them, which fills the shape.
         range: Minimum and maximum of random inputs.
         image: How an image becomes this input.
-        sizes: Its sizes where some are dynamic, each a number or the name of a dimension; else empty.
-        dimensions: The dimensions that its sizes name.
+        sizes: Its sizes if some are dynamic, each an integer or an expression of dimensions; else empty.
+        dimensions: The dimensions in its sizes.
     """
 
     name: str
@@ -173,13 +155,7 @@ class InputRequest(NamedTuple):
 
 
 class InputProblem(NamedTuple):
-    """An input of a recipe that does not fit the model.
-
-    Attributes:
-        input: The name of the input; empty for a problem of `inputs` as a whole.
-        field: The field of the input that is wrong; empty for the input itself.
-        text: The problem.
-    """
+    """A problem of an input in a recipe, and its field; both are empty for a problem of `inputs` as a whole."""
 
     input: str
     field: str
@@ -195,11 +171,11 @@ class ReferenceTraits(NamedTuple):
     """The properties of the framework that serves as the reference.
 
     Attributes:
-        name: As reports show it, without a version.
+        name: Its name in reports, without a version.
         tools: Distributions whose code can change its results; they enter the key of `verify`.
         install: The command that installs it.
         is_optional: tvmflow is installed without it.
-        note: Other information for users before they install it.
+        note: Further information for users before they install it.
     """
 
     name: str
@@ -216,7 +192,7 @@ class Reference(Protocol):
     """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
 
     note: str
-    """The note of reports about the reference: that it is a stand-in, and why; or nothing."""
+    """The note of reports: that this reference is a stand-in, and why; or nothing."""
 
     def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
@@ -229,7 +205,7 @@ class Reference(Protocol):
         ...
 
     can_observe: bool
-    """Whether it knows which branches of the model inputs take."""
+    """Whether it can observe which branches of operators inputs take."""
 
     def observe(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[ObservedNode]:
         """Return the branches of operators that one batch takes."""

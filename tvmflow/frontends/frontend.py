@@ -81,14 +81,13 @@ class Frontend(ABC):
     Each frontend is a folder, whose top level imports neither the framework nor tvm.
 
     Attributes:
-        NAME: The framework as people write it, for messages.
+        NAME: The framework, for messages.
         KIND: The frontend's name in the registry, and its field under `model:` in a recipe.
         MODELS: Its models, for messages.
         SOURCE: The fields of a recipe that name a model of this framework.
-        TOOLS: Distributions whose code can change what `load` returns; they enter the key of `import`.
-        REQUIRES_INPUTS: True if a recipe must give the input shapes, because the files do not have them.
-        REFERENCE: The framework as the reference.
-        WORKER: The module that runs as the reference.
+        TOOLS: Distributions whose code can change the result of `load`; they enter the key of `import`.
+        REQUIRES_INPUTS: Whether a recipe must give the input shapes, because the files do not have them.
+        WORKER: The module of the reference's process.
         MODULE: The module without which there is no reference; empty if its process says so.
     """
 
@@ -104,28 +103,18 @@ class Frontend(ABC):
 
     @abstractmethod
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Return the files that the recipe names and that do not exist.
+        """Return the files that a recipe in the folder `base` names and that do not exist.
 
-        Args:
-            model: The value of `model:` as it was read, not validated: a missing file is reported
-                together with other mistakes.
-            base: The recipe's folder.
+        The value of `model:` is not validated yet: a missing file is reported together with other mistakes.
         """
 
     @abstractmethod
     def files(
         self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
     ) -> tuple[InputFile, ...]:
-        """Return the files that the model consists of, without importing a framework.
+        """Return the files of the model, without importing a framework.
 
-        A file at an address that is yet to be downloaded is not read.
-
-        Args:
-            source: The recipe's `model`, which has all fields of `SOURCE`.
-            base: The recipe's folder.
-            where: Returns the position of a field below `model`.
-            sources: Resolves every file: its results have a digest where they have an address, and
-                a path where it was downloaded before.
+        `sources` resolves them: a file at an address has a digest, and a path only if it was downloaded before.
 
         Raises:
             RecipeError: when a file is not of this framework, or cannot be imported.
@@ -133,10 +122,7 @@ class Frontend(ABC):
         """
 
     def find_unnamed_files(self, files: Sequence[InputFile]) -> tuple[InputFile, ...]:
-        """Return the files that a model also has, which were not known before it was downloaded.
-
-        Args:
-            files: Those that `files` returned, each with its path.
+        """Return the further files of a downloaded model, which `files` could not name.
 
         Raises:
             RecipeError: when the model is not of this framework, or names files outside its folder.
@@ -145,10 +131,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return what the files of a model contain, read without a framework.
-
-        Args:
-            files: Path of each file by its role; of the names from `files`, the first is present.
+        """Return the facts of a model, read without a framework from the first of its files.
 
         Raises:
             ImportFailed: when a file is not of this framework.
@@ -175,7 +158,7 @@ class Frontend(ABC):
             inputs: The inputs; fully specified ones may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
             bound: The constants of inputs that the recipe binds; the library lacks these inputs.
-            dimensions: The dimensions that inputs have in their sizes.
+            dimensions: The dimensions in the sizes of inputs.
             counts_rows: Whether a data-dependent number of rows may be returned as a count (a bounded axis).
 
         Raises:
@@ -198,7 +181,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def _load(self, call: ImportCall) -> LoadedModel:
-        """Import the model: see `load`, which explains errors of libraries."""
+        """Import the model; `load` explains errors of libraries."""
 
     def reference(
         self,
@@ -248,9 +231,9 @@ class Frontend(ABC):
         return {}
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return the inner tensors in the order of their computation, with the node of each.
+        """Return the inner tensors in the order of their computation, each with its node.
 
-        Those that `load` and `reference` take as `tensors`; none if the frontend cannot name them before the import.
+        There are none if the frontend cannot name them before the import.
         """
         return {}
 
@@ -259,20 +242,15 @@ class Frontend(ABC):
         """Return the version of the installed reference, which may be loaded in this process.
 
         Raises:
-            ImportError: when it is not installed or cannot be loaded.
-            EnvironmentProblem: when it is not installed or cannot be loaded.
+            ImportError, EnvironmentProblem: when it is not installed or cannot be loaded.
         """
 
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Turn every error of the block into one that says that the model cannot be imported.
+    """Raise ImportFailed for any error of the block, except those of tvmflow and of the disk.
 
-    A model may hold anything, and the libraries that read it raise whatever their code runs into.
-    The traceback goes to the stage's log file.
-
-    Raises:
-        ImportFailed: in place of other errors; errors of tvmflow and of the disk pass unchanged.
+    Libraries that read a model may raise anything. The traceback goes to the stage's log file.
     """
     try:
         yield
@@ -291,7 +269,6 @@ def _importing() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- models that one field names
-# The fields name files by path or by address, and pin their content.
 
 
 MODEL: Final = "model"
@@ -334,7 +311,7 @@ class SeveralFiles(SourceFields):
 
 
 class OneFile(SeveralFiles):
-    """The fields that pin a model which is one file, and perhaps further ones that it names."""
+    """The fields that pin a model file, and the further files that it names."""
 
     sha256: _Digest | None = Field(
         default=None,
@@ -349,9 +326,8 @@ class OneFileFrontend(Frontend):
     Attributes:
         FILE: The kind of that file.
         NOUN: A model, for messages: `a TFLite model`.
-        FOREIGN: The description of another file: `is not a TFLite model`.
+        FOREIGN: The message about another file, `is not a TFLite model`; FOREIGN_FIX is the remedy.
         FILE_NAME: The file, at the beginning of a message.
-        FOREIGN_FIX: The remedy for another file.
         UNSUPPORTED_FIX: The remedy for a model that cannot be imported.
     """
 
@@ -366,11 +342,7 @@ class OneFileFrontend(Frontend):
     @staticmethod
     @abstractmethod
     def describe(path: Path, /) -> ModelFacts:
-        """Return the facts of a file that planning needs.
-
-        Raises:
-            NotAModel: when it is not a model of this framework.
-        """
+        """Return the facts of a file, or raise NotAModel."""
 
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
         """Yield the model's file when it is a path that does not exist."""
@@ -381,7 +353,7 @@ class OneFileFrontend(Frontend):
     def files(
         self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
     ) -> tuple[InputFile, ...]:
-        """Return the model's file, which is all of it."""
+        """Return the model's only file."""
         named = self.named_file(source, base, where)
         assert isinstance(source, self.SOURCE)
         if source.files is not None:
@@ -407,11 +379,7 @@ class OneFileFrontend(Frontend):
         )
 
     def check_file(self, file: InputFile) -> ModelFacts:
-        """Return the facts of a recipe's file that planning needs.
-
-        Raises:
-            RecipeError: when it cannot be read or imported, as far as that can be seen without a framework.
-        """
+        """Return the facts of a recipe's file, or raise RecipeError when it cannot be read or imported."""
         start, path = f"{file.where}: model.{self.KIND}", Path(file.path)
         try:
             facts = self.describe(path)
@@ -427,7 +395,7 @@ class OneFileFrontend(Frontend):
         return facts
 
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return what the model's file contains, read without a framework."""
+        """Return the facts of the model's file, read without a framework."""
         with self.explained():
             facts = self.describe(files[MODEL])
         self.refuse_unsupported(facts.unsupported)
@@ -465,9 +433,8 @@ def further_file(
     role: str, name: str, model: InputFile, source: SeveralFiles, where: Where
 ) -> InputFile:
     """Return a file by its path from the folder of a model's file, not resolved yet."""
-    path, url = (
-        ("", sibling(model.url, name)) if model.url else (str(Path(model.path).parent / name), "")
-    )
+    url = sibling(model.url, name) if model.url else ""
+    path = "" if url else str(Path(model.path).parent / name)
     return pinned_by_name(InputFile(role, path, model.where, url), name, source, where)
 
 

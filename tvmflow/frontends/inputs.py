@@ -44,13 +44,9 @@ _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 def find_input_problems(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
-    """Yield everything in which the recipe's inputs do not fit the model's.
+    """Yield the problems of the recipe's inputs; missing sizes are one problem, with the YAML to write.
 
-    Sizes that are missing are one problem, with the YAML to write.
-
-    Args:
-        inputs: The model's inputs.
-        requests: The recipe's inputs; only those are needed that the model does not specify fully.
+    A request is needed only for an input that the model does not specify fully.
     """
     yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)
@@ -115,23 +111,18 @@ def _name_problem(name: str) -> str:
 
 
 def find_output_problems(names: Sequence[str]) -> Iterator[str]:
-    """Yield the outputs of a model whose names no generated code holds."""
+    """Yield the outputs of a model whose names generated code cannot contain."""
     for name in names:
         if problem := _name_problem(name):
             yield f"the model's output {quoted(name)} {problem}"
 
 
 def check_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> None:
-    """Check that inputs fit, which planning does where it can read the model.
-
-    Raises:
-        ImportFailed: with the problems.
-    """
-    problems = list(find_input_problems(inputs, requests))
-    if problems:
-        texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
-        fix = "correct `inputs` in the recipe"
-        raise ImportFailed("; ".join(texts[:_MAX_PROBLEMS]), fix=fix)
+    """Raise ImportFailed where inputs do not fit; planning checks this where it can read the model."""
+    problems = itertools.islice(find_input_problems(inputs, requests), _MAX_PROBLEMS)
+    texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
+    if texts:
+        raise ImportFailed("; ".join(texts), fix="correct `inputs` in the recipe")
 
 
 def resolve_inputs(
@@ -162,11 +153,7 @@ def array_of(spec: TensorSpec, value: Json) -> np.ndarray[Any, Any]:
 
 
 def shape_of_value(value: Json) -> tuple[int, ...]:
-    """Return the shape of nested lists, or of a number.
-
-    Raises:
-        ValueError: when lists at one level have different lengths.
-    """
+    """Return the shape of nested lists; raise ValueError where lists at one level differ in length."""
     if not isinstance(value, list | tuple):
         return ()
     shapes = {shape_of_value(part) for part in value}
@@ -213,9 +200,8 @@ def _input_problems(value: ModelInput, request: InputRequest) -> Iterator[InputP
 def _range_problem(dtype: str, request: InputRequest) -> str:
     """Return which element of a value its dtype cannot hold, or an empty string."""
     for scalar in scalars_of(request.value):
-        if isinstance(scalar, bool) != (dtype == "bool") or (
-            "int" in dtype and not isinstance(scalar, int)
-        ):
+        is_fraction = "int" in dtype and not isinstance(scalar, int)
+        if is_fraction or isinstance(scalar, bool) != (dtype == "bool"):
             nouns = {"bool": "true or false", "int": "whole numbers"}
             noun = nouns.get(dtype.lstrip("u").rstrip("0123456789"), "numbers")
             return f"dtype {dtype}, whose values are {noun}, not {json.dumps(scalar)}"
@@ -233,7 +219,7 @@ def _holds(dtype: str, number: float) -> bool:
 
 
 def _shape_problem(value: ModelInput, request: InputRequest) -> str:
-    """Return why an input has no shape to compile for, such as a dynamic one; else an empty string."""
+    """Return why an input has no shape to compile for, or an empty string."""
     name, dims, shape = quoted(value.name), value.dims, _requested_shape(request)
     if dims is not None and 0 in dims:
         return f"input {name} has shape {dimensions_text(dims)}, which is empty: export the model with another size"
@@ -276,7 +262,7 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
 
 
 def _is_shared(dim: str) -> bool:
-    """Return whether equal names say that sizes are equal: some exporters have one word for all."""
+    """Return whether inputs with this dimension have equal sizes: some exporters name all of them alike."""
     return dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
 
 
@@ -284,7 +270,7 @@ def _limits_problem(limits: Limits, size: Size, ranges: Mapping[str, Dimension])
     """Return how a size, or the range of a dimension, exceeds the limits of the model."""
     smallest, largest = limits
     if not ranges.keys() >= set(list_names(size)):
-        # planning has compared the range
+        # planning has compared it
         return ""
     low, high = find_bounds(size, {name: (entry.min, entry.max) for name, entry in ranges.items()})
     if smallest is not None and low < smallest:
@@ -319,7 +305,7 @@ def _needs_size(value: ModelInput, request: InputRequest) -> bool:
 
 
 def _is_free(size: int | str) -> bool:
-    """Return whether a recipe chooses a size. ONNX Runtime, too, takes a negative one for unknown."""
+    """Return whether a recipe chooses a size; as in ONNX Runtime, a negative one is unknown."""
     return isinstance(size, str) or size < 0
 
 
@@ -330,7 +316,7 @@ def dimensions_text(dims: Sequence[int | str]) -> str:
 
 
 class InputLine(NamedTuple):
-    """A line below `inputs:` in a recipe, and whether SIZE stands in it for a size."""
+    """A line below `inputs:` in a recipe, and whether it has SIZE in place of a size."""
 
     text: str
     needs_size: bool
@@ -386,10 +372,7 @@ class _DimensionNames:
         self._alone = {size for size in sizes if isinstance(size, str) and size.isidentifier()}
 
     def add(self, value: ModelInput, axis: int, size: int | str) -> str:
-        """Return the name for a size of an input, an identifier like the model's name of it.
-
-        For an expression of dimensions that stand alone elsewhere it is that expression.
-        """
+        """Return an identifier for a size of an input, or an expression of dimensions that other sizes are."""
         own = size if isinstance(size, str) and size else ""
         if own not in self._alone and (parts := self._list_parts(own)):
             return str(substitute(own, {part: self.add(value, -1, part) for part in parts}))
@@ -423,14 +406,13 @@ class _DimensionNames:
 def is_dimension_name(name: str) -> bool:
     """Return whether a name is valid for a dimension: an identifier that is not reserved in expressions."""
     is_reserved = keyword.iskeyword(name) or name in ("min", "max", SIZE)
-    is_identifier = bool(re.fullmatch(DIMENSION_PATTERN, name))
+    is_identifier = re.fullmatch(DIMENSION_PATTERN, name) is not None
     return is_identifier and not is_reserved and len(name) <= MAX_DIMENSION_NAME
 
 
 def suggest_shape(value: ModelInput) -> list[str]:
     """Return the sizes of an input for a recipe, with SIZE for unknown ones."""
-    dims = value.dims if value.dims is not None else (SIZE,)
-    return [_suggest(at, size) for at, size in enumerate(dims)]
+    return [_suggest(*size) for size in enumerate((SIZE,) if value.dims is None else value.dims)]
 
 
 def _yaml_line(
@@ -438,12 +420,12 @@ def _yaml_line(
 ) -> str:
     fields: dict[str, str] = {}
     shape = request.sizes or request.shape
+    if open_shape is None and shape is not None:
+        open_shape = list(map(_yaml_size, shape))
+    elif open_shape is None and request.value is None:
+        open_shape = suggest_shape(value)
     if open_shape is not None:
         fields["shape"] = f"[{', '.join(open_shape)}]"
-    elif shape is not None:
-        fields["shape"] = f"[{', '.join(map(_yaml_size, shape))}]"
-    elif request.value is None:
-        fields["shape"] = f"[{', '.join(suggest_shape(value))}]"
     for key in ("dtype", "value", "range", "image"):
         setting = getattr(request, key)
         if setting is not None:
@@ -465,9 +447,9 @@ def _yaml_size(size: Size) -> str:
 
 
 def _suggest(index: int, size: int | str) -> str:
-    """Return a size as YAML: a fixed one, 1 for a batch, or a word to replace."""
+    """Return a size as YAML: a fixed one, 1 for a batch, or SIZE."""
     if not _is_free(size):
         return str(size)
-    is_unnamed = not isinstance(size, str) or not size
-    is_batch = index == 0 if is_unnamed else str(size).lower() in _BATCH_NAMES
+    name = size.lower() if isinstance(size, str) else ""
+    is_batch = name in _BATCH_NAMES if name else index == 0
     return "1" if is_batch else SIZE
