@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tvmflow.core.dimensions import is_name
 from tvmflow.core.errors import ImportFailed
@@ -24,36 +25,29 @@ def pair_states(
 ) -> tuple[State, ...]:
     """Return the states of a model, in the order of its inputs.
 
-    Args:
-        patterns: The name of an input to that of an output; `*` in both stands for the same text.
-        inputs: Those of the model.
-        outputs: Those of the model.
-        dimensions: Those of the model.
+    A pattern maps the name of an input to that of an output; `*` in both stands for the same text.
 
     Raises:
         ImportFailed: A pattern fits no input, an output is missing, or the two do not fit each other.
     """
-    known = {spec.name: spec for spec in outputs}
+    own, known = ({spec.name: spec for spec in specs} for specs in (inputs, outputs))
     states: dict[str, State] = {}
     for pattern, target in patterns.items():
-        matches = [
-            (spec, text) for spec in inputs if (text := _match(pattern, spec.name)) is not None
-        ]
+        matches = _match(pattern, target, own)
         if not matches:
-            hint = did_you_mean(pattern, [spec.name for spec in inputs])
+            hint = did_you_mean(pattern, list(own))
             raise ImportFailed(f"state: the model has no input {quoted(pattern)}{hint}", fix=_FIX)
-        for spec, text in matches:
-            name = target.replace(ANY, text)
-            if name not in known:
-                hint = did_you_mean(name, list(known))
-                text = f"state: the model has no output {quoted(name)} for its input {quoted(spec.name)}{hint}"
+        for name, output in matches.items():
+            if output not in known:
+                hint = did_you_mean(output, list(known))
+                text = f"state: the model has no output {quoted(output)} for its input {quoted(name)}{hint}"
                 raise ImportFailed(text, fix=_FIX)
-            if spec.name in states or name in {state.output for state in states.values()}:
-                text = f"state: {quoted(spec.name)} or {quoted(name)} is in two pairs"
+            if name in states or output in {state.output for state in states.values()}:
+                text = f"state: {quoted(name)} or {quoted(output)} is in two pairs"
                 raise ImportFailed(text, fix=_FIX)
-            states[spec.name] = _pair(spec, known[name])
-    ordered = tuple(states[spec.name] for spec in inputs if spec.name in states)
-    _check_length(ordered, {spec.name: spec for spec in inputs}, dimensions)
+            states[name] = _pair(own[name], known[output])
+    ordered = tuple(states[name] for name in own if name in states)
+    _check_length(ordered, own, dimensions)
     return ordered
 
 
@@ -68,50 +62,35 @@ def suggest_states(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, s
     return dict(_suggest(inputs, outputs))
 
 
-_KNOWN = (
-    *(("past_key_values.*", "present.*"), ("past_key_values.*", "present_key_values.*")),
-    *(
-        ("past_key_values_*", "present_key_values_*"),
-        ("past_*", "present_*"),
-        ("past.*", "present.*"),
-    ),
-    *(("state", "stateN"), ("state", "new_state"), ("h", "hn"), ("c", "cn")),
-    *(("h0", "hn"), ("c0", "cn"), ("h_0", "h_n"), ("c_0", "c_n"), ("*_in", "*_out")),
-    *(("initial_h", "Y_h"), ("initial_c", "Y_c"), ("cache_*", "new_cache_*")),
-)
+# Inputs and outputs, in pairs.
+_KNOWN = """
+    past_key_values.* present.*  past_key_values.* present_key_values.*  past_key_values_* present_key_values_*
+    past_* present_*  past.* present.*  state stateN  state new_state  h hn  c cn  h0 hn  c0 cn  h_0 h_n  c_0 c_n
+    *_in *_out  initial_h Y_h  initial_c Y_c  cache_* new_cache_*""".split()
 
 
 def _suggest(inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     taken: set[str] = set()
-    for pattern, target in _KNOWN:
-        matches = {
-            name: target.replace(ANY, text)
-            for name in inputs
-            if (text := _match(pattern, name)) is not None
-        }
+    for pattern, target in zip(_KNOWN[::2], _KNOWN[1::2], strict=True):
+        matches = _match(pattern, target, inputs)
         names = {*matches, *matches.values()}
         if matches and taken.isdisjoint(names) and set(matches.values()) <= set(outputs):
             taken |= names
             yield pattern, target
 
 
-def _match(pattern: str, name: str) -> str | None:
-    """Return the text that `*` stands for in a name, empty without one; None for another name."""
-    before, star, after = pattern.partition(ANY)
-    if not star:
-        return "" if name == pattern else None
-    is_match = name.startswith(before) and name.endswith(after)
-    return (
-        name[len(before) : len(name) - len(after)]
-        if is_match and len(name) > len(before + after)
-        else None
-    )
+def _match(pattern: str, target: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the names that fit a pattern, each with the name that the target stands for."""
+    before, star, after = map(re.escape, pattern.partition(ANY))
+    fits = re.compile(f"{before}(.+){after}" if star else f"{before}()", re.DOTALL)
+    matches = {name: match[1] for name in names if (match := fits.fullmatch(name))}
+    return {name: target.replace(ANY, text) for name, text in matches.items()}
 
 
 def _pair(before: TensorSpec, after: TensorSpec) -> State:
-    """Return the state of an input and an output, which must be alike but for one axis."""
+    """Return the state of an input and an output, which may differ in the size of one axis."""
     names = f"state: {quoted(before.name)} and {quoted(after.name)}"
-    old, new = _sizes(before), _sizes(after)
+    old, new = (spec.sizes or spec.shape for spec in (before, after))
     if before.dtype != after.dtype or len(old) != len(new):
         text = f"{names} are {before.dtype} {_shape(old)} and {after.dtype} {_shape(new)}: no call can hand one to the next"
         raise ImportFailed(text, fix=_FIX)
@@ -134,7 +113,7 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
 def _check_length(
     states: Sequence[State], inputs: Mapping[str, TensorSpec], dimensions: Sequence[Dimension]
 ) -> None:
-    """Check that all growing states have one length, which begins with 0."""
+    """Check that all growing states have one length, which is 0 at first."""
     lengths = {
         str(inputs[state.input].sizes[state.axis]): state.input
         for state in states
@@ -149,10 +128,6 @@ def _check_length(
                 f"state: {quoted(lengths[entry.name])} is empty at first, and {excerpt(entry.name)} is at least {entry.min}",
                 fix=f"write `{entry.name}: {{min: 0, max: {entry.max}}}` under `dimensions`",
             )
-
-
-def _sizes(spec: TensorSpec) -> tuple[Size, ...]:
-    return spec.sizes or spec.shape
 
 
 def _shape(sizes: Sequence[Size]) -> str:
