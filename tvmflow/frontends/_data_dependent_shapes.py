@@ -22,7 +22,7 @@ from tvmflow.graph.ir_operators import NonMaxSuppression
 
 
 class MixedRows(StageError):
-    """A model mixes the rows of a tensor of counted size; `bounded` are the outputs that it does not mix.
+    """A model mixes the rows of a tensor of counted size, except those of the outputs in `bounded`.
 
     The message says why the model needs TVM's runtime.
     """

@@ -1,4 +1,4 @@
-"""Reads the facts of a model that planning needs, in a worker process within limits of memory and time.
+"""Reads the facts of a model for planning, in a worker process within limits of memory and time.
 
 Files are untrusted. Their readers count bytes; the limits of the process catch the rest. A stage is in a worker
 already, and reads directly.

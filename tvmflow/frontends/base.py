@@ -155,7 +155,7 @@ class InputRequest(NamedTuple):
 
 
 class InputProblem(NamedTuple):
-    """A problem of an input in a recipe, and its field; both are empty for a problem of `inputs` as a whole."""
+    """A problem of an input in a recipe; its name and field are empty for a problem of all inputs."""
 
     input: str
     field: str

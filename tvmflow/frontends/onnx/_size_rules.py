@@ -1,4 +1,4 @@
-"""Rules of single operators for sizes: results of constants and expressions, and dynamic shapes that they take.
+"""Rules of operators for sizes: results for constants and expressions, conversions of dynamic shapes.
 
 A function `evaluate_…` returns the elements of a small value; `follow_…` converts a node whose result has dynamic
 shape, and returns None for a node that it leaves to the importer.

@@ -1,4 +1,4 @@
-"""The operators of ONNX that need more than TVM's importer: one record for each, and the functions that apply it."""
+"""The operators of ONNX that need more than TVM's importer, each with one record."""
 
 from __future__ import annotations
 
