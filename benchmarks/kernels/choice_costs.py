@@ -24,7 +24,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tvmflow.compiler.choices import DIRECT, WINOGRAD, choice_key, describe_choice, tile_size
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.contraction.winograd import (
     Convolution,
@@ -34,6 +33,7 @@ from tvmflow.compiler.contraction.winograd import (
     costs_by_rule,
     list_tiles,
 )
+from tvmflow.core.choices import DIRECT, WINOGRAD, choice_key, describe_choice, tile_size
 from tvmflow.core.text import table
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 

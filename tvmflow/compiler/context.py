@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import tvm
 
-from tvmflow.compiler.choices import Choice, Choices, Operator, tile_size
 from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import (
     BFLOAT16_INSTRUCTIONS,
@@ -17,6 +16,7 @@ from tvmflow.compiler.contraction.machine import (
 )
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
+from tvmflow.core.choices import Choice, Choices, Operator, tile_size
 from tvmflow.graph.marks import Marks
 from tvmflow.targets.backends import backend_for, has_host_kernels
 

@@ -19,7 +19,6 @@ from tvm import relax
 
 from tvmflow.compiler import pipeline, schedules
 from tvmflow.compiler.c_sources import compile_c_sources
-from tvmflow.compiler.choices import Choices, Operator
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
@@ -32,6 +31,7 @@ from tvmflow.compiler.passes.constant_evaluation import (
 from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.core.choices import Choices, Operator
 from tvmflow.core.types import Json
 from tvmflow.graph import dynamic_shapes, ir
 from tvmflow.graph.dynamic_shapes import TuningSizes

@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
-from tvmflow.compiler.choices import find_problem_of_choices
+from tvmflow.core.choices import find_problem_of_choices
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.file_kinds import LOCK, check_kind

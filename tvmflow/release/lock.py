@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from tvmflow.compiler.choices import choice_text
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.choices import choice_text
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import latency_text, names_text
 from tvmflow.core.keys import list_changes

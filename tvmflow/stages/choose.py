@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.compiler.choices import (
+from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.core import packages
+from tvmflow.core.choices import (
     Choice,
     Choices,
     choice_key,
@@ -19,8 +21,6 @@ from tvmflow.compiler.choices import (
     find_problem_of_choices,
     is_within_tolerance,
 )
-from tvmflow.compiler.options import lowering_options, schedules_version
-from tvmflow.core import packages
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, latency_text
@@ -34,7 +34,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_usable_cpus
 
 if TYPE_CHECKING:
-    from tvmflow.compiler.choices import Operator
+    from tvmflow.core.choices import Operator
     from tvmflow.tuning.libraries import Outcome
     from tvmflow.tuning.trials import ChoiceTimes
 

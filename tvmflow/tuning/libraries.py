@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from tvmflow.compiler.choices import Choice, Choices, Operator, choice_key, choice_text
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.choices import Choice, Choices, Operator, choice_key, choice_text
 from tvmflow.core.dimensions import evaluate_shape, list_tuning_sizes, specs_at
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer

@@ -12,9 +12,9 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationError
 
-from tvmflow.compiler.choices import choice_text, find_problem
 from tvmflow.core import documents
 from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.choices import choice_text, find_problem
 from tvmflow.core.codec import to_json, without_empty
 from tvmflow.core.types import Json
 from tvmflow.tuning import traces

@@ -15,9 +15,9 @@ from tvm import relax
 from tests.support.trials import DEVICE, TARGET
 from tests.support.tuning import conv, dense, model, recipe, relu, resolved_target
 from tvmflow.compiler import lowering
-from tvmflow.compiler.choices import Choice, Operator, choice_key, is_within_tolerance
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.choices import Choice, Operator, choice_key, is_within_tolerance
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.recipe import Kernels
 from tvmflow.stages import choose

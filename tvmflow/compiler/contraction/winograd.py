@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tvmflow.compiler.choices import DIRECT, tile_size
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
 from tvmflow.compiler.contraction.machine import FLOAT_BYTES, STRIPS_PER_CORE, CpuModel
+from tvmflow.core.choices import DIRECT, tile_size
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, simplify
 
 RECTANGLE: Final = 42

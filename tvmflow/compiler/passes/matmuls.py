@@ -12,7 +12,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.choices import COLUMNS, ROWS, Choice
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, multiply_add
@@ -57,6 +56,7 @@ from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 from tvmflow.compiler.tir_kernels.dot_products import ROWS as MATRIX_ROWS
 from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
+from tvmflow.core.choices import COLUMNS, ROWS, Choice
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
     IrSize,

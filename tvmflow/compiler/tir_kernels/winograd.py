@@ -20,9 +20,9 @@ import numpy as np
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.choices import tile_size
 from tvmflow.compiler.contraction.packed import FLOAT, allocate, positive
 from tvmflow.compiler.contraction.winograd import KERNEL, DynamicBlocks, Geometry
+from tvmflow.core.choices import tile_size
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, plain
 
 DATA: Final = "winograd_data"

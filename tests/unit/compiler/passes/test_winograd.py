@@ -24,7 +24,6 @@ from tests.support.tuning import conv, model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
-from tvmflow.compiler.choices import tile_size
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import cpu_model_for
@@ -34,6 +33,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd as emitter
+from tvmflow.core.choices import tile_size
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.graph.dynamic_shapes import with_numbers
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.choices import WINOGRAD
 from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import SHARED_LANES
 from tvmflow.compiler.contraction.winograd import Geometry
@@ -30,6 +29,7 @@ from tvmflow.compiler.tir_kernels import blocked, dot_products
 from tvmflow.compiler.tir_kernels import winograd as winograd_kernels
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 from tvmflow.compiler.tir_kernels.dot_products import DEPTHWISE, MATRICES, PAIRS
+from tvmflow.core.choices import WINOGRAD
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes
 from tvmflow.graph.marks import read_marks
