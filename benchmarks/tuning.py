@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tvmflow.compiler.options import NO_SCHEDULES, SCHEDULES_VERSION, LoweringOptions  # noqa: E402 - from this checkout
+from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions  # noqa: E402 - from this checkout
 
 SEED = 1
 # Kernels that start without a schedule, so that the searches are compared.
@@ -164,7 +164,7 @@ def local_measurer(fork_server: Any, folder: Path) -> Any:
     load_intrinsics(target)
     context = measurer.MeasureContext(
         target=target,
-        rules_version=NO_SCHEDULES,
+        rules_version=0,
         device={"kind": "cpu", "class": host.model},
         locks=folder / "locks",
         tvm="peer",
@@ -235,7 +235,7 @@ def tvmflow_lowering(per_task: int) -> tuple[LoweringOptions, int]:
     """Return the lowering options and the version of the schedule rules: none where only the search counts."""
     if per_task:
         return LoweringOptions(), SCHEDULES_VERSION
-    return PLAIN, NO_SCHEDULES
+    return PLAIN, 0
 
 
 def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from tvm import relax
 
 from tests.support.trials import DEVICE, TARGET
 from tvmflow.compiler import lowering
-from tvmflow.compiler.options import lowering_options
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.core.codec import to_json
 from tvmflow.recipe import Kernels, Tune, Verify
-from tvmflow.stages.base import StageContext, parse_settings
+from tvmflow.stages.base import StageContext, lowering_options, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import split_threads, with_threads
 from tvmflow.tuning.budget import Budget, BudgetRules, Task

@@ -5,23 +5,17 @@ Both are part of the settings, and so of the key, of every stage that they shape
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple
 
-from tvmflow.core.types import Json
-
-Precision = Literal["model", "mixed", "float16", "bfloat16"]
-"""The precisions of a recipe, the finest first."""
+from tvmflow.core.types import Json, Precision
 
 LOWERING_VERSION: Final = 39
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
 SCHEDULES_VERSION: Final = 28
 """Raise it when the schedule rules give other schedules."""
-
-NO_SCHEDULES: Final = 0
-"""In place of the version if untuned kernels have no schedule."""
 
 
 _FLOAT_BITS: Final = 32
@@ -60,7 +54,7 @@ class LoweringOptions:
             convolutions and matrix products in float16; `bfloat16` to round their data and weights to bfloat16.
         layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
         weights: `packed` for matrix products with packed weights.
-        plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
+        plain: The operators (see `core.types.OPTIMIZED_OPERATORS`) that keep the model's layout and weights.
         winograd: The largest tile of Winograd convolutions; 0 for none, `auto` for that of the CPU.
         vector_bits: The width of vectors; None to choose it by the model.
         shares_weights: Whether code for other levels of CPUs shares the weights.
@@ -86,19 +80,3 @@ class LoweringOptions:
             if options[name] == usual:
                 del options[name]
         return options
-
-
-def lowering_options(recipe: Any) -> LoweringOptions:
-    """Return the lowering options of a recipe."""
-    options = {**recipe.kernels.model_dump(exclude={"schedules"}), "checks": recipe.checks}
-    return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
-
-
-def lowest_precision(recipes: Iterable[Any]) -> Precision:
-    """Return the precision of some recipes that rounds most."""
-    return max((recipe.kernels.precision for recipe in recipes), key=get_args(Precision).index)
-
-
-def schedules_version(recipe: Any) -> int:
-    """Return the version of the schedule rules that untuned kernels use, or `NO_SCHEDULES`."""
-    return SCHEDULES_VERSION if recipe.kernels.schedules == "rules" else NO_SCHEDULES

@@ -7,7 +7,7 @@ import base64
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,23 @@ STATEMENT_SUFFIX = ".intoto.jsonl"
 
 Size = int | str
 """A size of a tensor: a number, or an expression of dimensions such as `2 * seq + 1` (see `core.dimensions`)."""
+
+Precision = Literal["model", "mixed", "float16", "bfloat16"]
+"""The precisions of a recipe, the finest first."""
+
+OPTIMIZED_OPERATORS: Final = {
+    "conv1d": "a convolution over a sequence",
+    "conv2d": "a convolution over an image",
+    "conv3d": "a convolution over a volume, such as a video",
+    "grouped_conv2d": "a convolution over an image whose groups have several channels each",
+    "depthwise_conv2d": "a convolution over an image of each channel by itself",
+    "conv1d_transpose": "a transposed convolution over a sequence",
+    "conv2d_transpose": "a transposed convolution over an image",
+    "conv3d_transpose": "a transposed convolution over a volume",
+    "matmul": "a matrix product with weights",
+    "attention": "softmax of the product of queries and keys, times values",
+}
+"""The operators that have optimized kernels for CPUs, and that a recipe can exempt (`kernels.plain`)."""
 
 
 class Dimension(NamedTuple):

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, Precision
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import BACKENDS, backend_for
 from tvmflow.targets.c_runtime import DescribedModel, isa_levels

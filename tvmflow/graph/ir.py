@@ -299,7 +299,7 @@ def is_depthwise(call: Any) -> bool:
 
 
 def convolution_kind(call: Any) -> str:
-    """Return the name of a convolution in `passes.OPERATORS`."""
+    """Return the name of a convolution in `core.types.OPTIMIZED_OPERATORS`."""
     name = str(call.op.name).removeprefix("relax.nn.")
     if name != "conv2d" or int(call.attrs.groups) == 1:
         return name

@@ -16,8 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from tvmflow.compiler.options import Precision
-from tvmflow.compiler.passes import OPERATORS
 from tvmflow.core.formatting import quoted
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.schema import (
@@ -30,6 +28,7 @@ from tvmflow.core.schema import (
     to_tuple,
 )
 from tvmflow.core.text import parse_latency, parse_size
+from tvmflow.core.types import OPTIMIZED_OPERATORS, Precision
 from tvmflow.frontends.peers import PEERS
 
 MAX_SEED: Final = (1 << 31) - 1
@@ -205,7 +204,9 @@ class TuneOverrides(Tune):
 
 
 _Operator = Annotated[
-    str, one_of(OPERATORS, "an operator with a blocked layout"), schema_enum(sorted(OPERATORS))
+    str,
+    one_of(OPTIMIZED_OPERATORS, "an operator with a blocked layout"),
+    schema_enum(sorted(OPTIMIZED_OPERATORS)),
 ]
 
 

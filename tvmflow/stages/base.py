@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
 
-from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.codec import Mismatch, from_json
 from tvmflow.core.fork_server import ChildFunction
 from tvmflow.core.formatting import names_text
@@ -131,6 +131,17 @@ class StageSettings(Settings):
 
 Lowering = Annotated[LoweringOptions, PlainSerializer(LoweringOptions.to_json)]
 """Options of lowering as settings: all of them are in the key."""
+
+
+def lowering_options(recipe: Recipe) -> LoweringOptions:
+    """Return the lowering options of a recipe."""
+    options = {**recipe.kernels.model_dump(exclude={"schedules"}), "checks": recipe.checks}
+    return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
+
+
+def schedules_version(recipe: Recipe) -> int:
+    """Return the version of the schedule rules for untuned kernels; 0 if they have no schedule."""
+    return SCHEDULES_VERSION if recipe.kernels.schedules == "rules" else 0
 
 
 def parse_settings(run: Callable[..., Any], value: Json) -> Any:

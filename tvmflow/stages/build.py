@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from tvmflow.compiler.options import schedules_version
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, to_json, without_empty
 from tvmflow.core.files import hash_file
@@ -27,6 +26,7 @@ from tvmflow.stages.base import (
     name_some,
     no_files,
     parse_settings,
+    schedules_version,
 )
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import FORMS, choose_runtime, describe_runtime, list_forms

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core import packages
 from tvmflow.core.choices import (
     Choice,
@@ -26,7 +25,15 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages.base import KnownFacts, Lowering, StageContext, StageTraits, no_files
+from tvmflow.stages.base import (
+    KnownFacts,
+    Lowering,
+    StageContext,
+    StageTraits,
+    lowering_options,
+    no_files,
+    schedules_version,
+)
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.stages.tune import TrialSettings, measured_threads
 from tvmflow.targets.backends import backend_for

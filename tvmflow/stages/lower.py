@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import Field
 
-from tvmflow.compiler.options import VectorWidth, lowering_options
+from tvmflow.compiler.options import VectorWidth
 from tvmflow.core.codec import without_empty
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
@@ -25,6 +25,7 @@ from tvmflow.stages.base import (
     StageContext,
     StageSettings,
     StageTraits,
+    lowering_options,
     no_files,
     parse_settings,
 )

@@ -13,14 +13,21 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
-from tvmflow.compiler.options import schedules_version
 from tvmflow.core import packages, spans
 from tvmflow.core.codec import from_json, without_empty
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages.base import Files, KnownFacts, StageContext, StageTraits, name_some, no_lines
+from tvmflow.stages.base import (
+    Files,
+    KnownFacts,
+    StageContext,
+    StageTraits,
+    name_some,
+    no_lines,
+    schedules_version,
+)
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.stages.tune import (

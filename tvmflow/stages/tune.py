@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from tvmflow.compiler.options import schedules_version
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
@@ -26,6 +25,7 @@ from tvmflow.stages.base import (
     StageTraits,
     name_some,
     no_files,
+    schedules_version,
 )
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets import devices

@@ -7,8 +7,7 @@ from typing import Final
 
 from pydantic import Field
 
-from tvmflow.compiler.options import Precision
-from tvmflow.core.types import Dimension, Json
+from tvmflow.core.types import Dimension, Json, Precision
 from tvmflow.stages.base import Lowering, Settings, StageSettings
 
 LOCAL: Final = "local"

@@ -10,9 +10,8 @@ import pytest
 from tvm import relax
 
 from tests.support.tuning import model, relu
-from tvmflow.compiler.options import Precision
 from tvmflow.core.statistics import PairedTimes
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Precision, TensorSpec
 from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify

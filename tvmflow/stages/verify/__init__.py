@@ -10,20 +10,25 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, cast, get_args
 
-from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.generated_text import identifier
-from tvmflow.core.types import Array, Json, RunTraits
+from tvmflow.core.types import Array, Json, Precision, RunTraits
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import choose, export, join
-from tvmflow.stages.base import Files, StageContext, StageTraits
+from tvmflow.stages.base import (
+    Files,
+    StageContext,
+    StageTraits,
+    lowering_options,
+    schedules_version,
+)
 from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
@@ -187,7 +192,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         },
         model={"kind": recipe.model.kind},
         target=machine,
-        precision=lowest_precision(recipes),
+        precision=max((r.kernels.precision for r in recipes), key=get_args(Precision).index),
         lowering=None
         if is_partitioned
         else replace(lowering_options(recipe), shares_weights=bool(levels)),

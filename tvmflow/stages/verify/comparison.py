@@ -7,8 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from tvmflow.compiler.options import Precision
-from tvmflow.core.types import Array
+from tvmflow.core.types import Array, Precision
 from tvmflow.runtime.samples import Samples, join_outputs
 from tvmflow.stages.verify.verdict import OutputComparison, ScaledSlice
 

@@ -17,7 +17,7 @@ from tvm import relax
 from tests.support.kernels import FAST, LEVELS_HERE, check_alike, host_level, kernels_of, level
 from tests.support.tuning import conv, dense, model, relu, softmax
 from tvmflow.compiler import lowering
-from tvmflow.compiler.passes import OPERATORS
+from tvmflow.core.types import OPTIMIZED_OPERATORS
 
 Layer = Callable[[Any, Any], Any]
 
@@ -393,7 +393,7 @@ OPERATOR_LAYERS: dict[str, tuple[tuple[int, ...], Layer]] = {
 }
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPTIMIZED_OPERATORS)
 def test_the_recipe_can_keep_an_operator_plain(operator: str) -> None:
     """Its kernel is then the one that TVM makes; other operators keep their optimized kernels."""
     shape, layer = OPERATOR_LAYERS[operator]
@@ -402,7 +402,7 @@ def test_the_recipe_can_keep_an_operator_plain(operator: str) -> None:
     assert any(optimized.search(name) for name in kernels_of(mod, host_level()))
     options = replace(FAST, plain=(operator,))
     assert not any(optimized.search(name) for name in kernels_of(mod, host_level(), options))
-    others = replace(FAST, plain=tuple(name for name in OPERATORS if name != operator))
+    others = replace(FAST, plain=tuple(name for name in OPTIMIZED_OPERATORS if name != operator))
     assert any(optimized.search(name) for name in kernels_of(mod, host_level(), others))
 
 
