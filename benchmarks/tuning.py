@@ -245,6 +245,7 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
     from tvmflow.core import packages
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.targets.host import read_host
+    from tvmflow.targets.tvm_target import make_target
     from tvmflow.tuning import measure, measurer, search, tuning_job
     from tvmflow.tuning.budget import BudgetRules
     from tvmflow.tuning.ledger import Ledger
@@ -253,7 +254,7 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
 
     target, host = host_target(), read_host()
     kernels, rules = tvmflow_lowering(per_task)
-    lowered = lowering.lower(load(model, folder).mod, lowering.make_target(target), kernels).mod
+    lowered = lowering.lower(load(model, folder).mod, make_target(target), kernels).mod
     tasks = [
         tuning_job.Task(entry.key, entry.names[0], entry.weight, entry.flops, entry.mod)
         for entry in extract_workloads(lowered)
@@ -304,11 +305,12 @@ def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
     from tvmflow.compiler import lowering
     from tvmflow.compiler.contraction.machine import cpu_model_for
     from tvmflow.compiler.schedules.rules import schedule_for_cpu
+    from tvmflow.targets.tvm_target import make_target
     from tvmflow.tuning.measure import apply_chosen
 
     loaded = load(model, folder)
     mapping = host_target()
-    target = lowering.make_target(mapping)
+    target = make_target(mapping)
     plain = lowering.lower(loaded.mod, target, PLAIN)
     database = ms.database.JSONDatabase(work_dir=str(folder / "peer"))
     with target, database:

@@ -16,6 +16,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.build import calls_text, find_kernel_nodes
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import extract_workloads
 
 _TARGET: Final = {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2}
@@ -24,7 +25,7 @@ _TARGET: Final = {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2}
 def count(path: Path, shown: int) -> tuple[int, int]:
     """Print the figures of one model, and return its kernels with nodes, and all of them."""
     loaded = FRONTENDS["onnx"].load({"model": path}, ())
-    lowered = lowering.lower(loaded.mod, lowering.make_target(_TARGET), LoweringOptions())
+    lowered = lowering.lower(loaded.mod, make_target(_TARGET), LoweringOptions())
     kernels = find_kernel_nodes(lowered.kernel_nodes, loaded.nodes)
     workloads = [workload for workload in extract_workloads(lowered.mod) if workload.flops]
     names = [name for workload in workloads for name in workload.names]

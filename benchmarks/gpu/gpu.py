@@ -45,6 +45,7 @@ from tvmflow.compiler.c_program.program import KernelCall, read_program  # noqa:
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
 from tvmflow.compiler.schedules import gpu  # noqa: E402
 from tvmflow.graph import ir  # noqa: E402
+from tvmflow.targets.tvm_target import make_target  # noqa: E402
 
 NETS: Final[Mapping[str, Callable[[], Any]]] = {
     **_nets.NETS,
@@ -208,7 +209,7 @@ def measure_usage(function: tirx.PrimFunc, target: Any, tools: Any) -> Usage:
 
 
 def _target(kind: str, **more: Any) -> Any:
-    return lowering.make_target({"kind": kind, "host": _HOST, **more})
+    return make_target({"kind": kind, "host": _HOST, **more})
 
 
 def report(name: str, arch: str, tools: Any, device: opencl.Device | None, details: bool) -> None:
@@ -249,7 +250,7 @@ def report(name: str, arch: str, tools: Any, device: opencl.Device | None, detai
             most = max(used.registers for used in usage.values())
             row.append(f"{most:10}{spills:8}{weighted:11.0%}")
         if device is not None:
-            target = lowering.make_target(opencl.TARGET)
+            target = make_target(opencl.TARGET)
             own = gpu.schedule_for_gpu(lowered.mod, target, rules)
             model = opencl.Model(device, own.mod, read_program(own.mod, weights), target)
             outputs = [np.empty_like(array) for array in expected]

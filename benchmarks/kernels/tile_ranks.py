@@ -36,6 +36,7 @@ from tvmflow.compiler.contraction.machine import CpuModel  # noqa: E402
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
 from tvmflow.compiler.schedules import register_tiles  # noqa: E402
 from tvmflow.compiler.schedules.rules import list_unscheduled  # noqa: E402
+from tvmflow.targets.tvm_target import make_target  # noqa: E402
 from tvmflow.tuning import measure  # noqa: E402
 
 _ROWS: Final = (8, 16, 31, 49, 50, 64, 100, 128, 196, 197, 256, 257, 384, 512)
@@ -116,7 +117,7 @@ def list_tiles(problem: Problem, target: dict[str, Any], first: int) -> list[Til
     assert cpu is not None, "the rules know the CPU"
     with tempfile.TemporaryDirectory() as folder:
         mod = onnx_models.load(problem.case().model(), Path(folder)).mod
-    lowered = lowering.lower(mod, lowering.make_target(target), LoweringOptions())
+    lowered = lowering.lower(mod, make_target(target), LoweringOptions())
     kernels = [
         tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         for var, function in list_unscheduled(lowered.mod)

@@ -49,6 +49,7 @@ from tvmflow.frontends import FRONTENDS  # noqa: E402
 from tvmflow.targets.host import read_host  # noqa: E402
 from tvmflow.targets.llvm_query import query_target  # noqa: E402
 from tvmflow.targets.resolve import resolve  # noqa: E402
+from tvmflow.targets.tvm_target import make_target  # noqa: E402
 
 _SHAPES: Final = [[4096, 4096], [4096, 11008]]
 _WEIGHT_BYTES: Final = 96 << 20
@@ -107,7 +108,7 @@ def build(
             onnx.save(made, str(path))
             model = FRONTENDS["onnx"].load({"model": path}, ())
             loaded.append((model.mod, {n: np.array(a) for n, a in model.params.items()}))
-    made_target = lowering.make_target(target)
+    made_target = make_target(target)
     lowered = lowering.lower(loaded[0][0], made_target, LoweringOptions())
     scheduled = lowered.schedule_untuned(loaded[0][1], target, SCHEDULES_VERSION).mod
     machine = relax.VirtualMachine(compile_model(scheduled, made_target), tvm.cpu())

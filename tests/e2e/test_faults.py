@@ -18,16 +18,17 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from tests.support.project import Project
 from tvmflow.compiler import lowering, pipeline
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.engine import stage_runs
 from tvmflow.frontends import FRONTENDS
 from tvmflow.graph import ir
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.stages import build
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import fault_localization
 from tvmflow.store.local import LocalStore
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning import measure, traces
 from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.ledger_folders import list_target_folders
@@ -220,8 +221,8 @@ def test_a_model_that_enlarges_roundings_is_blamed_itself(project: Project) -> N
 def with_lowered(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return what the search gets where the model that was imported is lowered as it is now."""
     path = folder / "lowered.json"
-    mod = lowering.load_ir(Path(payload["inputs"]["import/model.json"]))
-    target = lowering.make_target(payload["build"]["target"])
+    mod = ir.load_module(Path(payload["inputs"]["import/model.json"]))
+    target = make_target(payload["build"]["target"])
     lowering.lower(mod, target, LoweringOptions()).write(path)
     return {**payload, "inputs": {**payload["inputs"], LOWERED_ROLE: str(path)}}
 

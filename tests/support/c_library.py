@@ -21,6 +21,7 @@ from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.c_loader import Buffer, Options, Tensor
 from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.c_runtime import DescribedModel
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -101,7 +102,7 @@ class BuiltTwice(NamedTuple):
         options: LoweringOptions | None = None,
     ) -> BuiltTwice:
         """Compile a model in a folder."""
-        tvm_target = lowering.make_target(target)
+        tvm_target = make_target(target)
         lowered = lowering.lower(model.mod, tvm_target, options or LoweringOptions())
         mod = schedules.schedule_untuned(lowered.mod, target, 1).mod
         weights = lowered.compute_weights(model.params)

@@ -15,7 +15,9 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Size
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import with_dimensions
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[[Any], Any]
@@ -54,11 +56,11 @@ class DynamicNetwork(NamedTuple):
     ) -> lowering.LoweredModel:
         """Return the lowered model, by default for the highest level of this machine."""
         mapping = reference_target(target or host_level(), options)
-        return lowering.lower(self.mod, lowering.make_target(mapping), options)
+        return lowering.lower(self.mod, make_target(mapping), options)
 
     def list_kernels(self, target: Mapping[str, Any] | None = None) -> list[str]:
         """Return the names of its kernels."""
-        return lowering.list_kernels(self.lower(target).mod)
+        return ir.list_kernels(self.lower(target).mod)
 
     def compile(
         self, target: Mapping[str, Any] | None = None, options: LoweringOptions = FAST

@@ -26,6 +26,7 @@ from tvmflow.core.types import Dimension, Json, TensorSpec
 from tvmflow.graph.dynamic_shapes import size_text, with_dimensions
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
+from tvmflow.targets.tvm_target import make_target
 
 DIMENSIONS = (Dimension("batch", 1, 6), Dimension("seq", 2, 96, 2, (16, 32)))
 WIDTH = 24
@@ -184,7 +185,7 @@ def compile_objects(
     model: DynamicModel, folder: Path, tvm_dict: Mapping[str, Any]
 ) -> tuple[dict[str, Path], Callable[[], relax.VMExecutable]]:
     """Compile what a library is linked from; also return how the same is compiled for the virtual machine."""
-    tvm_target = lowering.make_target(tvm_dict)
+    tvm_target = make_target(tvm_dict)
     lowered = lowering.lower(model.mod, tvm_target, LoweringOptions())
     mod = _divide(schedules.schedule_untuned(lowered.mod, tvm_dict, 1).mod)
     weights = lowered.compute_weights({})

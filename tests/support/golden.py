@@ -17,6 +17,8 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.options import LOWERING_VERSION, SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import normalize, workload_key
 
 FILE: Final = Path(__file__).with_name("golden.json")
@@ -61,11 +63,11 @@ def _models() -> list[Any]:
 
 def digest_each(mod: Any, target: dict[str, Any], options: LoweringOptions) -> Digests:
     """Return the digests of the kernels of a model by name: as it is lowered, and as it is scheduled."""
-    lowered = lowering.lower(mod, lowering.make_target(target), options).mod
+    lowered = lowering.lower(mod, make_target(target), options).mod
     scheduled, _ = schedule_for_cpu(lowered, cpu_model_for(target, 1))
     return {
         name: [workload_key(normalize(each[name])) for each in (lowered, scheduled)]
-        for name in lowering.list_kernels(lowered)
+        for name in ir.list_kernels(lowered)
     }
 
 

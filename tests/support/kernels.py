@@ -14,7 +14,9 @@ from tvm import relax
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
 from tvmflow.targets.host import read_host
+from tvmflow.targets.tvm_target import make_target
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -77,7 +79,7 @@ def kernels_of(
     mod: tvm.IRModule, target: dict[str, Any], options: LoweringOptions = FAST
 ) -> list[str]:
     """Return the names of the kernels that a model is lowered to."""
-    return lowering.list_kernels(lowering.lower(mod, lowering.make_target(target), options).mod)
+    return ir.list_kernels(lowering.lower(mod, make_target(target), options).mod)
 
 
 def outputs(

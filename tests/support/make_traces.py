@@ -27,6 +27,7 @@ from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.search import make_space
 from tvmflow.tuning.workloads import extract_workloads, normalize
@@ -134,7 +135,7 @@ def kernels(target: dict[str, Json]) -> Iterator[tuple[str, tvm.IRModule]]:
     for name, mod, options in [*models(), *(others if is_cpu else [])]:
         if options.precision == "bfloat16" and "x86-64-v2" in str(target):
             continue
-        lowered = lowering.lower(mod, lowering.make_target(target), options).mod
+        lowered = lowering.lower(mod, make_target(target), options).mod
         for workload in extract_workloads(lowered):
             if not workload.untunable_reason:
                 yield name, tvm.ir.load_json(workload.mod)

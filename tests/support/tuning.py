@@ -20,7 +20,7 @@ from tvmflow.core.codec import to_json
 from tvmflow.recipe import Kernels, Tune, Verify
 from tvmflow.stages.base import StageContext, lowering_options, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.targets.tvm_target import split_threads, with_threads
+from tvmflow.targets.tvm_target import make_target, split_threads, with_threads
 from tvmflow.tuning.budget import Budget, BudgetRules, Task
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing
@@ -126,7 +126,7 @@ def reshape(*shape: int) -> Callable[[Any, Any], Any]:
 
 def lowered(mod: tvm.IRModule) -> tvm.IRModule:
     """Return the model as the stages lower it, for the target of the tests."""
-    return lowering.lower(mod, lowering.make_target(TARGET), lowering_options(recipe())).mod
+    return lowering.lower(mod, make_target(TARGET), lowering_options(recipe())).mod
 
 
 def workloads(mod: tvm.IRModule) -> list[Workload]:

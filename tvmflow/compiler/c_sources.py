@@ -10,7 +10,6 @@ so that every form of library, and whatever else compiles kernels, has them as i
 from __future__ import annotations
 
 import functools
-import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +23,11 @@ from tvm import tirx
 from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
-from tvmflow.graph.ir import find_nodes, operator_name
+from tvmflow.graph.c_calls import SOURCE, KernelSource, list_c_kernels
+from tvmflow.graph.ir import operator_name
 from tvmflow.targets.linking import compile_c_to_llvm
 from tvmflow.targets.tvm_target import cpu_triple
 
-_SOURCE: Final = "tvmflow_c_source"
 # TVM's own annotation for code that is linked into a kernel (src/target/llvm/codegen_llvm.cc).
 _LLVM: Final = "pragma_import_llvm"
 _C_KIND: Final = "c"
@@ -39,36 +38,6 @@ _LLVM_TYPES: Final = {
     "float32": "float",
     "float64": "double",
 }
-
-
-class KernelSource(NamedTuple):
-    """A file of C: its name, for messages, and its text."""
-
-    file: str
-    text: str
-
-
-def mark_c_source(body: Any, source: KernelSource) -> Any:
-    """Return a statement with the source of the functions that it calls by `call_extern`."""
-    note = tvm.ir.StringImm(json.dumps(source))
-    return tirx.AttrStmt(tvm.ir.StringImm("kernel"), _SOURCE, note, body)
-
-
-def find_c_source(function: tirx.PrimFunc) -> KernelSource | None:
-    """Return the source that a kernel carries, or None."""
-    statements = find_nodes(function.body, tirx.AttrStmt)
-    notes = [statement.value.value for statement in statements if statement.attr_key == _SOURCE]
-    return KernelSource(*json.loads(notes[0])) if notes else None
-
-
-def list_c_kernels(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, KernelSource]]:
-    """Return the kernels of a module that carry C, with their sources."""
-    sources = (
-        (var, find_c_source(function))
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-    )
-    return [(var, source) for var, source in sources if source is not None]
 
 
 def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -106,7 +75,7 @@ def _with_llvm(
     problems: list[StageError] = []
 
     def replace(statement: tirx.AttrStmt) -> tirx.AttrStmt:
-        if statement.attr_key != _SOURCE:
+        if statement.attr_key != SOURCE:
             return statement
         text = tvm.ir.StringImm(functions.text)
         return tirx.AttrStmt(statement.node, _LLVM, text, statement.body)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
+from tvm import relax
 
 from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import (
@@ -17,7 +19,9 @@ from tvmflow.compiler.contraction.machine import (
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.core.choices import Choice, Choices, Operator, tile_size
+from tvmflow.graph import ir
 from tvmflow.graph.marks import Marks
+from tvmflow.graph.rewriter import MainRewriter
 from tvmflow.targets.backends import backend_for, has_host_kernels
 
 
@@ -170,3 +174,22 @@ class LoweringContext:
     def has_mixed_data(self) -> bool:
         """Return whether data become float16 like the weights, which is so without a CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"
+
+
+class TargetRewriter(MainRewriter):
+    """A rewriter that depends on the target and the options."""
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+        super().__init__(mod)
+        self._context = context
+
+    @property
+    def _cpu(self) -> CpuModel:
+        """The model of the target's CPU, where the pass runs only with one."""
+        assert self._context.cpu is not None
+        return self._context.cpu
+
+    def is_float(self, expr: Any) -> bool:
+        """Return whether an expression is a tensor of floats that has optimized kernels."""
+        is_tensor = isinstance(expr.ty, relax.TensorType)
+        return is_tensor and ir.dtype_of(expr) in self._context.data_dtypes

@@ -180,7 +180,7 @@ def write_object_files(
 ) -> None:
     """Write the object files of a lowered module, whose `main` then takes only the inputs."""
     platform = parse_triple(cpu_triple(target.export()))
-    if not lowering.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
+    if not ir.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
         compiled = lowering.compile_with_weights(mod, weights, target)
         copy_objects_of(mod, compiled, target, folder)
         return
@@ -240,7 +240,7 @@ def copy_objects_of(
     TVM takes the format of its data from the object of the kernels, and writes C++ if there are none. `prefix`
     is that of a system library, and empty for others.
     """
-    if lowering.list_kernels(mod):
+    if ir.list_kernels(mod):
         copy_object_files(library, folder)
         return
     host = json.dumps({"kind": "llvm", "mtriple": cpu_triple(target.export())})

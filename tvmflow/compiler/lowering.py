@@ -23,11 +23,7 @@ from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import LoweringOptions, VectorWidth
-from tvmflow.compiler.passes.constant_evaluation import (
-    evaluate_fields,
-    evaluate_function,
-    split_weights,
-)
+from tvmflow.compiler.passes.lift_weights import split_weights
 from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
@@ -35,9 +31,10 @@ from tvmflow.core.choices import Choices, Operator
 from tvmflow.core.types import Json
 from tvmflow.graph import dynamic_shapes, ir
 from tvmflow.graph.dynamic_shapes import TuningSizes
+from tvmflow.graph.evaluation import evaluate_fields, evaluate_function
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.graph.marks import KernelNodes, NodeTracker
-from tvmflow.runtime.weights import read_safetensors
+from tvmflow.targets.tvm_target import make_target
 
 # ---------------------------------------------------------------- vector width
 # The vector width for a model: the one with which its convolutions and matrix products take least time.
@@ -230,21 +227,6 @@ class LoweredModel:
         )
 
 
-def load_ir(path: Path) -> tvm.IRModule:
-    """Load the module that `import` wrote."""
-    return ir.load_json(path.read_text())
-
-
-def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the weights that `import` wrote, by parameter of the imported `main`, mapped from the file."""
-    return read_safetensors(path)
-
-
-def make_target(mapping: Mapping[str, Json]) -> tvm.target.Target:
-    """Return TVM's target for a resolved mapping (see `targets.resolve`)."""
-    return tvm.target.Target(dict(mapping))
-
-
 def lower(
     mod: tvm.IRModule,
     target: tvm.target.Target,
@@ -337,12 +319,3 @@ def schedule_untuned(
     """
     lowered = lower(mod, make_target(target), options, choices=choices)
     return lowered.schedule_untuned(params, target, rules_version)
-
-
-def list_kernels(mod: tvm.IRModule) -> list[str]:
-    """Return the names of the kernels in a lowered module, sorted."""
-    return sorted(
-        str(var.name_hint)
-        for var, function in mod.functions_items()
-        if isinstance(function, tvm.tirx.PrimFunc)
-    )

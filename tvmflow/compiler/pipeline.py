@@ -15,23 +15,12 @@ from typing import Final, NamedTuple
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.passes import dequantize, matmuls, reductions
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.cast_integers import cast_constants, cast_integers
-from tvmflow.compiler.passes.constant_evaluation import (
-    evaluate_constants,
-    fold_constants,
-    hoist_weights,
-    lift_weights,
-    split_inference,
-)
 from tvmflow.compiler.passes.float16 import Float16Caster, promote_float16
-from tvmflow.compiler.passes.fold_convolutions import (
-    ChannelsLastWeightMover,
-    ConvolutionMerger,
-    fold_norms,
-)
+from tvmflow.compiler.passes.fold_convolutions import ChannelsLastWeightMover, ConvolutionMerger
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.fusion import (
     give_empty_buffers_room,
@@ -45,19 +34,27 @@ from tvmflow.compiler.passes.kernel_symbols import (
     order_sizes,
 )
 from tvmflow.compiler.passes.legalize import make_operator_kernels
+from tvmflow.compiler.passes.lift_weights import (
+    fold_constants,
+    hoist_weights,
+    lift_weights,
+    split_inference,
+)
 from tvmflow.compiler.passes.nms import NmsRewriter
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
 from tvmflow.compiler.passes.pixels import merge_fixed_pixels
 from tvmflow.compiler.passes.plain_images import PoolRewriter, ResizeRewriter
 from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequantizeFolder
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
-from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter, rewrite_main
 from tvmflow.compiler.passes.sorts import SortRewriter
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.graph import ir
+from tvmflow.graph.evaluation import evaluate_constants
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 from tvmflow.graph.marks import NodeTracker
+from tvmflow.graph.norms import fold_norms
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
 _log = logging.getLogger(__name__)
 

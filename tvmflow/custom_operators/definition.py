@@ -147,8 +147,7 @@ class Node:
             arguments: Numbers for the function: integers as `int64_t`, others as `double`.
             tasks: How often it is called, in parallel; each call computes its share of the outputs.
         """
-        from tvmflow.compiler.c_sources import KernelSource
-        from tvmflow.compiler.tir_kernels.c_kernel import c_kernel
+        from tvmflow.graph.c_calls import KernelSource, c_kernel
 
         code = KernelSource(f"{self.operator}.c", source)
         if source.endswith(".c"):

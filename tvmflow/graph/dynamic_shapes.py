@@ -286,6 +286,28 @@ def list_size_variables(kernel: tirx.PrimFunc) -> list[Any]:
     return list(dict.fromkeys(variables))
 
 
+def with_kernel_symbols(
+    function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
+) -> tuple[tirx.PrimFunc, list[Any]]:
+    """Return a kernel with its own symbols instead of a model's dimensions, and its size parameters.
+
+    These are arguments between its inputs and its results: the dimensions that are not the size of a tensor by themselves,
+    and other sizes that it computes with (`used`). The last parameters are its results.
+    """
+    sizes = [plain(size) for param in function.params for size in param.ty.shape]
+    symbols = [symbol for size in sizes for symbol in list_symbols(size)]
+    symbols = list(dict.fromkeys([*symbols, *used]))
+    if not symbols:
+        return function, []
+    own = {symbol: tirx.Var(symbol.name, symbol.ty.dtype) for symbol in symbols}
+    bound = {size for size in sizes if isinstance(size, tvm.ir.Var)}
+    taken = [symbol for symbol in symbols if symbol not in bound]
+    renamed = tvm_ffi.structural_map(function, (tvm.ir.Var, lambda var: own.get(var, var)))
+    inputs, written = renamed.params[:-results], renamed.params[-results:]
+    params = [*inputs, *(own[symbol] for symbol in taken), *written]
+    return tirx.PrimFunc(params, renamed.body, renamed.ret_type, renamed.attrs), taken
+
+
 def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a lowered module whose kernels with dynamic shapes have numbers for them in attributes."""
     main = mod["main"]

@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,11 @@ def load_json(text: str) -> Any:
     return tvm_ffi.serialization.from_json_graph_str(text)
 
 
+def load_module(path: Path) -> tvm.IRModule:
+    """Return the imported model in a file of the stage `import`."""
+    return load_json(path.read_text())
+
+
 def operators(*names: str) -> frozenset[str]:
     """Return the operators of Relax whose names, without `relax.`, are the words of some texts."""
     return frozenset(f"relax.{name}" for words in names for name in words.split())
@@ -38,6 +44,19 @@ CONVOLUTIONS: Final = {f"relax.nn.conv{rank}d": rank for rank in (1, 2, 3)}
 """Convolutions -> the number of their spatial axes."""
 TRANSPOSED_CONVOLUTIONS: Final = {f"{name}_transpose": n for name, n in CONVOLUTIONS.items()}
 """The same of transposed convolutions."""
+
+WEIGHT_RANKS: Final = {
+    "relax.matmul": 2,
+    **{name: 2 + n for name, n in {**CONVOLUTIONS, **TRANSPOSED_CONVOLUTIONS}.items()},
+}
+"""Products with constant weights that have integer kernels -> the rank of their weights."""
+SELECTIONS: Final = operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
+"""Operators that only select values: quantized data pass through them."""
+
+_IS_SCHEDULED: Final = "tirx.is_scheduled"
+
+WINOGRAD_COLUMNS: Final = ("winograd_data_columns", "winograd_image_columns")
+"""The blocks of Winograd transforms that read constant indices, in kernels that have them."""
 
 IF_THEN_ELSE: Final = "prim.if_then_else"
 """The operator that computes only one of its branches."""
@@ -231,6 +250,26 @@ def resolve_alias(expr: Any, lookup: Callable[[Any], Any]) -> Any:
 def copy_module(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a new module with the same functions: some of TVM's passes change their argument in place."""
     return tvm.IRModule(dict(mod.functions_items()), mod.attrs, mod.global_infos)
+
+
+def list_kernels(mod: tvm.IRModule) -> list[str]:
+    """Return the names of the kernels in a lowered module, sorted."""
+    return sorted(
+        str(var.name_hint)
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    )
+
+
+def is_scheduled(kernel: tirx.PrimFunc) -> bool:
+    """Return whether a kernel has a schedule, so that no rule or search schedules it."""
+    return bool(kernel.attrs.get(_IS_SCHEDULED, False))
+
+
+def replace_kernel(original: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a scheduled kernel with the attributes of the unscheduled one."""
+    fields = (scheduled.params, scheduled.body, scheduled.ret_type)
+    return tirx.PrimFunc(*fields, original.attrs).with_attr(_IS_SCHEDULED, True)
 
 
 def rewrite_kernel_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:

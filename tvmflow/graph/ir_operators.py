@@ -70,6 +70,22 @@ class Activation(NamedTuple):
     beta: float = 0.0
 
 
+ACTIVATION_DEFAULTS: Final[Mapping[str, tuple[float, ...]]] = {
+    "affine": (0.0, 0.0),
+    "elu": (1.0,),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01,),
+    "relu": (),
+    "scaledtanh": (0.0, 0.0),
+    "sigmoid": (),
+    "softplus": (),
+    "softsign": (),
+    "tanh": (),
+    "thresholdedrelu": (0.0,),
+}
+"""The parameters of each function where a model does not give them; as many as it has. They are ONNX Runtime's."""
+
+
 class RecurrentOperands(NamedTuple):
     """The operands of a recurrent layer, as ONNX has them; `NOTHING` for missing ones.
 

@@ -176,14 +176,17 @@ def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
 
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     """Compile in the process that the backend chose; arguments and result are JSON."""
-    from tvmflow.compiler import forms, lowering
+    from tvmflow.compiler import forms
     from tvmflow.compiler.c_program.program import find_runtime
+    from tvmflow.graph import ir
+    from tvmflow.runtime.weights import read_safetensors
+    from tvmflow.targets.tvm_target import make_target
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}
-    target = lowering.make_target(settings.target)
+    target = make_target(settings.target)
     model, rules, shares = _schedule(settings, paths)
-    weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
+    weights = model.compute_weights(read_safetensors(paths["import/params.safetensors"]))
     prefix = _content_prefix(settings, paths)
     form_inputs = forms.FormInputs(
         mod=model.mod,
@@ -197,7 +200,7 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     for form in sorted({FORMS[runtime], *settings.forms}):
         (folder / form).mkdir()
         forms.FORMS[form](form_inputs, folder / form)
-    kernels = lowering.list_kernels(model.mod)
+    kernels = ir.list_kernels(model.mod)
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
     facts = BuildFacts(
         kernels=len(kernels),
@@ -245,10 +248,12 @@ def schedule_kernels(
 
     With `must_fit`, each chosen schedule must fit a kernel. `dump` gets the module after each step.
     """
-    from tvmflow.compiler import lowering, schedules
+    from tvmflow.compiler import schedules
+    from tvmflow.graph import ir
+    from tvmflow.targets.tvm_target import make_target
     from tvmflow.tuning import measure
 
-    target = lowering.make_target(settings.target)
+    target = make_target(settings.target)
     scheduled, tuned = lowered, list[str]()
     if chosen := _read_json(inputs.get(CHOSEN_ROLE)):
         started = time.perf_counter()
@@ -262,7 +267,7 @@ def schedule_kernels(
     scheduled, rules = schedules.schedule_untuned(scheduled, settings.target, settings.schedules)
     if dump is not None:
         dump.write("untuned_schedules", scheduled, time.perf_counter() - started)
-    others = dict.fromkeys(lowering.list_kernels(scheduled), OWN_SCHEDULE)
+    others = dict.fromkeys(ir.list_kernels(scheduled), OWN_SCHEDULE)
     return scheduled, {**others, **rules, **dict.fromkeys(tuned, TUNED)}
 
 
@@ -408,10 +413,11 @@ def _make_code_here(payload: Json) -> Json:
     """Return the fields of a `KernelCode`, in the process that the backend chose."""
     from tvmflow.compiler import lowering
     from tvmflow.compiler.c_program import c_kernels
+    from tvmflow.targets.tvm_target import make_target
 
     settings = parse_settings(run, payload["settings"])
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
-    target = lowering.make_target(settings.target)
+    target = make_target(settings.target)
     lowered = lowering.LoweredModel.read(inputs[LOWERED_ROLE]).mod
     scheduled, _ = schedule_kernels(lowered, settings, inputs)
     name = payload["kernel"]

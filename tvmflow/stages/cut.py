@@ -46,21 +46,21 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> CutSettings:
 
 def run(settings: CutSettings, context: StageContext) -> import_model.ImportFacts:
     """Write the part as `import` writes a model, so that later stages see no difference."""
-    from tvmflow.compiler import lowering
-    from tvmflow.compiler.passes.extract_part import Signature, extract_part
-    from tvmflow.graph import marks
+    from tvmflow.graph import ir, marks
+    from tvmflow.graph.extract_part import Signature, extract_part
+    from tvmflow.runtime.weights import read_safetensors
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
     inputs, outputs, tensors = (
         tuple(map(TensorSpec.from_json, document[kind]))
         for kind in ("inputs", "outputs", "tensors")
     )
-    mod = lowering.load_ir(context.inputs["import/model.json"])
+    mod = ir.load_module(context.inputs["import/model.json"])
     nodes = json.loads(context.inputs["import/nodes.json"].read_text())
     marks.mark_bindings(mod)
     whole = Signature(inputs, outputs, tensors)
     part = extract_part(mod, whole, settings.input_tensors, settings.output_tensors)
-    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    params = read_safetensors(context.inputs["import/params.safetensors"])
     weights = part.mod["main"].params[len(part.inputs) :]
     part_params = {var.name: params[var.name] for var in weights}
     signature = {"inputs": part.inputs, "outputs": part.outputs}

@@ -107,10 +107,9 @@ def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -
 
 def _find_activation(model: Path) -> str:
     """Return the operator that makes the first output probabilities, or an empty string."""
-    from tvmflow.compiler import lowering
     from tvmflow.graph import ir
 
-    main = lowering.load_ir(model)["main"]
+    main = ir.load_module(model)["main"]
     values = ir.DataFlow(main).values
     value: Any = ir.list_outputs(main)[0]
     while True:

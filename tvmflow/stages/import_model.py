@@ -379,7 +379,7 @@ def write_model(
     import tvm
     from safetensors.numpy import save_file
 
-    from tvmflow.compiler.passes.operand_checks import name_checked_nodes
+    from tvmflow.graph.operands import name_checked_nodes
 
     for kind, specs in signature.items():
         _check_names(kind.removesuffix("s"), specs)

@@ -100,21 +100,23 @@ class LowerFacts(NamedTuple):
 
 def run(settings: LowerSettings, context: StageContext) -> LowerFacts:
     """Lower the model, and write it for all stages that read it."""
-    from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
 
     model = _lower(settings, context.inputs)
     model.write(context.out / LOWERED)
-    return LowerFacts(kernels=len(lowering.list_kernels(model.mod)), vectors=model.width)
+    return LowerFacts(kernels=len(ir.list_kernels(model.mod)), vectors=model.width)
 
 
 def _lower(
     settings: LowerSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> LoweredModel:
     from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
+    from tvmflow.targets.tvm_target import make_target
 
-    target = lowering.make_target(settings.target)
-    mod = lowering.load_ir(inputs["import/model.json"])
+    target = make_target(settings.target)
+    mod = ir.load_module(inputs["import/model.json"])
     if dimensions := read_dimensions(mod["main"]):
         tuned = [d._replace(tune_at=settings.tune_at.get(d.name, ())) for d in dimensions]
         mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tvmflow.core.types import Json
+
+if TYPE_CHECKING:
+    import tvm as tvm_module
 
 TvmTarget = Mapping[str, Json]
 """A target as `tvm.target.Target` takes it: `kind`, and `mtriple`, `mcpu`, `mattr`, `num-cores`, `arch`, `host`."""
 
 _THREADS = "num-cores"
 """The field of TVM's target with the number of threads that a search makes parallel loops for."""
+
+
+def make_target(mapping: TvmTarget) -> tvm_module.target.Target:
+    """Return TVM's target for a mapping."""
+    import tvm
+
+    return tvm.target.Target(dict(mapping))
 
 
 def split_threads(tvm: TvmTarget) -> tuple[dict[str, Json], int | None]:

@@ -266,10 +266,11 @@ class Libraries:
         from tvmflow.compiler.c_program.program import find_runtime
         from tvmflow.graph import ir
         from tvmflow.graph.dynamic_shapes import read_dimensions
+        from tvmflow.targets.tvm_target import make_target
         from tvmflow.tuning import measure
 
         self._request = request
-        self._target = lowering.make_target(request.target)
+        self._target = make_target(request.target)
         self._lowered = lowering.LoweredModel.read(Path(request.lowered)).mod
         self._runtime, reason = find_runtime(self._lowered, request.runtime)
         by_driver = not backend_for(request.target).RUNS_ON_HOST_CPU
@@ -617,9 +618,11 @@ class ChoiceLibraries:
     def lower(self, choices: Choices, name: str) -> LoweredChoices:
         """Return the model lowered with some choices, written to a file of that name."""
         from tvmflow.compiler import lowering
+        from tvmflow.graph import ir
         from tvmflow.graph.dynamic_shapes import read_dimensions
+        from tvmflow.targets.tvm_target import make_target
 
-        mod, target = lowering.load_ir(self.imported), lowering.make_target(self.library.target)
+        mod, target = ir.load_module(self.imported), make_target(self.library.target)
         has_dimensions = bool(read_dimensions(mod["main"]))
         model = lowering.lower(mod, target, self.options, choices=choices)
         model.write(self.work / name)

@@ -204,13 +204,13 @@ class LibraryKernel:
 
     def __init__(self, mod: tvm.IRModule, target: Mapping[str, Json]) -> None:
         """Compile a scheduled kernel with arguments of its own for a target; no device is used yet."""
-        from tvmflow.compiler import lowering
         from tvmflow.compiler.c_program import link_kernel
+        from tvmflow.targets.tvm_target import make_target
 
         arguments = [argument.numpy() for argument in make_arguments(mod)]
         self._folder = tempfile.TemporaryDirectory(prefix="tvmflow-")
         folder = Path(self._folder.name)
-        self._library = link_kernel(mod["main"], arguments, lowering.make_target(target), folder)
+        self._library = link_kernel(mod["main"], arguments, make_target(target), folder)
         self._seconds: list[float] = []
 
     @functools.cached_property
@@ -376,7 +376,6 @@ def apply_chosen(
     import tvm
 
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
-    from tvmflow.compiler.schedules.rules import with_original_attributes
     from tvmflow.graph import ir
 
     load_intrinsics(target.export())
@@ -388,7 +387,7 @@ def apply_chosen(
             continue
         key = workload_key(normalize(function))
         if key in scheduled:
-            module[var] = with_original_attributes(scheduled[key], function)
+            module[var] = ir.replace_kernel(function, scheduled[key])
             keys[str(var.name_hint)] = key
     unused = sorted(set(chosen) - set(keys.values()))
     if unused and must_fit:

@@ -409,10 +409,9 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
 
 def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
     """Return why no schedule is searched for a kernel; an empty string when one is."""
-    from tvmflow.compiler.tir_kernels import winograd
     from tvmflow.graph import ir
 
-    if function.attrs.get("tirx.is_scheduled", False):
+    if ir.is_scheduled(function):
         return "it comes with a schedule"
     if not _has_static_shapes(function) and not list_compared_sizes(mod):
         return "its shapes are known only when it runs"
@@ -425,7 +424,7 @@ def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
         return "it only calls a library function"
     # TVM's search fails where it moves a block that is read at constant indices
     names = {block.name_hint for block in _list_blocks(function)}
-    if names & {winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS}:
+    if not names.isdisjoint(ir.WINOGRAD_COLUMNS):
         return "its transforms read constant indices, which TVM's search cannot move"
     return ""
 

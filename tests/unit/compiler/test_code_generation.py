@@ -17,6 +17,7 @@ from tvmflow.compiler.c_program.c_kernels import lower_kernels
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.targets.tvm_target import make_target
 
 ALLOCATOR = "TVMBackendAllocWorkspace"
 
@@ -57,7 +58,7 @@ def test_rows_that_no_vector_divides_are_computed_in_vectors(columns: int) -> No
     """Only the last numbers of a row are computed one by one; lowering narrows the variables of loops, which models have in 64 bits."""
     target = level("x86-64-v3")
     mod = model(lambda x, _: relax.op.sum(x, -1), shape=(5, columns))
-    lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+    lowered = lowering.lower(mod, make_target(target), FAST).mod
     scheduled = schedule_for_cpu(lowered, cpu_model_for(target, 1)).mod
     kernels = {
         var: function.with_attr("global_symbol", str(var.name_hint))

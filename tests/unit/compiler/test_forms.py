@@ -58,7 +58,8 @@ def test_invalid_c_is_reported_when_it_is_generated(tmp_path: Path) -> None:
     """TVM writes the runtime calls of sorting as invalid C; the message names the kernel and the line."""
     from tvm import relax
 
-    from tvmflow.compiler import forms, lowering
+    from tvmflow.compiler import forms
+    from tvmflow.targets.tvm_target import make_target
 
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 8), "float32"))
@@ -66,7 +67,7 @@ def test_invalid_c_is_reported_when_it_is_generated(tmp_path: Path) -> None:
         with builder.dataflow():
             out = builder.emit_output(relax.op.sort(x))
         builder.emit_func_output(out)
-    target = lowering.make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
+    target = make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
     inputs = forms.FormInputs(relax.transform.LegalizeOps()(builder.get()), [], target, "")
     with pytest.raises(StageError, match=r"cannot write as C: 'sort', line \d+: ") as raised:
         forms.FORMS["c-source"](inputs, tmp_path)

@@ -11,6 +11,7 @@ from tests.support.kernels import host_level
 from tests.support.onnx_models import load, model, value
 from tvmflow.compiler import kernel_work, lowering
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.targets.tvm_target import make_target
 
 
 def shares(rows: int, updates: int, tmp_path: Path) -> dict[str, float | None]:
@@ -27,7 +28,7 @@ def shares(rows: int, updates: int, tmp_path: Path) -> dict[str, float | None]:
     ]
     loaded = load(model(nodes, inputs, [value("y", [rows, rows])], {}), tmp_path)
     options = LoweringOptions(checks=False)
-    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), options)
+    lowered = lowering.lower(loaded.mod, make_target(host_level()), options)
     return kernel_work.estimate_shares(lowered.mod, {"matmul": 1}, ["scatter_elements"])
 
 

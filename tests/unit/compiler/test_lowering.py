@@ -17,6 +17,7 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import extract_workloads
 
 frontend = FRONTENDS["mxnet"]
@@ -27,7 +28,7 @@ OPTIONS = LoweringOptions()
 
 def test_a_lowered_model_is_read_as_it_was_written(detector: LoadedModel, tmp_path: Path) -> None:
     """The same kernels, calls, weights and nodes, and the same bytes however often it is written."""
-    model = lowering.lower(detector.mod, lowering.make_target(TARGET), OPTIONS)
+    model = lowering.lower(detector.mod, make_target(TARGET), OPTIONS)
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     model.write(first)
     read = lowering.LoweredModel.read(first)
@@ -82,14 +83,14 @@ def detector(tmp_path: Path) -> LoadedModel:
 
 def run(model: LoadedModel, lowered: lowering.LoweredModel, data: Any) -> Any:
     weights = lowered.compute_weights(model.params)
-    library = lowering.compile_with_weights(lowered.mod, weights, lowering.make_target(TARGET))
+    library = lowering.compile_with_weights(lowered.mod, weights, make_target(TARGET))
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     return (result if hasattr(result, "numpy") else result[0]).numpy()
 
 
 def test_kernels_with_a_schedule_are_kept_and_not_tuned(detector: LoadedModel) -> None:
     """The frontend imports suppression as a kernel: it is in the library, but not a tuning task."""
-    lowered = lowering.lower(detector.mod, lowering.make_target(TARGET), OPTIONS)
+    lowered = lowering.lower(detector.mod, make_target(TARGET), OPTIONS)
     reasons = {
         name: workload.untunable_reason
         for workload in extract_workloads(lowered.mod)
@@ -131,7 +132,7 @@ def test_weights_with_the_same_name_are_not_confused(tmp_path: Path) -> None:
     }
     data = np.eye(2, dtype=np.float32)
     model = LoadedModel(mod, params, (), ())
-    lowered = lowering.lower(mod, lowering.make_target(TARGET), plain)
+    lowered = lowering.lower(mod, make_target(TARGET), plain)
     assert [var.name for var in lowered.mod["main"].params] == ["x", "lv", "lv"]
     assert (run(model, lowered, data) == 2 * params["a"] - 9).all()
 
@@ -148,7 +149,7 @@ def test_names_of_parameters_are_none_of_kernels(tmp_path: Path) -> None:
                 total = builder.emit(relax.op.add(total, other))
             result = builder.emit_output(total)
         builder.emit_func_output(result)
-    lowered = lowering.lower(builder.finalize(), lowering.make_target({"kind": "c"}), OPTIONS)
+    lowered = lowering.lower(builder.finalize(), make_target({"kind": "c"}), OPTIONS)
     assert lowered.weight_names == ("plain.weight-1", "9")
     used = {
         str(parameter.name)

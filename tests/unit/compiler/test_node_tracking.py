@@ -17,6 +17,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.graph import ir
 from tvmflow.graph.marks import KernelNodes
 from tvmflow.stages.build import KernelCall, calls_text, find_kernel_nodes
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import extract_workloads
 
 frontend = FRONTENDS["onnx"]
@@ -25,7 +26,7 @@ CPU = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-
 
 
 def lower(mod: tvm.IRModule, options: LoweringOptions = FAST) -> lowering.LoweredModel:
-    return lowering.lower(mod, lowering.make_target(CPU), options)
+    return lowering.lower(mod, make_target(CPU), options)
 
 
 def operators(mod: tvm.IRModule, kernels: KernelNodes) -> dict[str, list[list[str]]]:

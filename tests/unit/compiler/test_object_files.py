@@ -12,6 +12,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import forms, lowering
+from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 
 TRIPLES = {
     "x86_64-unknown-linux-gnu": {},
@@ -101,7 +103,7 @@ def test_a_model_may_have_no_kernels(prefix: str, tmp_path: Path) -> None:
     with builder.function("main", [], attrs={"num_input": 0}):
         builder.emit_func_output(builder.emit(relax.const(np.ones(3, np.float32))))
     mod, triple = builder.finalize(), "aarch64-unknown-linux-gnu"
-    target = lowering.make_target({"kind": "llvm", "mtriple": triple})
+    target = make_target({"kind": "llvm", "mtriple": triple})
     compiled = lowering.compile_with_weights(mod, [], target)
     forms.copy_objects_of(mod, compiled, target, tmp_path, prefix)
     assert [path.name for path in tmp_path.iterdir()] == ["devc.o"]
@@ -112,7 +114,7 @@ def test_a_model_may_have_no_kernels(prefix: str, tmp_path: Path) -> None:
 def check_data(
     mod: tvm.IRModule, weights: list[np.ndarray[Any, Any]], triple: str, folder: Path
 ) -> None:
-    target = lowering.make_target({"kind": "llvm", "mtriple": triple, **TRIPLES[triple]})
+    target = make_target({"kind": "llvm", "mtriple": triple, **TRIPLES[triple]})
     actual, expected = folder / "actual", folder / "expected"
     actual.mkdir()
     expected.mkdir()
@@ -130,7 +132,7 @@ def test_the_number_of_cores_changes_no_byte(
 ) -> None:
     """Kernels are compiled by as many threads as there are cores, and all kernels are there."""
     mod, weights = weighted(random_weights(1)), random_weights(1)
-    target = lowering.make_target({"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"})
+    target = make_target({"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"})
     made = []
     for cores in (1, 3):
         monkeypatch.setattr(forms, "count_usable_cpus", lambda cores=cores: cores)
@@ -141,4 +143,4 @@ def test_the_number_of_cores_changes_no_byte(
     assert made[0] == made[1]
     code = b"".join(content for name, content in made[0].items() if name.startswith("lib"))
     assert len(made[0]) > 2
-    assert all(f"__tvm_ffi_{name}\0".encode() in code for name in lowering.list_kernels(mod))
+    assert all(f"__tvm_ffi_{name}\0".encode() in code for name in ir.list_kernels(mod))

@@ -19,6 +19,7 @@ from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.pipeline import IRDump
 from tvmflow.recipe import Kernels
+from tvmflow.targets.tvm_target import make_target
 
 CPU = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
 GPU = {
@@ -34,7 +35,7 @@ def small_model() -> tvm.IRModule:
 
 def dumped_passes(folder: Path, target: dict[str, Any], options: LoweringOptions) -> list[str]:
     """Return the names of the passes that run, from the files of a dump."""
-    lowering.lower(small_model(), lowering.make_target(target), options, IRDump(folder))
+    lowering.lower(small_model(), make_target(target), options, IRDump(folder))
     return [path.stem.partition("-")[2] for path in sorted(folder.glob("*.py"))]
 
 
@@ -73,7 +74,7 @@ def test_a_pass_leaves_models_without_its_operators_as_they_are(
 ) -> None:
     """It is not run for them, so that it must have nothing to do."""
     mod = model(relu, reshape(1, 3 * 36), shape=(1, 3, 6, 6))
-    target = lowering.make_target({**CPU, "mcpu": "cascadelake"})
+    target = make_target({**CPU, "mcpu": "cascadelake"})
     cpu = CpuModel.from_target(target.export())
     transformed = step.transform(mod, LoweringContext(target, cpu, FAST))
     tvm.ir.assert_structural_equal(transformed, mod, map_free_vars=True)
@@ -97,7 +98,7 @@ def test_passes_for_cpus_do_not_run_for_a_gpu(tmp_path: Path, precision: Any) ->
 def test_the_number_of_cores_does_not_change_kernels() -> None:
     """A pass sees the target alone, not the machine that lowers."""
     one, two = (
-        lowering.lower(small_model(), lowering.make_target({**CPU, "num-cores": cores}), FAST).mod
+        lowering.lower(small_model(), make_target({**CPU, "num-cores": cores}), FAST).mod
         for cores in (1, 64)
     )
     tvm.ir.assert_structural_equal(one, two)
@@ -106,14 +107,14 @@ def test_the_number_of_cores_does_not_change_kernels() -> None:
 def test_lowering_leaves_the_imported_module_as_it_was() -> None:
     mod = small_model()
     before = mod.script()
-    lowering.lower(mod, lowering.make_target(CPU), FAST)
+    lowering.lower(mod, make_target(CPU), FAST)
     assert mod.script() == before
 
 
 def test_weights_come_in_the_order_of_mains_parameters() -> None:
     """Packed, and padded to whole vectors."""
     mod = small_model()
-    lowered = lowering.lower(mod, lowering.make_target(CPU), FAST)
+    lowered = lowering.lower(mod, make_target(CPU), FAST)
     assert lowered.weight_names == ("w0", "w1")
     main = lowered.mod["main"]
     shapes = [[int(n) for n in var.ty.shape] for var in main.params[1:]]

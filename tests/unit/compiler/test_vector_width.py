@@ -15,6 +15,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.lowering import choose_vector_width
 from tvmflow.compiler.options import VectorWidth
+from tvmflow.targets.tvm_target import make_target
 
 AVX512 = CpuModel(16, 32, 1 << 20, 4, has_broadcast_loads=True)
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
@@ -78,7 +79,7 @@ def test_a_recipe_may_set_the_width() -> None:
     mod = convolutions(8, 8)
     assert choose_vector_width(mod, AVX512, 512) == VectorWidth.of_lanes(16, {})
     assert choose_vector_width(mod, NEON, 512) == VectorWidth.of_lanes(4, {})
-    lowered = lowering.lower(mod, lowering.make_target(X86), replace(FAST, vector_bits=128))
+    lowered = lowering.lower(mod, make_target(X86), replace(FAST, vector_bits=128))
     assert lowered.width == VectorWidth.of_lanes(4, {})
 
 

@@ -32,6 +32,7 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import web
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.tvm_target import make_target
 
 TARGET: Final = BACKENDS["webgpu"].complete_target(PRESETS["browser"].tvm or {})
 # What each script begins with: a function that opens the program of a folder.
@@ -61,7 +62,7 @@ def compile_network(made: onnx.ModelProto, folder: Path, feed: dict[str, Any]) -
     """Compile a model into a folder, in which it is described as a package describes it."""
     folder.mkdir()
     loaded = load(made, folder, feed)
-    lowered = lowering.lower(loaded.mod, lowering.make_target(TARGET), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(TARGET), FAST)
     scheduled = lowered.schedule_untuned(loaded.params, TARGET, 1)
     web_program.compile_web_program(scheduled.mod, scheduled.weights, scheduled.target, folder)
     tensors = {

@@ -28,6 +28,7 @@ from tvmflow.graph.index_inputs import find_indices
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.stages.verify.inner_tensors import cut_at_inner, load_with_inner
 from tvmflow.stages.verify.inputs import ImportedModel
+from tvmflow.targets.tvm_target import make_target
 
 # What detectors do with the boxes that they keep.
 ROW_BY_ROW = [
@@ -165,7 +166,7 @@ def test_rows_that_influence_each_other_need_tvms_runtime(operator: str, tmp_pat
     made = make_detector(24, [MIXING[operator]], [output])
     loaded = load(made, tmp_path)
     assert [spec.bounded_axis for spec in loaded.outputs[:3]] == [0, 0, 0]
-    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), LoweringOptions())
+    lowered = lowering.lower(loaded.mod, make_target(host_level()), LoweringOptions())
     runtime, reason = find_runtime(lowered.mod, "auto")
     assert runtime == "vm"
     assert reason.startswith("sizes that are known only when it runs, which ")

@@ -15,12 +15,12 @@ from onnx import helper
 
 from tests.support.kernels import host_level
 from tests.support.onnx_models import draw, model, save, value
-from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Json
 from tvmflow.frontends.base import DYNAMIC_FIX
+from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import read_dimensions
 from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model, lower
@@ -100,7 +100,7 @@ def test_a_dynamic_size_is_in_signature_facts_and_ir(tmp_path: Path) -> None:
     facts = import_model.run(parse_settings(import_model.run, settings), context)
     assert facts.dimensions == (Dimension("time", 1, 8),)
     assert from_json(import_model.ImportFacts, to_json(facts)) == facts
-    mod = lowering.load_ir(tmp_path / import_model.MODEL)
+    mod = ir.load_module(tmp_path / import_model.MODEL)
     assert read_dimensions(mod["main"]) == facts.dimensions
 
 

@@ -28,6 +28,7 @@ from tvmflow.stages.verify.inner_tensors import InnerLibrary
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
 from tvmflow.stages.verify.verdict import Verdict, verdict_without_measurements
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
+from tvmflow.targets.tvm_target import make_target
 
 SCORES = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 CHECKS = CheckSettings(**{**Verify().model_dump(), "data": False})
@@ -264,7 +265,7 @@ def test_an_input_in_another_shape_is_in_no_memory_of_the_library(tmp_path: Path
         {"axes": np.array([0, 1])},
     )
     loaded = frontend.load(save(made, tmp_path), (), ("scores", "weights"))
-    target = lowering.make_target(level("x86-64-v3"))
+    target = make_target(level("x86-64-v3"))
     lowered = lowering.lower(loaded.mod, target, LoweringOptions())
     scheduled, _ = schedule_untuned(lowered.mod, level("x86-64-v3"), SCHEDULES_VERSION)
     library = InnerLibrary(loaded, lowered, ScheduledModel(scheduled, [], target))

@@ -15,10 +15,12 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import generate_schedules
+from tvmflow.graph import ir
 from tvmflow.stages import build
 from tvmflow.stages.base import parse_settings
 from tvmflow.stages.build import RankedTile, make_code
 from tvmflow.stages.lower import LOWERED_ROLE
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.workloads import normalize, workload_key
@@ -40,10 +42,10 @@ class Build:
         mod = model(dense(32), relu, shape=(16, 64))
         self.inputs = {LOWERED_ROLE: folder / "lowered.json"}
         self.folder = folder
-        model_for_target = lowering.lower(mod, lowering.make_target(TARGET), LoweringOptions())
+        model_for_target = lowering.lower(mod, make_target(TARGET), LoweringOptions())
         model_for_target.write(self.inputs[LOWERED_ROLE])
         self.lowered = model_for_target.mod
-        self.kernel = next(name for name in lowering.list_kernels(self.lowered) if "dense" in name)
+        self.kernel = next(name for name in ir.list_kernels(self.lowered) if "dense" in name)
 
     def choose(self, schedule: Schedule, workload: tvm.IRModule, key: str) -> None:
         """Have a search choose a schedule."""

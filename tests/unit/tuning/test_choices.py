@@ -19,10 +19,12 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.choices import Choice, Operator, choice_key, is_within_tolerance
 from tvmflow.core.fork_server import ForkServer
+from tvmflow.graph import ir
 from tvmflow.recipe import Kernels
 from tvmflow.stages import choose
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.choose import ChooseFacts
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning import libraries
 from tvmflow.tuning.ledger import Ledger, WorkloadLedger
 from tvmflow.tuning.trials import ChoiceTimes, parse_line, record_to_json
@@ -146,14 +148,14 @@ def test_a_kernel_of_several_operators_counts_for_each_by_its_calls() -> None:
 def test_a_chosen_tile_is_lowered_and_computes_the_same() -> None:
     """What was not chosen is lowered as before."""
     mod = model(conv(16), relu, conv(16), shape=(1, 16, 8, 8))
-    target, options = lowering.make_target(TARGET), LoweringOptions()
+    target, options = make_target(TARGET), LoweringOptions()
     rule = lowering.lower(mod, target, options)
     texts = {operator.text for operator in rule.operators}
     assert len(rule.operators) == 2 and len(texts) == 1
     tiled = lowering.lower(mod, target, options, choices={text: {"winograd": 4} for text in texts})
     direct = lowering.lower(mod, target, options, choices={text: {"winograd": 0} for text in texts})
-    assert any("winograd" in name for name in lowering.list_kernels(tiled.mod))
-    assert not any("winograd" in name for name in lowering.list_kernels(direct.mod))
+    assert any("winograd" in name for name in ir.list_kernels(tiled.mod))
+    assert not any("winograd" in name for name in ir.list_kernels(direct.mod))
     random = np.random.default_rng(1)
     weights = {
         name: random.standard_normal((16, 16, 3, 3)).astype("float32") for name in rule.weight_names
@@ -171,7 +173,7 @@ def test_a_chosen_tile_is_lowered_and_computes_the_same() -> None:
 def test_a_product_computed_with_other_padding_gives_the_same() -> None:
     """Padded rows and columns are alternatives of a product; others than those are not taken."""
     mod = model(dense(70), shape=(31, 48))
-    target, options = lowering.make_target(TARGET), LoweringOptions()
+    target, options = make_target(TARGET), LoweringOptions()
     rule = lowering.lower(mod, target, options)
     [operator] = rule.operators
     assert len(operator.alternatives) > 1

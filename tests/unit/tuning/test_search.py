@@ -33,6 +33,7 @@ from tests.support.tuning import (
 from tvmflow.compiler import lowering
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.statistics import geometric_means
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS, Task
 from tvmflow.tuning.measure import apply_chosen
 from tvmflow.tuning.trials import Trial, trial_id
@@ -112,7 +113,7 @@ def test_every_trial_is_recorded_with_all_fields(tune: Tuning, tasks: list[Task]
 
 def test_schedules_of_dynamic_shapes_are_measured_at_each_size_to_tune_at(tune: Tuning) -> None:
     """They are those of the rules, each computes the same at every size, and none is measured again."""
-    network, target = dynamic_rows(4, 16), lowering.make_target(TARGET)
+    network, target = dynamic_rows(4, 16), make_target(TARGET)
     lowered = network.lower(TARGET)
     [workload] = extract_workloads(lowered.mod)
     fields = (workload.names[0], workload.weight, workload.flops, workload.mod)

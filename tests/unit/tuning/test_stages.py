@@ -22,14 +22,13 @@ from tests.support.tuning import (
     resolved_target,
     softmax,
 )
-from tvmflow.compiler import lowering
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.types import Dimension
 from tvmflow.recipe import Kernels
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages.pick_best import Finalist, choose_finalist
-from tvmflow.targets.tvm_target import split_threads
+from tvmflow.targets.tvm_target import make_target, split_threads
 from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.libraries import LibraryRequest
 from tvmflow.tuning.measure import apply_chosen
@@ -103,7 +102,7 @@ def read(path: str) -> Any:
 
 def run_model(mod: tvm.IRModule, arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """What a lowered module computes."""
-    library = tvm.compile(mod, lowering.make_target(TARGET))
+    library = tvm.compile(mod, make_target(TARGET))
     machine = relax.VirtualMachine(library, tvm.cpu())
     result: np.ndarray[Any, Any] = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
     return result
@@ -119,7 +118,7 @@ def test_chosen_schedules_are_applied_and_compute_the_same(pipeline: Pipeline) -
     chosen = {key: trials[0]["trace"] for key, trials in records.items() if trials}
     assert chosen
     plain = lowered(mod)
-    target = lowering.make_target(TARGET)
+    target = make_target(TARGET)
     tuned, names = apply_chosen(plain, chosen, read(files["extract_tasks/workloads.json"]), target)
     scheduled = [
         var.name_hint
@@ -289,7 +288,7 @@ def test_a_choice_that_fits_no_kernel_is_an_error() -> None:
             mod,
             {workload.key: [[], []]},
             {workload.key: workload.mod},
-            lowering.make_target(TARGET),
+            make_target(TARGET),
         )
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.passes.rewriter import ELEMENTWISE, MainRewriter, rewrite_main
 from tvmflow.graph import ir
+from tvmflow.graph.rewriter import ELEMENTWISE, MainRewriter, rewrite_main
 from tvmflow.targets.backends import webgpu
 
 _INT64: Final = "int64"

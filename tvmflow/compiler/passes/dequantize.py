@@ -9,17 +9,17 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.passes.quantization import (
     BYTES,
-    SELECTIONS,
     read_scale,
     shift_between,
     shift_bytes,
 )
-from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
 from tvmflow.graph.ir import OPAQUE
+from tvmflow.graph.rewriter import MainRewriter
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"
@@ -141,7 +141,10 @@ class DequantizeMover(TargetRewriter):
             return self._quantize(call, rewritten)
         if name == _DEQUANTIZE:
             return self._dequantize(call, rewritten)
-        if name in SELECTIONS and (source := self._find_conversion(rewritten.args[0])) is not None:
+        if (
+            name in ir.SELECTIONS
+            and (source := self._find_conversion(rewritten.args[0])) is not None
+        ):
             selected = self.emit(
                 relax.Call(call.op, [source.args[0], *rewritten.args[1:]], call.attrs)
             )

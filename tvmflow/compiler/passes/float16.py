@@ -11,8 +11,8 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.passes.rewriter import MainRewriter
 from tvmflow.graph import ir
+from tvmflow.graph.rewriter import MainRewriter
 
 _FLOAT16: Final = "float16"
 _FLOAT32: Final = "float32"

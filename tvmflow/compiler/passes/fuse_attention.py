@@ -14,7 +14,6 @@ from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.contraction.machine import (
     CpuModel,
 )
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 from tvmflow.compiler.passes.vector_math import exp_of_negative
 from tvmflow.compiler.tir_kernels.attention import (
@@ -34,6 +33,7 @@ from tvmflow.graph.dynamic_shapes import (
     same_sizes,
     sizes_of,
 )
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
 _log = logging.getLogger(__name__)
 

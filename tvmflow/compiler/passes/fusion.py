@@ -10,9 +10,9 @@ from tvm import relax, tirx
 from tvm.relax.utils import copy_with_new_vars
 from tvm.s_tir import SBlock
 
-from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import TuningSizes, plain
+from tvmflow.graph.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.

@@ -8,10 +8,10 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.passes.rewriter import MainRewriter
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes, same_size, same_sizes, sizes_of
 from tvmflow.graph.ir import OPAQUE
+from tvmflow.graph.rewriter import MainRewriter
 
 
 def group_mean(sums: Any, groups: int, count: Any) -> Any:

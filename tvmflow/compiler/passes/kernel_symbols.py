@@ -17,12 +17,6 @@ import tvm_ffi
 from tvm import relax, te, tirx
 
 from tvmflow.compiler.passes.pixels import merge_dynamic_pixels
-from tvmflow.compiler.passes.rewriter import (
-    INJECTIVE,
-    MainRewriter,
-    rewrite_functions,
-    rewrite_main,
-)
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
     IrSize,
@@ -35,6 +29,7 @@ from tvmflow.graph.dynamic_shapes import (
     simplify,
     sizes_of,
 )
+from tvmflow.graph.rewriter import INJECTIVE, MainRewriter, rewrite_functions, rewrite_main
 
 _EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)
 

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Arithmetic, Contraction, multiply_add
 from tvmflow.compiler.contraction.machine import (
@@ -42,9 +42,8 @@ from tvmflow.compiler.passes.quantization import (
     split_zero_point,
     to_dot_data,
 )
-from tvmflow.compiler.passes.rewriter import TargetRewriter
 from tvmflow.compiler.passes.strided_views import find_view
-from tvmflow.compiler.tir_kernels import bfloat16, blocked, dot_products
+from tvmflow.compiler.tir_kernels import blocked, dot_products
 from tvmflow.compiler.tir_kernels.block_quantized import (
     WORD_BITS,
     BlockQuantizedMatmul,
@@ -57,7 +56,7 @@ from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 from tvmflow.compiler.tir_kernels.dot_products import ROWS as MATRIX_ROWS
 from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
 from tvmflow.core.choices import COLUMNS, ROWS, Choice
-from tvmflow.graph import ir
+from tvmflow.graph import bfloat16, ir
 from tvmflow.graph.dynamic_shapes import (
     IrSize,
     count_elements,

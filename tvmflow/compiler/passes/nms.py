@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as B
 
-from tvmflow.compiler.passes.rewriter import TargetRewriter
+from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.passes.sorts import Order, Variable, Words, bind, precedes
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,

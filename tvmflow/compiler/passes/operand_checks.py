@@ -9,112 +9,33 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
 import tvm
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.contraction.packed import allocate_registers
-from tvmflow.compiler.passes.rewriter import ELEMENTWISE, TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_kernel_symbols
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.core.errors import StageError
 from tvmflow.graph import ir
 from tvmflow.graph.counts import SIZES_NEEDED
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, list_symbols, plain, sizes_of
+from tvmflow.graph.dynamic_shapes import (
+    IrSize,
+    is_dynamic,
+    list_symbols,
+    plain,
+    sizes_of,
+    with_kernel_symbols,
+)
+from tvmflow.graph.operands import CHECKED_OPERATORS, NODES, Bound, find_sources, list_bounds
+from tvmflow.graph.rewriter import ELEMENTWISE, rewrite_main
 
 FAILURE: Final = "tvmflow.failure"
 """The attribute of a kernel that fails where an operand has a wrong value: the message."""
-NODES: Final = "tvmflow.checked_nodes"
-"""The attribute of an imported `main` with the node of each variable that a checked operator computes, as JSON."""
-
-
-class Bound(NamedTuple):
-    """The values that an operand may have.
-
-    Attributes: sizes: The size of the axis that an index is of: one for all, or one for each place of the last
-    axis, None if any value is right there. None for a divisor, which is not 0. from_end: Whether a negative
-    index counts from the end. is_length: Whether any value is right where the axis has elements.
-    """
-
-    sizes: tuple[IrSize | None, ...] | None
-    from_end: bool = False
-    is_length: bool = False
-
-
-_Bounds = Iterator[tuple[int, Bound]]
-
-# ---------------------------------------------------------------- rules
-
-
-def _list_bounds(value: Any) -> _Bounds:
-    """Yield the operands of a value that need certain values, by index, with the bounds of each."""
-    if (rule := _RULES.get(ir.operator_name(value))) is not None:
-        yield from rule(value)
-
-
-def _take(call: relax.Call) -> _Bounds:
-    sizes = sizes_of(call.args[0])
-    if sizes is None or str(call.attrs.mode) not in ("fast", ""):
-        return
-    axis = call.attrs.axis
-    yield 1, Bound((math.prod(sizes) if axis is None else sizes[int(axis)],))
-
-
-def _elements(call: relax.Call) -> _Bounds:
-    if (sizes := sizes_of(call.args[0])) is not None:
-        from_end = ir.operator_name(call) == "relax.scatter_elements"
-        yield 1, Bound((sizes[int(call.attrs.axis)],), from_end)
-
-
-def _coordinates(call: relax.Call) -> _Bounds:
-    sizes, shape = map(sizes_of, call.args[:2])
-    first = int(call.attrs.batch_dims) if ir.operator_name(call) == "relax.gather_nd" else 0
-    if sizes is not None and shape and not is_dynamic(shape[-1]):
-        yield 1, Bound(tuple(sizes[first : first + int(shape[-1])]))
-
-
-def _index_tensor(call: relax.Call) -> _Bounds:
-    if (sizes := sizes_of(call.args[0])) is not None:
-        yield 1, Bound(tuple(sizes), from_end=True)
-
-
-def _roi(call: relax.Call) -> _Bounds:
-    """Each region begins with the number of its image."""
-    if (sizes := sizes_of(call.args[0])) is not None and sizes_of(call.args[1]) is not None:
-        yield 1, Bound((sizes[0], None, None, None, None))
-
-
-def _divide(call: relax.Call) -> _Bounds:
-    divisor = call.args[1]
-    is_tensor = isinstance(divisor.ty, relax.TensorType)
-    if is_tensor and ir.dtype_of(divisor).startswith(("int", "uint")):
-        yield 1, Bound(None)
-
-
-_RULES: Final[Mapping[str, Callable[[relax.Call], _Bounds]]] = {
-    f"relax.{name}": rule
-    for name, rule in {
-        "take": _take,
-        **dict.fromkeys(("gather_elements", "scatter_elements"), _elements),
-        **dict.fromkeys(("gather_nd", "scatter_nd"), _coordinates),
-        **dict.fromkeys(("index_tensor", "index_put"), _index_tensor),
-        **dict.fromkeys(("vision.roi_align", "vision.roi_pool"), _roi),
-        **dict.fromkeys(("divide", "floor_divide", "mod", "floor_mod"), _divide),
-    }.items()
-}
-"""Operators that need certain values -> which operands, and the bounds of each."""
 _EXTREMES: Final = ("relax.argmax", "relax.argmin")
-_KEEP_VALUES: Final = ir.operators(
-    "astype reshape expand_dims squeeze permute_dims broadcast_to flatten concat strided_slice",
-    "stack shape_to_tensor",
-)
-"""Operators whose results have the values of their operands."""
-
-
-# ---------------------------------------------------------------- checks
 
 _SELECTION: Final = "relax.vision.all_class_non_max_suppression"
 
@@ -125,7 +46,7 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     Raises:
         StageError: A constant has a wrong value.
     """
-    if not context.options.checks or not ir.calls_operator(mod, *_RULES, *_EXTREMES):
+    if not context.options.checks or not ir.calls_operator(mod, *CHECKED_OPERATORS, *_EXTREMES):
         return mod
     # TVM makes another error of one that a rewriter raises
     problems: list[str] = []
@@ -133,55 +54,6 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     if problems:
         raise StageError(f"{problems[0]}: it is a constant of the model", fix="correct the model")
     return rewritten
-
-
-def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
-    """Return the inputs of an imported `main` that are indices or integer divisors, with bounds."""
-    flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
-    found = []
-    for binding in ir.list_bindings(main.body):
-        call = binding.value
-        for position, bound in _list_bounds(call):
-            operand = call.args[position]
-            value = flow.values.get(operand, operand)
-            fields = [(operand, bound)]
-            if isinstance(value, relax.Tuple) and bound.sizes is not None:
-                fields = [
-                    (field, Bound((size,), bound.from_end))
-                    for field, size in zip(value.fields, bound.sizes, strict=False)
-                ]
-            found += [
-                (var, own) for field, own in fields for var in _find_inputs(flow, inputs, field)
-            ]
-    return found
-
-
-def has_computed_operands(mod: tvm.IRModule) -> bool:
-    """Return whether an imported model may compute an index or an integer divisor: each with a loop may."""
-    main = mod["main"]
-    flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
-    operands = (
-        call.args[position] for call in flow.values.values() for position, _ in _list_bounds(call)
-    )
-    return len(mod.functions) > 1 or any(
-        not flow.is_weight(operand) and not _find_inputs(flow, inputs, operand)
-        for operand in operands
-    )
-
-
-def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
-    """Return an imported module that knows the nodes, given for each binding, of checked operands."""
-    main = mod["main"]
-    names = {
-        str(binding.var.name): node
-        for binding, node in zip(ir.list_bindings(main.body), nodes, strict=False)
-        if node and ir.operator_name(binding.value) in _RULES
-    }
-    if not names:
-        return mod
-    named = ir.copy_module(mod)
-    named.update_func(named.get_global_var("main"), main.with_attr(NODES, json.dumps(names)))
-    return named
 
 
 def _list_selected(flow: ir.DataFlow) -> set[Any]:
@@ -200,7 +72,7 @@ def _list_selected(flow: ir.DataFlow) -> set[Any]:
 class _CheckRewriter(TargetRewriter):
     """Puts a check before each operand that may have a wrong value."""
 
-    OPERATORS = (*_RULES, *_EXTREMES)
+    OPERATORS = (*CHECKED_OPERATORS, *_EXTREMES)
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext, problems: list[str]) -> None:
         super().__init__(mod, context)
@@ -219,7 +91,7 @@ class _CheckRewriter(TargetRewriter):
         if ir.operator_name(call) in _EXTREMES:
             return self._check_extremes(call, rewritten)
         args = list(rewritten.args)
-        for position, bound in _list_bounds(call):
+        for position, bound in list_bounds(call):
             args[position] = self._check(call, call.args[position], args[position], bound)
         if all(new.same_as(old) for new, old in zip(args, rewritten.args, strict=True)):
             return None
@@ -298,7 +170,7 @@ class _CheckRewriter(TargetRewriter):
 
     def _describe(self, call: relax.Call, operand: Any, bound: Bound) -> str:
         operator = self._node or ir.operator_name(call).removeprefix("relax.")
-        inputs = _find_inputs(self.flow, self._inputs, operand)
+        inputs = find_sources(self.flow, self._inputs, operand)
         what = f"input '{inputs[0].name}'" if len(inputs) == 1 else "a computed tensor"
         if bound.sizes is None:
             return f"{what} has a 0 by which {operator} divides"
@@ -322,39 +194,6 @@ class _CheckRewriter(TargetRewriter):
             return te.compute(data.shape, element, name="clamped")
 
         return self.kernel(clamp, "clamp_indices", indices, pattern=ELEMENTWISE)
-
-
-def _find_inputs(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> list[Any]:
-    """Return the inputs that an operand has the values of; none if it has others."""
-    found: dict[Any, None] = {}
-    left, seen = [operand], set()
-    while left:
-        expr = left.pop()
-        is_tensor = isinstance(expr, relax.Var) and not ir.is_size(expr)
-        if not is_tensor or expr in seen or flow.is_weight(expr):
-            continue
-        seen.add(expr)
-        if expr in inputs:
-            found[expr] = None
-            continue
-        value: Any = flow.values.get(expr)
-        if ir.operator_name(value) == "relax.where":
-            # a negative index counts from the end: the sum has the values of no other tensor
-            sums = [ir.as_call(flow.values.get(v, v), "relax.add") for v in value.args[1:]]
-            left += [
-                v
-                for v, total in zip(value.args[1:], sums, strict=True)
-                if total is None or not total.args[0].same_as(value.args[2])
-            ]
-        elif isinstance(value, relax.Var | relax.Tuple):
-            left += list(getattr(value, "fields", [value]))
-        elif (name := ir.operator_name(value)) in _KEEP_VALUES:
-            left += ir.list_variables(value)
-        elif value is not None and name == "relax.take":
-            left.append(value.args[0])
-        elif name != "relax.shape_of":
-            return []
-    return list(found)
 
 
 def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:

@@ -12,16 +12,17 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.contraction.machine import MIN_LANES, CpuModel
 from tvmflow.compiler.passes.reductions import parallel_loop
-from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE, MainRewriter, TargetRewriter
-from tvmflow.compiler.tir_kernels import resize as operators
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.resize import Interpolation, Steps
 from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.graph import ir
+from tvmflow.graph import resize as operators
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes, same_size, sizes_of
 from tvmflow.graph.ir import OPAQUE
+from tvmflow.graph.resize import Interpolation, Steps
+from tvmflow.graph.rewriter import TAKES_EPILOGUE, MainRewriter
 
 # ---------------------------------------------------------------- resizing
 # Tables have the source pixels and weights. One axis is resized after another where that is less work.

@@ -10,11 +10,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
+from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import ROUNDING, ROUNDING_BITS
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import same_size, same_sizes, sizes_of
+from tvmflow.graph.rewriter import MainRewriter
 
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
@@ -38,13 +38,6 @@ _MOVES: Final = ir.operators("reshape permute_dims nn.pad")
 _SCALES: Final = 2
 # Products of the same scales differ by their rounding.
 _SAME_SCALE: Final = 1e-6
-WEIGHT_RANKS: Final = {
-    _MATMUL: 2,
-    **{name: 2 + n for name, n in {**ir.CONVOLUTIONS, **ir.TRANSPOSED_CONVOLUTIONS}.items()},
-}
-"""Products with constant weights that have integer kernels -> the rank of their weights."""
-SELECTIONS: Final = ir.operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
-"""Operators that only select values: quantized data pass through them."""
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
@@ -196,11 +189,11 @@ def _find_source(name: str, weights: Any, flow: ir.DataFlow) -> WeightSource | N
 class WeightDequantizeFolder(MainRewriter):
     """Rewrites products with weights s·w to products with the int8 weights w, multiplied by s."""
 
-    OPERATORS = tuple(WEIGHT_RANKS)
+    OPERATORS = tuple(ir.WEIGHT_RANKS)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         name = ir.operator_name(call)
-        if len(ir.shape_of(call.args[1]) or ()) != WEIGHT_RANKS[name]:
+        if len(ir.shape_of(call.args[1]) or ()) != ir.WEIGHT_RANKS[name]:
             return None
         source = _find_source("relax.dequantize", call.args[1], self.flow)
         is_transposed = name in ir.TRANSPOSED_CONVOLUTIONS
@@ -215,7 +208,7 @@ class WeightDequantizeFolder(MainRewriter):
         if source.is_transposed:
             weights = emit(relax.op.permute_dims(weights))
         product = emit(relax.Call(call.op, [rewritten.args[0], weights], call.attrs))
-        factor = scale.value.numpy().reshape(-1, *[1] * (WEIGHT_RANKS[name] - 2))
+        factor = scale.value.numpy().reshape(-1, *[1] * (ir.WEIGHT_RANKS[name] - 2))
         return relax.op.multiply(product, relax.const(factor, "float32"))
 
     def _is_symmetric_along(self, axis: int, dequantize: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
+from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.tir_kernels.recurrent import (
     TERMS,
     Dots,
@@ -22,6 +22,7 @@ from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain, sizes_of
 from tvmflow.graph.ir import OPAQUE
 from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
+from tvmflow.graph.rewriter import MainRewriter
 
 # Hidden units on CPUs are padded to a multiple of this, so that the order of additions does not depend on the
 # vectors.

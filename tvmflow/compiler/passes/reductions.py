@@ -10,12 +10,13 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS
 from tvmflow.compiler.contraction.packed import allocate_registers, iterate_vectors
-from tvmflow.compiler.passes.rewriter import MainRewriter, TargetRewriter
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_of
+from tvmflow.graph.rewriter import MainRewriter
 
 # ---------------------------------------------------------------- reductions of whole tensors
 

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.contraction.machine import MIN_LANES
 from tvmflow.compiler.contraction.packed import allocate_registers, positive, reduce_lanes
 from tvmflow.compiler.passes.reductions import (
@@ -18,10 +19,15 @@ from tvmflow.compiler.passes.reductions import (
     has_vectors,
     make_argreduce_kernel,
 )
-from tvmflow.compiler.passes.rewriter import TargetRewriter
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_kernel_symbols
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import IrSize, TuningSizes, is_dynamic, sizes_of
+from tvmflow.graph.dynamic_shapes import (
+    IrSize,
+    TuningSizes,
+    is_dynamic,
+    sizes_of,
+    with_kernel_symbols,
+)
 
 
 class SortRewriter(TargetRewriter):

@@ -9,15 +9,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.passes.constant_evaluation import (
-    RULES,
-    list_positions,
-    read_slice,
-    read_split,
-)
 from tvmflow.compiler.tir_kernels.strides import StridedMatrices, StridedView
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_of
+from tvmflow.graph.evaluation import RULES, list_positions, read_slice, read_split
 
 _Array = np.ndarray[Any, Any]
 

@@ -88,8 +88,7 @@ def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledMo
         choice = choose_schedule(kernel, cpu) if cpu is not None else None
         rules[str(var.name_hint)] = choice.rule if choice else NO_RULE
         if choice is not None:
-            scheduled = choice.schedule.mod["main"]
-            mod[var] = with_original_attributes(scheduled, function)
+            mod[var] = ir.replace_kernel(function, choice.schedule.mod["main"])
     _log.debug("schedule rules of kernels: %s", rules)
     return ScheduledModule(mod, rules)
 
@@ -98,8 +97,6 @@ def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledMo
 
 NO_RULE: Final = "none"
 """Stands for a rule's name for a kernel without a schedule."""
-
-_IS_SCHEDULED: Final = "tirx.is_scheduled"
 
 
 class ScheduledModule(NamedTuple):
@@ -114,14 +111,5 @@ def list_unscheduled(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, tvm.tirx
     return [
         (var, function)
         for var, function in mod.functions_items()
-        if isinstance(function, tvm.tirx.PrimFunc) and not function.attrs.get(_IS_SCHEDULED, False)
+        if isinstance(function, tvm.tirx.PrimFunc) and not ir.is_scheduled(function)
     ]
-
-
-def with_original_attributes(
-    scheduled: tvm.tirx.PrimFunc, original: tvm.tirx.PrimFunc
-) -> tvm.tirx.PrimFunc:
-    """Return a scheduled kernel with the attributes of the function that it replaces."""
-    return tvm.tirx.PrimFunc(
-        scheduled.params, scheduled.body, scheduled.ret_type, original.attrs
-    ).with_attr(_IS_SCHEDULED, True)

@@ -9,21 +9,6 @@ from tvm import tirx
 
 from tvmflow.graph.ir_operators import Activation
 
-DEFAULTS: Final[Mapping[str, tuple[float, ...]]] = {
-    "affine": (0.0, 0.0),
-    "elu": (1.0,),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01,),
-    "relu": (),
-    "scaledtanh": (0.0, 0.0),
-    "sigmoid": (),
-    "softplus": (),
-    "softsign": (),
-    "tanh": (),
-    "thresholdedrelu": (0.0,),
-}
-"""The parameters of each function where a model does not give them; as many as it has. They are ONNX Runtime's."""
-
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "affine": lambda x, a, b, _, __: a * x + b,
     "elu": lambda x, a, _, zero, one: tirx.Select(x >= zero, x, a * (tirx.exp(x) - one)),

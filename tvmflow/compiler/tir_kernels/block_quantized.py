@@ -27,13 +27,13 @@ from tvmflow.compiler.contraction.machine import (
     CpuModel,
 )
 from tvmflow.compiler.contraction.packed import allocate_registers
-from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import (
     call_llvm,
     declare_buffer,
     define_kernel,
     round_to_integer,
 )
+from tvmflow.graph import bfloat16
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 

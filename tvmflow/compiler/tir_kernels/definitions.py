@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
-import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
@@ -18,8 +16,6 @@ from tvmflow.graph.dynamic_shapes import (
     IrSize,
     divide_up,
     is_dynamic,
-    list_symbols,
-    plain,
 )
 
 # Every GPU runs this many threads of a block.
@@ -83,28 +79,6 @@ def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:
 def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
     """Emit another name for a buffer, with one index."""
     return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
-
-
-def with_kernel_symbols(
-    function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
-) -> tuple[tirx.PrimFunc, list[Any]]:
-    """Return a kernel with its own symbols instead of a model's dimensions, and its size parameters.
-
-    These are arguments between its inputs and its results: the dimensions that are not the size of a tensor by themselves,
-    and other sizes that it computes with (`used`). The last parameters are its results.
-    """
-    sizes = [plain(size) for param in function.params for size in param.ty.shape]
-    symbols = [symbol for size in sizes for symbol in list_symbols(size)]
-    symbols = list(dict.fromkeys([*symbols, *used]))
-    if not symbols:
-        return function, []
-    own = {symbol: tirx.Var(symbol.name, symbol.ty.dtype) for symbol in symbols}
-    bound = {size for size in sizes if isinstance(size, tvm.ir.Var)}
-    taken = [symbol for symbol in symbols if symbol not in bound]
-    renamed = tvm_ffi.structural_map(function, (tvm.ir.Var, lambda var: own.get(var, var)))
-    inputs, written = renamed.params[:-results], renamed.params[-results:]
-    params = [*inputs, *(own[symbol] for symbol in taken), *written]
-    return tirx.PrimFunc(params, renamed.body, renamed.ret_type, renamed.attrs), taken
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 from tvm import te, tirx, topi
 
 from tvmflow.compiler.contraction.candidates import pad_dot_rows
-from tvmflow.compiler.tir_kernels import bfloat16, blocked
+from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
+from tvmflow.graph import bfloat16
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic, plain, same_size, same_sizes
 
 _DYNAMIC_TILE: Final = 8

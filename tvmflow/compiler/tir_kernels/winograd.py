@@ -24,17 +24,16 @@ from tvmflow.compiler.contraction.packed import FLOAT, allocate, positive
 from tvmflow.compiler.contraction.winograd import KERNEL, DynamicBlocks, Geometry
 from tvmflow.core.choices import tile_size
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, plain
+from tvmflow.graph.ir import WINOGRAD_COLUMNS
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
-DATA_COLUMNS: Final = "winograd_data_columns"
-"""The name of the block that transforms columns of data first, where transforms are separate."""
 PRODUCT: Final = "winograd_product"
 """The name of the block that multiplies transformed data and weights."""
 IMAGE: Final = "winograd_image"
 """The name of the block that transforms the product into tiles of the result."""
-IMAGE_COLUMNS: Final = "winograd_image_columns"
-"""The name of the block that transforms columns of the product first, where transforms are separate."""
+DATA_COLUMNS, IMAGE_COLUMNS = WINOGRAD_COLUMNS
+"""The names of the blocks that transform columns of data and of the product first, in separate transforms."""
 
 
 class Transforms(NamedTuple):

@@ -14,12 +14,12 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends.onnx import graph
 from tvmflow.frontends.onnx._expressions import Windows
 from tvmflow.frontends.onnx.graph import attribute_text
 from tvmflow.graph.dynamic_shapes import plain
 from tvmflow.graph.ir import dtype_of
+from tvmflow.graph.resize import Interpolation
 
 
 class NodeToConvert(NamedTuple):

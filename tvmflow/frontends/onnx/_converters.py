@@ -13,8 +13,6 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler.tir_kernels import resize
-from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._arithmetic import (
     NodeToConvert,
@@ -40,6 +38,7 @@ from tvmflow.frontends.onnx._expressions import (
     reverse_sequences,
 )
 from tvmflow.frontends.onnx.graph import FROM_START
+from tvmflow.graph import resize
 from tvmflow.graph.ir import OPAQUE, dtype_of
 from tvmflow.graph.ir_operators import (
     SELECTED_COLUMNS,
@@ -47,6 +46,7 @@ from tvmflow.graph.ir_operators import (
     BlockQuantizedWeights,
     NonMaxSuppression,
 )
+from tvmflow.graph.resize import Interpolation
 
 # ---------------------------------------------------------------- indices
 

@@ -13,13 +13,12 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 from tvmflow.core.formatting import names_text
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert, list_sizes
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
-from tvmflow.graph.ir_operators import NOTHING, Activation, Recurrent, RecurrentOperands
+from tvmflow.graph.ir_operators import ACTIVATION_DEFAULTS, NOTHING, Activation, Recurrent, RecurrentOperands
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4
@@ -338,13 +337,13 @@ def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activa
     count = len(_ACTIVATIONS[kind])
     names = [_text(name) for name in attributes.get("activations", ())]
     names = names or list(_ACTIVATIONS[kind]) * directions
-    if unknown := [name for name in names if name not in DEFAULTS]:
+    if unknown := [name for name in names if name not in ACTIVATION_DEFAULTS]:
         raise ValueError(f"ONNX has no activation {unknown[0]}")
     parameters = [list(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta")]
     functions = []
     for name in names:
         # Functions without a parameter leave it to the next one.
-        pairs = zip(parameters, DEFAULTS[name], strict=False)
+        pairs = zip(parameters, ACTIVATION_DEFAULTS[name], strict=False)
         values = [numbers.pop(0) if numbers else default for numbers, default in pairs]
         functions.append(Activation(name, *map(float, values)))
     return tuple(tuple(functions[n * count : (n + 1) * count]) for n in range(directions))

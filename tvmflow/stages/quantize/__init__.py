@@ -237,11 +237,11 @@ def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_err
 
 def _load(files: Mapping[str, Path]) -> FloatModel:
     """Return the imported model, quantized."""
-    from tvmflow.compiler import lowering
     from tvmflow.graph import ir
+    from tvmflow.runtime.weights import read_safetensors
     from tvmflow.stages.quantize.points import FloatModel, fold_model, multiplies_integers
 
-    mod = lowering.load_ir(files["import/model.json"])
+    mod = ir.load_module(files["import/model.json"])
     if not ir.is_straight_line(mod):
         raise StageError(
             "the model has branches, and which of them calibration data take would decide its ranges",
@@ -249,7 +249,7 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
         )
     if multiplies_integers(mod):
         raise StageError("the model is quantized already", fix="leave `quantize` out")
-    params = lowering.load_weights(files["import/params.safetensors"])
+    params = read_safetensors(files["import/params.safetensors"])
     nodes = json.loads(files["import/nodes.json"].read_text())
     return fold_model(FloatModel(mod, params, nodes))
 
@@ -535,8 +535,8 @@ def _list_states(
     """Return the recurrent layers whose state may be quantized to int8, as `_Candidates` has them."""
     import numpy as np
 
-    from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
     from tvmflow.graph import ir
+    from tvmflow.graph.evaluation import evaluate_weight
     from tvmflow.stages.quantize.points import (
         LARGEST_STATE,
         find_initial_state,
@@ -781,8 +781,8 @@ def _control(
 
 def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, float]:
     """Return the integer that stands for 0, by the names of the outputs that are quantized."""
-    from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
     from tvmflow.graph import ir
+    from tvmflow.graph.evaluation import evaluate_weight
 
     flow, known = ir.DataFlow(model.main), model.known
     zero_points = {}

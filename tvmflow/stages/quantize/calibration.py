@@ -32,6 +32,7 @@ from tvmflow.stages.quantize.ranges import Histogram
 from tvmflow.stages.quantize.weights import InputProducts
 from tvmflow.targets.host import read_host
 from tvmflow.targets.threads import count_usable_cpus
+from tvmflow.targets.tvm_target import make_target
 
 _log = logging.getLogger(__name__)
 
@@ -131,11 +132,11 @@ class CompiledModel:
     def __init__(self, model: FloatModel, signature: Mapping[str, Json], targets: Targets) -> None:
         mod = ir.copy_module(model.mod)
         self._signature, self._params = signature, model.params
-        target = lowering.make_target(targets.kernels)
+        target = make_target(targets.kernels)
         self._lowered = lowering.lower(mod, target, LoweringOptions())
         scheduled = self._lowered.schedule_untuned(
             model.params, targets.kernels, SCHEDULES_VERSION
-        )._replace(target=lowering.make_target(targets.code))
+        )._replace(target=make_target(targets.code))
         try:
             self._library = LibraryForWeights(scheduled, signature, count_usable_cpus())
         except UnsupportedProgram as error:

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import RecurrentOperands, RoundedData
+from tvmflow.graph.rewriter import rewrite_main
 from tvmflow.stages.quantize.insertion import (
     DataScale,
     LayerRewriter,

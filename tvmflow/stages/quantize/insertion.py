@@ -11,10 +11,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.graph import ir, marks
+from tvmflow.graph.evaluation import evaluate_weight
 from tvmflow.graph.ir_operators import RecurrentOperands
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 from tvmflow.stages.quantize.points import (
     FOLLOWERS,
     ROUNDED,

@@ -9,9 +9,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.passes.fold_convolutions import fold_norms
-from tvmflow.compiler.passes.quantization import SELECTIONS, WEIGHT_RANKS
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.graph import ir, marks
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
 from tvmflow.graph.ir_operators import (
@@ -22,11 +19,13 @@ from tvmflow.graph.ir_operators import (
     Recurrent,
     RecurrentOperands,
 )
+from tvmflow.graph.norms import fold_norms
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
 Array = np.ndarray[Any, Any]
 
 _MATMUL: Final = "relax.matmul"
-FOLLOWERS: Final = SELECTIONS | ir.operators(
+FOLLOWERS: Final = ir.SELECTIONS | ir.operators(
     "add subtract multiply maximum minimum concat mean clip strided_slice split nn.relu",
     "nn.avg_pool2d nn.adaptive_avg_pool2d image.resize2d",
 )
@@ -168,7 +167,7 @@ def _list_weights(value: Any, flow: ir.DataFlow) -> list[Any]:
 
 
 def _is_product(value: Any, flow: ir.DataFlow) -> bool:
-    return ir.operator_name(value) in WEIGHT_RANKS and flow.is_weight(value.args[1])
+    return ir.operator_name(value) in ir.WEIGHT_RANKS and flow.is_weight(value.args[1])
 
 
 def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
@@ -193,7 +192,7 @@ def multiplies_integers(mod: tvm.IRModule) -> bool:
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])
     for value in flow.values.values():
-        if ir.operator_name(value) not in WEIGHT_RANKS:
+        if ir.operator_name(value) not in ir.WEIGHT_RANKS:
             continue
         for operand in value.args[:2]:
             source = _find_source(flow.resolve(operand), flow)
@@ -248,7 +247,7 @@ def _is_layer(call: Any, operator: str, flow: ir.DataFlow) -> bool:
     return (
         all(map(ir.is_float32, (call, data, weights)))
         and not flow.is_weight(data)
-        and len(ir.shape_of(weights) or ()) == WEIGHT_RANKS[operator]
+        and len(ir.shape_of(weights) or ()) == ir.WEIGHT_RANKS[operator]
         and sizes_of(data) is not None
         and (
             operator == _MATMUL
@@ -268,7 +267,7 @@ def _find_source(data: Any, flow: ir.DataFlow) -> Any:
     """Return the source tensor of data that was only rearranged."""
     while True:
         value: Any = flow.values.get(data)
-        if ir.operator_name(value) not in SELECTIONS or not ir.is_float32(value.args[0]):
+        if ir.operator_name(value) not in ir.SELECTIONS or not ir.is_float32(value.args[0]):
             return data
         data = flow.resolve(value.args[0])
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.graph import ir, marks
 from tvmflow.graph.dynamic_shapes import known_sizes
+from tvmflow.graph.rewriter import rewrite_main
 from tvmflow.stages.quantize.insertion import LayerRewriter
 from tvmflow.stages.quantize.points import Array, FloatModel, Layer, take_nodes
 from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order

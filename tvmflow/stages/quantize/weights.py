@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tvmflow.compiler.tir_kernels import bfloat16
+from tvmflow.graph import bfloat16
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 Array = np.ndarray[Any, Any]

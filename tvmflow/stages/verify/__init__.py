@@ -290,12 +290,12 @@ def _verify(
     A reference that is not timed has ended before the library is loaded: a large model is in memory
     once. The stack ends the process of one that is.
     """
-    from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     dimensions = read_dimensions(signature, settings)
-    mod = lowering.load_ir(context.inputs["import/model.json"])
+    mod = ir.load_module(context.inputs["import/model.json"])
     model = read_imported_model(signature, context.inputs)._replace(operands=find_operands(mod))
     candidates = load_samples(signature, settings, context.inputs.get(DATA), model.operands)
     verdict: Verdict = {"passed": True, "against": checks.against}

@@ -26,6 +26,7 @@ from tvmflow.core.types import Array, Feed, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.graph import ir
 from tvmflow.runtime.virtual_machine import list_tensors
+from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import (
     TUNED,
@@ -48,6 +49,7 @@ from tvmflow.stages.verify.inputs import (
 )
 from tvmflow.stages.verify.reference_run import open_reference, run_at
 from tvmflow.stages.verify_settings import LOCAL, MachineSettings, VerifySettings
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import normalize, workload_key
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class KernelCheck:
         self._operands: list[Any] = []
         self._built: dict[tuple[str, bool], Any] = {}
         self.wrong: dict[str, WrongKernel] = {}
-        self.target = lowering.make_target(settings.target)
+        self.target = make_target(settings.target)
         self.model = lowering.LoweredModel.read(inputs[LOWERED_ROLE])
         self._scheduled, self._rules = schedule_kernels(self.model.mod, settings, inputs)
 
@@ -117,7 +119,7 @@ class KernelCheck:
 
     def run(self, feed: list[Array]) -> list[Array]:
         """Run the model on one batch, in the order of its inputs, and return its outputs."""
-        params = lowering.load_weights(self._inputs["import/params.safetensors"])
+        params = read_safetensors(self._inputs["import/params.safetensors"])
         weights = self.model.compute_weights(params)
         built = lowering.compile_with_weights(self._scheduled, weights, self.target)
         machine = relax.VirtualMachine(built, tvm.cpu())
@@ -331,10 +333,8 @@ class _Search:
         Errors within the default tolerance are not a fault of tvmflow: fields of the recipe that ask for more
         count for nothing here.
         """
-        from tvmflow.compiler import lowering
-
         checks, inputs = self._settings.verify, self._context.inputs
-        mod = lowering.load_ir(inputs["import/model.json"])
+        mod = ir.load_module(inputs["import/model.json"])
         self._model = self._model._replace(operands=find_operands(mod))
         arithmetic = comparison.find_arithmetic(mod, self._settings.precision)
         indices = find_index_inputs(mod, self._model, self._settings, inputs)
@@ -451,9 +451,7 @@ class _Search:
 
     def _find_import_fault(self) -> Fault | None:
         """Return a fault if the imported model is wrong with TVM's rules only, or these lack an operator."""
-        if own := list_tvmflow_operators(
-            lowering.load_ir(self._context.inputs["import/model.json"])
-        ):
+        if own := list_tvmflow_operators(ir.load_module(self._context.inputs["import/model.json"])):
             return Fault(
                 f"the import cannot be compared by itself, because TVM's own rules have no kernels for "
                 f"{names_text(own)}",
@@ -481,10 +479,10 @@ class _Search:
         return model.load(self._settings.model["kind"], names)
 
     def _run_imported(self, loaded: LoadedModel) -> list[Array]:
-        from tvmflow.compiler import lowering
+        from tvmflow.targets.tvm_target import make_target
 
         weights = list(loaded.params.values())
-        return self._run(loaded, ScheduledModel(loaded.mod, weights, lowering.make_target(_HOST)))
+        return self._run(loaded, ScheduledModel(loaded.mod, weights, make_target(_HOST)))
 
     def _run_lowered(self, loaded: LoadedModel) -> list[Array]:
         from tvmflow.compiler import lowering

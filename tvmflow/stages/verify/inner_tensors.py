@@ -29,10 +29,12 @@ from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
 from tvmflow.graph.index_inputs import find_nodes_of
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import WatchedProgram
+from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages.build import BuildSettings, schedule_kernels
 from tvmflow.stages.verify.inputs import ImportedModel
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify_settings import VerifySettings
+from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import normalize, workload_key
 
 _log = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ def load_with_inner(
     )
     if kept != tuple(spec.name for spec in loaded.tensors):
         loaded = model.load(kind, kept)
-    weights = lowering.load_weights(files["import/params.safetensors"])
+    weights = read_safetensors(files["import/params.safetensors"])
     if not loaded.tensors or not loaded.params.keys() <= weights.keys():
         return None
     return loaded._replace(params={name: weights[name] for name in loaded.params})
@@ -140,7 +142,7 @@ def return_inner(
     }
     specs = {var: spec for var, spec in specs.items() if not dtypes or spec.dtype in dtypes}
     results = [*outputs[:count], *specs, *outputs[count:]]
-    weights = lowering.load_weights(files["import/params.safetensors"])
+    weights = read_safetensors(files["import/params.safetensors"])
     made = _make_main(mod, ir.list_bindings(main.body), results)
     params = [str(var.name) for var in ir.list_weights(made["main"])]
     return LoadedModel(
@@ -195,7 +197,7 @@ class InnerLibrary:
         machine = settings.machines[""].tvm
         assert settings.lowering is not None and settings.schedules is not None
         load_intrinsics(machine)
-        target = lowering.make_target(machine)
+        target = make_target(machine)
         build = BuildSettings(target=machine, schedules=settings.schedules, runtime="", forms=())
         mod = ir.copy_module(loaded.mod)
         if dimensions := read_dimensions(mod["main"]):

@@ -87,8 +87,8 @@ class ImportedModel(NamedTuple):
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import it again, with inner tensors as further outputs."""
-        from tvmflow.compiler.passes.operand_checks import name_checked_nodes
         from tvmflow.graph.dynamic_shapes import with_dimensions
+        from tvmflow.graph.operands import name_checked_nodes
 
         loaded = FRONTENDS[kind].load(
             self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
@@ -121,9 +121,9 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
 
 def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
     """Return the inputs of an imported model whose integers are indices or divisors."""
-    from tvmflow.compiler.passes.operand_checks import find_input_bounds, has_computed_operands
     from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import NoSize, size_text
+    from tvmflow.graph.operands import find_input_bounds, has_computed_operands
 
     operands: dict[Operand, None] = {}
     for var, bound in find_input_bounds(mod["main"]):

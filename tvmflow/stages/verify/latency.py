@@ -344,10 +344,12 @@ def _schedule_untuned(settings: VerifySettings, context: StageContext) -> Schedu
 def lower_untuned(settings: VerifySettings, files: Mapping[str, Path]) -> LoweredModel:
     """Return the model, lowered for the target with the operators that the rules choose."""
     from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
+    from tvmflow.targets.tvm_target import make_target
 
     assert settings.lowering is not None, "the model is in one piece"
-    mod = lowering.load_ir(files["import/model.json"])
-    return lowering.lower(mod, lowering.make_target(settings.machines[""].tvm), settings.lowering)
+    mod = ir.load_module(files["import/model.json"])
+    return lowering.lower(mod, make_target(settings.machines[""].tvm), settings.lowering)
 
 
 def schedule_each(
@@ -355,10 +357,12 @@ def schedule_each(
 ) -> Iterator[ScheduledModel]:
     """Yield an untuned fixed-shape build of a dynamic model for each combination of sizes."""
     from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import at_sizes
+    from tvmflow.targets.tvm_target import make_target
 
-    mod = lowering.load_ir(context.inputs["import/model.json"])
-    target, options = lowering.make_target(settings.machines[""].tvm), settings.lowering
+    mod = ir.load_module(context.inputs["import/model.json"])
+    target, options = make_target(settings.machines[""].tvm), settings.lowering
     assert options is not None
     models = (lowering.lower(at_sizes(mod, sizes), target, options) for sizes in combinations)
     return _schedule_by_rules(models, settings, context)
@@ -368,10 +372,10 @@ def _schedule_by_rules(
     models: Iterable[LoweredModel], settings: VerifySettings, context: StageContext
 ) -> Iterator[ScheduledModel]:
     """Yield models with schedules; their weights are read once."""
-    from tvmflow.compiler import lowering
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.runtime.weights import read_safetensors
 
-    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    params = read_safetensors(context.inputs["import/params.safetensors"])
     target = settings.machines[""].tvm
     assert settings.schedules is not None
     load_intrinsics(target)

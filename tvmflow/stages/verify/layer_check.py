@@ -73,7 +73,7 @@ def add_layers(
 
 def compare_layers(library: Library, case: Case) -> LayersComparison:
     """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it."""
-    from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import read_dimensions
     from tvmflow.graph.index_inputs import find_quantized
     from tvmflow.stages.verify.inner_tensors import cut_at_inner
@@ -81,7 +81,7 @@ def compare_layers(library: Library, case: Case) -> LayersComparison:
     settings, context, model, data, _ = case
     if reason := no_inner_reason(settings):
         return {"passed": True, "not_compared": reason}
-    mod = lowering.load_ir(context.inputs["import/model.json"])
+    mod = ir.load_module(context.inputs["import/model.json"])
     if read_dimensions(mod["main"]):
         # the tensors of the reference would be inputs whose sizes are expressions
         return {"passed": True, "not_compared": "its sizes are open"}
@@ -113,11 +113,11 @@ def _is_reproduced(
 
     The layers are right in a library of almost the same kernels; this one must be made of them, too.
     """
-    from tvmflow.compiler import lowering
+    from tvmflow.runtime.weights import read_safetensors
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
     assert isinstance(library, LocalLibrary)
-    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    params = read_safetensors(context.inputs["import/params.safetensors"])
     loaded = LoadedModel(mod, params, library.inputs, library.outputs)
     module = InnerLibrary.schedule(loaded, settings, context.inputs).load(library)
     [delivered], again = library.run_all([dict(feed)]), module.run(dict(feed))

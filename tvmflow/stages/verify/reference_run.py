@@ -240,7 +240,8 @@ def open_reference(
 def _open_quantized(
     settings: VerifySettings, model: ImportedModel, context: StageContext
 ) -> Iterator[Reference]:
-    from tvmflow.compiler import lowering
+    from tvmflow.graph import ir
+    from tvmflow.runtime.weights import read_safetensors
     from tvmflow.stages.quantize.calibration import Signature
     from tvmflow.stages.quantize.points import FloatModel
 
@@ -249,8 +250,8 @@ def _open_quantized(
         computed = FloatModel(model.quantized.mod, model.quantized.params, ())
         module = Signature(document).compile(computed, outputs=model.quantized.tensors)
     else:
-        mod = lowering.load_ir(context.inputs["import/model.json"])
-        params = lowering.load_weights(context.inputs["import/params.safetensors"])
+        mod = ir.load_module(context.inputs["import/model.json"])
+        params = read_safetensors(context.inputs["import/params.safetensors"])
         module = Signature(document).compile(FloatModel(mod, params, ()))
     with _open_framework(settings, model, context) as framework:
         yield QuantizedReference(framework, module)

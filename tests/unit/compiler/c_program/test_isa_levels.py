@@ -25,6 +25,7 @@ from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, isa_levels
 from tvmflow.targets.c_runtime.isa_levels import IsaLevelCode
 from tvmflow.targets.features import isa_level_config
+from tvmflow.targets.tvm_target import make_target
 
 SHAPE = (1, 3, 20, 20)
 FEATURES: Mapping[str, tuple[str, ...]] = {
@@ -87,7 +88,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for level in FEATURES:
         target = isa_level_config({}, level)
         options = LoweringOptions(shares_weights=True)
-        lowered = lowering.lower(mod, lowering.make_target(target), options)
+        lowered = lowering.lower(mod, make_target(target), options)
         scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
         weights = lowered.compute_weights(params)
         for is_isa_level in (True, False):
@@ -96,7 +97,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             compile_program(
                 scheduled,
                 weights,
-                lowering.make_target(target),
+                make_target(target),
                 f"{level.replace('-', '_')}_",
                 objects,
                 is_isa_level=is_isa_level,
@@ -186,7 +187,7 @@ def test_weights_of_ragged_channels_fit_all_levels() -> None:
     array = np.random.default_rng(0).standard_normal([int(n) for n in weight.ty.shape], np.float32)
     shapes = set()
     for level in FEATURES:
-        target = lowering.make_target(isa_level_config({}, level))
+        target = make_target(isa_level_config({}, level))
         lowered = lowering.lower(mod, target, LoweringOptions(shares_weights=True))
         (packed,) = lowered.compute_weights({str(weight.name): array})
         layout = SharedLayout.of(np.asarray(packed))

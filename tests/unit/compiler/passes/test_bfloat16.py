@@ -22,8 +22,9 @@ from tests.unit.compiler.passes import test_integer_products
 from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.schedules import rules
-from tvmflow.compiler.tir_kernels import bfloat16
+from tvmflow.graph import bfloat16
 from tvmflow.targets.host import read_host
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -188,7 +189,7 @@ def test_a_recorded_schedule_gives_the_same_kernel(tmp_path: Path) -> None:
     """With the instruction, and LLVM's definition of it."""
     made = conv("Conv", [7, 7], 32, [32, 32, 3, 3], pads=[1] * 4)
     loaded = onnx_models.load(made, tmp_path, {"x": onnx_models.draw(1, 32, 7, 7)})
-    lowered = lowering.lower(loaded.mod, lowering.make_target(X86), NARROW).mod
+    lowered = lowering.lower(loaded.mod, make_target(X86), NARROW).mod
     (kernel,) = (f for var, f in lowered.functions_items() if "bfloat16_conv" in var.name_hint)
     mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     cpu = CpuModel.from_target(X86)
@@ -212,7 +213,7 @@ def test_a_cpu_without_the_instruction_computes_in_float32(tmp_path: Path) -> No
 def test_weights_are_half_as_large(tmp_path: Path) -> None:
     made = conv("MatMul", [64], 5, [64, 256])
     loaded = onnx_models.load(made, tmp_path, {"x": onnx_models.draw(1, 5, 64)})
-    lowered = lowering.lower(loaded.mod, lowering.make_target(X86), NARROW)
+    lowered = lowering.lower(loaded.mod, make_target(X86), NARROW)
     (weights,) = lowered.compute_weights(loaded.params)
     assert (weights.dtype, weights.nbytes) == (np.uint16, 2 * 64 * 256)
 
@@ -243,7 +244,7 @@ def test_weights_are_rounded_as_data_are(tmp_path: Path) -> None:
     weights = np.resize(HARD, (32, 16)).astype("float32")
     made = conv("MatMul", [32], 5, [32, 16])
     loaded = onnx_models.load(made, tmp_path, {"x": onnx_models.draw(1, 5, 32)})
-    lowered = lowering.lower(loaded.mod, lowering.make_target(X86), NARROW)
+    lowered = lowering.lower(loaded.mod, make_target(X86), NARROW)
     (packed,) = lowered.compute_weights(dict.fromkeys(loaded.params, weights))
     plain = packed.reshape(16, 16, 2).transpose(0, 2, 1).reshape(32, 16)
     result = (plain.astype("uint32") << 16).view("float32")

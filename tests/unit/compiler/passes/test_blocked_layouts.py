@@ -18,6 +18,7 @@ from tests.support.kernels import FAST, LEVELS_HERE, check_alike, host_level, ke
 from tests.support.tuning import conv, dense, model, relu, softmax
 from tvmflow.compiler import lowering
 from tvmflow.core.types import OPTIMIZED_OPERATORS
+from tvmflow.targets.tvm_target import make_target
 
 Layer = Callable[[Any, Any], Any]
 
@@ -284,7 +285,7 @@ def test_spatial_axes_are_reduced_before_data_are_unpacked(
         level(mcpu),
     )
     check_alike(mod, target)
-    lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+    lowered = lowering.lower(mod, make_target(target), FAST).mod
     [unpack] = [kernel for var, kernel in lowered.functions_items() if "unpack" in var.name_hint]
     assert list(unpack.params[-1].ty.shape) == list(mod["main"].ret_ty.shape)
 

@@ -11,8 +11,8 @@ from tvm import relax
 
 from tests.support.dynamic_networks import DynamicNetwork, Input, make_network, make_weights
 from tests.support.kernels import DOT_TARGETS, FAST, LEVELS_HERE, dot_target, level
-from tvmflow.compiler import lowering
 from tvmflow.core.types import Dimension
+from tvmflow.graph import ir
 from tvmflow.targets.host import read_host
 
 SEQ = Dimension("seq", 1, 512)
@@ -293,7 +293,7 @@ def test_bfloat16() -> None:
     """Rounded numbers are multiplied by the kernel that instructions fit."""
     network = make_dense(64)
     options = replace(FAST, precision="bfloat16")
-    names = lowering.list_kernels(network.lower(bfloat16_target(), options).mod)
+    names = ir.list_kernels(network.lower(bfloat16_target(), options).mod)
     assert any("bfloat16_dense_pack" in name for name in names), names
     network.agrees(
         lambda x, w, b: np.maximum(x @ w + b, 0),

@@ -18,6 +18,7 @@ from tests.support.onnx_models import draw, load, model, open_session, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 Target = Callable[[], dict[str, Any]]
@@ -204,7 +205,7 @@ def test_products_of_any_width_have_tiles(rows: int, columns: int, tmp_path: Pat
     target, data = dot_target("avx512_vnni"), draw(rows, 64)
     made = quantized("MatMulInteger", (rows, 64), weights, None)
     loaded = check(made, tmp_path, target, data)
-    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST).mod
+    lowered = lowering.lower(loaded.mod, make_target(target), FAST).mod
     rules = schedules.schedule_untuned(lowered, target, 1).rules
     products = {name: rule for name, rule in rules.items() if "quantized_dense" in name}
     assert list(products.values()) == ["register_tiles"], rules

@@ -16,6 +16,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.blocked_layout.convolutions import choose_phases
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
+from tvmflow.targets.tvm_target import make_target
 
 _UNUSUAL = {
     "a style image": ("Conv", (16, 3, [9, 9], [1, 1], [4, 4, 4, 4], [0, 0]), [17, 23]),
@@ -115,7 +116,7 @@ def test_pixels_of_an_enlarged_image_share_one_block(tmp_path: Path) -> None:
     """The nine pixels between four pixels of the data have one channel each."""
     kind, case, size = _UNUSUAL["an enlarged image"]
     loaded = agree(_make(kind, case, size, 1, "Relu"), tmp_path, {"x": draw(1, 20, *size)})
-    target = lowering.make_target(level("x86-64-v4"))
+    target = make_target(level("x86-64-v4"))
     lowered = lowering.lower(loaded.mod, target, LoweringOptions(vector_bits=512))
     [kernel] = [
         function

@@ -16,7 +16,9 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.graph import ir
 from tvmflow.graph.ir import DataFlow
+from tvmflow.targets.tvm_target import make_target
 
 MIXED = replace(FAST, precision="mixed")
 GPU = {"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}}
@@ -33,7 +35,7 @@ def transposed(value: Any, weight: Any) -> Any:
 
 def dtypes(mod: tvm.IRModule, target: dict[str, Any], options: LoweringOptions) -> set[str]:
     """Return the dtypes of the weights in a library."""
-    lowered = lowering.lower(mod, lowering.make_target(target), options)
+    lowered = lowering.lower(mod, make_target(target), options)
     return {str(weight.dtype) for weight in lowered.compute_weights(weights_of(mod))}
 
 
@@ -68,7 +70,7 @@ def test_kernels_with_float16_weights_have_the_same_schedules() -> None:
     cpu = cpu_model_for(target, 1)
 
     def rules(options: LoweringOptions) -> dict[str, str]:
-        lowered = lowering.lower(mod, lowering.make_target(target), options).mod
+        lowered = lowering.lower(mod, make_target(target), options).mod
         return schedule_for_cpu(lowered, cpu)[1]
 
     assert rules(MIXED) == rules(FAST)
@@ -77,11 +79,11 @@ def test_kernels_with_float16_weights_have_the_same_schedules() -> None:
 def test_a_gpu_multiplies_in_float16() -> None:
     """Data are converted as well; sums, inputs and outputs stay float32."""
     mod = model(conv(32), relu, shape=(1, 16, 12, 12))
-    lowered = lowering.lower(mod, lowering.make_target(GPU), MIXED).mod
+    lowered = lowering.lower(mod, make_target(GPU), MIXED).mod
     main = lowered["main"]
     assert dtypes(mod, GPU, MIXED) == {"float16"}
     assert [str(value.dtype.dtype) for value in (main.params[0].ty, main.ret_ty)] == ["float32"] * 2
-    [name] = [name for name in lowering.list_kernels(lowered) if "conv2d" in name]
+    [name] = [name for name in ir.list_kernels(lowered) if "conv2d" in name]
     data, weights, *_ = (param.ty.dtype for param in lowered[name].params)
     assert data == weights == "float16"
 

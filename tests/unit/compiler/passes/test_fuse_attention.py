@@ -22,6 +22,8 @@ from tests.support.seeds import seeds
 from tvmflow.compiler import forms, lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -182,8 +184,8 @@ def check(seed: int, folder: Path) -> None:
     made, feed = attention(seed)
     loaded = load(made, folder, feed)
     target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
-    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
-    kernels = lowering.list_kernels(lowered.mod)
+    lowered = lowering.lower(loaded.mod, make_target(target), FAST)
+    kernels = ir.list_kernels(lowered.mod)
     assert any(name.startswith("attention") for name in kernels)
     assert not any("softmax" in name or "matmul" in name for name in kernels), kernels
     library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
@@ -203,11 +205,9 @@ def test_attention_of_any_shape_agrees(seed: int, tmp_path: Path) -> None:
 
 def test_a_recipe_keeps_attention_as_the_model_has_it(tmp_path: Path) -> None:
     made, feed = attention(0)
-    target = lowering.make_target(level(LEVELS_HERE[-1]))
+    target = make_target(level(LEVELS_HERE[-1]))
     options = LoweringOptions(plain=("attention",))
-    kernels = lowering.list_kernels(
-        lowering.lower(load(made, tmp_path, feed).mod, target, options).mod
-    )
+    kernels = ir.list_kernels(lowering.lower(load(made, tmp_path, feed).mod, target, options).mod)
     assert any("softmax" in name for name in kernels)
 
 
@@ -242,7 +242,7 @@ def test_weights_that_are_nan_are_all_replaced(mcpu: str, tmp_path: Path) -> Non
 def test_attention_is_written_as_c(tmp_path: Path) -> None:
     """The keys of which there are none have scores of -∞, for which TVM writes no valid constant."""
     loaded = _plain(tmp_path, 141)
-    target = lowering.make_target(host_level())
+    target = make_target(host_level())
     lowered = lowering.lower(loaded.mod, target, FAST)
     (tmp_path / "c").mkdir()
     forms.FORMS["c-source"](forms.FormInputs(lowered.mod, [], target, ""), tmp_path / "c")
@@ -252,7 +252,7 @@ def test_attention_is_written_as_c(tmp_path: Path) -> None:
 def test_rows_of_scores_are_in_different_sets_of_the_cache(tmp_path: Path) -> None:
     """A row of 1024 scores takes an odd number of lines, as rows a power of two apart evict each other."""
     loaded = _plain(tmp_path, 1024)
-    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), FAST).mod
+    lowered = lowering.lower(loaded.mod, make_target(host_level()), FAST).mod
     (kernel,) = (f for var, f in lowered.functions.items() if "attention" in var.name_hint)
     sizes: list[int] = []
     allocations = (tirx.AllocBuffer, lambda made: sizes.append(math.prod(made.buffer.shape)))

@@ -31,6 +31,7 @@ from tvmflow.compiler.schedules import dot_products
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.graph import ir
 from tvmflow.graph.ir import DataFlow
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -259,12 +260,12 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     """C source has no intrinsics of LLVM."""
     made = onnx_models.quantized(conv(20, 24, 3), tmp_path)
     loaded, target = onnx_models.load(made, tmp_path), dot_target("avx512_vnni")
-    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
     weights, data = lowered.compute_weights(loaded.params), onnx_models.draw(1, 20, 9, 9)
     expanded = dot_products.expand_dot_products(scheduled)
     assert "llvm" in scheduled.script() and "llvm" not in expanded.script()
-    library = lowering.compile_with_weights(expanded, weights, lowering.make_target(target))
+    library = lowering.compile_with_weights(expanded, weights, make_target(target))
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     assert np.array_equal(result, run(loaded, target, data))
 
@@ -324,12 +325,12 @@ def test_arm_multiplies_bytes_with_exact_sums(
 def run_for_arm(loaded: LoadedModel, mcpu: str, data: Array) -> tuple[str, Array]:
     """Return the assembly for an ARM CPU, and the output of the same loops on this machine."""
     target = {**ARM, "mcpu": mcpu}
-    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
     weights = lowered.compute_weights(loaded.params)
-    library = lowering.compile_with_weights(scheduled, weights, lowering.make_target(target))
+    library = lowering.compile_with_weights(scheduled, weights, make_target(target))
     expanded = dot_products.expand_dot_products(scheduled)
-    here = lowering.make_target(without_optimization(level("x86-64-v3")))
+    here = make_target(without_optimization(level("x86-64-v3")))
     loops = lowering.compile_with_weights(expanded, weights, here)
     result = relax.VirtualMachine(loops, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     return library.mod.imports[0].inspect_source("asm"), result
@@ -425,7 +426,7 @@ def test_bytes_go_from_kernel_to_kernel(tmp_path: Path) -> None:
         target = dot_target("avx512_vnni")
         check(quantized, tmp_path, target)
         loaded = onnx_models.load(quantized, tmp_path)
-        lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST).mod
+        lowered = lowering.lower(loaded.mod, make_target(target), FAST).mod
         arguments = {
             str(argument.ty.dtype)
             for value in DataFlow(lowered["main"]).values.values()

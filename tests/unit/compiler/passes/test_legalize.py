@@ -15,6 +15,7 @@ from tests.support.kernels import FAST, LEVELS, kernels_of, level, outputs, run
 from tests.support.onnx_models import load, model, open_session, value
 from tvmflow.compiler import lowering, schedules
 from tvmflow.graph.ir import find_nodes
+from tvmflow.targets.tvm_target import make_target
 
 ROWS = [
     *((64, 1), (1, 3), (50, 10), (3, 5, 16), (40, 49), (33, 97), (7, 128), (2, 3, 197), (100,)),
@@ -61,7 +62,7 @@ def test_a_softmax_is_within_a_few_units_in_the_last_place(axis: int, mcpu: str)
 def test_a_softmax_divides_once_for_each_row(axis: int) -> None:
     """All exponentials of a row are multiplied by the inverse of their sum."""
     target = level(LEVELS[-1])
-    mod = lowering.lower(softmax_of((8, 64, 48), axis), lowering.make_target(target), FAST).mod
+    mod = lowering.lower(softmax_of((8, 64, 48), axis), make_target(target), FAST).mod
     blocks = find_nodes(mod["softmax"].body, tvm.s_tir.SBlock)
     ranks = [len(block.iter_vars) for block in blocks if find_nodes(block.body, tirx.Div)]
     # the last one is that of the block around all others
@@ -72,7 +73,7 @@ def test_a_softmax_divides_once_for_each_row(axis: int) -> None:
 def test_halves_of_the_partial_sums_of_a_row_are_added(mcpu: str) -> None:
     """Only two of them are added one after the other."""
     target = level(mcpu)
-    mod = lowering.lower(softmax_of((64, 100), 1), lowering.make_target(target), FAST).mod
+    mod = lowering.lower(softmax_of((64, 100), 1), make_target(target), FAST).mod
     scheduled = schedules.schedule_untuned(mod, target, 1)
     assert scheduled.rules == {"softmax": "row_reductions"}
     loops = find_nodes(scheduled.mod["softmax"].body, tirx.For)
@@ -102,7 +103,7 @@ def test_the_logarithm_of_a_softmax(axis: int, mcpu: str) -> None:
 def test_exponentials_are_added_in_the_loop_that_computes_them(operator: Any) -> None:
     """What is left of a row after the last whole vector is in a vector that overlaps it."""
     target = level(LEVELS[-1])
-    mod = lowering.lower(softmax_of((64, 77), 1, operator), lowering.make_target(target), FAST).mod
+    mod = lowering.lower(softmax_of((64, 77), 1, operator), make_target(target), FAST).mod
     scheduled = schedules.schedule_untuned(mod, target, 1)
     (name,) = scheduled.rules
     loops = find_nodes(scheduled.mod[name].body, tirx.For)
@@ -124,7 +125,7 @@ def test_cheap_numbers_are_computed_where_a_row_is_searched() -> None:
             result = builder.emit_output(builder.emit(relax.op.max(halves, 1)))
         builder.emit_func_output(result)
     target = level(LEVELS[-1])
-    mod = lowering.lower(builder.get(), lowering.make_target(target), FAST).mod
+    mod = lowering.lower(builder.get(), make_target(target), FAST).mod
     scheduled = schedules.schedule_untuned(mod, target, 1)
     assert list(scheduled.rules.values()) == ["row_reductions"]
     (name,) = scheduled.rules

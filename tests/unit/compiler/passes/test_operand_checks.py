@@ -17,11 +17,13 @@ from tests.unit.frontends.onnx.test_onnx_dynamic_shapes import load_dynamic
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.passes.operand_checks import has_computed_operands
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Dimension
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.graph import ir
+from tvmflow.graph.operands import has_computed_operands
+from tvmflow.targets.tvm_target import make_target
 
 Feed = Mapping[str, Any]
 
@@ -37,7 +39,7 @@ def import_text(text: str, folder: Path) -> tuple[Any, LoadedModel]:
 
 def compile_c(model: LoadedModel) -> Callable[[Feed], list[Any]]:
     target = host_level()
-    lowered = lowering.lower(model.mod, lowering.make_target(target), FAST)
+    lowered = lowering.lower(model.mod, make_target(target), FAST)
     signature = {
         "inputs": [spec.to_json() for spec in model.inputs],
         "outputs": [spec.to_json() for spec in model.outputs],
@@ -239,12 +241,12 @@ def test_models_without_such_operators_are_lowered_alike(tmp_path: Path) -> None
     """And `checks: off` leaves the checks out."""
     _, plain = import_text("g (float[5,4] x) => (float[5,4] y) { y = Relu(x) }", tmp_path)
     _, gather = import_text(GATHER, tmp_path)
-    target = lowering.make_target(host_level())
+    target = make_target(host_level())
     _, constant = import_text(
         "g (float[5,4] x) => (float[1,4] y) <int64[1] i={-5}> { y = Gather(x, i) }", tmp_path
     )
     for model, is_checked in ((plain, False), (constant, False), (gather, True)):
         for checks in (True, False):
             lowered = lowering.lower(model.mod, target, LoweringOptions(checks=checks))
-            names = lowering.list_kernels(lowered.mod)
+            names = ir.list_kernels(lowered.mod)
             assert ("check_operand" in names) == (is_checked and checks)

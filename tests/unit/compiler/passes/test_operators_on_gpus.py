@@ -23,12 +23,13 @@ from tvmflow.compiler.c_program import device_program
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.nms import NmsRewriter
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
-from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.compiler.schedules import schedule_for_gpu
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.graph import ir
+from tvmflow.graph.rewriter import rewrite_main
 from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.tvm_target import make_target
 
 _HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 _LIMITS = {"max_threads_per_block": 256, "max_shared_memory_per_block": 16384}
@@ -141,7 +142,7 @@ def run_threads_in_turn(mod: tvm.IRModule) -> tvm.IRModule:
 def test_threads_compute_what_the_kernels_of_cpus_do(name: str, tmp_path: Path) -> None:
     """Without a GPU: a CPU runs the threads of each launch one after the other."""
     loaded, feed = MODELS[name](tmp_path)
-    context = LoweringContext(lowering.make_target(GPUS["cuda"]), None, FAST)
+    context = LoweringContext(make_target(GPUS["cuda"]), None, FAST)
     mod = rewrite_main(loaded.mod, RecurrentRewriter, context)
     mod = rewrite_main(mod, NmsRewriter, context)
     assert any(map(count_launches, mod.functions.values()))
@@ -183,7 +184,7 @@ def count_launches(function: Any) -> int:
 def test_every_kernel_for_a_gpu_has_threads(name: str, kind: str, tmp_path: Path) -> None:
     """TVM generates code for each: that needs no GPU."""
     loaded, _ = MODELS[name](tmp_path)
-    target = lowering.make_target(GPUS[kind])
+    target = make_target(GPUS[kind])
     mod = schedule_for_gpu(lowering.lower(loaded.mod, target, FAST).mod, target).mod
     kernels = {
         str(var.name_hint): function
@@ -209,7 +210,7 @@ def test_every_kernel_for_a_gpu_has_threads(name: str, kind: str, tmp_path: Path
 def test_each_step_of_an_lstm_is_a_launch(tmp_path: Path) -> None:
     """It passes its number; the states are scratch memory after the tensors of the kernel."""
     loaded, _ = MODELS["lstm"](tmp_path)
-    target = lowering.make_target(GPUS["opencl"])
+    target = make_target(GPUS["opencl"])
     lowered = lowering.lower(loaded.mod, target, FAST).mod
     program = device_program.lower_device_kernels({"lstm": lowered["lstm"]}, target)
     lstm = program.kernels["lstm"]
@@ -229,13 +230,13 @@ def test_one_imported_model_is_lowered_for_several_targets(tmp_path: Path) -> No
     loaded, feed = MODELS["lstm"](tmp_path)
     stored = tmp_path / "model.json"
     stored.write_text(tvm.ir.save_json(loaded.mod))
-    mod = lowering.load_ir(stored)
+    mod = ir.load_module(stored)
     tvm.ir.assert_structural_equal(mod, loaded.mod)
     assert not [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     lanes = {}
     for mcpu in ("x86-64-v2", "x86-64-v3", "x86-64-v4"):
         target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
-        lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+        lowered = lowering.lower(mod, make_target(target), FAST).mod
         scheduled = schedules.schedule_untuned(lowered, target, 1).mod
         loops = ir.find_nodes(scheduled["lstm"].body, tirx.For)
         lanes[mcpu] = {int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED}

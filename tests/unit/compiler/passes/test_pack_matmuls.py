@@ -16,6 +16,7 @@ from tests.support.kernels import FAST, LEVELS_HERE, kernels_of, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
+from tvmflow.targets.tvm_target import make_target
 
 _ROWS = (1, 2, 3, 7, 13, 17, 19, 29, 49, 50, 197, 257)
 _COLUMNS = (1, 2, 3, 6, 7, 10, 15, 16, 17, 24, 29, 31, 33, 92, 100, 257)
@@ -49,13 +50,11 @@ def check(seed: int, folder: Path) -> None:
     )
     loaded = load(made, folder, feed)
     target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
-    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1)
     assert set(scheduled.rules.values()) == {"register_tiles"}, (rows, depth, columns)
     weight_arrays = lowered.compute_weights(loaded.params)
-    library = lowering.compile_with_weights(
-        scheduled.mod, weight_arrays, lowering.make_target(target)
-    )
+    library = lowering.compile_with_weights(scheduled.mod, weight_arrays, make_target(target))
     arguments = [tvm.runtime.tensor(feed[spec.name]) for spec in loaded.inputs]
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](*arguments)
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)

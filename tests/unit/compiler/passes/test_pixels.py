@@ -14,6 +14,7 @@ from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, open_session, value
 from tvmflow.compiler import lowering
 from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 
 AVX2 = "x86-64-v3"
 
@@ -50,7 +51,7 @@ def test_a_pointwise_convolution_has_one_axis_of_pixels(
     }
     made = model(nodes, [value("x", shape)], [value("y", shape)], constants)
     loaded, feed = load(made, tmp_path), {"x": draw(*shape, seed=3)}
-    lowered = lowering.lower(loaded.mod, lowering.make_target(level(AVX2)), FAST).mod
+    lowered = lowering.lower(loaded.mod, make_target(level(AVX2)), FAST).mod
     assert (size * size in list_extents(lowered)) == is_merged
     [actual] = outputs(loaded, feed, level(AVX2))
     [expected] = open_session(made).run(None, feed)

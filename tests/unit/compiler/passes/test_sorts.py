@@ -19,6 +19,7 @@ from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program.program import check_program
 from tvmflow.core.types import Dimension
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -150,7 +151,7 @@ def test_few_elements_are_found_without_sorting_the_row(
 ) -> None:
     """The kernel has no network of comparisons."""
     mod = make_topk(np.zeros((4, length), "float32"), count, 1, descending=True)
-    lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST).mod
+    lowered = lowering.lower(mod, make_target(host_level()), FAST).mod
     [kernel] = [function for var, function in lowered.functions_items() if var.name_hint == "sort"]
     assert (str(kernel).count("T.Select") > 50) == sorts
 
@@ -171,7 +172,7 @@ def test_few_elements_of_columns(dtype: str, mcpu: str) -> None:
 def test_few_elements_of_columns_are_found_in_vectors() -> None:
     """No word of an element is in memory."""
     mod = make_topk(np.zeros((4, 80, 32), "float32"), 3, 1, descending=True)
-    lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST).mod
+    lowered = lowering.lower(mod, make_target(host_level()), FAST).mod
     [kernel] = [function for var, function in lowered.functions_items() if var.name_hint == "sort"]
     assert "vectorized" in str(kernel)
     assert "uint64" not in str(kernel)
@@ -234,5 +235,5 @@ def test_top_k_agrees_with_onnx_runtime(tmp_path: Path) -> None:
     )
     loaded = agree(made, tmp_path, {"x": draw(2, 50, 3).round(1)})
     assert kernels_of(loaded.mod, host_level()) == ["sort"]
-    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(host_level()), FAST)
     check_program(lowered.mod)

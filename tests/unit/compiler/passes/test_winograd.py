@@ -28,7 +28,6 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.contraction.winograd import Convolution, Geometry
-from tvmflow.compiler.lowering import make_target
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
@@ -36,6 +35,7 @@ from tvmflow.compiler.tir_kernels import winograd as emitter
 from tvmflow.core.choices import tile_size
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.graph.dynamic_shapes import with_numbers
+from tvmflow.targets.tvm_target import make_target
 
 # The tolerance for each tile, relative to the largest number.
 ERRORS = {2: 1e-5, winograd.RECTANGLE: 2e-5, 4: 5e-5}
@@ -213,7 +213,7 @@ def test_strides_of_2_have_transforms_on_64_bit_arm(
     mod = model(layer, relu, shape=(1, inner, size, size))
     arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
     for target, expected in ((arm, is_winograd), (level("x86-64-v4"), False)):
-        lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+        lowered = lowering.lower(mod, make_target(target), FAST).mod
         _, rules = schedule_for_cpu(lowered, cpu_model_for(target, SCHEDULES_VERSION))
         assert any(rule == "winograd" for rule in rules.values()) == expected
 
@@ -235,7 +235,7 @@ def test_strides_of_2_over_a_dynamic_image_are_direct() -> None:
 def test_every_level_schedules_winograd_convolutions(mcpu: str) -> None:
     """One kernel transforms, multiplies, transforms back and computes the epilogue."""
     mod, target = model(conv(32), biased, relu, shape=(1, 32, 16, 16)), level(mcpu)
-    lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+    lowered = lowering.lower(mod, make_target(target), FAST).mod
     _, rules = schedule_for_cpu(lowered, cpu_model_for(target, 1))
     assert {name: rule for name, rule in rules.items() if "winograd" in name} == {
         "fused_winograd_conv2d_NCHWc_add_relu": "winograd"

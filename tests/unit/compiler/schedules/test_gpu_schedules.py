@@ -20,6 +20,7 @@ from tvmflow.compiler.c_program.program import read_program
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import gpu
 from tvmflow.compiler.schedules.rules import NO_RULE, list_unscheduled
+from tvmflow.targets.tvm_target import make_target
 
 HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 TARGET = {
@@ -29,7 +30,7 @@ TARGET = {
     "max_shared_memory_per_block": 49152,
     "host": HOST,
 }
-OPENCL = lowering.make_target(opencl.TARGET)
+OPENCL = make_target(opencl.TARGET)
 
 Made = tuple[ModelProto, dict[str, Any]]
 
@@ -295,7 +296,7 @@ def test_attention_is_one_launch(seed: int, tmp_path: Path) -> None:
         pytest.skip("this machine has no OpenCL (install PoCL: pocl-opencl-icd)")
     threads, shared = ((1024, 32768), (256, 32768), (256, 16384))[seed % 3]
     limits = {"max_threads_per_block": threads, "max_shared_memory_per_block": shared}
-    target = lowering.make_target({**opencl.TARGET, **limits})
+    target = make_target({**opencl.TARGET, **limits})
     made, feed = attention(seed)
     loaded = load(made, tmp_path, feed)
     lowered = lowering.lower(loaded.mod, target, LoweringOptions())
@@ -335,7 +336,7 @@ def test_groups_of_threads_divide_the_depth_of_few_results(tmp_path: Path) -> No
     made, feed = conv((1, 40, 5, 5), (24, 40, 3, 3), pads=[1, 1, 1, 1])
     loaded = load(made, tmp_path)
     # a GPU with as many threads as NVIDIA's
-    target = lowering.make_target({**opencl.TARGET, "max_threads_per_block": 1024})
+    target = make_target({**opencl.TARGET, "max_threads_per_block": 1024})
     lowered = lowering.lower(loaded.mod, target, LoweringOptions())
     ((var, _),) = list_unscheduled(lowered.mod)
     scheduled = gpu.schedule_for_gpu(lowered.mod, target)

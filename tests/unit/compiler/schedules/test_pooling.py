@@ -18,6 +18,7 @@ from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 
 SIZES = (1, 2, 7, 13, 16, 31, 33, 48, 97, 101)
 
@@ -70,7 +71,7 @@ def lower_pool(
     node = helper.make_node(kind, ["x"], ["y"], **windows)
     made = model([node], [value("x", shape)], [value("y", [None] * len(shape))], {})
     target = level(LEVELS_HERE[-1])
-    lowered = lowering.lower(load(made, folder).mod, lowering.make_target(target), FAST)
+    lowered = lowering.lower(load(made, folder).mod, make_target(target), FAST)
     return lowered.mod, target
 
 

@@ -20,6 +20,7 @@ from tvmflow.compiler.contraction.machine import CpuModel, cpu_model_for
 from tvmflow.compiler.passes import quantization
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.graph.ir import DataFlow, as_call
+from tvmflow.targets.tvm_target import make_target
 
 COUNT: Final = 4096
 
@@ -127,7 +128,7 @@ def test_sums_read_bytes_of_another_convolution(flag: str, is_first: bool, tmp_p
     made = onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
     quantized = onnx_models.quantized(made, tmp_path, signed=False, per_channel=True)
     loaded = onnx_models.load(quantized, tmp_path, {"x": onnx_models.draw(1, 32, 12, 12)})
-    lowered = lowering.lower(loaded.mod, lowering.make_target(dot_target(flag)), FAST).mod
+    lowered = lowering.lower(loaded.mod, make_target(dot_target(flag)), FAST).mod
     calls = [
         as_call(value, "relax.call_tir") for value in DataFlow(lowered["main"]).values.values()
     ]

@@ -20,6 +20,7 @@ from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends.onnx._block_quantized import convert_block_quantized
+from tvmflow.targets.tvm_target import make_target
 
 TARGETS: dict[str, Callable[[], dict[str, Any]]] = {
     **{flag: lambda flag=flag: dot_target(flag) for flag in DOT_TARGETS},  # type: ignore[misc]
@@ -220,7 +221,7 @@ def test_library_holds_weights_in_their_bits_once(tmp_path: Path) -> None:
     made.graph.node.append(second)
     made.graph.output[0].name = "second"
     loaded = load(made, tmp_path)
-    lowered = lowering.lower(loaded.mod, lowering.make_target(level("x86-64-v4")), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(level("x86-64-v4")), FAST)
     size = sum(array.nbytes for array in lowered.compute_weights(loaded.params))
     assert size == 256 * 256 // 2 + 256 * 8 * 4
 

@@ -21,6 +21,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 
 frontend = FRONTENDS["onnx"]
 
@@ -125,7 +126,7 @@ def test_branches_have_the_kernels_of_any_model(tmp_path: Path) -> None:
     names = kernels_of(loaded.mod, host_level())
     for activation in ("relu", "tanh", "sigmoid"):
         assert any("conv2d_NCHWc" in name and activation in name for name in names), names
-    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), FAST)
+    lowered = lowering.lower(loaded.mod, make_target(host_level()), FAST)
     ranks = {len(ir.shape_of(var) or ()) for var in ir.list_weights(lowered.mod["main"])}
     assert ranks == {5, 6}
 

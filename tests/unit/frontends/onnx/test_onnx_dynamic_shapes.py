@@ -26,6 +26,7 @@ from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx.operators import compute_sizes
 from tvmflow.frontends.onnx.sizes import SizeValue
 from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, with_dimensions
+from tvmflow.targets.tvm_target import make_target
 
 node = helper.make_node
 BATCH = Dimension("batch", 1, 8)
@@ -558,7 +559,7 @@ def test_kernels_of_branches_have_numbers_for_their_sizes(tmp_path: Path) -> Non
     g = Graph()
     made = g.made(TEXT, {"y": branches(g)})
     loaded = agree_at(made, tmp_path, (BATCH, SEQ), TEXT_SIZES[:3])
-    target = lowering.make_target(host_level())
+    target = make_target(host_level())
     mod = lowering.lower(loaded.mod, target, LoweringOptions()).mod
     kernels = {
         str(variable.name_hint): function.attrs
@@ -814,7 +815,7 @@ def test_pixels_of_a_quotient_become_c_functions(tmp_path: Path) -> None:
     inputs: Inputs = {"x": ([1, 2, "h", 1], "float32")}
     made = g.made(inputs, {"y": g.add("Resize", "x", "", scales, **how)})
     loaded = load_dynamic(made, tmp_path, [Dimension("h", 1, 7)])
-    target = lowering.make_target(host_level())
+    target = make_target(host_level())
     lowered = lowering.lower(loaded.mod, target, LoweringOptions()).mod
     scheduled = schedules.schedule_untuned(lowered, host_level(), 1).mod
     kernels = {

@@ -14,6 +14,7 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, value
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
+from tvmflow.targets.tvm_target import make_target
 
 BATCH, CLASSES, BOXES = 2, 3, 40
 # Limit, overlap and threshold; None for one that is not there.
@@ -127,7 +128,7 @@ def test_boxes_of_many_classes_are_selected_by_several_threads(tmp_path: Path) -
     loaded = load(made, tmp_path, feed)
     (rows,) = compute(loaded, feed)
     np.testing.assert_array_equal(rows, run_onnx_runtime(made, feed)[0])
-    target = lowering.make_target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+    target = make_target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
     lowered = lowering.lower(loaded.mod, target, FAST).mod
     kernels = [name.name_hint for name in lowered.get_global_vars()]
     assert not any("sort" in name for name in kernels)

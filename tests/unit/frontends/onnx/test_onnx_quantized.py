@@ -22,6 +22,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import compare
+from tvmflow.targets.tvm_target import make_target
 
 frontend = FRONTENDS["onnx"]
 
@@ -85,7 +86,7 @@ def test_weights_stay_integers(tmp_path: Path) -> None:
     assert {str(array.dtype) for array in loaded.params.values()} == {"int8"}
     mod, target = loaded.mod, host_level()
     options = replace(FAST, winograd=0)
-    lowered = lowering.lower(mod, lowering.make_target(target), options)
+    lowered = lowering.lower(mod, make_target(target), options)
     folded = lowered.compute_weights(loaded.params)
     assert {str(item.dtype) for item in folded if item.ndim > 1} == {"int8"}
     names = kernels_of(mod, target, options)

@@ -21,6 +21,7 @@ from tvmflow.compiler import forms, lowering, schedules
 from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.core.errors import ImportFailed
 from tvmflow.graph import ir
+from tvmflow.targets.tvm_target import make_target
 
 KINDS = ("LSTM", "GRU", "RNN")
 DIRECTIONS = ("forward", "reverse", "bidirectional")
@@ -271,7 +272,7 @@ def test_a_layer_can_be_written_as_c(tmp_path: Path) -> None:
     """Without vectors, which C lacks."""
     made, feed = layer("GRU", hidden=16, batch=2)
     loaded = load(made, tmp_path, feed)
-    target = lowering.make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
+    target = make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
     lowered = lowering.lower(loaded.mod, target, FAST)
     weights = lowered.compute_weights(loaded.params)
     inputs = forms.FormInputs(lowered.mod, weights, target, "")
@@ -287,12 +288,12 @@ def test_an_lstm_on_64_bit_arm_fills_registers_with_sums(
     made, feed = layer("LSTM", hidden=32, batch=batch)
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
     loaded = load(made, tmp_path, feed)
-    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST).mod
+    lowered = lowering.lower(loaded.mod, make_target(target), FAST).mod
     function = schedules.schedule_untuned(lowered, target, 1).mod["lstm"]
     loops = ir.find_nodes(function.body, tirx.For)
     assert {int(o.extent) for o in loops if o.kind == tirx.ForKind.VECTORIZED} == {lanes}
     named = function.with_attr("global_symbol", "lstm")
-    code = make_assembly(named, lowering.make_target(target), is_plain_c=True)
+    code = make_assembly(named, make_target(target), is_plain_c=True)
     assert len(re.findall(r"fmla.*\.4s.*\.s\[3\]", code)) >= batch * lanes
     assert not re.search(r"\bld(?:p|r|ur|1r)\s+(?:s\d|\{)", code)
 
@@ -306,9 +307,9 @@ def test_every_preset_compiles_layers(preset: str, tmp_path: Path) -> None:
         made, feed = layer(kind, direction="bidirectional", hidden=40, steps=100)
         loaded = load(made, tmp_path, feed)
         target = {**(CPUS[preset] or {}), "num-cores": 2}
-        lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
+        lowered = lowering.lower(loaded.mod, make_target(target), FAST)
         scheduled = schedules.schedule_untuned(lowered.mod, target, 1)
         weights = lowered.compute_weights(loaded.params)
         assert lowering.compile_with_weights(
-            scheduled.mod, weights, lowering.make_target(target)
+            scheduled.mod, weights, make_target(target)
         ).mod.imports

@@ -21,6 +21,7 @@ from tvmflow.core.types import Json
 from tvmflow.graph import ir
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.sections import Quantize, Verify
+from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import KnownFacts, StageContext, parse_settings
 from tvmflow.stages.quantize import calibration
@@ -116,7 +117,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def list_kernels(folder: Path) -> list[str]:
     """Return the kernels of a quantized model on a CPU with VNNI, in the order of their calls."""
-    mod = lowering.load_ir(folder / "model.json")
+    mod = ir.load_module(folder / "model.json")
     options = LoweringOptions(checks=False)
     lowered = lowering.lower(mod, tvm.target.Target(VNNI.tvm), options).mod
     return [
@@ -196,8 +197,8 @@ def test_the_numbers_do_not_depend_on_the_machine(
     document = json.loads(files["import/signature.json"].read_text())
     model = fold_model(
         FloatModel(
-            lowering.load_ir(files["import/model.json"]),
-            lowering.load_weights(files["import/params.safetensors"]),
+            ir.load_module(files["import/model.json"]),
+            read_safetensors(files["import/params.safetensors"]),
             (),
         )
     )
@@ -270,10 +271,10 @@ def test_weights_of_7_bits_without_vnni(tmp_path: Path) -> None:
     np.savez(files["data"], x=data)
     facts = run(settings_of(AVX2), files, tmp_path / "out")
     assert [(layer.weight_bits, layer.data_bits) for layer in facts.layers] == [(7, 8)]
-    params = lowering.load_weights(tmp_path / "out" / "params.safetensors")
+    params = read_safetensors(tmp_path / "out" / "params.safetensors")
     assert sorted({*params["product.int8"].ravel()}) == [-64, 64]
     signature = Signature(json.loads((tmp_path / "out" / "signature.json").read_text()))
-    loaded = FloatModel(lowering.load_ir(tmp_path / "out" / "model.json"), params, ())
+    loaded = FloatModel(ir.load_module(tmp_path / "out" / "model.json"), params, ())
     lowered = lowering.lower(loaded.mod, tvm.target.Target(AVX2.tvm), LoweringOptions()).mod
     assert any("quantized_dense" in str(var.name_hint) for var in lowered.get_global_vars())
     outputs = signature.compile(loaded).run({"x": data[:1]})
@@ -503,8 +504,8 @@ def test_indices_have_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_names_of_layers_are_those_of_convolutions(files: dict[str, Path]) -> None:
     """A folded norm does not give its own name to the convolution before it."""
     nodes = json.loads(files["import/nodes.json"].read_text())
-    params = lowering.load_weights(files["import/params.safetensors"])
-    folded = fold_model(FloatModel(lowering.load_ir(files["import/model.json"]), params, nodes))
+    params = read_safetensors(files["import/params.safetensors"])
+    folded = fold_model(FloatModel(ir.load_module(files["import/model.json"]), params, nodes))
     assert list_layers(folded)[0].name == "first"
     assert not ir.calls_operator(folded.mod, "relax.nn.batch_norm")
 

@@ -19,7 +19,7 @@ from tvmflow.compiler.passes.blocked_layout import (
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import Handler, Handlers, LayoutRewriter
 from tvmflow.compiler.passes.plain_images import RESIZES
-from tvmflow.compiler.passes.rewriter import rewrite_main
+from tvmflow.graph.rewriter import rewrite_main
 
 
 def _for_each_rank(name: str, handler: Handler) -> dict[str, Handler]:

@@ -17,8 +17,6 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.constant_evaluation import list_positions, read_slice, read_split
-from tvmflow.compiler.passes.rewriter import INJECTIVE
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
@@ -32,6 +30,8 @@ from tvmflow.graph.dynamic_shapes import (
     same_sizes,
     sizes_of,
 )
+from tvmflow.graph.evaluation import list_positions, read_slice, read_split
+from tvmflow.graph.rewriter import INJECTIVE
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes.rewriter import TargetRewriter
+from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import known_sizes, same_sizes, sizes_of

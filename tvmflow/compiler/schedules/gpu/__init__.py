@@ -18,7 +18,6 @@ from tvmflow.compiler.schedules.rules import (
     NO_RULE,
     ScheduledModule,
     list_unscheduled,
-    with_original_attributes,
 )
 from tvmflow.graph import ir
 
@@ -60,7 +59,7 @@ def schedule_for_gpu(
         for name, rule in rules.items():
             schedule = _try_rule(rule, kernel, device)
             if schedule is not None:
-                mod[var] = with_original_attributes(schedule.mod["main"], function)
+                mod[var] = ir.replace_kernel(function, schedule.mod["main"])
                 chosen[str(var.name_hint)] = name
                 break
     return _schedule_by_dlight(mod, target, chosen)

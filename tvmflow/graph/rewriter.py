@@ -11,13 +11,15 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.compiler.tir_kernels.definitions import with_kernel_symbols
 from tvmflow.core.types import Dimension
-from tvmflow.graph import ir, marks
-from tvmflow.graph.dynamic_shapes import IrSize, TuningSizes, known_sizes, read_dimensions
+from tvmflow.graph import bfloat16, ir, marks
+from tvmflow.graph.dynamic_shapes import (
+    IrSize,
+    TuningSizes,
+    known_sizes,
+    read_dimensions,
+    with_kernel_symbols,
+)
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
@@ -206,25 +208,6 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         variable = self.builder_.add_func(function, name)
         result = relax.TensorType(shape, dtype)
         return self.emit(relax.call_tir(variable, [*args, *sizes], result))
-
-
-class TargetRewriter(MainRewriter):
-    """A rewriter that depends on the target and the options."""
-
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._context = context
-
-    @property
-    def _cpu(self) -> CpuModel:
-        """The model of the target's CPU, where the pass runs only with one."""
-        assert self._context.cpu is not None
-        return self._context.cpu
-
-    def is_float(self, expr: Any) -> bool:
-        """Return whether an expression is a tensor of floats that has optimized kernels."""
-        is_tensor = isinstance(expr.ty, relax.TensorType)
-        return is_tensor and ir.dtype_of(expr) in self._context.data_dtypes
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:

@@ -15,8 +15,9 @@ from tests.support.kernels import FAST, host_level, weights_of
 from tests.support.tuning import conv, dense, model, relu
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.passes import constant_evaluation
-from tvmflow.compiler.passes.constant_evaluation import lift_weights, split_weights
+from tvmflow.compiler.passes.lift_weights import lift_weights, split_weights
+from tvmflow.graph import evaluation
+from tvmflow.targets.tvm_target import make_target
 
 op = relax.op
 
@@ -71,7 +72,7 @@ def positive(mod: tvm.IRModule) -> dict[str, Any]:
 
 
 def compute_weights(mod: tvm.IRModule, options: LoweringOptions) -> list[Any]:
-    lowered = lowering.lower(mod, lowering.make_target(host_level()), options)
+    lowered = lowering.lower(mod, make_target(host_level()), options)
     return lowered.compute_weights(positive(mod))
 
 
@@ -99,7 +100,7 @@ def test_numpy_gives_the_bits_that_kernels_give(
     by_numpy: list[Any] = []
 
     def collect(function: relax.Function, weights: Sequence[Any]) -> None:
-        by_numpy.extend(constant_evaluation.evaluate_function(function, weights) or [])
+        by_numpy.extend(evaluation.evaluate_function(function, weights) or [])
 
     monkeypatch.setattr(lowering, "evaluate_function", collect)
     by_kernels = compute_weights(mod, options)
@@ -112,19 +113,19 @@ def test_numpy_gives_the_bits_that_kernels_give(
 def test_weights_that_stay_the_same_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a changed one is part of has the bits that it has where all are computed."""
     mod = model(conv(16), normed, relu, conv(24, 1), shape=(1, 3, 10, 10))
-    lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST)
+    lowered = lowering.lower(mod, make_target(host_level()), FAST)
     before = positive(mod)
     computed = lowered.compute_weights(before)
     name = min(name for name, array in before.items() if array.shape == (16,))
     after = {**before, name: before[name] + 1}
     expected = lowered.compute_weights(after)
-    apply_rule, calls = constant_evaluation._apply_rule, list[Any]()
+    apply_rule, calls = evaluation._apply_rule, list[Any]()
 
     def count(call: Any, arrays: Sequence[Any]) -> Any:
         calls.append(call)
         return apply_rule(call, arrays)
 
-    monkeypatch.setattr(constant_evaluation, "_apply_rule", count)
+    monkeypatch.setattr(evaluation, "_apply_rule", count)
     again = lowered.recompute_weights(after, before)
     assert lowered.recompute_weights(before, before) == {}
     assert 0 < len(again) < len(computed)
@@ -140,9 +141,7 @@ def test_operators_that_numpy_rounds_differently_are_left_to_kernels() -> None:
     mod = model(squashed, shape=(1, 16, 5, 5))
     weights = split_weights(lift_weights(mod))
     assert weights is not None
-    assert (
-        constant_evaluation.evaluate_function(weights["main"], list(positive(mod).values())) is None
-    )
+    assert evaluation.evaluate_function(weights["main"], list(positive(mod).values())) is None
     [weight] = positive(mod).values()
     assert np.allclose(compute_weights(mod, FAST)[0].ravel(), np.tanh(weight).ravel(), atol=1e-6)
 
@@ -156,7 +155,7 @@ def test_constants_are_folded_into_one() -> None:
         return op.add(value, op.multiply(op.astype(moved, "float32"), relax.const(0.5)))
 
     mod = model(shifted, shape=(2, 3))
-    bindings = constant_evaluation.evaluate_constants(mod)["main"].body.blocks[0].bindings
+    bindings = evaluation.evaluate_constants(mod)["main"].body.blocks[0].bindings
     [call] = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
     assert call.op.name == "relax.add"
     assert np.array_equal(call.args[1].value.numpy(), table.reshape(3, 2).T * 0.5)
@@ -178,7 +177,7 @@ def test_the_axis_of_one_scale_need_not_exist(
     def dequantized(value: Any, _: Any) -> Any:
         return op.add(value, op.dequantize(relax.const(data), *parameters, axis=axis))
 
-    mod = constant_evaluation.evaluate_constants(model(dequantized, shape=(3, 4)))
+    mod = evaluation.evaluate_constants(model(dequantized, shape=(3, 4)))
     bindings = mod["main"].body.blocks[0].bindings
     [call] = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
     along = scale.reshape(-1, 1) if scales == (3,) else scale

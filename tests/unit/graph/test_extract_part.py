@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from tvmflow.compiler.passes.extract_part import Part, Signature, extract_part
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx.importer import import_prepared
 from tvmflow.frontends.onnx.model_files import add_outputs
 from tvmflow.frontends.onnx.prepare import prepare
+from tvmflow.graph.extract_part import Part, Signature, extract_part
 
 SHAPE = (2, 3)
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tvmflow.compiler.tir_kernels.resize import Interpolation, Steps, find_steps, find_taps
+from tvmflow.graph.resize import Interpolation, Steps, find_steps, find_taps
 
 FLOOR = Interpolation("nearest_neighbor", "asymmetric", "floor", -0.75, False)
 HALF = FLOOR._replace(coordinates="half_pixel", rounding="round_prefer_floor")

@@ -1,11 +1,7 @@
-"""Weight-only computations: they move out of `main`, and numpy evaluates them.
-
-That is faster than compiling kernels for it.
-"""
+"""Evaluation of constant and weight-only computations by numpy, which is faster than compiling kernels."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
@@ -14,80 +10,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.c_sources import list_c_kernels
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.graph import ir
-
-_log = logging.getLogger(__name__)
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
 # A constant stays a broadcast, and is not stored, where it is larger than its operands.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
-
-
-def hoist_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Hoist computations that depend only on weights out of branches, so that they can be lifted."""
-    return rewrite_main(mod, _WeightHoister) if ir.has_branches(mod) else mod
-
-
-class _WeightHoister(MainRewriter):
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self._hoisted: set[Any] = set()
-
-    def visit_if_(self, op: relax.If) -> Any:
-        for branch in ir.branches_of(op):
-            for binding in ir.list_bindings(branch):
-                if binding.var not in self._hoisted and self.flow.is_weight(binding.var):
-                    self._hoisted.add(binding.var)
-                    self.set_var_remap(binding.var, self.emit(self.visit_expr(binding.value)))
-        return super().visit_if_(op)
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        if binding.var not in self._hoisted:
-            super().visit_var_binding_(binding)
-
-
-def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move weight-only computations, such as a batch norm's `√(σ² + ε)`, to a separate function.
-
-    The module is unchanged if the model has no weights, or returns some of them directly:
-    TVM's pass would lose those.
-    """
-    main = mod["main"]
-    is_weight = ir.DataFlow(main).is_weight
-    if not ir.list_weights(main) or any(map(is_weight, ir.list_outputs(main))):
-        _log.debug("weights are used unchanged")
-        return mod
-    return relax.transform.LiftTransformParams()(mod)
-
-
-def split_weights(mod: tvm.IRModule) -> tvm.IRModule | None:
-    """Return the module whose `main` computes the weights; None if they are used unchanged."""
-    return _extract_function(mod, ir.WEIGHTS_FUNCTION) if _has_weight_function(mod) else None
-
-
-def split_inference(mod: tvm.IRModule) -> tvm.IRModule:
-    """Remove the function that computes weights."""
-    return _extract_function(mod, "main") if _has_weight_function(mod) else mod
-
-
-def _has_weight_function(mod: tvm.IRModule) -> bool:
-    return any(var.name_hint == ir.WEIGHTS_FUNCTION for var in mod.get_global_vars())
-
-
-def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:
-    """Return a module whose `main` is the function `name`, with the kernels that it calls and no others."""
-    functions = dict(mod.functions_items())
-    function = next(value for var, value in functions.items() if var.name_hint == name)
-    kernels = {
-        var: value for var, value in functions.items() if isinstance(value, tvm.tirx.PrimFunc)
-    }
-    main = tvm.ir.GlobalVar("main")
-    extracted = tvm.IRModule({**kernels, main: function.with_attr("global_symbol", "main")})
-    return relax.transform.DeadCodeElimination(["main"])(extracted)
-
-
-# ---------------------------------------------------------------- evaluation
 
 
 def evaluate_constants(mod: tvm.IRModule) -> tvm.IRModule:
@@ -505,20 +432,3 @@ RULES: Final[Mapping[str, _Rule]] = {
     "relax.rsqrt": _elementwise(lambda x: np.float32(1) / np.sqrt(x)),
 }
 """Operator -> the function that computes a call of it from arrays; None if it has no rule for the call."""
-
-
-# ---------------------------------------------------------------- fold constants
-# Evaluates kernels whose operands are all constants, except those in C: TVM would run them without their functions.
-
-
-def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace calls of kernels on constants by their results."""
-    kernels = [var for var, _ in list_c_kernels(mod)]
-    hidden = ir.copy_module(mod)
-    for var in kernels:
-        # only functions of TIR are evaluated
-        hidden.update_func(var, relax.ExternFunc(var.name_hint))
-    folded = relax.transform.FoldConstant()(hidden)
-    for var in kernels:
-        folded.update_func(var, mod[var])
-    return folded

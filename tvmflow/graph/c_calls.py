@@ -1,15 +1,51 @@
-"""The kernel of an operator in C: it calls a function with pointers to its tensors."""
+"""Kernels that call a C function: each carries the function's source as an annotation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import tvm
 from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.c_sources import KernelSource, mark_c_source
+from tvmflow.graph.ir import find_nodes
+
+SOURCE: Final = "tvmflow_c_source"
+"""The annotation of a kernel with the source of its functions."""
+
+
+class KernelSource(NamedTuple):
+    """A file of C: its name, for messages, and its text."""
+
+    file: str
+    text: str
+
+
+def mark_c_source(body: Any, source: KernelSource) -> Any:
+    """Return a statement with the source of the functions that it calls by `call_extern`."""
+    note = tvm.ir.StringImm(json.dumps(source))
+    return tirx.AttrStmt(tvm.ir.StringImm("kernel"), SOURCE, note, body)
+
+
+def find_c_source(function: tirx.PrimFunc) -> KernelSource | None:
+    """Return the source that a kernel carries, or None."""
+    statements = find_nodes(function.body, tirx.AttrStmt)
+    notes = [statement.value.value for statement in statements if statement.attr_key == SOURCE]
+    return KernelSource(*json.loads(notes[0])) if notes else None
+
+
+def list_c_kernels(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, KernelSource]]:
+    """Return the kernels of a module that carry C, with their sources."""
+    sources = (
+        (var, find_c_source(function))
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    )
+    return [(var, source) for var, source in sources if source is not None]
+
 
 Spec = tuple[Sequence[int], str]
 """Shape and dtype of a tensor."""
