@@ -38,6 +38,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions  # noqa:
 from tvmflow.targets.host import read_host  # noqa: E402
 from tvmflow.targets.llvm_query import query_target  # noqa: E402
 from tvmflow.targets.resolve import resolve  # noqa: E402
+from tvmflow.targets.tvm_target import make_target  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 _RANDOM: Final = np.random.default_rng(0)
@@ -742,8 +743,10 @@ def build(case: Case, folder: Path, mcpu: str | None) -> Callable[[], Any]:
     loaded = models.load(case.model(), folder)
     target = find_target(mcpu)
     options = LoweringOptions()
-    library = lowering.compile_untuned(
-        loaded.mod, loaded.params, target, options, SCHEDULES_VERSION
+    library = (
+        lowering.lower(loaded.mod, make_target(target), options)
+        .schedule_untuned(loaded.params, target, SCHEDULES_VERSION)
+        .compile()
     )
     function = relax.VirtualMachine(library.jit(), tvm.cpu())["main"]
     data = [tvm.runtime.tensor(case.feed[spec.name]) for spec in loaded.inputs]

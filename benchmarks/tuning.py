@@ -331,7 +331,7 @@ def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
     for name, (mod, lowered) in libraries.items():
         library, _ = schedule_for_cpu(mod, None if lowered is plain else cpu_model)
         weights = lowered.compute_weights(loaded.params)
-        library = lowering.compile_with_weights(library, weights, target)
+        library = lowering.ScheduledModel(library, weights, target).compile()
         programs[name] = relax.VirtualMachine(library.jit(), tvm.cpu())
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(ROUNDS):

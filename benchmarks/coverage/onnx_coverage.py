@@ -236,8 +236,10 @@ def run(loaded: Any, feed: dict[str, Any]) -> list[Any]:
     from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 
     target = tvm.target.Target.from_device("cpu").export()
-    library = lowering.compile_untuned(
-        loaded.mod, loaded.params, dict(target), LoweringOptions(), SCHEDULES_VERSION
+    library = (
+        lowering.lower(loaded.mod, tvm.target.Target(dict(target)), LoweringOptions())
+        .schedule_untuned(loaded.params, dict(target), SCHEDULES_VERSION)
+        .compile()
     )
     return _called(relax.VirtualMachine(library, tvm.cpu()), [feed[s.name] for s in loaded.inputs])
 

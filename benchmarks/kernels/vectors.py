@@ -32,6 +32,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions  # noqa:
 from tvmflow.targets.host import read_host  # noqa: E402
 from tvmflow.targets.llvm_query import query_target  # noqa: E402
 from tvmflow.targets.resolve import resolve  # noqa: E402
+from tvmflow.targets.tvm_target import make_target  # noqa: E402
 
 _SIZE: Final = 96
 _NETS: Final = {
@@ -61,7 +62,11 @@ def build(mod: Any, target: dict[str, Any], bits: Any) -> Any:
         for var in mod["main"].params[1:]
     }
     options = LoweringOptions(vector_bits=bits)
-    library = lowering.compile_untuned(mod, params, target, options, SCHEDULES_VERSION)
+    library = (
+        lowering.lower(mod, make_target(target), options)
+        .schedule_untuned(params, target, SCHEDULES_VERSION)
+        .compile()
+    )
     return relax.VirtualMachine(library.jit(), tvm.cpu())["main"]
 
 

@@ -116,7 +116,7 @@ class BuiltTwice(NamedTuple):
         described = DescribedModel("net", signature, (), str(target["mtriple"]))
         library = folder / "libnet.so"
         c_runtime.link(described, {path.name: path for path in objects.iterdir()}, library)
-        return cls(model, library, lowering.compile_with_weights(mod, weights, tvm_target))
+        return cls(model, library, lowering.ScheduledModel(mod, weights, tvm_target).compile())
 
     def run(self, feed: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
         """Return the outputs of the C library and of the virtual machine."""

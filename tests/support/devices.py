@@ -21,6 +21,7 @@ from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +68,9 @@ class DeviceLibrary(NamedTuple):
         cls, model: LoadedModel, folder: Path, target: Mapping[str, Json] = TARGET
     ) -> DeviceLibrary:
         """Compile a model, untuned, in a folder."""
-        scheduled = lowering.schedule_untuned(model.mod, model.params, target, LoweringOptions(), 1)
+        scheduled = lowering.lower(
+            model.mod, make_target(target), LoweringOptions()
+        ).schedule_untuned(model.params, target, 1)
         objects = folder / "objects"
         objects.mkdir()
         compile_program(scheduled.mod, scheduled.weights, scheduled.target, "net_", objects)

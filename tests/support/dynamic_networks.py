@@ -67,7 +67,11 @@ class DynamicNetwork(NamedTuple):
     ) -> Callable[..., list[Array]]:
         """Return the compiled model: a function of its inputs. Its kernels have no schedules of rules."""
         mapping = reference_target(target or host_level(), options)
-        library = lowering.compile_untuned(self.mod, self.weights, mapping, options, 0)
+        library = (
+            lowering.lower(self.mod, make_target(mapping), options)
+            .schedule_untuned(self.weights, mapping, 0)
+            .compile()
+        )
         machine = relax.VirtualMachine(library, tvm.cpu())
 
         def run(**feed: Array) -> list[Array]:
@@ -102,7 +106,11 @@ def run_dynamic(loaded: LoadedModel, dimensions: Sequence[Dimension]) -> Callabl
     """Compile an imported model as a recipe does; a function of arrays in the order of its inputs."""
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
-    library = lowering.compile_untuned(loaded.mod, loaded.params, host_level(), FAST, 1)
+    library = (
+        lowering.lower(loaded.mod, make_target(host_level()), FAST)
+        .schedule_untuned(loaded.params, host_level(), 1)
+        .compile()
+    )
     machine = relax.VirtualMachine(library, tvm.cpu())
 
     def run(*arrays: Array) -> list[Array]:

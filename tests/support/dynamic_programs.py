@@ -193,7 +193,7 @@ def compile_objects(
     objects.mkdir()
     compile_program(mod, weights, tvm_target, "net_", objects)
     compiled = {path.name: path for path in objects.iterdir()}
-    return compiled, lambda: lowering.compile_with_weights(mod, weights, tvm_target)
+    return compiled, lambda: lowering.ScheduledModel(mod, weights, tvm_target).compile()
 
 
 def divide_loops(program: str) -> str:

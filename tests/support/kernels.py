@@ -89,7 +89,11 @@ def outputs(
     options: LoweringOptions = FAST,
 ) -> Arrays:
     """Return the outputs of an imported model, compiled with a recipe's defaults, untuned; by default for the highest level."""
-    library = lowering.compile_untuned(model.mod, model.params, target or host_level(), options, 1)
+    library = (
+        lowering.lower(model.mod, make_target(target or host_level()), options)
+        .schedule_untuned(model.params, target or host_level(), 1)
+        .compile()
+    )
     values = [np.asarray(feed[spec.name], order="C") for spec in model.inputs]
     result = relax.VirtualMachine(library, tvm.cpu())["main"](*map(tvm.runtime.tensor, values))
     return [tensor.numpy() for tensor in ([result] if hasattr(result, "numpy") else list(result))]
@@ -98,7 +102,11 @@ def outputs(
 def run(mod: tvm.IRModule, target: dict[str, Any], options: LoweringOptions, data: Any) -> Arrays:
     """Return what a model computes."""
     target, rules = reference_target(target, options), int(options != PLAIN)
-    library = lowering.compile_untuned(mod, weights_of(mod), target, options, rules)
+    library = (
+        lowering.lower(mod, make_target(target), options)
+        .schedule_untuned(weights_of(mod), target, rules)
+        .compile()
+    )
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     tensors = [result] if hasattr(result, "numpy") else list(result)
     return [tensor.numpy() for tensor in tensors]

@@ -24,7 +24,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
-from tvmflow.compiler.schedules.rules import generate_schedules
+from tvmflow.compiler.schedules.rules import generate_for_cpu
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.tvm_target import make_target
@@ -152,7 +152,7 @@ def traces(target: dict[str, Json]) -> Iterator[tuple[str, Json]]:
     for name, kernel in kernels(target):
         for trace in _searched(kernel, built, backend_for(target).SEARCH_RULES):
             yield f"{name}: search", trace
-        choices = generate_schedules(kernel, cpu) if cpu is not None else iter(())
+        choices = generate_for_cpu(kernel, cpu) if cpu is not None else iter(())
         for choice in itertools.islice(choices, _RULE_SCHEDULES):
             yield f"{name}: {choice.rule}", trace_json(choice.schedule.trace)
 

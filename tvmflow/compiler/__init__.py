@@ -1,4 +1,49 @@
-"""Compilation of imported Relax modules: lowering pipeline, passes, schedules of untuned kernels.
+"""Compilation of imported models: lowering, schedules of untuned kernels, code generation.
 
-Owns everything between an imported model and object code, except tuning. May import runtime, targets, store and core.
+It owns everything between an imported model and object code, except tuning. Other folders import only the names
+below, each of which loads its module when it is first read: planning must not load TVM.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tvmflow.compiler.c_program import LibraryForWeights as LibraryForWeights
+    from tvmflow.compiler.c_program import link_kernel as link_kernel
+    from tvmflow.compiler.c_program import load_c_library as load_c_library
+    from tvmflow.compiler.c_program.c_kernels import make_assembly as make_assembly
+    from tvmflow.compiler.c_program.program import find_runtime as find_runtime
+    from tvmflow.compiler.code_generation import build_kernels as build_kernels
+    from tvmflow.compiler.contraction.machine import CpuModel as CpuModel
+    from tvmflow.compiler.forms import compile_form as compile_form
+    from tvmflow.compiler.lowering import LoweredModel as LoweredModel
+    from tvmflow.compiler.lowering import ScheduledModel as ScheduledModel
+    from tvmflow.compiler.lowering import lower as lower
+    from tvmflow.compiler.options import SCHEDULES_VERSION as SCHEDULES_VERSION
+    from tvmflow.compiler.options import LoweringOptions as LoweringOptions
+    from tvmflow.compiler.options import VectorWidth as VectorWidth
+    from tvmflow.compiler.schedules import generate_schedules as generate_schedules
+    from tvmflow.compiler.schedules import schedule_untuned as schedule_untuned
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics as load_intrinsics
+
+_MODULES: Final = {
+    "c_program": ("LibraryForWeights", "link_kernel", "load_c_library"),
+    "c_program.c_kernels": ("make_assembly",),
+    "c_program.program": ("find_runtime",),
+    "code_generation": ("build_kernels",),
+    "contraction.machine": ("CpuModel",),
+    "forms": ("compile_form",),
+    "lowering": ("LoweredModel", "ScheduledModel", "lower"),
+    "options": ("SCHEDULES_VERSION", "LoweringOptions", "VectorWidth"),
+    "schedules": ("generate_schedules", "schedule_untuned"),
+    "schedules.intrinsics": ("load_intrinsics",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -115,7 +115,7 @@ class LoweringContext:
         return self.options.precision == "float16" and self.cpu is not None and self.cpu.has_float16
 
     def is_plain(self, operator: str) -> bool:
-        """Return whether the recipe keeps an operator (see `core.types.OPTIMIZED_OPERATORS`) as the model has it."""
+        """Return whether an operator (of `OPTIMIZED_OPERATORS`) keeps the model's layout and weights."""
         return operator in self.options.plain
 
     def is_cpu(self) -> bool:

@@ -23,12 +23,12 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax import vm_build
 
-from tvmflow.compiler import c_program, code_generation, lowering
+from tvmflow.compiler import c_program, code_generation
 from tvmflow.compiler.c_program import web_program
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.contraction.machine import is_cpu
-from tvmflow.compiler.lowering import compile_with_weights
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
@@ -56,45 +56,34 @@ _C_FUNCTIONS: Final = {("tirx.fabs", "float32"): "fabsf", ("tirx.fabs", "float64
 
 
 class FormInputs(NamedTuple):
-    """The inputs from which every form is compiled.
+    """A scheduled model to compile, and the symbols of its code (see `compile_form`)."""
 
-    Attributes:
-        mod: The lowered module with scheduled kernels.
-        weights: The weights that `main` takes after its inputs.
-        target: The target to compile for.
-        prefix: The prefix of the symbols in a system library.
-        content_prefix: A prefix of symbols that no other content has.
-        is_isa_level: The library has code for other CPUs, too.
-    """
-
-    mod: tvm.IRModule
-    weights: Sequence[Array]
-    target: tvm.target.Target
+    model: ScheduledModel
     prefix: str
-    content_prefix: str = "tf_"
-    is_isa_level: bool = False
+    content_prefix: str
+    is_isa_level: bool
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
     """Write objects whose `main` takes the weights after its inputs, and the weights in that order."""
     from safetensors.numpy import save_file
 
-    names = [var.name for var in ir.list_weights(inputs.mod["main"])]
-    compiled = compile_model(inputs.mod, inputs.target)
-    copy_objects_of(inputs.mod, compiled, inputs.target, folder)
+    model = inputs.model
+    names = [var.name for var in ir.list_weights(model.mod["main"])]
+    copy_objects_of(model.mod, compile_model(model.mod, model.target), model.target, folder)
     arrays = {
         # Lifting may give two weights the same name, and safetensors orders tensors by name.
         f"{index:04d}.{name}": weight
-        for index, (name, weight) in enumerate(zip(names, inputs.weights, strict=True))
+        for index, (name, weight) in enumerate(zip(names, model.weights, strict=True))
     }
     save_file(arrays, folder / WEIGHTS_FILE)
 
 
 def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects that register themselves under the prefix when their program starts."""
-    mod = inputs.mod.with_attr("system_lib_prefix", inputs.prefix)
-    compiled = compile_with_weights(mod, inputs.weights, inputs.target)
-    copy_objects_of(mod, compiled, inputs.target, folder, inputs.prefix)
+    mod = inputs.model.mod.with_attr("system_lib_prefix", inputs.prefix)
+    compiled = inputs.model._replace(mod=mod).compile()
+    copy_objects_of(mod, compiled, inputs.model.target, folder, inputs.prefix)
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
@@ -106,8 +95,8 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     target = tvm.target.Target({"kind": "c"})
     with tvm.transform.PassContext(config=_NO_VECTORS):
         try:
-            mod = ir.rewrite_kernel_calls(expand_dot_products(inputs.mod), _to_c_call)
-            library = compile_with_weights(mod, inputs.weights, target)
+            mod = ir.rewrite_kernel_calls(expand_dot_products(inputs.model.mod), _to_c_call)
+            library = inputs.model._replace(mod=mod, target=target).compile()
         except Exception as error:
             raise _unsupported_in_c(last_line(error)) from error
     copy_object_files(library, folder)
@@ -145,16 +134,38 @@ def _describe_kernel_at(source: Path, c_error: str) -> str:
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     # objects with plain C functions and constants, and the C code that calls the functions
     C_LIBRARY: lambda inputs, folder: c_program.compile_program(
-        *inputs[:3], inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
+        *inputs.model, inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
     ),
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
     # objects that TVM's virtual machine runs
-    VM: lambda inputs, folder: write_object_files(*inputs[:3], folder),
+    VM: lambda inputs, folder: write_object_files(inputs.model, folder),
     # steps, WGSL and weights, which a package for browsers runs
-    WEBGPU: lambda inputs, folder: web_program.compile_web_program(*inputs[:3], folder),
+    WEBGPU: lambda inputs, folder: web_program.compile_web_program(*inputs.model, folder),
 }
+
+
+def compile_form(
+    form: str,
+    model: ScheduledModel,
+    folder: Path,
+    *,
+    prefix: str = "",
+    content_prefix: str = "tf_",
+    is_isa_level: bool = False,
+) -> None:
+    """Write the files of a form (see `targets.form_names`) of a model to a folder.
+
+    Args:
+        form: The form.
+        model: The scheduled model.
+        folder: An empty folder.
+        prefix: The prefix of the symbols in a system library.
+        content_prefix: A prefix of symbols that no other content has.
+        is_isa_level: Whether the library has code for other CPUs, too.
+    """
+    FORMS[form](FormInputs(model, prefix, content_prefix, is_isa_level), folder)
 
 
 # ---------------------------------------------------------------- object files
@@ -175,14 +186,12 @@ _MARKER: Final = 0x3C1D5A7E96B2F048
 _LENGTH: Final = struct.Struct("<Q")
 
 
-def write_object_files(
-    mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
-) -> None:
-    """Write the object files of a lowered module, whose `main` then takes only the inputs."""
+def write_object_files(model: ScheduledModel, folder: Path) -> None:
+    """Write the object files of a model, whose `main` then takes only the inputs."""
+    mod, weights, target = model
     platform = parse_triple(cpu_triple(target.export()))
     if not ir.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
-        compiled = lowering.compile_with_weights(mod, weights, target)
-        copy_objects_of(mod, compiled, target, folder)
+        copy_objects_of(mod, model.compile(), target, folder)
         return
     compiled = _compile_kernels(_bind_markers(mod), target, folder)
 

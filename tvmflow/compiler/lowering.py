@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
+from tvm.s_tir import SBlockRealize
 
 from tvmflow.compiler import pipeline, schedules
 from tvmflow.compiler.c_sources import compile_c_sources
@@ -25,13 +26,13 @@ from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import LoweringOptions, VectorWidth
 from tvmflow.compiler.passes.lift_weights import split_weights
 from tvmflow.compiler.passes.recurrent import padded_units
-from tvmflow.compiler.pipeline import IRDump
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.choices import Choices, Operator
 from tvmflow.core.types import Json
 from tvmflow.graph import dynamic_shapes, ir
 from tvmflow.graph.dynamic_shapes import TuningSizes
 from tvmflow.graph.evaluation import evaluate_fields, evaluate_function
+from tvmflow.graph.ir_dump import IRDump
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.graph.marks import KernelNodes, NodeTracker
 from tvmflow.targets.tvm_target import make_target
@@ -198,9 +199,31 @@ class LoweredModel:
     def schedule_untuned(
         self, params: Weights, target: Mapping[str, Json], rules_version: int
     ) -> ScheduledModel:
-        """Schedule the kernels with rules only; arguments as of the function."""
+        """Compute the weights, and schedule the kernels with rules only (see `schedules.schedule_untuned`)."""
         scheduled = schedules.schedule_untuned(self.mod, target, rules_version)
         return ScheduledModel(scheduled.mod, self.compute_weights(params), make_target(target))
+
+    def estimate_shares(self, unscheduled: Collection[str]) -> dict[str, float | None]:
+        """Return the estimated share of the time, between 0 and 1, of each kernel without a schedule.
+
+        It is estimated by the number of values that each kernel computes: 0 where they are few, None if loops
+        depend on data. The kernels of this model must not be scheduled yet.
+        """
+        times: dict[str, float] = {}
+        for var, function in self.mod.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                name = str(var.name_hint)
+                calls = len(self.kernel_nodes.get(name, ())) or 1
+                gain = 1 if name in unscheduled else _GAIN
+                times[name] = _count_steps(function.body) * calls / gain
+        known = sum(filter(math.isfinite, times.values()))
+        shares: dict[str, float | None] = {}
+        for name in sorted(unscheduled):
+            is_small = times[name] < _MIN_STEPS
+            shares[name] = (
+                0.0 if is_small else times[name] / known if times[name] < math.inf else None
+            )
+        return shares
 
     def write(self, path: Path) -> None:
         """Write it as one JSON document that TVM reads; the same model always gives the same bytes."""
@@ -273,19 +296,6 @@ def _name_in_code(name: str) -> str:
     return "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
-def compile_with_weights(
-    mod: tvm.IRModule, weights: Sequence[np.ndarray[Any, Any]], target: tvm.target.Target
-) -> relax.VMExecutable:
-    """Compile a lowered module to a library that contains its weights: `main` takes only the inputs."""
-    params = ir.list_weights(mod["main"])
-    if len(params) != len(weights):
-        raise AssertionError(f"main takes {len(params)} weights, but {len(weights)} were computed")
-    # By variable, not by name: lifting may give two parameters the same name.
-    tensors = map(tvm.runtime.tensor, weights)
-    bound = relax.transform.BindParams("main", dict(zip(params, tensors, strict=True)))(mod)
-    return compile_model(bound, target)
-
-
 class ScheduledModel(NamedTuple):
     """A lowered module with scheduled kernels, the weights that follow its inputs, and the target."""
 
@@ -293,29 +303,46 @@ class ScheduledModel(NamedTuple):
     weights: Sequence[np.ndarray[Any, Any]]
     target: tvm.target.Target
 
+    def compile(self) -> relax.VMExecutable:
+        """Return a library for TVM's runtime that contains the weights: `main` takes only the inputs."""
+        params = ir.list_weights(self.mod["main"])
+        if len(params) != len(self.weights):
+            raise AssertionError(
+                f"main takes {len(params)} weights, but {len(self.weights)} were computed"
+            )
+        # By variable, not by name: lifting may give two parameters the same name.
+        values = dict(zip(params, map(tvm.runtime.tensor, self.weights), strict=True))
+        return compile_model(relax.transform.BindParams("main", values)(self.mod), self.target)
 
-def compile_untuned(
-    mod: tvm.IRModule,
-    params: Weights,
-    target: Mapping[str, Json],
-    options: LoweringOptions,
-    rules_version: int,
-) -> relax.VMExecutable:
-    """Compile an imported model without tuned schedules; arguments as of `schedule_untuned`."""
-    return compile_with_weights(*schedule_untuned(mod, params, target, options, rules_version))
+    def compile_without_weights(self) -> relax.VMExecutable:
+        """Return a library for TVM's runtime whose `main` takes the weights after the inputs."""
+        return compile_model(self.mod, self.target)
 
 
-def schedule_untuned(
-    mod: tvm.IRModule,
-    params: Weights,
-    target: Mapping[str, Json],
-    options: LoweringOptions,
-    rules_version: int,
-    choices: Choices = MappingProxyType({}),
-) -> ScheduledModel:
-    """Lower an imported model, and schedule its kernels with rules only.
+# ---------------------------------------------------------------- unscheduled kernels
 
-    The version is that of `schedules.schedule_untuned`, the choices are those of `lower`.
+# A schedule computes a vector in the time of a number.
+_GAIN: Final = 16
+# Fewer steps take microseconds.
+_MIN_STEPS: Final = 1 << 15
+
+
+def _count_steps(stmt: Any) -> float:
+    """Return how many statements run in all iterations of a kernel's loops.
+
+    It is infinity if that depends on data.
     """
-    lowered = lower(mod, make_target(target), options, choices=choices)
-    return lowered.schedule_untuned(params, target, rules_version)
+    if isinstance(stmt, tirx.For):
+        steps = _count_steps(stmt.body)
+        is_known = isinstance(stmt.extent, tirx.IntImm)
+        return steps * int(stmt.extent) if is_known else math.inf
+    if isinstance(stmt, tirx.SeqStmt):
+        return sum(map(_count_steps, stmt.seq))
+    if isinstance(stmt, tirx.IfThenElse):
+        branches = (stmt.then_case, stmt.else_case)
+        return sum(_count_steps(branch) for branch in branches if branch is not None)
+    if isinstance(stmt, SBlockRealize):
+        return _count_steps(stmt.block.body)
+    if isinstance(stmt, tirx.AttrStmt):
+        return _count_steps(stmt.body)
+    return math.inf if isinstance(stmt, tirx.While) else 1.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import tvm
@@ -48,9 +47,9 @@ from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequanti
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter
 from tvmflow.compiler.passes.sorts import SortRewriter
 from tvmflow.compiler.passes.vector_math import vectorize_math
-from tvmflow.core.disk_errors import disk_errors
 from tvmflow.graph import ir
 from tvmflow.graph.evaluation import evaluate_constants
+from tvmflow.graph.ir_dump import IRDump
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 from tvmflow.graph.marks import NodeTracker
 from tvmflow.graph.norms import fold_norms
@@ -238,33 +237,6 @@ KERNEL_PHASES: Final[Phases] = {
     ),
 }
 """The passes that make kernels of the graph without the function that computes the weights."""
-
-
-_TIMINGS: Final = "timings.txt"
-
-
-class IRDump:
-    """A folder with one numbered file for each pass, `03-blocked_layout.py`, and `timings.txt`."""
-
-    def __init__(self, folder: Path) -> None:
-        """Create the folder, or remove an earlier dump."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in (*folder.glob("[0-9][0-9]-*.py"), folder / _TIMINGS):
-            old.unlink(missing_ok=True)
-        self._folder = folder
-        self._count = 0
-
-    def write(self, name: str, mod: tvm.IRModule, seconds: float) -> None:
-        """Write the module that a pass returned, and the seconds that it took.
-
-        Raises: StoreError: when the disk is full or not writable.
-        """
-        stem = f"{self._count:02d}-{name}"
-        with disk_errors(self._folder):
-            (self._folder / f"{stem}.py").write_text(mod.script())
-            with (self._folder / _TIMINGS).open("a") as timings:
-                timings.write(f"{seconds * 1e3:10.2f} ms  {stem}\n")
-        self._count += 1
 
 
 def run_phases(

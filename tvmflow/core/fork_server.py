@@ -87,7 +87,7 @@ class ForkServer:
 
     @classmethod
     def start(cls, preload: Sequence[str] = ()) -> ForkServer:
-        """Start a server in a new interpreter, with the modules in `preload` imported."""
+        """Start a server in a new interpreter that imports modules, or names of them as `module:name`."""
         control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
             descriptor = server_end.fileno()

@@ -200,14 +200,17 @@ def _describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Import modules and serve: `python -m tvmflow.core.fork_server_process FD MODULE…`."""
+    """Import modules and serve: `python -m tvmflow.core.fork_server_process FD MODULE[:NAME]…`."""
     _ignore_signals()
     control = socket.socket(fileno=int(argv[0]))
     # imported objects stay: collecting garbage among them would take each child a tenth of its time
     gc.disable()
     with without_torch():
-        for module in argv[1:]:
-            importlib.import_module(module)
+        for entry in argv[1:]:
+            module, _, name = entry.partition(":")
+            imported = importlib.import_module(module)
+            if name:
+                getattr(imported, name)
     gc.freeze()
     gc.enable()
     serve(control)

@@ -28,7 +28,7 @@ _LOG_END_BYTES: Final = 4096
 _NO_MEMORY: Final = ("MemoryError", "bad_alloc", "memory ran out")
 PRELOADED: Final = (
     *("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.stage_worker"),
-    *("tvmflow.compiler.forms", "tvmflow.tuning.workloads"),
+    *("tvmflow.compiler:compile_form", "tvmflow.tuning.workloads"),
 )
 """Modules that the fork server imports once for all stages."""
 

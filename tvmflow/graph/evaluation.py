@@ -1,4 +1,4 @@
-"""Evaluation of constant and weight-only computations by numpy, which is faster than compiling kernels."""
+"""Evaluation of constants and weights by numpy, which is faster than compiling kernels for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norms, and scales and shifts of channels, folded into the weights of the convolution before them."""
+"""Batch norms, scales and shifts, folded into the weights of the convolution before them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
 
-from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
+from tvmflow.compiler import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.codec import Mismatch, from_json
 from tvmflow.core.fork_server import ChildFunction
 from tvmflow.core.formatting import names_text

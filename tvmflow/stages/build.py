@@ -38,9 +38,8 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.compiler.contraction.machine import CpuModel
-    from tvmflow.compiler.lowering import LoweredModel
-    from tvmflow.compiler.pipeline import IRDump
+    from tvmflow.compiler import LoweredModel
+    from tvmflow.graph.ir_dump import IRDump
 
 
 NAME: Final = "build"
@@ -48,7 +47,7 @@ NAME: Final = "build"
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
     """Schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
-    from tvmflow.compiler.pipeline import IRDump
+    from tvmflow.graph.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     _schedule(parse_settings(run, payload["settings"]), inputs, IRDump(Path(payload["folder"])))
@@ -176,30 +175,28 @@ def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
 
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     """Compile in the process that the backend chose; arguments and result are JSON."""
-    from tvmflow.compiler import forms
-    from tvmflow.compiler.c_program.program import find_runtime
+    from tvmflow.compiler import ScheduledModel, compile_form, find_runtime
     from tvmflow.graph import ir
     from tvmflow.runtime.weights import read_safetensors
     from tvmflow.targets.tvm_target import make_target
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}
-    target = make_target(settings.target)
     model, rules, shares = _schedule(settings, paths)
     weights = model.compute_weights(read_safetensors(paths["import/params.safetensors"]))
-    prefix = _content_prefix(settings, paths)
-    form_inputs = forms.FormInputs(
-        mod=model.mod,
-        weights=weights,
-        target=target,
-        prefix=settings.prefix,
-        content_prefix=prefix,
-        is_isa_level=settings.is_isa_level,
-    )
+    scheduled = ScheduledModel(model.mod, weights, make_target(settings.target))
+    content_prefix = _content_prefix(settings, paths)
     runtime, reason = find_runtime(model.mod, settings.runtime)
     for form in sorted({FORMS[runtime], *settings.forms}):
         (folder / form).mkdir()
-        forms.FORMS[form](form_inputs, folder / form)
+        compile_form(
+            form,
+            scheduled,
+            folder / form,
+            prefix=settings.prefix,
+            content_prefix=content_prefix,
+            is_isa_level=settings.is_isa_level,
+        )
     kernels = ir.list_kernels(model.mod)
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
     facts = BuildFacts(
@@ -225,15 +222,12 @@ def _schedule(
     settings: BuildSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> tuple[LoweredModel, dict[str, str], dict[str, float | None]]:
     """Schedule the kernels of the lowered model."""
-    from tvmflow.compiler import kernel_work
-    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler import LoweredModel
 
     model = LoweredModel.read(inputs[LOWERED_ROLE])
     scheduled, rules = schedule_kernels(model.mod, settings, inputs, dump)
-    calls = {name: len(nodes) for name, nodes in model.kernel_nodes.items()}
     unscheduled = [name for name, rule in rules.items() if rule == UNSCHEDULED]
-    shares = kernel_work.estimate_shares(model.mod, calls, unscheduled)
-    return replace(model, mod=scheduled), rules, shares
+    return replace(model, mod=scheduled), rules, model.estimate_shares(unscheduled)
 
 
 def schedule_kernels(
@@ -248,7 +242,7 @@ def schedule_kernels(
 
     With `must_fit`, each chosen schedule must fit a kernel. `dump` gets the module after each step.
     """
-    from tvmflow.compiler import schedules
+    from tvmflow.compiler import schedule_untuned
     from tvmflow.graph import ir
     from tvmflow.targets.tvm_target import make_target
     from tvmflow.tuning import measure
@@ -264,7 +258,7 @@ def schedule_kernels(
         if dump is not None:
             dump.write("tuned_schedules", scheduled, time.perf_counter() - started)
     started = time.perf_counter()
-    scheduled, rules = schedules.schedule_untuned(scheduled, settings.target, settings.schedules)
+    scheduled, rules = schedule_untuned(scheduled, settings.target, settings.schedules)
     if dump is not None:
         dump.write("untuned_schedules", scheduled, time.perf_counter() - started)
     others = dict.fromkeys(ir.list_kernels(scheduled), OWN_SCHEDULE)
@@ -411,14 +405,13 @@ def make_code(payload: dict[str, Json], _: Emit) -> Json:
 
 def _make_code_here(payload: Json) -> Json:
     """Return the fields of a `KernelCode`, in the process that the backend chose."""
-    from tvmflow.compiler import lowering
-    from tvmflow.compiler.c_program import c_kernels
+    from tvmflow.compiler import LoweredModel, make_assembly
     from tvmflow.targets.tvm_target import make_target
 
     settings = parse_settings(run, payload["settings"])
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     target = make_target(settings.target)
-    lowered = lowering.LoweredModel.read(inputs[LOWERED_ROLE]).mod
+    lowered = LoweredModel.read(inputs[LOWERED_ROLE]).mod
     scheduled, _ = schedule_kernels(lowered, settings, inputs)
     name = payload["kernel"]
     kernel = scheduled[name].with_attr("global_symbol", name)
@@ -426,7 +419,7 @@ def _make_code_here(payload: Json) -> Json:
     code = KernelCode(
         tir=str(kernel.script()),
         schedule=_describe_schedule(lowered[name], settings, inputs),
-        assembly=c_kernels.make_assembly(kernel, target, is_plain_c=is_plain_c)
+        assembly=make_assembly(kernel, target, is_plain_c=is_plain_c)
         if payload["with_assembly"]
         else "",
         candidates=_rank_tiles(lowered[name], settings) if payload["with_candidates"] else (),
@@ -440,7 +433,8 @@ def _describe_schedule(
     """Return the instructions of the schedule that `build` gives a kernel, tuned or by a rule."""
     import tvm
 
-    from tvmflow.compiler.schedules.rules import choose_schedule
+    from tvmflow.compiler import generate_schedules
+    from tvmflow.graph import ir
     from tvmflow.tuning.measure import apply_trace
     from tvmflow.tuning.workloads import normalize, workload_key
 
@@ -449,36 +443,30 @@ def _describe_schedule(
     if key in chosen:
         workload = _read_json(inputs[_WORKLOADS_ROLE])[key]
         return _instructions(apply_trace(tvm.ir.load_json(workload), chosen[key]))
-    cpu = _find_cpu(kernel, settings)
-    if cpu is None:
+    if ir.is_scheduled(kernel):
         return ""
     mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
-    choice = choose_schedule(mod, cpu)
+    choice = next(generate_schedules(mod, settings.target, settings.schedules), None)
     return _instructions(choice.schedule) if choice else ""
 
 
 def _rank_tiles(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> list[RankedTile]:
     """Return the first register tiles of a contraction on a CPU; none for other kernels."""
-    from tvmflow.compiler.schedules import register_tiles
+    from tvmflow.compiler import generate_schedules
+    from tvmflow.graph import ir
     from tvmflow.tuning.measure import trace_json
     from tvmflow.tuning.trials import trial_id
     from tvmflow.tuning.workloads import normalize
 
-    cpu = _find_cpu(kernel, settings)
+    if ir.is_scheduled(kernel):
+        return []
     # as a workload, to which traces of trials apply
-    ranked = register_tiles.generate_tiled(normalize(kernel), cpu) if cpu else ()
+    choices = generate_schedules(normalize(kernel), settings.target, settings.schedules)
     return [
-        RankedTile(str(tile), tile.speed, trial_id(trace_json(schedule.trace)))
-        for tile, schedule in itertools.islice(ranked, _SHOWN_TILES)
+        RankedTile(str(choice.tile), choice.tile.speed, trial_id(trace_json(choice.schedule.trace)))
+        for choice in itertools.islice(choices, _SHOWN_TILES)
+        if choice.tile is not None
     ]
-
-
-def _find_cpu(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> CpuModel | None:
-    """Return the CPU for which rules schedule a kernel; None if no rule does."""
-    from tvmflow.compiler.contraction.machine import cpu_model_for
-
-    is_scheduled = kernel.attrs.get("tirx.is_scheduled", False)
-    return None if is_scheduled else cpu_model_for(settings.target, settings.schedules)
 
 
 def _instructions(schedule: tvm.s_tir.Schedule) -> str:

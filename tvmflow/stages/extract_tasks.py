@@ -77,16 +77,13 @@ class ExtractTasksFacts(NamedTuple):
 
 def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFacts:
     """Write the workloads of the lowered model under their durable keys."""
-    from tvmflow.compiler.c_program.program import check_program, find_runtime
-    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler import LoweredModel, find_runtime
     from tvmflow.graph.dynamic_shapes import read_dimensions
     from tvmflow.tuning.workloads import extract_workloads
 
     mod = LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
-    if settings.c_library:
-        # before hours of tuning, not after
-        check_program(mod)
-    runtime, reason = find_runtime(mod, settings.runtime)
+    # a required C library fails before hours of tuning, not after
+    runtime, reason = find_runtime(mod, settings.runtime, requires_c=settings.c_library)
     workloads = extract_workloads(mod)
     dimensions = read_dimensions(mod["main"])
     sizes = [sizes_text(chosen) for chosen in list_tuning_sizes(dimensions)]

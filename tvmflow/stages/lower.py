@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import Field
 
-from tvmflow.compiler.options import VectorWidth
+from tvmflow.compiler import VectorWidth
 from tvmflow.core.codec import without_empty
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
@@ -33,15 +33,15 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     # the planner imports this module and must not load TVM
-    from tvmflow.compiler.lowering import LoweredModel
-    from tvmflow.compiler.pipeline import IRDump
+    from tvmflow.compiler import LoweredModel
+    from tvmflow.graph.ir_dump import IRDump
 
 NAME: Final = "lower"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
     """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
-    from tvmflow.compiler.pipeline import IRDump
+    from tvmflow.graph.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     settings = parse_settings(run, payload["settings"])
@@ -110,7 +110,7 @@ def run(settings: LowerSettings, context: StageContext) -> LowerFacts:
 def _lower(
     settings: LowerSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> LoweredModel:
-    from tvmflow.compiler import lowering
+    from tvmflow.compiler import lower
     from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
     from tvmflow.targets.tvm_target import make_target
@@ -120,7 +120,7 @@ def _lower(
     if dimensions := read_dimensions(mod["main"]):
         tuned = [d._replace(tune_at=settings.tune_at.get(d.name, ())) for d in dimensions]
         mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
-    return lowering.lower(mod, target, settings.lowering, dump, choose.read_choices(inputs))
+    return lower(mod, target, settings.lowering, dump, choose.read_choices(inputs))
 
 
 def describe(facts: LowerFacts, inputs: KnownFacts) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler import LoweringOptions
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.choices import Choice, Choices, Operator, choice_key, choice_text
 from tvmflow.core.dimensions import evaluate_shape, list_tuning_sizes, specs_at
@@ -43,7 +43,7 @@ from tvmflow.tuning.tuning_job import call_alone
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler import LoweredModel
     from tvmflow.graph.marks import KernelNodes
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
@@ -262,8 +262,7 @@ class Libraries:
     """Compiles a model with schedules, and times it."""
 
     def __init__(self, request: LibraryRequest) -> None:
-        from tvmflow.compiler import lowering
-        from tvmflow.compiler.c_program.program import find_runtime
+        from tvmflow.compiler import LoweredModel, find_runtime
         from tvmflow.graph import ir
         from tvmflow.graph.dynamic_shapes import read_dimensions
         from tvmflow.targets.tvm_target import make_target
@@ -271,7 +270,7 @@ class Libraries:
 
         self._request = request
         self._target = make_target(request.target)
-        self._lowered = lowering.LoweredModel.read(Path(request.lowered)).mod
+        self._lowered = LoweredModel.read(Path(request.lowered)).mod
         self._runtime, reason = find_runtime(self._lowered, request.runtime)
         by_driver = not backend_for(request.target).RUNS_ON_HOST_CPU
         if by_driver and self._runtime != C_RUNTIME:
@@ -298,7 +297,7 @@ class Libraries:
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""
-        from tvmflow.compiler import schedules
+        from tvmflow.compiler import schedule_untuned
         from tvmflow.runtime.module import Module
         from tvmflow.tuning.measure import apply_chosen
 
@@ -306,7 +305,7 @@ class Libraries:
         if chosen:
             workloads = json.loads(Path(request.workloads).read_text())
             scheduled, _ = apply_chosen(scheduled, chosen, workloads, self._target)
-        scheduled, _ = schedules.schedule_untuned(scheduled, request.target, request.rules_version)
+        scheduled, _ = schedule_untuned(scheduled, request.target, request.rules_version)
         signature = {
             "inputs": [spec.to_json() for spec in self._inputs],
             "outputs": [spec.to_json() for spec in self._outputs],
@@ -317,17 +316,15 @@ class Libraries:
 
     def _load_program(self, scheduled: tvm.IRModule, signature: Json) -> Program:
         """Compile and load a scheduled model for the runtime that will execute it."""
-        from tvmflow.compiler.c_program import load_c_library
-        from tvmflow.compiler.code_generation import compile_model
-        from tvmflow.compiler.lowering import ScheduledModel
+        from tvmflow.compiler import ScheduledModel, load_c_library
         from tvmflow.runtime.programs import ThreadPool
         from tvmflow.runtime.virtual_machine import VirtualMachine
 
         threads = self._request.threads
+        model = ScheduledModel(scheduled, self._weights, self._target)
         if self._runtime == C_RUNTIME:
-            model = ScheduledModel(scheduled, self._weights, self._target)
             return load_c_library(model, signature, threads)
-        library = compile_model(scheduled, self._target).jit()
+        library = model.compile_without_weights().jit()
         # the weights are shared, as they may take gigabytes
         pool = ThreadPool.of(threads)
         return VirtualMachine(library, self._inputs, weights=self._weights, pool=pool)
@@ -617,14 +614,14 @@ class ChoiceLibraries:
 
     def lower(self, choices: Choices, name: str) -> LoweredChoices:
         """Return the model lowered with some choices, written to a file of that name."""
-        from tvmflow.compiler import lowering
+        from tvmflow.compiler import lower
         from tvmflow.graph import ir
         from tvmflow.graph.dynamic_shapes import read_dimensions
         from tvmflow.targets.tvm_target import make_target
 
         mod, target = ir.load_module(self.imported), make_target(self.library.target)
         has_dimensions = bool(read_dimensions(mod["main"]))
-        model = lowering.lower(mod, target, self.options, choices=choices)
+        model = lower(mod, target, self.options, choices=choices)
         model.write(self.work / name)
         return LoweredChoices(model, self.work / name, has_dimensions)
 

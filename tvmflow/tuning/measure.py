@@ -78,7 +78,7 @@ def load_compiler(
     Raises:
         EnvironmentProblem: The GPU or its tools cannot be used.
     """
-    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.compiler import load_intrinsics
 
     load_intrinsics(target)
     if not by_driver:
@@ -124,7 +124,7 @@ def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
     """Return a scheduled kernel's runtime module, compiled for the target."""
     import tvm
 
-    from tvmflow.compiler.code_generation import build_kernels
+    from tvmflow.compiler import build_kernels
 
     return build_kernels(mod, tvm.target.Target(dict(target)))
 
@@ -166,12 +166,12 @@ class KernelRequest:
         """
         import tvm
 
-        from tvmflow.compiler import schedules
+        from tvmflow.compiler import schedule_untuned
 
         mod = tvm.ir.load_json(self.mod)
         if trace is not None:
             return apply_trace(mod, trace).mod, "tuned"
-        scheduled, rules = schedules.schedule_untuned(mod, self.target, self.rules_version)
+        scheduled, rules = schedule_untuned(mod, self.target, self.rules_version)
         return scheduled, rules["main"]
 
     def load_compiler(self) -> None:
@@ -204,7 +204,7 @@ class LibraryKernel:
 
     def __init__(self, mod: tvm.IRModule, target: Mapping[str, Json]) -> None:
         """Compile a scheduled kernel with arguments of its own for a target; no device is used yet."""
-        from tvmflow.compiler.c_program import link_kernel
+        from tvmflow.compiler import link_kernel
         from tvmflow.targets.tvm_target import make_target
 
         arguments = [argument.numpy() for argument in make_arguments(mod)]
@@ -375,7 +375,7 @@ def apply_chosen(
     """
     import tvm
 
-    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.compiler import load_intrinsics
     from tvmflow.graph import ir
 
     load_intrinsics(target.export())

@@ -24,7 +24,7 @@ from tvmflow.tuning.tuning_job import summarize_error
 
 _TIMEOUT_S: Final = 60.0
 _MAX_REASON: Final = 200
-_PRELOADED: Final = ("tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.measure")
+_PRELOADED: Final = ("tvmflow.compiler:load_intrinsics", "tvmflow.tuning.measure")
 _log = logging.getLogger(__name__)
 
 
@@ -236,7 +236,7 @@ def apply_traces(payload: Json, emit: Emit) -> list[str]:
     """
     import tvm
 
-    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.compiler import load_intrinsics
     from tvmflow.tuning.measure import apply_trace
 
     del emit

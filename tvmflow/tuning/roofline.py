@@ -105,9 +105,7 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
     import tvm
     from tvm import te
 
-    from tvmflow.compiler.contraction.machine import CpuModel
-    from tvmflow.compiler.schedules import rules
-    from tvmflow.compiler.tir_kernels import blocked
+    from tvmflow.compiler import SCHEDULES_VERSION, CpuModel, generate_schedules
     from tvmflow.tuning import measure
 
     del emit
@@ -118,15 +116,20 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
     pieces = _PIECES_PER_CORE * cpu_model.cores
     x = te.placeholder((pieces, _ROWS, _DEPTH), name="x")
     w = te.placeholder((_VECTORS, _DEPTH, cpu_model.lanes), name="w")
-    columns = _VECTORS * cpu_model.lanes
-    function = te.create_prim_func([x, w, blocked.dense(x, w, columns)])
+    columns, lanes = _VECTORS * cpu_model.lanes, cpu_model.lanes
+    k = te.reduce_axis((0, _DEPTH), "k")
+    product = te.compute(
+        (pieces, _ROWS, columns),
+        lambda i, row, column: te.sum(x[i, row, k] * w[column // lanes, k, column % lanes], [k]),
+    )
+    function = te.create_prim_func([x, w, product])
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     flops = 2 * pieces * _ROWS * _DEPTH * columns
     peak = 0.0
     timing = measure.Timing(1, _REPEATS, 0)
     measure.use_threads(target)
     arguments = measure.make_arguments(mod)
-    choices = rules.generate_schedules(mod, cpu_model)
+    choices = generate_schedules(mod, target, SCHEDULES_VERSION)
     for choice, _ in zip(choices, range(_TILES), strict=False):
         kernel = measure.build(choice.schedule.mod, target)
         seconds = measure.time_kernel(kernel, arguments, timing)
@@ -156,7 +159,7 @@ def _measure_bandwidth(payload: Json, size: float) -> float:
     import tvm
     from tvm import te
 
-    from tvmflow.compiler import schedules
+    from tvmflow.compiler import schedule_untuned
     from tvmflow.tuning import measure
 
     length = int(size) // _FLOAT_BYTES // (_SUMMED + 1) // 64 * 64
@@ -164,7 +167,7 @@ def _measure_bandwidth(payload: Json, size: float) -> float:
     total = te.compute((length,), lambda i: sum((x[i] for x in arrays[1:]), arrays[0][i]))
     function = te.create_prim_func([*arrays, total]).with_attr("global_symbol", "main")
     mod = tvm.IRModule({"main": function})
-    scheduled, _ = schedules.schedule_untuned(mod, payload["target"], payload["rules_version"])
+    scheduled, _ = schedule_untuned(mod, payload["target"], payload["rules_version"])
     kernel = measure.build(scheduled, payload["target"])
     timing = measure.Timing(1, _REPEATS, 0)
     seconds = measure.time_kernel(kernel, measure.make_arguments(mod), timing)

@@ -599,11 +599,9 @@ class Proposals:
 
     def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
         """Yield the schedules of the rule that fits the kernel, that of the untuned kernel first."""
-        from tvmflow.compiler.contraction.machine import cpu_model_for
-        from tvmflow.compiler.schedules.rules import generate_schedules
+        from tvmflow.compiler import generate_schedules
 
-        cpu_model = cpu_model_for(context.target, context.rules_version)
-        choices = generate_schedules(self._mod, cpu_model) if cpu_model else iter(())
+        choices = generate_schedules(self._mod, context.target, context.rules_version)
         return (self._candidate(choice.schedule) for choice in choices)
 
     def _make_context(self, strategy: Any) -> Any:

@@ -37,6 +37,7 @@ from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.graph.counts import SIZES_NEEDED
 from tvmflow.graph.dynamic_shapes import with_dimensions
+from tvmflow.targets.tvm_target import make_target
 
 OFF_BY_ONE: Final = frozenset(
     name.removeprefix("ms.")
@@ -130,7 +131,9 @@ def build(case: Case, folder: Path, target: dict[str, Any]) -> Any:
         main = loaded.mod.get_global_var("main")
         loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
     options = LoweringOptions()
-    model = lowering.schedule_untuned(loaded.mod, loaded.params, target, options, SCHEDULES_VERSION)
+    model = lowering.lower(loaded.mod, make_target(target), options).schedule_untuned(
+        loaded.params, target, SCHEDULES_VERSION
+    )
     signature = {
         "inputs": [spec.to_json() for spec in loaded.inputs],
         "outputs": [spec.to_json() for spec in loaded.outputs],
@@ -140,8 +143,10 @@ def build(case: Case, folder: Path, target: dict[str, Any]) -> Any:
     try:
         library = load_c_library(model, signature, threads=1)
     except UnsupportedProgram:
-        compiled = lowering.compile_untuned(
-            loaded.mod, loaded.params, target, options, SCHEDULES_VERSION
+        compiled = (
+            lowering.lower(loaded.mod, make_target(target), options)
+            .schedule_untuned(loaded.params, target, SCHEDULES_VERSION)
+            .compile()
         )
         machine = relax.VirtualMachine(compiled, tvm.cpu())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import EXPORTERS
 
@@ -15,8 +16,6 @@ def inputs_with(kernel: Any, dtype: str = "float32") -> Any:
     """Return a model of one kernel that computes `kernel(element)` of eight numbers."""
     import tvm
     from tvm import relax, te
-
-    from tvmflow.compiler import forms
 
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((8,), dtype))
@@ -30,7 +29,7 @@ def inputs_with(kernel: Any, dtype: str = "float32") -> Any:
             out = builder.emit_output(y)
         builder.emit_func_output(out)
     target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
-    return forms.FormInputs(builder.get(), [], target, "")
+    return ScheduledModel(builder.get(), [], target)
 
 
 def test_forms_are_those_that_exporters_need() -> None:
@@ -50,7 +49,7 @@ def test_a_kernel_that_cannot_be_written_as_c_is_reported(tmp_path: Path) -> Non
 
     inputs = inputs_with(lambda value: tirx.call_llvm_pure_intrin("float32", "llvm.fabs", value))
     with pytest.raises(StageError, match="a kernel that TVM cannot write as C: ") as raised:
-        forms.FORMS["c-source"](inputs, tmp_path)
+        forms.compile_form("c-source", inputs, tmp_path)
     assert "leave c-source out of `outputs`" in raised.value.fix
 
 
@@ -68,9 +67,9 @@ def test_invalid_c_is_reported_when_it_is_generated(tmp_path: Path) -> None:
             out = builder.emit_output(relax.op.sort(x))
         builder.emit_func_output(out)
     target = make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
-    inputs = forms.FormInputs(relax.transform.LegalizeOps()(builder.get()), [], target, "")
+    inputs = ScheduledModel(relax.transform.LegalizeOps()(builder.get()), [], target)
     with pytest.raises(StageError, match=r"cannot write as C: 'sort', line \d+: ") as raised:
-        forms.FORMS["c-source"](inputs, tmp_path)
+        forms.compile_form("c-source", inputs, tmp_path)
     assert "leave c-source out of `outputs`" in raised.value.fix
 
 
@@ -81,7 +80,7 @@ def test_absolute_values_call_the_c_library(tmp_path: Path, dtype: str) -> None:
 
     from tvmflow.compiler import forms
 
-    forms.FORMS["c-source"](inputs_with(lambda value: tirx.abs(value), dtype), tmp_path)
+    forms.compile_form("c-source", inputs_with(lambda value: tirx.abs(value), dtype), tmp_path)
     assert {"float32": " fabsf(", "float64": " fabs("}[dtype] in (tmp_path / "lib0.c").read_text()
 
 
@@ -89,6 +88,6 @@ def test_a_kernel_with_plain_arithmetic_is_written_as_c(tmp_path: Path) -> None:
     """There is one file with kernels and one with the model."""
     from tvmflow.compiler import forms
 
-    forms.FORMS["c-source"](inputs_with(lambda value: value * 2), tmp_path)
+    forms.compile_form("c-source", inputs_with(lambda value: value * 2), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["devc.c", "lib0.c"]
     assert "__tvm_ffi" in (tmp_path / "lib0.c").read_text()

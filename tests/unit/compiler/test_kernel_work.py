@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tests.support.kernels import host_level
 from tests.support.onnx_models import load, model, value
-from tvmflow.compiler import kernel_work, lowering
+from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.targets.tvm_target import make_target
 
@@ -29,7 +29,7 @@ def shares(rows: int, updates: int, tmp_path: Path) -> dict[str, float | None]:
     loaded = load(model(nodes, inputs, [value("y", [rows, rows])], {}), tmp_path)
     options = LoweringOptions(checks=False)
     lowered = lowering.lower(loaded.mod, make_target(host_level()), options)
-    return kernel_work.estimate_shares(lowered.mod, {"matmul": 1}, ["scatter_elements"])
+    return lowered.estimate_shares(["scatter_elements"])
 
 
 @pytest.mark.parametrize(("rows", "updates"), [(256, 1), (256, 256)])

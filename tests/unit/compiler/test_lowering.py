@@ -83,7 +83,7 @@ def detector(tmp_path: Path) -> LoadedModel:
 
 def run(model: LoadedModel, lowered: lowering.LoweredModel, data: Any) -> Any:
     weights = lowered.compute_weights(model.params)
-    library = lowering.compile_with_weights(lowered.mod, weights, make_target(TARGET))
+    library = lowering.ScheduledModel(lowered.mod, weights, make_target(TARGET)).compile()
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     return (result if hasattr(result, "numpy") else result[0]).numpy()
 

@@ -104,7 +104,7 @@ def test_a_model_may_have_no_kernels(prefix: str, tmp_path: Path) -> None:
         builder.emit_func_output(builder.emit(relax.const(np.ones(3, np.float32))))
     mod, triple = builder.finalize(), "aarch64-unknown-linux-gnu"
     target = make_target({"kind": "llvm", "mtriple": triple})
-    compiled = lowering.compile_with_weights(mod, [], target)
+    compiled = lowering.ScheduledModel(mod, [], target).compile()
     forms.copy_objects_of(mod, compiled, target, tmp_path, prefix)
     assert [path.name for path in tmp_path.iterdir()] == ["devc.o"]
     content = (tmp_path / "devc.o").read_bytes()
@@ -118,8 +118,8 @@ def check_data(
     actual, expected = folder / "actual", folder / "expected"
     actual.mkdir()
     expected.mkdir()
-    forms.write_object_files(mod, weights, target, actual)
-    compiled = lowering.compile_with_weights(mod, weights, target)
+    forms.write_object_files(lowering.ScheduledModel(mod, weights, target), actual)
+    compiled = lowering.ScheduledModel(mod, weights, target).compile()
     forms.copy_object_files(compiled, expected)
     assert blob_of(actual / "devc.o") == blob_of(expected / "devc.o")
     header, expected_header = ((folder / "devc.o").read_bytes() for folder in (actual, expected))
@@ -138,7 +138,7 @@ def test_the_number_of_cores_changes_no_byte(
         monkeypatch.setattr(forms, "count_usable_cpus", lambda cores=cores: cores)
         folder = tmp_path / str(cores)
         folder.mkdir()
-        forms.write_object_files(mod, weights, target, folder)
+        forms.write_object_files(lowering.ScheduledModel(mod, weights, target), folder)
         made.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert made[0] == made[1]
     code = b"".join(content for name, content in made[0].items() if name.startswith("lib"))

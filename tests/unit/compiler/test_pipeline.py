@@ -17,7 +17,7 @@ from tvmflow.compiler import lowering, pipeline
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.pipeline import IRDump
+from tvmflow.graph.ir_dump import IRDump
 from tvmflow.recipe import Kernels
 from tvmflow.targets.tvm_target import make_target
 

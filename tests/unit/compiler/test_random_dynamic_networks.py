@@ -25,6 +25,7 @@ from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.errors import ImportFailed
 from tvmflow.graph.dynamic_shapes import with_dimensions
+from tvmflow.targets.tvm_target import make_target
 
 # what ONNX Runtime raises of sizes that the network does not have
 NO_SIZES = (Fail, InvalidArgument, RuntimeException)
@@ -47,8 +48,8 @@ def check(made: onnx.ModelProto, feed: Feed, seed: int, folder: Path, count: Cou
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_dimensions(loaded.mod[main], opened.dimensions))
     target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
-    model = lowering.schedule_untuned(
-        loaded.mod, loaded.params, target, LoweringOptions(), SCHEDULES_VERSION
+    model = lowering.lower(loaded.mod, make_target(target), LoweringOptions()).schedule_untuned(
+        loaded.params, target, SCHEDULES_VERSION
     )
     signature = {
         "inputs": [spec.to_json() for spec in loaded.inputs],

@@ -14,7 +14,7 @@ from tests.support.tuning import dense, model, relu
 from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
-from tvmflow.compiler.schedules.rules import generate_schedules
+from tvmflow.compiler.schedules.rules import generate_for_cpu
 from tvmflow.graph import ir
 from tvmflow.stages import build
 from tvmflow.stages.base import parse_settings
@@ -104,7 +104,7 @@ def test_the_first_candidate_is_the_tile_of_the_rule(library: Build) -> None:
     workload = normalize(library.lowered[library.kernel])
     cpu = CpuModel.from_target(TARGET)
     assert cpu is not None
-    first = next(iter(generate_schedules(workload, cpu)))
+    first = next(iter(generate_for_cpu(workload, cpu)))
     library.choose(first.schedule, workload, workload_key(workload))
     ranked = [RankedTile(*fields) for fields in library.make(with_candidates=True)["candidates"]]
     assert ranked[0].trial == trial_id(trace_json(first.schedule.trace))
@@ -119,7 +119,7 @@ def test_the_schedule_of_a_search_is_python(library: Build) -> None:
     key = workload_key(workload)
     cpu = CpuModel.from_target(TARGET)
     assert cpu is not None
-    *_, last = generate_schedules(workload, cpu)
+    *_, last = generate_for_cpu(workload, cpu)
     library.choose(last.schedule, workload, key)
     code = library.make(with_assembly=True)
     assert code["tir"] == library.built() != by_rule["tir"]

@@ -11,7 +11,7 @@ from tvm import relax
 from tests.support.dynamic_networks import Input, make_network, make_weights
 from tests.support.trials import TARGET, trial
 from tvmflow.compiler.contraction.machine import cpu_model_for
-from tvmflow.compiler.schedules.rules import generate_schedules
+from tvmflow.compiler.schedules.rules import generate_for_cpu
 from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import Dimension
@@ -70,7 +70,7 @@ def test_a_schedule_that_is_wrong_at_a_size_between_is_found(rows: Workload) -> 
     mod = tvm.ir.load_json(rows.mod)
     cpu = cpu_model_for(TARGET, 1)
     assert cpu is not None
-    choices = generate_schedules(mod, cpu)
+    choices = generate_for_cpu(mod, cpu)
     untuned, other = (build(next(choices).schedule.mod, TARGET) for _ in range(2))
     assert find_wrong_values(mod, untuned, other) == ""
 

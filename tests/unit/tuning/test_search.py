@@ -128,7 +128,9 @@ def test_schedules_of_dynamic_shapes_are_measured_at_each_size_to_tune_at(tune: 
     chosen = {task.key: tune.trials(task)[0].trace}
     tuned, _ = apply_chosen(lowered.mod, chosen, {task.key: task.mod}, target)
     weights = lowered.compute_weights(network.weights)
-    machine = relax.VirtualMachine(lowering.compile_with_weights(tuned, weights, target), tvm.cpu())
+    machine = relax.VirtualMachine(
+        lowering.ScheduledModel(tuned, weights, target).compile(), tvm.cpu()
+    )
     for rows in (1, 7, 16, 40):
         [x] = network.draw({"rows": rows}).values()
         result = machine["main"](tvm.runtime.tensor(x)).numpy()

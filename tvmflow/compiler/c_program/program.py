@@ -156,24 +156,21 @@ def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
         raise
 
 
-def check_program(mod: tvm.IRModule) -> None:
-    """Check that a lowered model, scheduled or not, can become a C library.
+def find_runtime(mod: tvm.IRModule, setting: str, *, requires_c: bool = False) -> tuple[str, str]:
+    """Return the runtime of a lowered model, scheduled or not: `c`, or `vm` and the reason for it.
 
     Raises:
-        UnsupportedProgram: It needs TVM's runtime.
+        UnsupportedProgram: It needs TVM's runtime, and a C library is required.
     """
-    read_program(mod, [np.empty(0)] * len(ir.list_weights(mod["main"])))
-
-
-def find_runtime(mod: tvm.IRModule, setting: str) -> tuple[str, str]:
-    """Return the runtime of a lowered model: `c`, or `vm` and the reason for it."""
-    if setting != "auto":
+    if setting != "auto" and not requires_c:
         return setting, ""
     try:
-        check_program(mod)
+        read_program(mod, [np.empty(0)] * len(ir.list_weights(mod["main"])))
     except UnsupportedProgram as error:
+        if requires_c:
+            raise
         return "vm", error.reason
-    return "c", ""
+    return ("c" if setting == "auto" else setting), ""
 
 
 class UnsupportedProgram(StageError):

@@ -344,6 +344,14 @@ class CpuModel(NamedTuple):
         """
         return self._replace(dot_dtype="uint8") if self.has_pair_dots else self
 
+    @property
+    def winograd_strides(self) -> tuple[int, ...]:
+        """The (height, width) strides of Winograd convolutions.
+
+        With 16 registers, a stride of 2 would spill most of the larger tile of data.
+        """
+        return (1, 2) if self.multiplicand_lanes else (1,)
+
     def for_float16(self) -> CpuModel:
         """Return the CPU with vectors of float16, twice as many values as of float32 in registers and caches."""
         return self._replace(

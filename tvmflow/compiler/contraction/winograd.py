@@ -102,12 +102,6 @@ def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
     return (2, RECTANGLE, 4) if takes_lanes else SQUARES
 
 
-def list_strides(cpu: CpuModel) -> Sequence[int]:
-    """Return the (height, width) strides that Winograd convolutions on a CPU support."""
-    # with 16 registers, most of the larger tile of data would be spilled
-    return (1, 2) if cpu.multiplicand_lanes else (1,)
-
-
 def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:
     """Return the constants by which the rules estimate a time.
 

@@ -1,1 +1,1 @@
-"""Passes over a model's graph and kernels, a topic in each module; `compiler.pipeline` has their order."""
+"""Passes over a model's graph and kernels, by topic; `compiler.pipeline` has their order."""

@@ -6,7 +6,7 @@ of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any, Final
 
@@ -16,7 +16,12 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.machine import cpu_model_for
 from tvmflow.compiler.schedules.gpu import schedule_for_gpu as schedule_for_gpu
-from tvmflow.compiler.schedules.rules import ScheduledModule, schedule_for_cpu
+from tvmflow.compiler.schedules.rules import (
+    ScheduleChoice,
+    ScheduledModule,
+    generate_for_cpu,
+    schedule_for_cpu,
+)
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for, has_host_kernels
 from tvmflow.targets.tvm_target import cpu_target
@@ -55,6 +60,17 @@ def _skip_type_checks() -> None:
 
 _use_fixed_length_vectors()
 _skip_type_checks()
+
+
+def generate_schedules(
+    mod: tvm.IRModule, target: Mapping[str, Json], rules_version: int
+) -> Iterator[ScheduleChoice]:
+    """Yield the schedules of the rule that fits a kernel (`main` of a module), the default first.
+
+    There are none for kernels of GPUs, and with a `rules_version` of 0.
+    """
+    cpu = cpu_model_for(target, rules_version)
+    return generate_for_cpu(mod, cpu) if cpu is not None else iter(())
 
 
 def schedule_untuned(

@@ -90,13 +90,8 @@ class SingleReduction(NamedTuple):
     axes: ReductionAxes
 
 
-def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield the schedules of the tiles that fit, ranked by estimated cost; none for other kernels."""
-    return (schedule for _, schedule in generate_tiled(mod, cpu))
-
-
 def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Schedule]]:
-    """Yield the same with their tiles."""
+    """Yield the tiles that fit with their schedules, ranked by estimated cost; none for other kernels."""
     hashes = set()
     for tile in attempt(lambda: _list_tiles(mod, cpu), list[Tile]()):
         schedule = attempt(functools.partial(_schedule, mod, tile, cpu), None)

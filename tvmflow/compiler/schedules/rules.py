@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import tvm
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.contraction.candidates import Tile
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.passes.float16 import computes_float16
 from tvmflow.compiler.schedules import elementwise, register_tiles, row_reductions, winograd
@@ -30,53 +31,57 @@ def apply_generic_loops(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 
 _log = logging.getLogger(__name__)
 
-ScheduleRule = Callable[[tvm.IRModule, CpuModel], Iterator[Schedule]]
-"""A function that yields the schedules of a kernel (`main` of a module), the default first; none for kernels that it does not fit."""
+ScheduleRule = Callable[[tvm.IRModule, CpuModel], Iterator[tuple[Tile | None, Schedule]]]
+"""A function that yields the schedules of a kernel (`main` of a module), each with its register tile if it has one.
+
+The default is first; there are none for kernels that the rule does not fit.
+"""
 
 
 class ScheduleChoice(NamedTuple):
-    """A schedule, and the name of the rule that it comes from."""
+    """A schedule, the name of its rule, and its register tile; None for schedules of other rules."""
 
     rule: str
+    tile: Tile | None
     schedule: Schedule
 
 
 def _single(apply: Callable[[Schedule, CpuModel], Schedule | None]) -> ScheduleRule:
-    """Return the rule that yields what `apply` makes of a kernel's first schedule, if anything."""
+    """Return the rule of a function that schedules a kernel, or returns None."""
 
-    def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
+    def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[None, Schedule]]:
         # a schedule that TVM rejects leaves the kernel to the next rule
         schedule = attempt(lambda: apply(Schedule(mod, seed=1), cpu), None)
         if schedule is not None:
-            yield schedule
+            yield None, schedule
 
     return generate
 
 
 CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
-    "winograd": winograd.generate,
-    "register_tiles": register_tiles.generate,
+    "winograd": lambda mod, cpu: ((None, s) for s in winograd.generate(mod, cpu)),
+    "register_tiles": register_tiles.generate_tiled,
     "elementwise": _single(elementwise.apply),
     "row_reductions": _single(row_reductions.apply),
     "generic_loops": _single(apply_generic_loops),
 }
 
 
-def generate_schedules(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[ScheduleChoice]:
+def generate_for_cpu(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[ScheduleChoice]:
     """Yield the schedules of a kernel (`main`) from the first rule that fits it, the default first."""
     if cpu.has_float16 and computes_float16(mod["main"].body):
         cpu = cpu.for_float16()
     for name, rule in CPU_RULES.items():
         schedule = None
-        for schedule in rule(mod, cpu):
-            yield ScheduleChoice(name, schedule)
+        for tile, schedule in rule(mod, cpu):
+            yield ScheduleChoice(name, tile, schedule)
         if schedule is not None:
             return
 
 
 def choose_schedule(mod: tvm.IRModule, cpu: CpuModel) -> ScheduleChoice | None:
     """Return the default schedule of a kernel (`main` of a module); None if no rule fits it."""
-    return next(generate_schedules(mod, cpu), None)
+    return next(generate_for_cpu(mod, cpu), None)
 
 
 def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledModule:

@@ -28,7 +28,7 @@ from tvmflow.stages.quantize.facts import explain as explain
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    from tvmflow.compiler.contraction.machine import CpuModel
+    from tvmflow.compiler import CpuModel
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import ModelObserver, Signature
     from tvmflow.stages.quantize.data import DataSource
@@ -523,10 +523,9 @@ def _quantize(
 
 def _find_cpu(settings: QuantizeSettings) -> CpuModel | None:
     """Return the CPU that kernels are scheduled for; None for a target that has no rules for them."""
-    from tvmflow.compiler.contraction.machine import cpu_model_for
-    from tvmflow.compiler.options import SCHEDULES_VERSION
+    from tvmflow.compiler import CpuModel
 
-    return cpu_model_for(settings.target, SCHEDULES_VERSION)
+    return CpuModel.from_target(settings.target)
 
 
 def _list_states(

@@ -12,11 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler import lowering
-from tvmflow.compiler.c_program import LibraryForWeights
-from tvmflow.compiler.c_program.program import UnsupportedProgram
-from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
+from tvmflow.compiler import SCHEDULES_VERSION, CpuModel, LibraryForWeights, LoweringOptions, lower
 from tvmflow.core.dimensions import largest_shape
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Dimension, Json, TensorSpec
@@ -133,15 +129,15 @@ class CompiledModel:
         mod = ir.copy_module(model.mod)
         self._signature, self._params = signature, model.params
         target = make_target(targets.kernels)
-        self._lowered = lowering.lower(mod, target, LoweringOptions())
+        self._lowered = lower(mod, target, LoweringOptions())
         scheduled = self._lowered.schedule_untuned(
             model.params, targets.kernels, SCHEDULES_VERSION
         )._replace(target=make_target(targets.code))
         try:
             self._library = LibraryForWeights(scheduled, signature, count_usable_cpus())
-        except UnsupportedProgram as error:
+        except StageError as error:
             raise StageError(
-                f"the model cannot be calibrated: it needs TVM's runtime for {error}",
+                f"the model cannot be calibrated: {error.message}",
                 fix="leave `quantize` out",
             ) from None
         self.module = Module(self._library.program, signature, {})

@@ -9,8 +9,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.compiler.contraction.winograd import list_strides
+from tvmflow.compiler import CpuModel
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
@@ -106,7 +105,7 @@ def _winograd_speedup(
     if layer.operator not in ("conv2d", "conv3d") or not is_large:
         return 1.0
     *front, height, width = map(int, flow.values[layer.var].attrs.strides)
-    is_possible = height == width in list_strides(cpu) and all(stride == 1 for stride in front)
+    is_possible = height == width in cpu.winograd_strides and all(stride == 1 for stride in front)
     return _WINOGRAD[width] if is_possible else 1.0
 
 

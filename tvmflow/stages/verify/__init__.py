@@ -526,7 +526,7 @@ def _add_index_inputs(
     if indices.loaded is None:
         verdict["index_inputs_not_compared"] = indices.reason
         return None
-    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler import LoweredModel
 
     def delivered() -> LoweredModel:
         return LoweredModel.read(context.inputs[LOWERED_ROLE])

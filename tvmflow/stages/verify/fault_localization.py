@@ -17,9 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import lowering, schedules
-from tvmflow.compiler.code_generation import build_kernels
-from tvmflow.compiler.lowering import ScheduledModel
+from tvmflow.compiler import LoweredModel, ScheduledModel, build_kernels, lower, schedule_untuned
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, names_text, size_text
 from tvmflow.core.types import Array, Feed, Json, TensorSpec
@@ -100,7 +98,7 @@ class KernelCheck:
         self._built: dict[tuple[str, bool], Any] = {}
         self.wrong: dict[str, WrongKernel] = {}
         self.target = make_target(settings.target)
-        self.model = lowering.LoweredModel.read(inputs[LOWERED_ROLE])
+        self.model = LoweredModel.read(inputs[LOWERED_ROLE])
         self._scheduled, self._rules = schedule_kernels(self.model.mod, settings, inputs)
 
     @cached_property
@@ -121,7 +119,7 @@ class KernelCheck:
         """Run the model on one batch, in the order of its inputs, and return its outputs."""
         params = read_safetensors(self._inputs["import/params.safetensors"])
         weights = self.model.compute_weights(params)
-        built = lowering.compile_with_weights(self._scheduled, weights, self.target)
+        built = ScheduledModel(self._scheduled, weights, self.target).compile()
         machine = relax.VirtualMachine(built, tvm.cpu())
         machine.set_instrument(self._observe)
         results = list_tensors(machine["main"](*map(tvm.runtime.tensor, feed)))
@@ -173,7 +171,7 @@ class KernelCheck:
             mod = tvm.IRModule({name: function})
             if by_rule:
                 version = self._settings.schedules
-                mod, _ = schedules.schedule_untuned(mod, self._settings.target, version)
+                mod, _ = schedule_untuned(mod, self._settings.target, version)
             self._built[key] = build_kernels(mod, self.target)[name]
         return self._built[key]
 
@@ -485,30 +483,19 @@ class _Search:
         return self._run(loaded, ScheduledModel(loaded.mod, weights, make_target(_HOST)))
 
     def _run_lowered(self, loaded: LoadedModel) -> list[Array]:
-        from tvmflow.compiler import lowering
-
         build, options = self._build, self._settings.lowering
         assert build is not None and options is not None
-        return self._run(
-            loaded,
-            lowering.schedule_untuned(
-                loaded.mod,
-                loaded.params,
-                build.target,
-                options,
-                build.schedules,
-                read_choices(self._context.inputs),
-            ),
-        )
+        choices = read_choices(self._context.inputs)
+        lowered = lower(loaded.mod, make_target(build.target), options, choices=choices)
+        scheduled = lowered.schedule_untuned(loaded.params, build.target, build.schedules)
+        return self._run(loaded, scheduled)
 
     def _run(self, loaded: LoadedModel, model: ScheduledModel) -> list[Array]:
         """Compile a model for TVM's virtual machine, and return its outputs, then its inner tensors."""
         import tvm
         from tvm import relax
 
-        from tvmflow.compiler.lowering import compile_with_weights
-
-        machine = relax.VirtualMachine(compile_with_weights(*model), tvm.cpu())
+        machine = relax.VirtualMachine(model.compile(), tvm.cpu())
         feed = [tvm.runtime.tensor(self._feed[spec.name]) for spec in loaded.inputs]
         return [result.numpy() for result in list_tensors(machine["main"](*feed))]
 

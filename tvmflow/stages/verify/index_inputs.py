@@ -18,7 +18,7 @@ from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler import LoweredModel
     from tvmflow.frontends.base import LoadedModel
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 

@@ -16,9 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler import lowering
-from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
-from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.compiler import LoweredModel, ScheduledModel, load_intrinsics, lower
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends import FRONTENDS
@@ -204,7 +202,7 @@ class InnerLibrary:
             # as `lower` does: decisions follow the sizes to tune at
             tuned = settings.add_tuning_sizes(dimensions)
             mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
-        lowered = lowering.lower(mod, target, settings.lowering)
+        lowered = lower(mod, target, settings.lowering)
         scheduled, _ = schedule_kernels(lowered.mod, build, files, must_fit=False)
         weights = lowered.compute_weights(loaded.params)
         return cls(loaded, lowered, ScheduledModel(scheduled, weights, target))

@@ -332,18 +332,17 @@ def _compute(
     """Run a recorded custom operator call; return the operator with its node, and the outputs."""
     import onnx
 
-    from tvmflow.compiler import lowering
-    from tvmflow.compiler.c_program import load_c_library
+    from tvmflow.compiler import load_c_library, lower
     from tvmflow.frontends.onnx.graph import node_name
     from tvmflow.runtime.module import Module
+    from tvmflow.targets.tvm_target import make_target
 
     assert settings.run_on == LOCAL and settings.lowering and settings.schedules is not None
     [machine] = settings.machines.values()
     [node] = onnx.load(path).graph.node
     loaded = FRONTENDS["onnx"].load({**context.inputs, "model": path}, ())
-    model = lowering.schedule_untuned(
-        loaded.mod, loaded.params, machine.tvm, settings.lowering, settings.schedules
-    )
+    lowered = lower(loaded.mod, make_target(machine.tvm), settings.lowering)
+    model = lowered.schedule_untuned(loaded.params, machine.tvm, settings.schedules)
     signature = {
         side: [spec.to_json() for spec in specs]
         for side, specs in (("inputs", loaded.inputs), ("outputs", loaded.outputs))

@@ -56,7 +56,7 @@ from tvmflow.targets.devices import CPU, exclusive
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
-    from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
+    from tvmflow.compiler import LoweredModel, ScheduledModel
 
 
 # Linux counts CPU time in hundredths of a second; a spinning thread takes at least one in this time.
@@ -331,7 +331,7 @@ def settle() -> None:
 
 def _schedule_untuned(settings: VerifySettings, context: StageContext) -> ScheduledModel:
     """Return the model with the operators and schedules that it has without tuning."""
-    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler import LoweredModel
 
     if read_choices(context.inputs):
         lowered = lower_untuned(settings, context.inputs)
@@ -343,20 +343,20 @@ def _schedule_untuned(settings: VerifySettings, context: StageContext) -> Schedu
 
 def lower_untuned(settings: VerifySettings, files: Mapping[str, Path]) -> LoweredModel:
     """Return the model, lowered for the target with the operators that the rules choose."""
-    from tvmflow.compiler import lowering
+    from tvmflow.compiler import lower
     from tvmflow.graph import ir
     from tvmflow.targets.tvm_target import make_target
 
     assert settings.lowering is not None, "the model is in one piece"
     mod = ir.load_module(files["import/model.json"])
-    return lowering.lower(mod, make_target(settings.machines[""].tvm), settings.lowering)
+    return lower(mod, make_target(settings.machines[""].tvm), settings.lowering)
 
 
 def schedule_each(
     combinations: Iterable[Mapping[str, int]], settings: VerifySettings, context: StageContext
 ) -> Iterator[ScheduledModel]:
     """Yield an untuned fixed-shape build of a dynamic model for each combination of sizes."""
-    from tvmflow.compiler import lowering
+    from tvmflow.compiler import lower
     from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import at_sizes
     from tvmflow.targets.tvm_target import make_target
@@ -364,7 +364,7 @@ def schedule_each(
     mod = ir.load_module(context.inputs["import/model.json"])
     target, options = make_target(settings.machines[""].tvm), settings.lowering
     assert options is not None
-    models = (lowering.lower(at_sizes(mod, sizes), target, options) for sizes in combinations)
+    models = (lower(at_sizes(mod, sizes), target, options) for sizes in combinations)
     return _schedule_by_rules(models, settings, context)
 
 
@@ -372,7 +372,7 @@ def _schedule_by_rules(
     models: Iterable[LoweredModel], settings: VerifySettings, context: StageContext
 ) -> Iterator[ScheduledModel]:
     """Yield models with schedules; their weights are read once."""
-    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.compiler import load_intrinsics
     from tvmflow.runtime.weights import read_safetensors
 
     params = read_safetensors(context.inputs["import/params.safetensors"])

@@ -18,7 +18,7 @@ from tvmflow.stages.verify.verdict import CallVerdict
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC, VerifySettings
 
 if TYPE_CHECKING:
-    from tvmflow.compiler.lowering import ScheduledModel
+    from tvmflow.compiler import ScheduledModel
     from tvmflow.runtime.bundles import Bundle
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
@@ -132,7 +132,7 @@ class LocalLibrary:
         dimensions: Sequence[Dimension] = (),
     ) -> Module:
         """Return a variant of the model that may have other inputs and outputs, with the same runtime."""
-        from tvmflow.compiler.c_program import load_c_library
+        from tvmflow.compiler import load_c_library
         from tvmflow.runtime.c_loader import NativeProgram
         from tvmflow.runtime.module import Module
 
@@ -154,13 +154,12 @@ def _load_on_vm(
     model: ScheduledModel, like: VirtualMachine, module: Module, inputs: Sequence[TensorSpec]
 ) -> VirtualMachine:
     """Return a model on TVM's virtual machine, with device and threads of another one."""
-    from tvmflow.compiler.lowering import compile_with_weights
     from tvmflow.runtime.virtual_machine import VirtualMachine, load_library
     from tvmflow.targets.linking import export_library
     from tvmflow.tuning.measure import load_compiler
 
     load_compiler(model.target.export())
-    built = compile_with_weights(*model)
+    built = model.compile()
     if like.device.is_host:
         library = built.jit()
     else:

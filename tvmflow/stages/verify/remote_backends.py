@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 import tvm
 
-from tvmflow.compiler.lowering import ScheduledModel, compile_with_weights
+from tvmflow.compiler import ScheduledModel
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.fork_server import Emit, ForkServer
@@ -201,7 +201,7 @@ class DeviceLibrary(_RemoteLibrary):
         """Return the same model with other schedules, on the same devices."""
         library = self.scratch / "variant.so"
         load_compiler(self.machine.tvm, runs=False)
-        export_library(compile_with_weights(*model), library, self.machine.tvm)
+        export_library(model.compile(), library, self.machine.tvm)
         return replace(self, library=library)
 
     def profile(self, feed: Feed) -> dict[str, float]:

@@ -68,8 +68,10 @@ def expected(made: onnx.ModelProto, data: Array, *, is_narrow: bool) -> Array:
 def compute(made: onnx.ModelProto, folder: Path, data: Array, **options: Any) -> Array:
     """Return what the library computes."""
     loaded = onnx_models.load(made, folder, {"x": data})
-    library = lowering.compile_untuned(
-        loaded.mod, loaded.params, bfloat16_target(), replace(NARROW, **options), 1
+    library = (
+        lowering.lower(loaded.mod, make_target(bfloat16_target()), replace(NARROW, **options))
+        .schedule_untuned(loaded.params, bfloat16_target(), 1)
+        .compile()
     )
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     return np.asarray(result.numpy())
@@ -179,7 +181,11 @@ def test_the_instruction_is_in_the_code(
     """For any machine: LLVM makes the code without running it.."""
     made = conv("Conv", [8, 8], 32, [32, 32, 3, 3], pads=[1] * 4)
     loaded = onnx_models.load(made, tmp_path, {"x": onnx_models.draw(1, 32, 8, 8)})
-    library = lowering.compile_untuned(loaded.mod, loaded.params, target, NARROW, 1)
+    library = (
+        lowering.lower(loaded.mod, make_target(target), NARROW)
+        .schedule_untuned(loaded.params, target, 1)
+        .compile()
+    )
     code = library.mod.imports[0].inspect_source("asm")
     assert re.search(instruction, code)
     assert "tvmflow_dot" not in code

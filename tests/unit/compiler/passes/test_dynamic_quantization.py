@@ -189,8 +189,10 @@ def test_only_integers_of_columns_are_subtracted_from_sums(shift: Any) -> None:
             shifted = builder.emit(relax.op.subtract(wide, relax.const(np.float32(shift))))
             result = builder.emit_output(relax.op.matmul(real, shifted))
         builder.emit_func_output(result)
-    library = lowering.compile_untuned(
-        builder.get(), {"w": weights}, dot_target("avx512_vnni"), FAST, 1
+    library = (
+        lowering.lower(builder.get(), make_target(dot_target("avx512_vnni")), FAST)
+        .schedule_untuned({"w": weights}, dot_target("avx512_vnni"), 1)
+        .compile()
     )
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     expected = (data.astype(np.float64) - 128) * 0.05 @ (weights - shift)

@@ -20,6 +20,7 @@ from tests.support.kernels import FAST, LEVELS_HERE, host_level, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import forms, lowering
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.graph import ir
@@ -188,7 +189,11 @@ def check(seed: int, folder: Path) -> None:
     kernels = ir.list_kernels(lowered.mod)
     assert any(name.startswith("attention") for name in kernels)
     assert not any("softmax" in name or "matmul" in name for name in kernels), kernels
-    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+    library = (
+        lowering.lower(loaded.mod, make_target(target), FAST)
+        .schedule_untuned(loaded.params, target, 1)
+        .compile()
+    )
     arguments = [tvm.runtime.tensor(feed[spec.name]) for spec in loaded.inputs]
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](*arguments)
     session = onnxruntime.InferenceSession(
@@ -245,7 +250,7 @@ def test_attention_is_written_as_c(tmp_path: Path) -> None:
     target = make_target(host_level())
     lowered = lowering.lower(loaded.mod, target, FAST)
     (tmp_path / "c").mkdir()
-    forms.FORMS["c-source"](forms.FormInputs(lowered.mod, [], target, ""), tmp_path / "c")
+    forms.compile_form("c-source", ScheduledModel(lowered.mod, [], target), tmp_path / "c")
     assert "attention" in (tmp_path / "c" / "lib0.c").read_text()
 
 

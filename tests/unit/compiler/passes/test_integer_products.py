@@ -37,7 +37,11 @@ Array = np.ndarray[Any, Any]
 
 
 def run(loaded: LoadedModel, target: dict[str, Any], data: Array) -> Array:
-    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+    library = (
+        lowering.lower(loaded.mod, make_target(target), FAST)
+        .schedule_untuned(loaded.params, target, 1)
+        .compile()
+    )
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     return np.asarray(result.numpy())
 
@@ -265,7 +269,7 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     weights, data = lowered.compute_weights(loaded.params), onnx_models.draw(1, 20, 9, 9)
     expanded = dot_products.expand_dot_products(scheduled)
     assert "llvm" in scheduled.script() and "llvm" not in expanded.script()
-    library = lowering.compile_with_weights(expanded, weights, make_target(target))
+    library = lowering.ScheduledModel(expanded, weights, make_target(target)).compile()
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     assert np.array_equal(result, run(loaded, target, data))
 
@@ -328,10 +332,10 @@ def run_for_arm(loaded: LoadedModel, mcpu: str, data: Array) -> tuple[str, Array
     lowered = lowering.lower(loaded.mod, make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
     weights = lowered.compute_weights(loaded.params)
-    library = lowering.compile_with_weights(scheduled, weights, make_target(target))
+    library = lowering.ScheduledModel(scheduled, weights, make_target(target)).compile()
     expanded = dot_products.expand_dot_products(scheduled)
     here = make_target(without_optimization(level("x86-64-v3")))
-    loops = lowering.compile_with_weights(expanded, weights, here)
+    loops = lowering.ScheduledModel(expanded, weights, here).compile()
     result = relax.VirtualMachine(loops, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     return library.mod.imports[0].inspect_source("asm"), result
 
@@ -460,7 +464,11 @@ def test_pairs_are_added_in_16_bits_where_these_hold_them(
     loaded = onnx_models.load(product_of_bytes(weights), tmp_path)
     assert (ir.SEVEN_BIT_WEIGHTS in dict(loaded.mod["main"].attrs)) == is_narrow
     target = level("x86-64-v3")
-    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+    library = (
+        lowering.lower(loaded.mod, make_target(target), FAST)
+        .schedule_untuned(loaded.params, target, 1)
+        .compile()
+    )
     assert ("vpmaddubsw" in library.mod.imports[0].inspect_source("asm")) == is_narrow
     data = np.full((1, 96), 255, np.uint8)
     run = relax.VirtualMachine(library, tvm.cpu())["main"]

@@ -54,7 +54,7 @@ def check(seed: int, folder: Path) -> None:
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1)
     assert set(scheduled.rules.values()) == {"register_tiles"}, (rows, depth, columns)
     weight_arrays = lowered.compute_weights(loaded.params)
-    library = lowering.compile_with_weights(scheduled.mod, weight_arrays, make_target(target))
+    library = lowering.ScheduledModel(scheduled.mod, weight_arrays, make_target(target)).compile()
     arguments = [tvm.runtime.tensor(feed[spec.name]) for spec in loaded.inputs]
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](*arguments)
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)

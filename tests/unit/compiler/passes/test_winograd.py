@@ -26,7 +26,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import winograd
-from tvmflow.compiler.contraction.machine import cpu_model_for
+from tvmflow.compiler.contraction.machine import CpuModel, cpu_model_for
 from tvmflow.compiler.contraction.winograd import Convolution, Geometry
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
@@ -161,7 +161,7 @@ def test_groups_of_a_dynamic_image_are_direct() -> None:
 @pytest.fixture
 def strided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow strides of 2 on the CPU of this machine, too."""
-    monkeypatch.setattr(winograd, "list_strides", lambda _: (1, 2))
+    monkeypatch.setattr(CpuModel, "winograd_strides", (1, 2))
 
 
 @pytest.mark.usefixtures("strided")
@@ -460,9 +460,9 @@ def test_any_number_of_tiles(tile: Literal[2, 4], mcpu: str) -> None:
         "outputs": [TensorSpec("y", (3, 48, 64, 64), "float32", sizes=halves).to_json()],
         "dimensions": [entry.to_json() for entry in OPEN],
     }
-    scheduled = lowering.schedule_untuned(
-        network.mod, network.weights, level(mcpu), replace(FAST, winograd=tile), SCHEDULES_VERSION
-    )
+    scheduled = lowering.lower(
+        network.mod, make_target(level(mcpu)), replace(FAST, winograd=tile)
+    ).schedule_untuned(network.weights, level(mcpu), SCHEDULES_VERSION)
     libraries = [load_c_library(scheduled, signature, threads) for threads in (1, 2)]
     edges = [(1, 1, 1), (1, 1, 74), (3, 4, 1), (1, 6, 9), (2, 7, 8), (1, 9, 16), (1, 13, 14)]
     for sizes in [*edges, (1, 100, 66), (2, 62, 73), (1, 17, 26), (3, 128, 3)]:

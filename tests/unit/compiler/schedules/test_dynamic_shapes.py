@@ -15,13 +15,14 @@ from tests.support.kernels import LEVELS_HERE, level
 from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel, list_masked_types
 from tvmflow.compiler.dynamic_tiles import split_dynamic_tiles
-from tvmflow.compiler.lowering import compile_untuned, lower
+from tvmflow.compiler.lowering import lower
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import rules, schedule_untuned
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.core.types import Dimension
 from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, MULTIPLES, list_symbols, with_dimensions
 from tvmflow.graph.ir import find_nodes, operator_name, replace_variables
+from tvmflow.targets.tvm_target import make_target
 
 Array = np.ndarray[Any, Any]
 
@@ -349,7 +350,11 @@ def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
             mod = make()(mod)
     branches = find_nodes(mod["main"].body, tirx.IfThenElse)
     assert bool(branches) == (multiple == 1)
-    library = compile_untuned(network.mod, network.weights, target, LoweringOptions(), 1)
+    library = (
+        lower(network.mod, make_target(target), LoweringOptions())
+        .schedule_untuned(network.weights, target, 1)
+        .compile()
+    )
     run = relax.VirtualMachine(library, tvm.cpu())["main"]
     for size in (120, 240, 360):
         x = network.draw({"m": size})["x"]
@@ -380,7 +385,11 @@ def test_pixels_of_pointwise_convolutions_are_one_axis(stride: int) -> None:
         loop for loop in find_nodes(kernel.body, tirx.For) if isinstance(loop.extent, tirx.Mul)
     ]
     assert bool(products) == (stride == 1)
-    library = compile_untuned(network.mod, network.weights, target, LoweringOptions(), 1)
+    library = (
+        lower(network.mod, make_target(target), LoweringOptions())
+        .schedule_untuned(network.weights, target, 1)
+        .compile()
+    )
     run = relax.VirtualMachine(library, tvm.cpu())["main"]
     for batch, (height, width) in zip((1, 4, 3, 1, 2), IMAGES, strict=True):
         x = network.draw({"n": batch, "h": height, "w": width})["x"]

@@ -23,6 +23,7 @@ from tests.unit.compiler.passes.test_fuse_attention import attention
 from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction import winograd
 from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.tvm_target import make_target
 
 CPUS = {
     name: preset.tvm
@@ -84,7 +85,11 @@ def test_kernels_of_all_kinds_compile(
     )
     target = {**(CPUS[preset] or {}), "num-cores": 2}
     options = replace(FAST, precision=precision)
-    library = lowering.compile_untuned(mod, weights_of(mod), target, options, 1)
+    library = (
+        lowering.lower(mod, make_target(target), options)
+        .schedule_untuned(weights_of(mod), target, 1)
+        .compile()
+    )
     assert library.mod.imports
 
 
@@ -95,5 +100,9 @@ def test_attention_compiles(preset: str, tmp_path: Path) -> None:
     target = {**(CPUS[preset] or {}), "num-cores": 2}
     for seed in range(4):
         loaded = load(attention(seed)[0], tmp_path)
-        library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+        library = (
+            lowering.lower(loaded.mod, make_target(target), FAST)
+            .schedule_untuned(loaded.params, target, 1)
+            .compile()
+        )
         assert library.mod.imports

@@ -173,7 +173,7 @@ def test_every_tile_computes_the_same(name: str) -> None:
     mod, _ = KERNELS[name]
     target = host_level()
     expected = results(mod, target)
-    choices = list(rules.generate_schedules(mod, cpu_model(target)))
+    choices = list(rules.generate_for_cpu(mod, cpu_model(target)))
     traces = {json.dumps(trace_json(choice.schedule.trace)) for choice in choices}
     # one vector of sums has one tile, and some kernels have two on CPUs with vectors of 256 bits
     assert len(traces) == len(choices) >= (1 if name == "mean of all rows" else 2)
@@ -220,12 +220,10 @@ def test_the_order_of_schedules_does_not_depend_on_how_many_are_taken() -> None:
     mod, _ = KERNELS["convolution"]
     cpu = cpu_model(host_level())
     some = [
-        trace_json(c.schedule.trace)
-        for c in itertools.islice(rules.generate_schedules(mod, cpu), 5)
+        trace_json(c.schedule.trace) for c in itertools.islice(rules.generate_for_cpu(mod, cpu), 5)
     ]
     more = [
-        trace_json(c.schedule.trace)
-        for c in itertools.islice(rules.generate_schedules(mod, cpu), 9)
+        trace_json(c.schedule.trace) for c in itertools.islice(rules.generate_for_cpu(mod, cpu), 9)
     ]
     assert more[:5] == some
 

@@ -16,6 +16,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.types import Dimension
 from tvmflow.graph import ir
 from tvmflow.graph.ir_operators import NOTHING, STATE_STEPS, Activation, Recurrent
+from tvmflow.targets.tvm_target import make_target
 
 SIGMOID, TANH = Activation("sigmoid"), Activation("tanh")
 FUNCTIONS = {"LSTM": (SIGMOID, TANH, TANH), "GRU": (SIGMOID, TANH), "RNN": (TANH,)}
@@ -240,7 +241,9 @@ def test_arm(mcpu: str, instruction: str) -> None:
     """64-bit Arm multiplies signed bytes: four products an instruction, or pairs of them."""
     network, _ = make(LAYERS[0], STEPS, 3)
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu, "num-cores": 1}
-    library = lowering.compile_untuned(
-        network.mod, network.weights, target, LoweringOptions(), SCHEDULES_VERSION
+    library = (
+        lowering.lower(network.mod, make_target(target), LoweringOptions())
+        .schedule_untuned(network.weights, target, SCHEDULES_VERSION)
+        .compile()
     )
     assert instruction in library.mod.imports[0].inspect_source("asm")

@@ -134,7 +134,11 @@ def test_branches_have_the_kernels_of_any_model(tmp_path: Path) -> None:
 def test_only_the_branch_that_is_taken_is_computed(tmp_path: Path) -> None:
     """A call counts the kernels that run."""
     loaded = load(switched(), tmp_path)
-    library = lowering.compile_untuned(loaded.mod, loaded.params, host_level(), FAST, 1)
+    library = (
+        lowering.lower(loaded.mod, make_target(host_level()), FAST)
+        .schedule_untuned(loaded.params, host_level(), 1)
+        .compile()
+    )
     machine = relax.VirtualMachine(library, tvm.cpu())
     ran: list[str] = []
 

@@ -55,8 +55,10 @@ def load_dynamic(
 
 
 def compile_dynamic(loaded: LoadedModel) -> Callable[..., Any]:
-    library = lowering.compile_untuned(
-        loaded.mod, loaded.params, host_level(), LoweringOptions(), 1
+    library = (
+        lowering.lower(loaded.mod, make_target(host_level()), LoweringOptions())
+        .schedule_untuned(loaded.params, host_level(), 1)
+        .compile()
     )
     machine = relax.VirtualMachine(library, tvm.cpu())
     return lambda *arrays: machine["main"](*map(tvm.runtime.tensor, arrays))

@@ -91,7 +91,11 @@ def test_weights_stay_integers(tmp_path: Path) -> None:
     assert {str(item.dtype) for item in folded if item.ndim > 1} == {"int8"}
     names = kernels_of(mod, target, options)
     assert not [name for name in names if name.startswith("dequantize")]
-    library = lowering.compile_untuned(mod, loaded.params, target, options, 1)
+    library = (
+        lowering.lower(mod, make_target(target), options)
+        .schedule_untuned(loaded.params, target, 1)
+        .compile()
+    )
     feed = {"data": draw(1, 16, 24, 24, seed=5)}
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(feed["data"]))
     assert agrees(actual.numpy(), reference(loaded, tmp_path, feed))

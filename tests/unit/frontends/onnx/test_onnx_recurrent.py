@@ -19,6 +19,7 @@ from tests.support.seeds import seeds
 from tests.unit.compiler.schedules.test_every_preset import CPUS
 from tvmflow.compiler import forms, lowering, schedules
 from tvmflow.compiler.c_program.c_kernels import make_assembly
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.core.errors import ImportFailed
 from tvmflow.graph import ir
 from tvmflow.targets.tvm_target import make_target
@@ -275,8 +276,8 @@ def test_a_layer_can_be_written_as_c(tmp_path: Path) -> None:
     target = make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
     lowered = lowering.lower(loaded.mod, target, FAST)
     weights = lowered.compute_weights(loaded.params)
-    inputs = forms.FormInputs(lowered.mod, weights, target, "")
-    forms.FORMS["c-source"](inputs, tmp_path)
+    inputs = ScheduledModel(lowered.mod, weights, target)
+    forms.compile_form("c-source", inputs, tmp_path)
     assert "gru" in "".join(path.read_text() for path in tmp_path.glob("lib*.c"))
 
 
@@ -310,6 +311,8 @@ def test_every_preset_compiles_layers(preset: str, tmp_path: Path) -> None:
         lowered = lowering.lower(loaded.mod, make_target(target), FAST)
         scheduled = schedules.schedule_untuned(lowered.mod, target, 1)
         weights = lowered.compute_weights(loaded.params)
-        assert lowering.compile_with_weights(
-            scheduled.mod, weights, make_target(target)
-        ).mod.imports
+        assert (
+            lowering.ScheduledModel(scheduled.mod, weights, make_target(target))
+            .compile()
+            .mod.imports
+        )

@@ -221,7 +221,7 @@ def _find_winograd(
         or shape is None
         or edges[-2:] != [3, 3]
         or window.strides[-2:] != [step, step]
-        or step not in winograd.list_strides(cpu)
+        or step not in cpu.winograd_strides
         or window.dilation[-2:] != [1, 1]
         or min(window.padding) < 0
         # each block of a tile belongs to one group
