@@ -25,5 +25,7 @@ def test_each_declared_name_can_be_imported(name: str) -> None:
 
 def test_there_are_no_other_names() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'compile_model'"):
-        compiler.compile_model  # type: ignore[attr-defined]  # noqa: B018
-    assert sorted(DECLARED) == sorted(name for names in compiler._MODULES.values() for name in names)
+        compiler.compile_model  # noqa: B018
+    assert sorted(DECLARED) == sorted(
+        name for names in compiler._MODULES.values() for name in names
+    )

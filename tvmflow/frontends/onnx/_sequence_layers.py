@@ -18,7 +18,13 @@ from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert, list_sizes
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
-from tvmflow.graph.ir_operators import ACTIVATION_DEFAULTS, NOTHING, Activation, Recurrent, RecurrentOperands
+from tvmflow.graph.ir_operators import (
+    ACTIVATION_DEFAULTS,
+    NOTHING,
+    Activation,
+    Recurrent,
+    RecurrentOperands,
+)
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4

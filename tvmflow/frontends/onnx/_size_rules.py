@@ -17,7 +17,6 @@ import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, tirx, topi
 
-from tvmflow.compiler.tir_kernels.resize import Interpolation, is_computed, resize_image
 from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, SizeRanges, shape_text
 from tvmflow.frontends.onnx._arithmetic import read_interpolation
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of, set_entries
@@ -37,6 +36,7 @@ from tvmflow.frontends.onnx.sizes import (
     shape_expr,
 )
 from tvmflow.graph.dynamic_shapes import same_size
+from tvmflow.graph.resize import Interpolation, is_computed, resize_image
 
 # ---------------------------------------------------------------- values
 

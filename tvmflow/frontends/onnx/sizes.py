@@ -22,7 +22,6 @@ from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, SizeRanges, s
 from tvmflow.frontends.onnx.graph import attributes_of
 from tvmflow.graph.dynamic_shapes import NoSize, same_sizes
 from tvmflow.graph.ir import OPAQUE
-from tvmflow.graph.resize import Interpolation, is_computed, resize_image
 
 _MAX_ELEMENTS: Final = 1024
 # Expressions of real models have less than ten terms.
