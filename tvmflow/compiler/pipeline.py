@@ -23,15 +23,14 @@ from tvmflow.compiler.passes.fold_convolutions import ChannelsLastWeightMover, C
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.fusion import (
     give_empty_buffers_room,
+    give_kernel_symbols,
+    group_dynamic_reshapes,
     limit_fusion,
+    merge_fixed_pixels,
+    order_sizes,
     outline_branches,
 )
 from tvmflow.compiler.passes.group_norm import GroupNormRewriter
-from tvmflow.compiler.passes.kernel_symbols import (
-    give_kernel_symbols,
-    group_dynamic_reshapes,
-    order_sizes,
-)
 from tvmflow.compiler.passes.legalize import make_operator_kernels
 from tvmflow.compiler.passes.lift_weights import (
     fold_constants,
@@ -41,7 +40,6 @@ from tvmflow.compiler.passes.lift_weights import (
 )
 from tvmflow.compiler.passes.nms import NmsRewriter
 from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
-from tvmflow.compiler.passes.pixels import merge_fixed_pixels
 from tvmflow.compiler.passes.plain_images import PoolRewriter, ResizeRewriter
 from tvmflow.compiler.passes.quantization import RequantizeFuser, WeightDequantizeFolder
 from tvmflow.compiler.passes.recurrent import RecurrentRewriter

@@ -1,18 +1,44 @@
-"""Preparation of fusion: where a kernel begins, and functions for the branches of an If."""
+"""Kernels around fusion: where one begins, branches as functions, size variables, and merged pixels."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import tvm
-from tvm import relax, tirx
+import tvm_ffi
+from tvm import relax, te, tirx
 from tvm.relax.utils import copy_with_new_vars
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, SBlockRealize
 
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.contraction import candidates
+from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
+from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import TuningSizes, plain
-from tvmflow.graph.rewriter import TAKES_EPILOGUE, MainRewriter, rewrite_main
+from tvmflow.graph.dynamic_shapes import (
+    IrSize,
+    TuningSizes,
+    is_dynamic,
+    list_symbols,
+    make_analyzer,
+    plain,
+    read_dimensions,
+    same_size,
+    simplify,
+    sizes_of,
+)
+from tvmflow.graph.rewriter import (
+    INJECTIVE,
+    TAKES_EPILOGUE,
+    MainRewriter,
+    rewrite_functions,
+    rewrite_main,
+)
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.
@@ -22,8 +48,8 @@ _FUSED_PATTERNS: Final = (0, 1, 2)
 def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
     """Begin a kernel with each operator that broadcasts the result of a convolution or a matrix product.
 
-    Squeeze-and-excitation multiplies an image with a convolution of one pixel: as an epilogue,
-    the image would take the schedule from the convolution. Runs after AnnotateTIROpPattern.
+    Squeeze-and-excitation multiplies an image with a convolution of one pixel: as its epilogue, the image would have
+    the schedule of that pixel. The pass runs after AnnotateTIROpPattern.
     """
     limited = ir.copy_module(mod)
     products: set[Any] = set()
@@ -45,35 +71,32 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def give_empty_buffers_room(mod: tvm.IRModule) -> tvm.IRModule:
-    """Enlarge empty tensors inside kernels to one element, which nothing reads.
-
-    LLVM allocates no 0 bytes.
-    """
+    """Enlarge empty tensors inside kernels to one element, which nothing reads: LLVM allocates no 0 bytes."""
 
     def rewrite(function: tirx.PrimFunc) -> tirx.PrimFunc:
-        larger = {
-            buffer: tirx.decl_buffer(
-                [1 if size == 0 else size for size in map(plain, buffer.shape)],
-                buffer.dtype,
-                buffer.name,
-                scope=buffer.scope(),
-            )
-            for block in ir.find_nodes(function.body, SBlock)
-            for buffer in block.alloc_buffers
-            if any(isinstance(size, int) and size == 0 for size in map(plain, buffer.shape))
-        }
-        if not larger:
-            return function
-        return function.with_body(ir.replace_variables(function.body, larger))
+        larger = {}
+        for block in ir.find_nodes(function.body, SBlock):
+            for buffer in block.alloc_buffers:
+                sizes = list(map(plain, buffer.shape))
+                if 0 in (size for size in sizes if isinstance(size, int)):
+                    shape = [max(size, 1) if isinstance(size, int) else size for size in sizes]
+                    larger[buffer] = _with_shape(buffer, shape)
+        body = function.body
+        return function.with_body(ir.replace_variables(body, larger)) if larger else function
 
     return ir.rewrite_kernels(mod, rewrite)
+
+
+def _with_shape(buffer: Any, shape: Sequence[IrSize]) -> Any:
+    """Return the declaration of a buffer in another shape."""
+    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
 
 
 def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace each branch of an If by a call of a private function, innermost branches first.
 
-    TVM fuses the operators of functions and not those of branches, and would give memory that one
-    branch has allocated to the other one, which then writes to an address that it never got.
+    TVM fuses the operators of functions, but not those of branches. It would also reuse memory that one branch
+    allocates in the other one, where it is not allocated.
     """
     return rewrite_main(mod, _Outliner) if ir.has_branches(mod) else mod
 
@@ -92,3 +115,350 @@ class _Outliner(MainRewriter):
         result = relax.Var("result", branch.ty)
         block = relax.BindingBlock([relax.VarBinding(result, relax.Call(callee, captured))])
         return relax.SeqExpr([block], result)
+
+
+# ---------------------------------------------------------------- size variables
+# A tensor whose height is `(h - 1) // 4 + 1` gives a kernel an expression of a dimension that no buffer has, and that
+# each call passes. With a variable instead of the expression, the buffers bind it, kernels of all stages of a network
+# are alike, and they do not depend on the order in which TVM collects variables.
+
+_EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)
+
+
+def order_sizes(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let kernels take dimensions in the order of their shapes: TVM collects them in any order."""
+    return _rewrite_kernels(mod, lambda kernel: kernel)
+
+
+def give_kernel_symbols(mod: tvm.IRModule) -> tvm.IRModule:
+    """Give each kernel its own size variables, after fusion, which compares the shapes of kernels."""
+    return _rewrite_kernels(mod, lambda kernel: _merge_dynamic_pixels(_replace_sizes(kernel)))
+
+
+def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
+    """Rewrite the kernels with dynamic shapes; the same module where no dimension is dynamic."""
+    if not read_dimensions(mod["main"]):
+        return mod
+    kernels = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and any(map(is_dynamic, _list_sizes(function)))
+    }
+    # without the kernels, so that names do not depend on how many TVM has made
+    others = {var: function for var, function in mod.functions_items() if var not in kernels}
+    rest = tvm.IRModule(others, mod.attrs, mod.global_infos)
+    # functions of branches call kernels, too
+    callers = [var for var, function in others.items() if isinstance(function, relax.Function)]
+    callers.sort(key=lambda variable: (variable.name_hint != "main", str(variable.name_hint)))
+    return rewrite_functions(rest, callers, _KernelRewriter, kernels, rewrite)
+
+
+class _KernelRewriter(MainRewriter):
+    OPERATORS = ("relax.call_tir",)
+
+    def __init__(
+        self, mod: tvm.IRModule, kernels: Mapping[Any, tirx.PrimFunc], rewrite: Callable[[Any], Any]
+    ) -> None:
+        super().__init__(mod)
+        self._kernels, self._change = kernels, rewrite
+        self._made: dict[Any, tuple[Any, list[int]]] = {}
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        variable, arguments = rewritten.args[:2]
+        if variable not in self._kernels:
+            return None
+        if variable not in self._made:
+            kernel = self._change(self._kernels[variable])
+            kernel, positions = _order_sizes(kernel, len(arguments.fields))
+            # without the number that TVM appends to a name that is taken
+            name = str(variable.name_hint).rstrip(string.digits)
+            # once, because TVM looks for an equal function each time
+            self._made[variable] = self.builder_.add_func(kernel, name), positions
+        made, positions = self._made[variable]
+        operands = [made, relax.Tuple([arguments.fields[position] for position in positions])]
+        return relax.Call(call.op, operands, call.attrs, rewritten.ty_args)
+
+
+def _list_sizes(kernel: tirx.PrimFunc) -> Iterator[IrSize]:
+    for param in kernel.params:
+        yield from map(plain, getattr(param.ty, "shape", ()))
+
+
+def _replace_sizes(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel with a variable in place of each size that its parameters do not bind."""
+    bound = {size for size in _list_sizes(kernel) if isinstance(size, tvm.ir.Var)}
+    sizes: list[tuple[Any, Any]] = []
+    for size in _list_sizes(kernel):
+        is_bound = bound.issuperset(list_symbols(size))
+        if not is_bound and not any(same_size(size, known) for known, _ in sizes):
+            sizes.append((size, tirx.Var("size", "int64")))
+    dimensions = {symbol for size, _ in sizes for symbol in list_symbols(size)} | bound
+
+    def replace(node: Any) -> Any:
+        """Return an expression of dimensions as a size plus a constant, others unchanged."""
+        symbols = list_symbols(node)
+        if symbols and dimensions.issuperset(symbols):
+            for size, variable in sizes:
+                rest = simplify(node - size)
+                if isinstance(rest, int):
+                    return variable + rest if rest else variable
+        return node
+
+    return tvm_ffi.structural_map(kernel, (_EXPRESSIONS, replace), order="pre")
+
+
+def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, list[int]]:
+    """Return a kernel whose dimensions are in the order of its shapes, and the positions of the arguments it takes.
+
+    The first parameters, as many as `inputs`, are those that a call passes.
+    """
+    symbols = [symbol for size in _list_sizes(kernel) for symbol in list_symbols(size)]
+    own = {
+        symbol: tirx.Var(f"size{position}", "int64")
+        for position, symbol in enumerate(dict.fromkeys(symbols))
+    }
+    kernel = tvm_ffi.structural_map(kernel, (tvm.ir.Var, lambda var: own.get(var, var)))
+    bound = {size for size in _list_sizes(kernel) if isinstance(size, tvm.ir.Var)}
+    arguments = list(enumerate(kernel.params[:inputs]))
+    tensors = [position for position, param in arguments if hasattr(param.ty, "shape")]
+    used: list[Any] = []
+    if len(tensors) < len(arguments):
+        used = list(dict.fromkeys([*own.values(), *ir.find_nodes(kernel.body, tvm.ir.Var)]))
+    scalars = [
+        position
+        for position, param in arguments
+        if position not in tensors and param in used and param not in bound
+    ]
+    taken = tensors + sorted(scalars, key=lambda position: used.index(kernel.params[position]))
+    params = [*(kernel.params[position] for position in taken), *kernel.params[inputs:]]
+    return tirx.PrimFunc(params, kernel.body, kernel.ret_type, kernel.attrs), taken
+
+
+# ---------------------------------------------------------------- reshapes
+# Dynamic reshapes, split into groups of axes. If `h` is a multiple of 8 (`multiple_of`), an image of `h // 2` rows has
+# `h // 8` windows of 4 rows. TVM has no divisibility constraints: it divides the linear index of each element by all
+# sizes, and does not fuse such a kernel.
+
+_Group = tuple[list[int], list[int]]
+"""Axes of a tensor, and the axes with as many elements that replace them."""
+
+
+def group_dynamic_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
+    """Convert dynamic reshapes whose element counts are equal because of `multiple_of`."""
+    has_multiples = any(entry.multiple_of > 1 for entry in read_dimensions(mod["main"]))
+    return rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
+
+
+class _ReshapeRewriter(MainRewriter):
+    OPERATORS = ("relax.reshape",)
+
+    def _rewrite(self, call: Any, rewritten: Any) -> Any:
+        before, after = sizes_of(call.args[0]), sizes_of(call)
+        if not before or not after or not any(map(is_dynamic, (*before, *after))):
+            return None
+        groups = self._group_axes(before, after)
+        if groups is None or all(same_size(*_counts(group, before, after)) for group in groups):
+            return None
+        # not bound to a variable of its own: fusion ends at a second name
+        operands = rewritten.args[0], list(after), groups
+        options = {"primfunc_name_hint": "reshape", "primfunc_attrs": INJECTIVE}
+        return self.builder_.call_te(_reshape, *operands, **options)
+
+    def _group_axes(self, before: Sequence[IrSize], after: Sequence[IrSize]) -> list[_Group] | None:
+        """Return the smallest groups in their order; None if there is only one, or dimensions are unknown."""
+        analyzer, is_known = make_analyzer((*before, *after), self.dimensions)
+        if not is_known:
+            return None
+        groups: list[_Group] = []
+        left = list(range(len(before))), list(range(len(after)))
+        is_whole = True
+        while any(left):
+            if is_whole and all(left):
+                groups.append(([], []))
+            own, other = map(self.numbers.size, _counts(groups[-1], before, after))
+            side = 0 if left[0] and (own <= other or not left[1]) else 1
+            groups[-1][side].append(left[side].pop(0))
+            counts = _counts(groups[-1], before, after)
+            is_whole = all(groups[-1]) and bool(analyzer.can_prove_equal(*counts))
+        return groups if is_whole and len(groups) > 1 else None
+
+
+def _counts(
+    group: _Group, before: Sequence[IrSize], after: Sequence[IrSize]
+) -> tuple[IrSize, IrSize]:
+    """Return the elements of both sides of a group."""
+    return math.prod(before[axis] for axis in group[0]), math.prod(after[axis] for axis in group[1])
+
+
+def _reshape(tensor: Any, sizes: Sequence[Any], groups: Sequence[Sequence[Sequence[int]]]) -> Any:
+    """Return a tensor in another shape, whose groups of axes keep their positions."""
+
+    def read(*positions: Any) -> Any:
+        indices: list[Any] = []
+        for before, after in groups:
+            position = positions[after[0]]
+            for axis in after[1:]:
+                position = position * sizes[axis] + positions[axis]
+            own: list[Any] = []
+            for axis in reversed(before[1:]):
+                own.append(position % tensor.shape[axis])
+                position = position // tensor.shape[axis]
+            indices += [position, *reversed(own)]
+        return tensor(*indices)
+
+    return te.compute(sizes, read, name="T_reshape")
+
+
+# ---------------------------------------------------------------- pixels
+# Height and width of pointwise convolutions become one axis of pixels. Then an image has one tail tile instead of one
+# in each row, and narrow images are computed in whole tiles. The axis of the rows keeps one iteration, so that the last
+# index of a pixel goes on beyond its row. Tensors are contiguous, so the position in memory is the same.
+
+# One axis must be faster by this factor than two of fixed lengths, by the estimate.
+_MIN_GAIN: Final = 1.03
+# Images, blocks of channels, height, width, lanes.
+_RANK: Final = 5
+
+
+def merge_fixed_pixels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    """Merge the pixels of pointwise convolutions of fixed shapes, where their tiles fit one axis better."""
+    cpu = context.cpu
+    # the larger tiles of 32 registers are as fast in rows (measured with AVX-512)
+    if cpu is None or not cpu.broadcasts_first:
+        return mod
+    fits = functools.partial(_gains, cpu)
+    return ir.rewrite_kernels(mod, lambda kernel: _merge(kernel, fits))
+
+
+def _merge_dynamic_pixels(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel with one axis of pixels, if height and width of its reduction are dynamic."""
+
+    def is_dynamic_image(realize: SBlockRealize) -> bool:
+        return all(isinstance(size, tirx.Var) for size in _image_of(realize))
+
+    return _merge(kernel, is_dynamic_image)
+
+
+def _image_of(realize: SBlockRealize) -> list[Any]:
+    """Return height and width of a block's result; fewer than two sizes if it is not an image."""
+    return list(realize.block.writes[0].source.shape)[-3:-1]
+
+
+def _gains(cpu: CpuModel, realize: SBlockRealize) -> bool:
+    """Return whether the estimate of a pointwise convolution is faster with one axis of pixels."""
+    output = realize.block.writes[0].source
+    if len(output.shape) != _RANK or not all(isinstance(n, tirx.IntImm) for n in output.shape):
+        return False
+    _, blocks, height, width, lanes = map(int, output.shape)
+    if str(output.dtype) != "float32" or lanes != cpu.lanes or min(height, width) < 2:
+        return False
+    depths = [
+        int(axis.dom.extent)
+        for axis in realize.block.iter_vars
+        if axis.iter_type == tirx.IterVar.CommReduce and int(axis.dom.extent) > 1
+    ]
+    if not depths:
+        return False
+
+    def find_speed(rows: int) -> float:
+        how = multiply_add(cpu)
+        problem = Contraction.over(depths, rows=rows, vectors=blocks, arithmetic=how)
+        return candidates.rank_tiles(problem, cpu)[0][0]
+
+    return find_speed(height * width) >= _MIN_GAIN * find_speed(width)
+
+
+def _merge(kernel: tirx.PrimFunc, fits: Callable[[SBlockRealize], bool]) -> tirx.PrimFunc:
+    """Return a kernel with one axis of pixels, if its reduction fits and reads one pixel at a time."""
+    blocks = [
+        realize
+        for realize in ir.find_nodes(kernel.body, SBlockRealize)
+        if not ir.find_nodes(realize.block.body, SBlockRealize)
+    ]
+    reductions = [realize for realize in blocks if realize.block.init is not None]
+    image = _image_of(reductions[0]) if len(reductions) == 1 else []
+    if len(image) < 2 or not fits(reductions[0]):
+        return kernel
+    pixels = [_find_pixel(realize, image) for realize in blocks]
+    if None in pixels:
+        return kernel
+    lengths, count = {}, tvm.sym.Analyzer().simplify(image[0] * image[1])
+    for row, column in filter(None, pixels):
+        lengths[row.var], lengths[column.var] = tirx.IntImm("int64", 1), count
+    return _with_lengths(kernel, lengths, image)
+
+
+def _find_pixel(realize: SBlockRealize, image: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return the axes of rows and columns of a block that accesses images only at one pixel, else None."""
+    block = realize.block
+    axes = list(block.iter_vars)
+    pairs = [
+        pair
+        for pair in itertools.pairwise(axes)
+        if all(axis.iter_type == tirx.IterVar.DataPar for axis in pair)
+        and _are_same([axis.dom.extent for axis in pair], image)
+    ]
+    is_loop = all(isinstance(value, tirx.Var) for value in realize.iter_values)
+    if len(pairs) != 1 or not is_loop or not isinstance(realize.predicate, tirx.IntImm):
+        return None
+    units = {
+        axis.var: axis.dom.min
+        for axis in axes
+        if isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1
+    }
+    simplify = tvm.sym.Analyzer().simplify
+    row, column = (axis.var for axis in pairs[0])
+    is_at_pixel = True
+
+    def check(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+        nonlocal is_at_pixel
+        at = [simplify(ir.replace_variables(index, units)) for index in indices]
+        if _are_same(buffer.shape[-3:-1], image):
+            is_at_pixel = is_at_pixel and at[-3].same_as(row) and at[-2].same_as(column)
+            at[-3:-1] = [tirx.IntImm("int64", 0)] * 2
+            return at
+        sizes = ir.find_nodes(list(buffer.shape), tvm.ir.Var)
+        is_at_pixel = is_at_pixel and not any(size in sizes for size in image)
+        return at
+
+    # the remaining indices use no pixel
+    parts = [part for part in (block.body, block.init) if part is not None]
+    rest = [ir.rewrite_indices(part, check) for part in parts]
+    used = ir.find_nodes(rest, tvm.ir.Var)
+    return pairs[0] if is_at_pixel and row not in used and column not in used else None
+
+
+def _are_same(sizes: Iterable[Any], others: Sequence[Any]) -> bool:
+    sizes = list(sizes)
+    return len(sizes) == len(others) and all(map(tvm_ffi.structural_equal, sizes, others))
+
+
+def _with_lengths(
+    kernel: tirx.PrimFunc, lengths: Mapping[Any, Any], image: Sequence[Any]
+) -> tirx.PrimFunc:
+    """Return a kernel with other lengths of some axes, and with its inner images in one row."""
+    loops: dict[Any, Any] = {}
+    own: dict[Any, Any] = {}
+    for realize in ir.find_nodes(kernel.body, SBlockRealize):
+        block = realize.block
+        pairs = zip(block.iter_vars, realize.iter_values, strict=True)
+        loops |= {value: lengths[axis.var] for axis, value in pairs if axis.var in lengths}
+        for buffer in block.alloc_buffers:
+            if _are_same(buffer.shape[-3:-1], image):
+                row = [tirx.IntImm("int64", 1), image[0] * image[1]]
+                own[buffer] = _with_shape(buffer, [*buffer.shape[:-3], *row, buffer.shape[-1]])
+
+    def change_loop(loop: tirx.For) -> tirx.For:
+        if loop.loop_var not in loops:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loops[loop.loop_var], loop.kind, loop.body)
+
+    def change_axis(axis: tirx.IterVar) -> tirx.IterVar:
+        if axis.var not in lengths:
+            return axis
+        dom = tvm.ir.Range.from_min_extent(axis.dom.min, lengths[axis.var])
+        return tirx.IterVar(dom, axis.var, axis.iter_type)
+
+    rules = ((tirx.For, change_loop), (tirx.IterVar, change_axis))
+    body = tvm_ffi.structural_map(kernel.body, rules)
+    return kernel.with_body(ir.replace_variables(body, own) if own else body)
