@@ -24,7 +24,6 @@ from tvmflow.graph.rewriter import MainRewriter
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"
 _MATMUL: Final = "relax.matmul"
-_MATRIX_RANK: Final = 2
 
 # ---------------------------------------------------------------- dynamic quantization
 
@@ -33,15 +32,15 @@ class _Difference(NamedTuple):
     """Bytes minus a zero point, as int32; the zero point is None if nothing is subtracted."""
 
     integers: Any
-    zero_point: Any
+    zero_point: Any = None
 
 
 class IntegerProductRewriter(MainRewriter):
-    """Rewrites products of 8-bit values minus zero points to products of dequantized data.
+    """Rewrites int32 products of 8-bit values minus zero points to float32 products of dequantized data.
 
-    The int32 of the products is read as float32; dynamic quantization makes such products. Weights become int8, of
-    matrices minus a zero point that only an int8 dot product subtracts from its accumulators. Where no instruction
-    multiplies int8, accumulators beyond 2²⁴ are rounded as float32.
+    Dynamic quantization makes such products, whose results are cast to float32. Weights become int8, those of matrices
+    minus a zero point, which int8 dot products subtract from their accumulators. Where no instruction multiplies int8,
+    accumulators beyond 2²⁴ are rounded as float32.
     """
 
     OPERATORS = ("relax.astype",)
@@ -64,27 +63,19 @@ class IntegerProductRewriter(MainRewriter):
         return relax.Call(product.op, [data, weights], product.attrs)
 
     def _find_difference(self, expr: Any) -> _Difference | None:
-        """Return the int8 data and zero point whose int32 difference a tensor is, or None."""
-        value, zero_point = self.flow.find_call(expr, "relax.subtract"), None
-        if value is None:
-            integers = self._find_source(expr)
-        else:
+        """Return the int8 data and zero point of the int32 difference that computes a tensor, or None."""
+        value = self.flow.find_call(expr, "relax.subtract")
+        operands = [expr]
+        if value is not None:
             left, right = value.args
             expanded = self.flow.find_call(right, "relax.expand_dims")
-            integers = self._find_source(left)
-            zero_point = self._find_source(right if expanded is None else expanded.args[0])
-            if zero_point is None:
-                return None
-        if integers is None:
+            operands = [left, right if expanded is None else expanded.args[0]]
+        casts = [self.flow.find_call(operand, "relax.astype") for operand in operands]
+        if None in casts:
             return None
-        dtype = ir.dtype_of(integers)
-        has_one_dtype = zero_point is None or ir.dtype_of(zero_point) == dtype
-        return _Difference(integers, zero_point) if dtype in BYTES and has_one_dtype else None
-
-    def _find_source(self, expr: Any) -> Any:
-        """Return the operand of a conversion; None for tensors that are not conversions."""
-        call = self.flow.find_call(expr, "relax.astype")
-        return None if call is None else call.args[0]
+        sources = [cast.args[0] for cast in casts]
+        dtypes = set(map(ir.dtype_of, sources))
+        return _Difference(*sources) if len(dtypes) == 1 and dtypes <= {*BYTES} else None
 
     def _to_real(self, expr: Any, difference: _Difference) -> Any:
         """Emit a difference as float32, once."""
@@ -110,9 +101,8 @@ class IntegerProductRewriter(MainRewriter):
             return self._to_real(expr, difference)
         zeros = np.asarray(0 if zero_point is None else zero_point.value.numpy(), np.int32)
         zeros = np.asarray(zeros + shift_between(ir.dtype_of(integers), "int8"))
-        is_matrix = ir.operator_name(product) == _MATMUL
-        is_matrix = is_matrix and len(ir.known_shape(integers)) == _MATRIX_RANK
-        if zeros.any() and not is_matrix:
+        is_matmul = ir.operator_name(product) == _MATMUL
+        if zeros.any() and not (is_matmul and len(ir.known_shape(integers)) == 2):
             return self.cast(self.visit_expr(expr), "float32")
         weights = self.visit_expr(integers)
         if ir.dtype_of(weights) != "int8":
@@ -127,10 +117,9 @@ class IntegerProductRewriter(MainRewriter):
 
 
 class DequantizeMover(TargetRewriter):
-    """Moves conversions from bytes behind operators that select values, next to each reader.
+    """Moves dequantization with one constant scale behind operators that select values, next to each reader.
 
-    They have one constant scale. Bytes get the dtype that dot product instructions take, and conversion forth and
-    back is removed.
+    Bytes get the dtype that dot product instructions take. Dequantization that is reverted is removed.
     """
 
     def visit_call_(self, call: relax.Call) -> Any:
@@ -145,16 +134,15 @@ class DequantizeMover(TargetRewriter):
             name in ir.SELECTIONS
             and (source := self._find_conversion(rewritten.args[0])) is not None
         ):
-            selected = self.emit(
-                relax.Call(call.op, [source.args[0], *rewritten.args[1:]], call.attrs)
-            )
+            operands = [source.args[0], *rewritten.args[1:]]
+            selected = self.emit(relax.Call(call.op, operands, call.attrs))
             return relax.Call(source.op, [selected, *source.args[1:]], source.attrs)
         if name == "relax.concat" and (joined := self._join(rewritten)) is not None:
             return joined
         return self._with_own_conversions(rewritten)
 
     def _join(self, concat: Any) -> Any:
-        """Return a conversion of joined bytes; None if parts have other scales, or are none of bytes."""
+        """Return the conversion of concatenated bytes; None if their scales differ, or parts are not bytes."""
         sources = list(map(self._find_conversion, self.list_fields(concat.args[0])))
         if any(source is None for source in sources) or len(set(map(_kind_of, sources))) > 1:
             return None
@@ -183,36 +171,26 @@ class DequantizeMover(TargetRewriter):
         return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
 
     def _with_own_conversions(self, call: Any) -> Any:
-        """Return a call with conversions of its own instead of the ones that it reads.
-
-        Fusion would not repeat shared ones.
-        """
-        arguments = [
-            argument if source is None else self.emit(source)
-            for argument in call.args
-            for source in [self._find_conversion(argument)]
-        ]
+        """Return a call with separate conversions of its operands: fusion would not repeat shared ones."""
+        pairs = [(argument, self._find_conversion(argument)) for argument in call.args]
+        arguments = [arg if source is None else self.emit(source) for arg, source in pairs]
         return relax.Call(call.op, arguments, call.attrs, call.ty_args)
 
     def _find_conversion(self, expr: Any) -> Any:
-        """Return the call that converted data from bytes with one scale; None for other data, and for weights."""
+        """Return the call that converts bytes with one scale to data; None for other data, and for weights."""
         is_var = isinstance(self.resolve(expr), relax.Var)
         call = ir.as_call(self.find_value(expr), _DEQUANTIZE) if is_var else None
         if call is None or not ir.is_float32(call) or ir.dtype_of(call.args[0]) not in BYTES:
             return None
-        return call if _has_one_scale(call) else None
+        return call if read_scale(*call.args[1:]) is not None else None
 
     def _dtype_of(self, quantize: Any) -> str:
-        """Return the dtype for quantized data: that of dot products where nothing but conversions reads them."""
-        dtype = ir.dtype_of(quantize)
-        is_free = dtype in BYTES and _has_one_scale(quantize)
-        is_free = is_free and self.flow.is_read_by(quantize, _DEQUANTIZE)
-        is_free = is_free and all(map(_has_one_scale, self.flow.list_readers(quantize)))
-        return str(self._context.dot_dtype) if is_free else dtype
-
-
-def _has_one_scale(call: Any) -> bool:
-    return read_scale(*call.args[1:]) is not None
+        """Return the dtype for quantized data: that of dot products if only dequantization reads them."""
+        dtype, calls = ir.dtype_of(quantize), (quantize, *self.flow.list_readers(quantize))
+        is_read_as_float = dtype in BYTES and self.flow.is_read_by(quantize, _DEQUANTIZE)
+        if is_read_as_float and all(read_scale(*call.args[1:]) is not None for call in calls):
+            return str(self._context.dot_dtype)
+        return dtype
 
 
 def _add(zero_point: Any, shift: int) -> Any:
@@ -229,7 +207,7 @@ def _kind_of(dequantize: Any) -> tuple[str, tuple[float, int] | None]:
 
 # ---------------------------------------------------------------- lookup tables
 
-# A table saves time only if one of these operators, which take many instructions, is part of the function.
+# A table saves time only if the function has one of these operators, which take many instructions.
 _FUNCTIONS: Final = ir.operators(
     "erf exp log power sigmoid sqrt rsqrt tanh sin cos nn.gelu nn.gelu_tanh nn.silu"
 )
@@ -272,7 +250,7 @@ class LookupTableRewriter(MainRewriter):
         # in order
         calls: dict[Any, None] = {}
         for argument in call.args:
-            if self._is_number(argument):
+            if self._is_scalar(argument):
                 continue
             variable = self.flow.resolve(argument)
             own, value = sizes_of(variable), self.flow.values.get(variable)
@@ -280,22 +258,20 @@ class LookupTableRewriter(MainRewriter):
             if not is_alike or self.flow.is_weight(variable):
                 return None
             found = self._find_source(value) if isinstance(value, relax.Call) else None
-            if found is None and (
-                ir.operator_name(call) != _DEQUANTIZE or ir.dtype_of(variable) not in BYTES
-            ):
-                return None
-            source, before = (variable, []) if found is None else found
-            sources.add(source)
-            calls.update(dict.fromkeys(before))
+            if found is None:
+                if ir.operator_name(call) != _DEQUANTIZE or ir.dtype_of(variable) not in BYTES:
+                    return None
+                found = variable, []
+            sources.add(found[0])
+            calls.update(dict.fromkeys(found[1]))
         return (sources.pop(), [*calls, call]) if len(sources) == 1 else None
 
-    def _is_number(self, argument: Any) -> bool:
-        """Return whether an argument is a scalar constant."""
+    def _is_scalar(self, argument: Any) -> bool:
+        """Return whether an argument is a constant with one value."""
         if isinstance(argument, (tirx.IntImm, tirx.FloatImm)):
             return True
         shape = ir.shape_of(argument)
-        is_one = shape is not None and all(extent == 1 for extent in shape)
-        return is_one and self.flow.is_weight(argument)
+        return shape is not None and {*shape} <= {1} and self.flow.is_weight(argument)
 
     def _look_up(self, call: Any, source: Any, calls: Sequence[Any]) -> Any:
         """Emit the lookup table of a function, and the lookup."""
@@ -304,10 +280,9 @@ class LookupTableRewriter(MainRewriter):
         every = np.arange(limits.min, limits.max + 1).astype(dtype)
         values = {self._name_of(source): relax.const(every.reshape(*[1] * (rank - 1), _BYTES))}
         for each in calls:
-            names = [(argument, self._name_of(argument)) for argument in each.args]
             arguments = [
-                values[name] if name in values else self.visit_expr(argument)
-                for argument, name in names
+                values[name] if (name := self._name_of(arg)) in values else self.visit_expr(arg)
+                for arg in each.args
             ]
             values[self._name_of(each)] = self.emit(relax.Call(each.op, arguments, each.attrs))
         table = self.reshape(values[self._name_of(call)], [_BYTES])
@@ -323,6 +298,8 @@ class LookupTableRewriter(MainRewriter):
 def _read(x: Any, table: Any) -> Any:
     """Return the entries of a table (256) at int8 or uint8 indices; entry 0 is that of the smallest value."""
     least = int(np.iinfo(str(x.dtype)).min)
-    return te.compute(
-        x.shape, lambda *index: table(x(*index).astype("int32") - least), name="look_up"
-    )
+
+    def element(*index: Any) -> Any:
+        return table(x(*index).astype("int32") - least)
+
+    return te.compute(x.shape, element, name="look_up")

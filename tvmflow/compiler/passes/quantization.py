@@ -34,8 +34,6 @@ _EPILOGUE: Final = ir.operators(
 )
 # Operators that move weights, or pad them with zeros.
 _MOVES: Final = ir.operators("reshape permute_dims nn.pad")
-# The sizes of scales that broadcast to each other: 1 and another one.
-_SCALES: Final = 2
 # Products of the same scales differ by their rounding.
 _SAME_SCALE: Final = 1e-6
 
@@ -46,12 +44,9 @@ def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
 
 
 class QuantizedData(NamedTuple):
-    """Integers that were converted to data, data = scale · (integers − zero_point).
+    """8-bit integers from which data were computed: data = scale · (integers − zero_point).
 
-    Attributes:
-        integers: The integers of 8 bits.
-        scale: The scale of the whole tensor.
-        zero_point: The integer that stands for 0; a scalar tensor of the same dtype where the model computes it.
+    The zero point is an int, or a scalar tensor of the integers' dtype if the model computes it.
     """
 
     integers: Any
@@ -59,7 +54,7 @@ class QuantizedData(NamedTuple):
     zero_point: Any
 
     def visit(self, rewriter: MainRewriter) -> QuantizedData:
-        """Return the same as a rewriter has rewritten it."""
+        """Return the same data in the rewritten graph."""
         zero_point = self.zero_point
         if not isinstance(zero_point, int):
             zero_point = rewriter.visit_expr(zero_point)
@@ -73,7 +68,7 @@ class QuantizedData(NamedTuple):
 
 
 def read_scale(scale: Any, zero_point: Any) -> tuple[float, int] | None:
-    """Return a scale and a zero point that are constants of one element; None for others."""
+    """Return a scale and a zero point that are constants of one element, else None."""
     arrays = [ir.constant_array(value) for value in (scale, zero_point)]
     values = [array.item() for array in arrays if array is not None and array.size == 1]
     return (float(values[0]), int(values[1])) if len(values) == len(arrays) else None
@@ -88,16 +83,14 @@ def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
     if ir.dtype_of(integers) not in BYTES or sizes_of(integers) is None:
         return None
     scales, known = ir.constant_array(scale), ir.constant_array(zero_point)
-    if scales is None or scales.size > 1:
-        return None
     if known is None:
         is_byte = ir.dtype_of(zero_point) == ir.dtype_of(integers)
-        if not is_byte or ir.shape_of(zero_point) != ():
-            return None
-    elif known.size == 1:
-        zero_point = int(known.item())
+        is_scalar = is_byte and ir.shape_of(zero_point) == ()
     else:
+        is_scalar = known.size == 1
+    if scales is None or scales.size > 1 or not is_scalar:
         return None
+    zero_point = zero_point if known is None else int(known.item())
     return QuantizedData(integers, float(scales.item()), zero_point)
 
 
@@ -109,9 +102,9 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> WeightSource | None
 
 
 def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
-    """Return the minuend and the zero point of a subtraction, as int32.
+    """Return a matrix without its zero point, and that as int32: one for all columns, or one for each.
 
-    The zero point is that of a matrix, or of each of its columns. For others, return the weights and None.
+    For other weights, return them and None.
     """
     difference = flow.find_call(weights, "relax.subtract")
     zeros = None if difference is None else ir.constant_array(difference.args[1])
@@ -125,7 +118,7 @@ def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[A
 
 
 def to_dot_data(rewriter: MainRewriter, data: QuantizedData, dtype: str | None) -> QuantizedData:
-    """Return the same data in the dtype of 8 bits that an instruction takes."""
+    """Return the same data in the 8-bit dtype that an instruction takes."""
     source = ir.dtype_of(data.integers)
     if dtype is None or source == dtype:
         return data
@@ -152,9 +145,9 @@ def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
 def scale_accumulators(
     rewriter: MainRewriter, accumulators: Any, weights: Any, shape: list[int], data: QuantizedData
 ) -> Any:
-    """Emit the float32 accumulators of products of data and integer weights.
+    """Emit the int32 accumulators of products of data and integer weights as float32.
 
-    The first axis of the weights is that of the results; `shape` is that of one value for each, which broadcasts.
+    The first axis of the weights is that of the results. A value for each result is reshaped to `shape`.
     """
     zero_point = data.zero_point
     if not isinstance(zero_point, int) or zero_point:
@@ -170,7 +163,7 @@ def scale_accumulators(
 
 
 class WeightSource(NamedTuple):
-    """The call that made weights, and whether they are a matrix that was transposed since."""
+    """The call that computes weights, and whether its result is a matrix that is transposed afterwards."""
 
     call: Any
     is_transposed: bool
@@ -199,27 +192,23 @@ class WeightDequantizeFolder(MainRewriter):
         is_transposed = name in ir.TRANSPOSED_CONVOLUTIONS
         if source is None or (is_transposed and int(call.attrs.groups) > 1):
             return None
-        axis = int(is_transposed or (name == _MATMUL and not source.is_transposed))
-        if not self._is_symmetric_along(axis, source.call):
-            return None
-        integers, scale, _ = source.call.args
-        emit = self.emit
-        weights = emit(relax.op.astype(self.visit_expr(integers), "float32"))
-        if source.is_transposed:
-            weights = emit(relax.op.permute_dims(weights))
-        product = emit(relax.Call(call.op, [rewritten.args[0], weights], call.attrs))
-        factor = scale.value.numpy().reshape(-1, *[1] * (ir.WEIGHT_RANKS[name] - 2))
-        return relax.op.multiply(product, relax.const(factor, "float32"))
-
-    def _is_symmetric_along(self, axis: int, dequantize: Any) -> bool:
-        """Return whether int8 weights have zero points of 0, and one scale, or one for each index of an axis."""
+        dequantize = source.call
         integers, scale, zero_point = dequantize.args
         scales, is_integer = ir.constant_array(scale), ir.dtype_of(integers) == _WEIGHT_DTYPE
         if not is_integer or not self.flow.is_weight(integers) or scales is None:
-            return False
+            return None
+        # one scale, or one for each result
+        axis = int(is_transposed or (name == _MATMUL and not source.is_transposed))
         shape = ir.known_shape(integers)
         is_along = int(dequantize.attrs.axis) % len(shape) == axis and scales.size == shape[axis]
-        return ir.is_zero(zero_point) and (scales.size == 1 or is_along)
+        if not ir.is_zero(zero_point) or not (scales.size == 1 or is_along):
+            return None
+        weights = self.emit(relax.op.astype(self.visit_expr(integers), "float32"))
+        if source.is_transposed:
+            weights = self.emit(relax.op.permute_dims(weights))
+        product = self.emit(relax.Call(call.op, [rewritten.args[0], weights], call.attrs))
+        factor = scales.reshape(-1, *[1] * (ir.WEIGHT_RANKS[name] - 2))
+        return relax.op.multiply(product, relax.const(factor, "float32"))
 
 
 def _find_parameters(call: Any) -> tuple[float, int] | None:
@@ -234,8 +223,8 @@ def _find_parameters(call: Any) -> tuple[float, int] | None:
 class RequantizeFuser(TargetRewriter):
     """Rewrites quantize-dequantize pairs to rounding in float32, without divisions.
 
-    It also rewrites single quantize operators, and sums of quantized data. The results are the same, except that a zero
-    may be −0. Where the CPU has dot products, tensors between kernels stay int8.
+    It also rewrites single quantize operators, and additions of quantized data. The results are the same, except that
+    a zero may be −0. Where the CPU has dot products, tensors between kernels stay int8.
     """
 
     OPERATORS = ir.operators("quantize dequantize add multiply")
@@ -243,7 +232,7 @@ class RequantizeFuser(TargetRewriter):
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod, context)
         self._keeps_bytes = context.has_dot_products()
-        self._division = Division(self._cpu.has_fma, by_reciprocal=self._cpu.multiplicand_lanes > 0)
+        self._by_reciprocal = self._cpu.multiplicand_lanes > 0
         self._positions = {value: n for n, value in enumerate(self.flow.values.values())}
 
     def _replace(self, call: Any) -> Any:
@@ -264,23 +253,18 @@ class RequantizeFuser(TargetRewriter):
             return None
         readers = self.flow.list_readers(call)
         is_rounded = bool(readers) and self._is_rounded(readers[0])
-        function = fake_quantize if is_rounded else quantize
-        scaled = (
-            self._scale_accumulators(data, parameters[0]) if self._division.by_reciprocal else None
-        )
-        return self.kernel(
-            functools.partial(function, division=self._division),
-            "rounded" if is_rounded else "quantize",
-            scaled or [self.visit_expr(data)],
-            *parameters,
-            ir.dtype_of(call),
-            pattern=None,
-        )
+        function, name = (fake_quantize, "rounded") if is_rounded else (quantize, "quantize")
+        dtype, by_reciprocal = ir.dtype_of(call), self._by_reciprocal
+        rounding = Rounding(*parameters, dtype, self._cpu.has_fma, by_reciprocal=by_reciprocal)
+        scaled = self._scale_accumulators(data, parameters[0]) if by_reciprocal else None
+        operands = scaled or [self.visit_expr(data)]
+        kernel = functools.partial(function, rounding=rounding)
+        return self.kernel(kernel, name, operands, pattern=None)
 
     def _scale_accumulators(self, data: Any, scale: float) -> list[Any] | None:
-        """Emit the factors and offsets of accumulators that are requantized.
+        """Emit the accumulators that are requantized to data, their factors, and their offsets, if any.
 
-        Return the accumulators, their factors, and the offsets; None for data that are not scaled accumulators.
+        None for data that are not scaled accumulators.
         """
         factors: list[Any] = []
         offsets: list[Any] = []
@@ -292,22 +276,17 @@ class RequantizeFuser(TargetRewriter):
             inner, weights = value.args
             if self.flow.is_weight(inner) or not self.flow.is_weight(weights):
                 break
-            if name == "relax.multiply":
-                factors.append(weights)
-            elif factors or offsets:
+            if name == "relax.add" and (factors or offsets):
                 return None
-            else:
-                offsets.append(weights)
+            (offsets if name == "relax.add" else factors).append(weights)
             data = inner
-        is_alike = ir.shape_of(value) is not None and ir.is_float32(data)
-        if not factors or not is_alike:
+        if not factors or ir.shape_of(value) is None or not ir.is_float32(data):
             return None
-
         accumulators = self._add_integers(data, offsets[0], factors) if offsets else None
-        if accumulators is not None:
-            offsets = []
-        else:
+        if accumulators is None:
             accumulators = self.visit_expr(data)
+        else:
+            offsets = []
 
         def scaled(weights: Sequence[Any]) -> Any:
             # computed in float64 and rounded once, because its error scales all elements of a channel
@@ -316,18 +295,14 @@ class RequantizeFuser(TargetRewriter):
                 product = self.emit(relax.op.multiply(self.cast(weight, "float64"), product))
             return self.cast(product, _FLOAT)
 
-        return [accumulators, scaled(factors), *map(scaled, ([w] for w in offsets))]
+        return [accumulators, scaled(factors), *(scaled([offset]) for offset in offsets)]
 
     def _add_integers(self, data: Any, bias: Any, factors: Sequence[Any]) -> Any:
-        """Emit integer accumulators with a bias added to them; None for other data, or another bias.
-
-        The bias has been dequantized with the factors of the accumulators.
-        """
+        """Emit integer accumulators plus a bias that was dequantized with their factors; None for others."""
         cast = self._find_cast(data)
-        if cast is None:
-            return None
         moves, source = self._find_moved(bias)
-        if (known := ir.as_call(source, "relax.dequantize")) is None:
+        known = ir.as_call(source, "relax.dequantize")
+        if cast is None or known is None:
             return None
         integers, *parameters = known.args
         scales = [self._find_moved(factor)[1] for factor in factors]
@@ -336,8 +311,8 @@ class RequantizeFuser(TargetRewriter):
         if ir.dtype_of(integers) != "int32" or len(constants) != len(arrays):
             return None
         scale, zero, *others = constants
-        sizes = {scale.size, *(other.size for other in others), 1}
-        if zero.any() or len(sizes) > _SCALES:
+        # scales broadcast to each other if they have one size besides 1
+        if zero.any() or len({scale.size, *(other.size for other in others), 1}) > 2:
             return None
         if not np.allclose(scale, functools.reduce(np.multiply, others), rtol=_SAME_SCALE, atol=0):
             return None
@@ -353,7 +328,7 @@ class RequantizeFuser(TargetRewriter):
         return self.emit(relax.op.astype(accumulators, _FLOAT))
 
     def _find_moved(self, weights: Any) -> tuple[list[Any], Any]:
-        """Return the operators that have moved weights, the last one first, and the weights."""
+        """Return the operators that move weights, the last one first, and their source."""
         moves: list[Any] = []
         while True:
             weights = self.flow.resolve(weights)
@@ -389,15 +364,15 @@ class RequantizeFuser(TargetRewriter):
         sizes = sizes_of(call)
         operands, parameters = [], []
         for argument in call.args:
-            value = self.flow.find_call(argument, "relax.dequantize")
-            known = None
+            value, known = self.flow.find_call(argument, "relax.dequantize"), None
             is_data = value is not None and not self.flow.is_weight(argument)
             if is_data and ir.is_float32(value) and not self._is_rounded(value):
                 known = _find_parameters(value)
-            source = argument if known is None or value is None else value.args[0]
+            source = argument if known is None else value.args[0]
             own = sizes_of(source)
-            is_alike = sizes is not None and own is not None and same_sizes(own, sizes)
-            if not is_alike or not ir.is_float32(argument):
+            if sizes is None or own is None or not same_sizes(own, sizes):
+                return None
+            if not ir.is_float32(argument):
                 return None
             operands.append(self.visit_expr(source))
             parameters.append(known)
@@ -413,14 +388,13 @@ class RequantizeFuser(TargetRewriter):
         readers = self.flow.list_readers(call)
         if len(readers) != 1 or ir.operator_name(readers[0]) not in _EPILOGUE:
             return False
-        # Fusion appends an operator to the kernel of its data, a sum to that of the operand that comes first.
+        # fusion appends an operator to the kernel of its data, an addition to that of the first operand
         data = [value for value in readers[0].args if not self.flow.is_weight(value)]
         if len(data) == 1:
             return True
-        values = [self.flow.value_if_used_once(value) for value in data]
         # floats that end a kernel are computed there, as roundings are
         computed = []
-        for value in values:
+        for value in map(self.flow.value_if_used_once, data):
             other = self._find_pair(value)
             if other is not None or ir.operator_name(value) in _EPILOGUE:
                 computed.append(value if other is None else other)
@@ -445,8 +419,8 @@ class RequantizeFuser(TargetRewriter):
 _FLOAT: Final = "float32"
 
 
-class Division(NamedTuple):
-    """The way in which float32 is divided by a scale before it is rounded.
+class Rounding(NamedTuple):
+    """A quantization of float32 to a dtype of at most 16 bits, and the division by its scale.
 
     Attributes:
         has_fma: Whether the CPU multiplies and adds with one rounding.
@@ -454,72 +428,82 @@ class Division(NamedTuple):
             1 ULP; then it is clamped as an integer.
     """
 
+    scale: float
+    zero_point: int
+    dtype: str
     has_fma: bool
     by_reciprocal: bool
 
+    def round_to_bits(self, data: Sequence[Any], index: Any, *, at: int) -> Any:
+        """Return the bits of a float whose last ones are the rounded quotient, clamped, plus `at`.
 
-def fake_quantize(
-    data: Sequence[Any], scale: float, zero_point: int, dtype: str, *, division: Division
-) -> Any:
-    """Return data after quantization and dequantization (fake quantization).
+        Bits of positive values have the order of the values; those of negative values are less.
+        """
+        accumulators, *others = data
+        one = [tirx.const(float(np.float32(1) / np.float32(self.scale)), _FLOAT)]
+        factor, *offsets = [read_broadcast(other, index) for other in others] or one
+        quotient = sum(offsets, accumulators(*index) * factor) + tirx.const(ROUNDING + at, _FLOAT)
+        limits, lowest = np.iinfo(self.dtype), ROUNDING_BITS - self.zero_point + at
+        lower, upper = (tirx.const(lowest + int(n), "int32") for n in (limits.min, limits.max))
+        return tirx.max(tirx.min(tirx.reinterpret("int32", quotient), upper), lower)
 
-    They are rounded to multiples of the scale. The arguments are those of `quantize`.
-    """
+    def divide_clamped(self, x: Any) -> Any:
+        """Return x / scale with the rounding of a division, x clamped to the range of the integers.
+
+        A division takes ten times as long as a multiplication. The quotient is a product with the reciprocal of the
+        scale, corrected by its remainder, which one instruction computes without an error (Markstein, "Computation of
+        elementary functions on the IBM RISC System/6000 processor", 1990). Rounded to an integer, a clamped quotient
+        lies within the limits.
+        """
+        divisor, limits = np.float32(self.scale), np.iinfo(self.dtype)
+        multiples = (np.float32(int(n) - self.zero_point) for n in (limits.min, limits.max))
+        lower, upper = (tirx.const(float(multiple * divisor), _FLOAT) for multiple in multiples)
+        clamped = tirx.max(tirx.min(x, upper), lower)
+        if not self.has_fma:
+            return clamped / tirx.const(float(divisor), _FLOAT)
+        reciprocal = tirx.const(float(np.float32(1) / divisor), _FLOAT)
+        value, quotient = tirx.Var("value", _FLOAT), tirx.Var("quotient", _FLOAT)
+        remainder = value - quotient * tirx.const(float(divisor), _FLOAT)
+        corrected = tirx.Let(quotient, value * reciprocal, quotient + remainder * reciprocal)
+        return tirx.Let(value, clamped, corrected)
+
+
+def fake_quantize(data: Sequence[Any], rounding: Rounding) -> Any:
+    """Return data, given as for `quantize`, rounded to multiples of the scale (fake quantization)."""
 
     def element(*index: Any) -> Any:
-        if division.by_reciprocal:
-            bits = _round_to_bits(data, index, scale, zero_point, dtype, at=0)
+        if rounding.by_reciprocal:
+            bits = rounding.round_to_bits(data, index, at=0)
             rounded = tirx.reinterpret(_FLOAT, bits) - tirx.const(ROUNDING, _FLOAT)
         else:
-            rounded = tirx.round(
-                _divide_clamped(data[0](*index), scale, zero_point, dtype, division)
-            )
-        return rounded * tirx.const(scale, _FLOAT)
+            rounded = tirx.round(rounding.divide_clamped(data[0](*index)))
+        return rounded * tirx.const(rounding.scale, _FLOAT)
 
     return te.compute(data[0].shape, element, name="rounded", tag="elemwise")
 
 
-def quantize(
-    data: Sequence[Any], scale: float, zero_point: int, dtype: str, *, division: Division
-) -> Any:
-    """Return the integers round(x / scale) + zero_point, clamped to a dtype of at most 16 bits.
+def quantize(data: Sequence[Any], rounding: Rounding) -> Any:
+    """Return the integers round(x / scale) + zero_point, clamped to their dtype.
 
     The data are a tensor x of float32; or accumulators, and the operands of their quotients: factors and, where there
     are any, offsets.
     """
+    zero_point, dtype = rounding.zero_point, rounding.dtype
 
     def element(*index: Any) -> Any:
-        if division.by_reciprocal:
+        if rounding.by_reciprocal:
             # an odd number would make ties odd
             odd = zero_point % 2
-            bits = _round_to_bits(data, index, scale, zero_point, dtype, at=zero_point - odd)
-            return (bits + odd).astype(dtype)
-        quotient = _divide_clamped(data[0](*index), scale, zero_point, dtype, division)
+            return (rounding.round_to_bits(data, index, at=zero_point - odd) + odd).astype(dtype)
+        quotient = rounding.divide_clamped(data[0](*index))
         bits = tirx.reinterpret("int32", quotient + tirx.const(ROUNDING, _FLOAT))
         return (bits - (ROUNDING_BITS - zero_point)).astype(dtype)
 
     return te.compute(data[0].shape, element, name="quantized", tag="elemwise")
 
 
-def _round_to_bits(
-    data: Sequence[Any], index: Any, scale: float, zero_point: int, dtype: str, *, at: int
-) -> Any:
-    """Return the bits of a number whose last ones are the rounded quotient, clamped, plus `at`.
-
-    Bits of positive values have the order of the values; those of negative values are less.
-    """
-    accumulators, *others = data
-    one = [tirx.const(float(np.float32(1) / np.float32(scale)), _FLOAT)]
-    factor, *offsets = [read_broadcast(other, index) for other in others] or one
-    quotient = sum(offsets, accumulators(*index) * factor) + tirx.const(ROUNDING + at, _FLOAT)
-    limits = np.iinfo(dtype)
-    lowest = ROUNDING_BITS - zero_point + at
-    lower, upper = (tirx.const(lowest + int(limit), "int32") for limit in (limits.min, limits.max))
-    return tirx.max(tirx.min(tirx.reinterpret("int32", quotient), upper), lower)
-
-
 def read_broadcast(tensor: Any, index: Sequence[Any]) -> Any:
-    """Return the element of a tensor that is broadcast to another one, at a position in that."""
+    """Return the element of a tensor that is broadcast, at a position in the result."""
     shape = tensor.shape
     positions = zip(shape, index[len(index) - len(shape) :], strict=True)
     return tensor(*(0 if same_size(extent, 1) else position for extent, position in positions))
@@ -528,38 +512,15 @@ def read_broadcast(tensor: Any, index: Sequence[Any]) -> Any:
 def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -> Any:
     """Return the sum of two tensors of one shape: floats, or integers with a scale and a zero point each."""
 
-    def read(operand: Any, known: tuple[float, int] | None, index: Any) -> Any:
-        if known is None:
-            return operand(*index)
-        scale, zero_point = known
-        shifted = operand(*index).astype("int32") - zero_point
-        return shifted.astype(_FLOAT) * tirx.const(scale, _FLOAT)
+    def element(*index: Any) -> Any:
+        values = []
+        for operand, known in zip((left, right), parameters, strict=True):
+            value = operand(*index)
+            if known is not None:
+                scale, zero_point = known
+                real = (value.astype("int32") - zero_point).astype(_FLOAT)
+                value = real * tirx.const(scale, _FLOAT)
+            values.append(value)
+        return values[0] + values[1]
 
-    operands = tuple(zip((left, right), parameters, strict=True))
-    return te.compute(
-        left.shape,
-        lambda *index: read(*operands[0], index) + read(*operands[1], index),
-        name="sum",
-        tag="elemwise",
-    )
-
-
-def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, division: Division) -> Any:
-    """Return x / scale with the rounding of a division, x clamped to the range of the integers.
-
-    A division takes ten times as long as a multiplication. The quotient is a product with the reciprocal of the
-    scale and then corrected by its remainder, which one instruction computes without an error (Markstein,
-    "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). Rounded to an integer, a
-    clamped quotient lies within the limits.
-    """
-    divisor, limits = np.float32(scale), np.iinfo(dtype)
-    multiples = (np.float32(int(limit) - zero_point) for limit in (limits.min, limits.max))
-    lower, upper = (tirx.const(float(multiple * divisor), _FLOAT) for multiple in multiples)
-    clamped = tirx.max(tirx.min(x, upper), lower)
-    if not division.has_fma:
-        return clamped / tirx.const(float(divisor), _FLOAT)
-    reciprocal = tirx.const(float(np.float32(1) / divisor), _FLOAT)
-    value, quotient = tirx.Var("value", _FLOAT), tirx.Var("quotient", _FLOAT)
-    remainder = value - quotient * tirx.const(float(divisor), _FLOAT)
-    corrected = tirx.Let(quotient, value * reciprocal, quotient + remainder * reciprocal)
-    return tirx.Let(value, clamped, corrected)
+    return te.compute(left.shape, element, name="sum", tag="elemwise")

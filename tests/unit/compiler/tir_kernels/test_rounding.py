@@ -62,14 +62,11 @@ def test_quantization_rounds_as_a_division(dtype: str, mcpu: str) -> None:
         with np.errstate(over="ignore"):
             multiples = np.rint(data / scale)
         expected = np.clip(multiples.astype(np.float64) + zero, limits.min, limits.max)
-        words: dict[str, Any] = {
-            "scale": float(scale),
-            "zero_point": zero,
-            "dtype": dtype,
-            "division": quantization.Division(has_fma=cpu.has_fma, by_reciprocal=False),
-        }
-        quantize = functools.partial(quantization.quantize, **words)
-        fake_quantize = functools.partial(quantization.fake_quantize, **words)
+        rounding = quantization.Rounding(
+            float(scale), zero, dtype, has_fma=cpu.has_fma, by_reciprocal=False
+        )
+        quantize = functools.partial(quantization.quantize, rounding=rounding)
+        fake_quantize = functools.partial(quantization.fake_quantize, rounding=rounding)
         assert np.array_equal(compute(quantize, data, dtype, target), expected.astype(dtype))
         rounded = np.float32(expected - zero) * scale
         assert np.array_equal(compute(fake_quantize, data, "float32", target), rounded)
@@ -86,13 +83,10 @@ def test_products_with_reciprocals_round_to_the_nearest(dtype: str, zero: int) -
         data = draw(scale, random)
         quotients = np.clip(data.astype(np.float64) / scale, -1e9, 1e9)
         expected = np.clip(np.rint(quotients) + zero, limits.min, limits.max)
-        words: dict[str, Any] = {
-            "scale": float(scale),
-            "zero_point": zero,
-            "dtype": dtype,
-            "division": quantization.Division(has_fma=True, by_reciprocal=True),
-        }
-        quantize = functools.partial(quantization.quantize, **words)
+        rounding = quantization.Rounding(
+            float(scale), zero, dtype, has_fma=True, by_reciprocal=True
+        )
+        quantize = functools.partial(quantization.quantize, rounding=rounding)
         result = compute(quantize, data, dtype, target).astype(np.float64)
         fraction = np.abs(np.fmod(quotients, 1))
         is_half = np.abs(fraction - 0.5) <= np.abs(quotients) * 2**-22
@@ -100,7 +94,7 @@ def test_products_with_reciprocals_round_to_the_nearest(dtype: str, zero: int) -
         # scales that are powers of 2 have exact quotients, whose halves are even
         assert not off[~is_half].any() and (scale != 0.25 or not off.any())
         assert off.max() <= 1
-        fake_quantize = functools.partial(quantization.fake_quantize, **words)
+        fake_quantize = functools.partial(quantization.fake_quantize, rounding=rounding)
         assert np.array_equal(
             compute(fake_quantize, data, "float32", target), np.float32(result - zero) * scale
         )
