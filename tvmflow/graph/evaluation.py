@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import tvm
@@ -13,12 +13,12 @@ from tvm import relax
 from tvmflow.graph import ir
 from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
-# A constant stays a broadcast, and is not stored, where it is larger than its operands.
+# A larger constant is not stored, but stays a broadcast, if it is larger than its operands.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
 
 
 def evaluate_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Fold calls whose operands are all constants, if there is a rule for the operator."""
+    """Fold calls of operators with a rule whose operands are all constants."""
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _ConstantEvaluator))
 
 
@@ -31,38 +31,42 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
 def evaluate_fields(
     function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
 ) -> dict[int, _Array] | None:
-    """Evaluate only the results that depend on the weights at some indices of the argument.
+    """Evaluate only the results that depend on the changed weights, by their indices; all if all weights changed.
 
-    Where all positions matter, constants do too. Return the fields of the result by index; None if the function
-    calls an operator without a rule.
+    Return the fields of the result by index; None if the function calls an operator without a rule.
     """
     (parameter,) = function.params
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     reads = [_list_read(binding.value) for binding in bindings]
     result = function.body.body
-    values = {binding.var: binding.value for binding in bindings[-1:]}
-    result = values.get(result, result)
+    if bindings and result.same_as(bindings[-1].var):
+        result = bindings[-1].value
     if not isinstance(result, relax.Tuple):
         return None
     wanted = {position: _list_read(field) for position, field in enumerate(result.fields)}
     if len(changed) < len(weights):
-        dependent = _list_dependent(bindings, reads, parameter, changed)
-        wanted = {
-            position: read for position, read in wanted.items() if not dependent.isdisjoint(read)
-        }
+        dependent: set[Any] = set()
+        for binding, read in zip(bindings, reads, strict=True):
+            value = binding.value
+            is_field = isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(
+                parameter
+            )
+            if value.index in changed if is_field else not dependent.isdisjoint(read):
+                dependent.add(binding.var)
+        wanted = {n: read for n, read in wanted.items() if not dependent.isdisjoint(read)}
     last_uses = {var: len(bindings) for read in wanted.values() for var in read}
     for step in reversed(range(len(bindings))):
         if bindings[step].var in last_uses:
             for var in reads[step]:
                 last_uses.setdefault(var, step)
-    values = {parameter: [_supported_array(array) for array in weights]}
+    values: dict[Any, Any] = {parameter: [_supported_array(array) for array in weights]}
     for step, binding in enumerate(bindings):
         if binding.var not in last_uses or isinstance(binding.var.ty, relax.ShapeType):
             continue
         if (value := _evaluate(binding.value, values)) is None:
             return None
         values[binding.var] = value
-        # The values of a large model do not fit into memory all at once.
+        # the values of a large model do not fit into memory all at once
         for var in reads[step]:
             if last_uses[var] == step:
                 values.pop(var, None)
@@ -73,25 +77,10 @@ def evaluate_fields(
 
 
 def _list_read(expr: Any) -> list[Any]:
-    """Return the variables that an expression reads; of a tuple's type, the sizes would be visited too."""
+    """Return the variables that an expression reads, without the sizes in the type of a tuple."""
     if isinstance(expr, relax.TupleGetItem) and isinstance(expr.tuple_value, relax.Var):
         return [expr.tuple_value]
     return ir.list_variables(expr)
-
-
-def _list_dependent(
-    bindings: Sequence[Any],
-    reads: Sequence[Sequence[Any]],
-    parameter: Any,
-    changed: Collection[int],
-) -> set[Any]:
-    found: set[Any] = set()
-    for binding, read in zip(bindings, reads, strict=True):
-        value = binding.value
-        is_field = isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(parameter)
-        if value.index in changed if is_field else not found.isdisjoint(read):
-            found.add(binding.var)
-    return found
 
 
 def evaluate_weight(expr: Any, flow: ir.DataFlow, weights: Mapping[Any, _Array]) -> _Array | None:
@@ -118,7 +107,7 @@ def _evaluate(expr: Any, values: Mapping[Any, Any]) -> Any:
     if isinstance(expr, relax.Var):
         return values.get(expr)
     if isinstance(expr, tvm.ir.Constant):
-        return _constant_array(expr)
+        return _supported_array(ir.constant_array(expr))
     if isinstance(expr, relax.Tuple):
         fields = [_evaluate(field, values) for field in expr.fields]
         return None if any(field is None for field in fields) else fields
@@ -128,11 +117,6 @@ def _evaluate(expr: Any, values: Mapping[Any, Any]) -> Any:
         return None
     arrays = [_evaluate(argument, values) for argument in _list_tensors(expr)]
     return _apply_rule(expr, _flatten(arrays))
-
-
-def _constant_array(expr: Any) -> _Array | None:
-    """Return the array of a constant; None for a scalar attribute, such as an axis."""
-    return _supported_array(ir.constant_array(expr))
 
 
 def _supported_array(array: _Array | None) -> _Array | None:
@@ -164,11 +148,12 @@ class _ConstantEvaluator(MainRewriter):
 
     def _find_value(self, expr: Any) -> _Array | list[Any] | None:
         fields = self.list_fields(expr)
-        return [*map(self._find_value, fields)] or _constant_array(self.find_value(expr))
+        array = ir.constant_array(self.find_value(expr))
+        return [*map(self._find_value, fields)] or _supported_array(array)
 
 
 def _list_tensors(call: Any) -> list[Any]:
-    """Return the arguments of a call that are tensors, or tuples of them; no shapes, axes and scalars."""
+    """Return the arguments of a call that are tensors or tuples of tensors, not shapes, axes or scalars."""
 
     def is_tensor(kind: Any) -> bool:
         if isinstance(kind, relax.TupleType):
@@ -183,18 +168,12 @@ def _flatten(values: Sequence[Any]) -> list[Any]:
     return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
-# ---------------------------------------------------------------- numpy rules
-# Operators in numpy.
-#
-# Each rule gives the bits that TVM's own operator gives on a CPU without fused multiply-add: values are moved, or
-# rounded once as IEEE 754 defines. It returns None for a call where that does not hold.
-
+# ---------------------------------------------------------------- rules that move values
+# Each rule computes the bits of TVM's own operator on a CPU without fused multiply-add: values are moved, or rounded
+# once as IEEE 754 defines. It returns None for a call where that does not hold.
 
 _Array = np.ndarray[Any, Any]
 _Rule = Callable[[Any, Sequence[_Array]], _Array | None]
-
-
-# ---------------------------------------------------------------- values that are moved
 
 
 def _reshape(call: Any, arrays: Sequence[_Array]) -> _Array | None:
@@ -215,9 +194,7 @@ def _pad(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _strided_slice(call: Any, arrays: Sequence[_Array]) -> _Array | None:
-    steps = [
-        _integer(step) for argument in call.args[4:] for step in getattr(argument, "fields", ())
-    ]
+    steps = (_integer(step) for arg in call.args[4:] for step in getattr(arg, "fields", ()))
     if any(step is not None and step < 1 for step in steps):
         return None
     result = read_slice(call, arrays[0])
@@ -241,15 +218,12 @@ def read_slice(call: Any, array: _Array) -> _Array | None:
 
 def read_split(call: Any, array: _Array, index: int) -> _Array:
     """Return a part of an array that is divided as `split` does."""
-    sections = call.attrs.indices_or_sections
-    axis = int(call.attrs.axis)
+    sections, axis = call.attrs.indices_or_sections, int(call.attrs.axis)
     if isinstance(sections, int | tvm.tirx.IntImm):
         # as TVM: the last section may be shorter
         size = -(-array.shape[axis] // int(sections))
-        cuts = list(range(size, array.shape[axis], size))
-    else:
-        cuts = [int(cut) for cut in sections]
-    return np.asarray(np.split(array, cuts, axis)[index])
+        sections = range(size, array.shape[axis], size)
+    return np.asarray(np.split(array, list(map(int, sections)), axis)[index])
 
 
 def list_positions(
@@ -260,34 +234,27 @@ def list_positions(
     positions = read(np.broadcast_to(line, shape))
     if positions is None or not positions.size:
         return None
-    return np.asarray(
-        positions[tuple(slice(None) if n == axis else 0 for n in range(positions.ndim))]
-    )
+    window = tuple(slice(None) if n == axis else 0 for n in range(positions.ndim))
+    return np.asarray(positions[window])
 
 
 def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, indices = arrays
-    axis = call.attrs.axis
-    if axis is None:
+    mode, axis = str(call.attrs.mode), call.attrs.axis
+    modes: dict[str, Literal["wrap", "clip"]] = {"wrap": "wrap", "clip": "clip"}
+    if axis is None or (mode not in modes and not _are_inside(indices, data.shape[int(axis)])):
         return None
-    mode, size = str(call.attrs.mode), data.shape[int(axis)]
-    if mode == "wrap":
-        return np.take(data, indices, int(axis), mode="wrap")
-    if mode == "clip":
-        return np.take(data, indices, int(axis), mode="clip")
-    return np.take(data, indices, int(axis)) if _are_inside(indices, size) else None
+    return np.take(data, indices, int(axis), mode=modes.get(mode, "raise"))
 
 
 def _gather_elements(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, indices = arrays
     axis = int(call.attrs.axis)
-    # Here the two have the same sizes along all other axes, which TVM does not ask for.
-    inside = [n for index, n in enumerate(indices.shape) if index != axis % data.ndim]
-    if inside != [n for index, n in enumerate(data.shape) if index != axis % data.ndim]:
-        return None
-    return (
-        np.take_along_axis(data, indices, axis) if _are_inside(indices, data.shape[axis]) else None
-    )
+    # numpy needs the same sizes along all other axes, which TVM does not
+    sizes = [list(tensor.shape) for tensor in arrays]
+    size, _ = (shape.pop(axis) for shape in sizes)
+    is_inside = sizes[0] == sizes[1] and _are_inside(indices, size)
+    return np.take_along_axis(data, indices, axis) if is_inside else None
 
 
 def _are_inside(indices: _Array, size: int) -> bool:
@@ -316,7 +283,7 @@ def _integer(expr: Any) -> int | None:
     return int(value) if isinstance(value, int | tvm.tirx.IntImm) else None
 
 
-# ---------------------------------------------------------------- values that are computed
+# ---------------------------------------------------------------- rules that compute values
 
 
 def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
@@ -339,25 +306,21 @@ def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, *parameters = arrays
     if data.dtype.kind not in "iu" or call.attrs.out_dtype != "float32":
         return None
-    scale, zero_point = (
-        _along_axis(parameter, int(call.attrs.axis), data.ndim) for parameter in parameters
-    )
+
+    def spread(parameter: _Array) -> _Array:
+        # data of a low rank need not have the axis of one parameter
+        shape = [1] * data.ndim if parameter.size > 1 else []
+        if shape:
+            shape[int(call.attrs.axis)] = -1
+        return parameter.reshape(shape)
+
+    scale, zero_point = map(spread, parameters)
     difference = data.astype("int32") - zero_point.astype("int32")
     return np.multiply(difference.astype("float32"), scale)
 
 
-def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
-    """Return one number, or one for each index of an axis, to be broadcast over data of a rank."""
-    if parameter.size == 1:
-        # The axis means nothing here, and data of a low rank need not have it.
-        return parameter.reshape(())
-    shape = [1] * rank
-    shape[axis] = -1
-    return parameter.reshape(shape)
-
-
 def _elementwise(function: Callable[..., _Array], dtypes: str = "float32") -> _Rule:
-    """Return the rule of a function of operands with one dtype, which is one of some."""
+    """Return the rule of a function of operands of one of some dtypes, the same for all."""
 
     def rule(_: Any, arrays: Sequence[_Array]) -> _Array | None:
         (dtype, *others) = {str(array.dtype) for array in arrays}
@@ -375,7 +338,7 @@ def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
-    """Return a matrix product summed in the order of TVM's loop; BLAS libraries have other orders."""
+    """Return a matrix product that is accumulated in the order of TVM's loop, unlike in BLAS libraries."""
     left, right = arrays
     if left.dtype != np.float32 or min(left.ndim, right.ndim) < 2 or left.shape[-1] > _MAX_TERMS:
         return None
@@ -385,17 +348,10 @@ def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
     return total
 
 
-_DTYPES: Final = frozenset(
-    (
-        *(f"float{bits}" for bits in (16, 32, 64)),
-        *(f"int{bits}" for bits in (8, 16, 32, 64)),
-        *("uint16", "uint32"),
-    )
-)
+_DTYPES: Final = "float16 float32 float64 int8 int16 int32 int64 uint16 uint32".split()
+_INTEGERS: Final = "int8 int16 int32 int64 uint32"
 # Enough for the transforms of Winograd's algorithm, which have 3.
 _MAX_TERMS: Final = 8
-
-_INTEGERS: Final = "int8 int16 int32 int64 uint32"
 
 # Relax has the names of numpy for these.
 _FLOAT_FUNCTIONS: Final = (np.divide, np.sqrt, np.isnan)

@@ -1,4 +1,4 @@
-"""Extraction of a part of a model, between the tensors that it reads and the ones that it computes."""
+"""Extraction of the part of a model between some input and output tensors."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ class Part(NamedTuple):
 def extract_part(
     mod: tvm.IRModule, signature: Signature, earlier: Sequence[str], until: Sequence[str]
 ) -> Part:
-    """Extract the part of a model that computes some tensors.
+    """Extract the part of a model that computes the tensors `until`, from those of earlier parts.
 
-    `earlier` names the tensors of earlier parts, `until` the tensors of this part;
-    none for the rest of the model's outputs.
+    Without tensors, it computes the remaining outputs of the model.
 
     Raises: StageError: The model has control flow, the part would recompute tensors of earlier parts,
     or it computes nothing.
@@ -71,18 +70,17 @@ class _Graph:
         self._flow = ir.DataFlow(main)
         self._count = int(main.attrs["num_input"])
         self._specs = {spec.name: spec for specs in signature for spec in specs}
-        named = (*signature.outputs, *signature.tensors)
-        outputs = zip(named, ir.list_outputs(main), strict=True)
-        self._vars = {spec.name: var for spec, var in outputs}
-        inputs = zip(signature.inputs, main.params[: self._count], strict=True)
-        self._inputs = {spec.name: var for spec, var in inputs}
+        named = (spec.name for spec in (*signature.outputs, *signature.tensors))
+        self._vars = dict(zip(named, ir.list_outputs(main), strict=True))
+        inputs = (spec.name for spec in signature.inputs)
+        self._inputs = dict(zip(inputs, main.params[: self._count], strict=True))
         self._earlier: dict[Any, str] = {}
         self._computed = self._find_dependencies([self._vars[name] for name in earlier])
         for name in earlier:
             self._earlier.setdefault(self._vars[name], name)
 
     def extract(self, names: Sequence[str], mod: tvm.IRModule) -> Part:
-        """Extract all that leads from the inputs and the tensors of earlier parts to some tensors."""
+        """Extract the computation of some tensors from the inputs and the tensors of earlier parts."""
         results = [self._vars[name] for name in names]
         inside = self._find_dependencies(results)
         self._check_not_repeated(inside)
@@ -109,7 +107,7 @@ class _Graph:
         return {self._flow.resolve(var) for value in values for var in ir.list_variables(value)}
 
     def _find_dependencies(self, results: Sequence[Any]) -> set[Any]:
-        """Return the bound variables that lead to some results, up to the tensors of earlier parts."""
+        """Return the bound variables that some results depend on, up to the tensors of earlier parts."""
         pending, dependencies = list(results), set()
         while pending:
             var = self._flow.resolve(pending.pop())
@@ -139,20 +137,14 @@ class _Graph:
         return described + (f" of shape {list(shape)}" if shape else "")
 
     def _make_main(
-        self,
-        inside: set[Any],
-        inputs: Sequence[tuple[str, Any]],
-        weights: Sequence[Any],
-        results: Sequence[Any],
+        self, inside: set[Any], inputs: Any, weights: Sequence[Any], results: Sequence[Any]
     ) -> relax.Function:
         """Return `main` of the part: the bindings inside, with tensors of earlier parts as parameters."""
         params, bindings = [], []
         for name, var in inputs:
+            params.append(relax.Var(name, var.ty) if var in self._earlier else var)
             if var in self._earlier:
-                params.append(relax.Var(name, var.ty))
                 bindings.append(relax.VarBinding(var, params[-1]))
-            else:
-                params.append(var)
         known = {*inside, *self._earlier, *params, *weights}
         for binding in self._main.body.blocks[0].bindings:
             is_alias = isinstance(binding.value, relax.Var)

@@ -1,7 +1,4 @@
-"""Resizing of images and volumes along tables of source pixels and weights.
-
-The tables are computed at build time.
-"""
+"""Resizing of images and volumes by tables of source pixels and weights, which are computed at build time."""
 
 from __future__ import annotations
 
@@ -19,13 +16,12 @@ _Array = np.ndarray[Any, Any]
 
 
 class Interpolation(NamedTuple):
-    """The way in which the pixels of a resized image are computed, with the names of ONNX's Resize.
+    """How the pixels of a resized image are computed, with the names of ONNX's Resize.
 
     Attributes:
         method: `nearest_neighbor`, `linear` or `cubic`.
         coordinates: The coordinate transformation mode.
         rounding: The nearest mode.
-        cubic_alpha: The coefficient of cubic interpolation.
         excludes_outside: Whether cubic weights outside of the image are zero.
     """
 
@@ -83,7 +79,7 @@ _ROUNDING: Final[Mapping[str, Callable[[_Arithmetic, Any], Any]]] = {
 
 
 def is_supported(mode: Interpolation) -> bool:
-    """Return whether `find_taps` knows a mode; it does not know cropping, nor methods of other frameworks."""
+    """Return whether `find_taps` computes a mode: not cropping, and not the methods of other frameworks."""
     rounds = mode.method != "nearest_neighbor" or mode.rounding in _ROUNDING
     return rounds and mode.method in _TAPS and mode.coordinates in (*_COORDINATES, _SYMMETRIC)
 
@@ -96,19 +92,23 @@ def find_taps(
     *,
     antialias: bool = False,
 ) -> Taps:
-    """Return the taps along an axis in a mode that `is_supported`, in float32 as ONNX Runtime has them.
+    """Return the taps along an axis in a mode that `is_supported`, in float32 as ONNX Runtime computes them.
 
-    The length is that of the source times the factor, which is not an integer where `size` is rounded. With `antialias`,
-    a pixel of a smaller result is the mean of all pixels that it covers.
+    `length` is the source's length times the scale, not an integer where `size` is rounded. With `antialias`, a pixel
+    of a smaller result is the mean of all pixels that it covers.
     """
     length = float(size) if length is None else length
     x = np.arange(size, dtype=np.float32)
     if source != length:
         x = _find_coordinates(x, source, length, mode.coordinates).astype(np.float32)
     if antialias and length < source:
-        positions, weights = _antialiased(x, source, mode, length / source)
+        positions, weights = _antialiased(x, mode, length / source)
     else:
         positions, weights = _TAPS[mode.method](x, source, mode)
+    # one or two taps are clamped to the image
+    if mode.excludes_outside and weights.shape[1] > 2:
+        weights = np.where((positions >= 0) & (positions < source), weights, 0)
+        weights = weights / weights.sum(1, keepdims=True)
     return Taps(positions.clip(0, source - 1).astype(np.int32), weights.astype(np.float32))
 
 
@@ -135,15 +135,11 @@ def _linear(x: _Array, source: int, _: Interpolation) -> tuple[_Array, _Array]:
     return np.stack([first, first + 1], 1), np.stack([1 - fraction, fraction], 1)
 
 
-def _cubic(x: _Array, source: int, mode: Interpolation) -> tuple[_Array, _Array]:
-    """Return four taps with the cubic weights of Keys.
-
-    See "Cubic Convolution Interpolation for Digital Image Processing", 1981.
-    """
-    first, a = np.floor(x), mode.cubic_alpha
-    positions = first[:, None] + np.arange(-1, 3)
-    weights = _cubic_weights(np.abs(x[:, None] - positions).astype(np.float64), a)
-    return positions, _exclude_outside(positions, weights, source, mode)
+def _cubic(x: _Array, _: int, mode: Interpolation) -> tuple[_Array, _Array]:
+    """Return four taps with the weights of Keys, "Cubic Convolution Interpolation", 1981."""
+    positions = np.floor(x)[:, None] + np.arange(-1, 3)
+    distance = np.abs(x[:, None] - positions).astype(np.float64)
+    return positions, _cubic_weights(distance, mode.cubic_alpha)
 
 
 def _cubic_weights(distance: _Array, a: float) -> _Array:
@@ -152,19 +148,7 @@ def _cubic_weights(distance: _Array, a: float) -> _Array:
     return np.where(distance <= 1, near, far)
 
 
-def _exclude_outside(
-    positions: _Array, weights: _Array, source: int, mode: Interpolation
-) -> _Array:
-    if not mode.excludes_outside:
-        return weights
-    inside: _Array = np.where((positions >= 0) & (positions < source), weights, 0)
-    normalized: _Array = inside / inside.sum(1, keepdims=True)
-    return normalized
-
-
-def _antialiased(
-    x: _Array, source: int, mode: Interpolation, scale: float
-) -> tuple[_Array, _Array]:
+def _antialiased(x: _Array, mode: Interpolation, scale: float) -> tuple[_Array, _Array]:
     """Return the taps of a filter that is as much wider as the result is smaller."""
     radius = 1 if mode.method == "linear" else 2
     start = math.floor(-radius / scale) + 1
@@ -172,8 +156,7 @@ def _antialiased(
     distance = np.abs(x[:, None] - positions).astype(np.float64) * scale
     inside = 1 - distance if radius == 1 else _cubic_weights(distance, mode.cubic_alpha)
     weights = np.where(distance < radius, inside, 0)
-    weights /= weights.sum(1, keepdims=True)
-    return positions, _exclude_outside(positions, weights, source, mode)
+    return positions, weights / weights.sum(1, keepdims=True)
 
 
 _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic}
@@ -185,13 +168,12 @@ _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic
 def compute_taps(
     source: Any, size: Any, mode: Interpolation, scale: float | None = None
 ) -> tuple[Any, Any]:
-    """Return the tables that `find_taps` computes, for sizes that a model's dimensions decide.
+    """Return the tables of `find_taps` for dynamic sizes, in a mode that `is_computed`.
 
-    The mode `is_computed`. `scale` is the factor that `size` was rounded from; None for the quotient of the sizes.
+    `scale` is the factor that `size` was rounded from; None for the quotient of the sizes.
     """
-    taps = _COMPUTED_TAPS[mode.method]
     source, size = map(_as_int64, (source, size))
-    shape = (size, _as_int64(taps))
+    shape = (size, _as_int64(_COMPUTED_TAPS[mode.method]))
 
     def coordinate(i: Any) -> Any:
         x, wide, long = (value.astype("float32") for value in (i, source, size))
@@ -217,14 +199,11 @@ def compute_taps(
             return _TIR.constant(1)
         x = tirx.max(tirx.min(coordinate(i), (source - 1).astype("float32")), _TIR.constant(0))
         fraction = x - tirx.floor(x)
-        return tirx.Select(
-            tirx.EQ(tap, tirx.const(0, "int64")), _TIR.constant(1) - fraction, fraction
-        )
+        is_first = tirx.EQ(tap, tirx.const(0, "int64"))
+        return tirx.Select(is_first, _TIR.constant(1) - fraction, fraction)
 
-    return (
-        te.compute(shape, position, name="positions"),
-        te.compute(shape, weight, name="weights"),
-    )
+    positions = te.compute(shape, position, name="positions")
+    return positions, te.compute(shape, weight, name="weights")
 
 
 def _as_int64(size: Any) -> Any:
@@ -233,7 +212,7 @@ def _as_int64(size: Any) -> Any:
 
 
 def is_computed(mode: Interpolation) -> bool:
-    """Return whether `compute_taps` knows a mode."""
+    """Return whether `compute_taps` computes a mode."""
     rounds = mode.method != "nearest_neighbor" or mode.rounding in {*_ROUNDING} - {"round"}
     return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COORDINATES
 
@@ -241,15 +220,9 @@ def is_computed(mode: Interpolation) -> bool:
 def resize_image(
     x: Any, height: Any, width: Any, *, mode: Interpolation, scales: Sequence[float | None]
 ) -> Any:
-    """Return float32 images (N, C, H, W) in another size, which a model's dimensions decide.
-
-    The mode `is_computed`. The scales are as of `compute_taps`.
-    """
-    tables = [
-        table
-        for axis, (size, scale) in enumerate(zip((height, width), scales, strict=True), 2)
-        for table in compute_taps(x.shape[axis], size, mode, scale)
-    ]
+    """Return float32 images (N, C, H, W) in another, dynamic size; mode and scales as for `compute_taps`."""
+    axes = zip(x.shape[2:], (height, width), scales, strict=True)
+    tables = [t for source, size, scale in axes for t in compute_taps(source, size, mode, scale)]
     return resize(x, *tables, axes=(2, 3), steps={})
 
 
@@ -257,10 +230,9 @@ _COMPUTED_TAPS: Final = {"nearest_neighbor": 1, "linear": 2}
 
 
 class Steps(NamedTuple):
-    """Nearest pixels at even distances.
+    """Nearest pixels at even distances: pixel i of `size` is pixel (start + i · step) // repeats of the source.
 
-    Pixel i of `size` is pixel (start + i · step) // repeats of the source; there are `repeats` times
-    the pixels of the source where `size` is None.
+    If `size` is None, it is `repeats` times the size of the source.
     """
 
     size: int | None
@@ -270,7 +242,7 @@ class Steps(NamedTuple):
 
 
 def find_steps(taps: Taps) -> Steps | None:
-    """Return the steps of pixels along an axis; None if they are uneven, or pixels are sums of several."""
+    """Return the steps of pixels along an axis; None if they are uneven, or pixels have several taps."""
     positions = taps.positions[:, 0]
     if taps.positions.shape[1] > 1:
         return None
@@ -284,9 +256,9 @@ def find_steps(taps: Taps) -> Steps | None:
 
 
 def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]) -> Any:
-    """Return data resized along some axes.
+    """Return data resized along axes with even `steps`, and along `axes`.
 
-    Each has a table of positions and one of weights, each (pixels of the result, taps). Other axes have even `steps`.
+    Each of the latter has a table of positions and one of weights, each (pixels of the result, taps).
     """
     shape = list(map(plain, x.shape))
     positions, weights = tables[::2], tables[1::2]

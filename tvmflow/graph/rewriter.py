@@ -21,19 +21,17 @@ from tvmflow.graph.dynamic_shapes import (
     with_kernel_symbols,
 )
 
-# Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
+# Attributes of kernels, by TVM's names: kOutEWiseFusable, to which fusion may append elementwise operators;
+# kElemWise; and kInjective, which moves or repeats elements.
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
-# Each element is computed of one (TVM's kElemWise).
 ELEMENTWISE: Final = {"op_pattern": 0}
-# Its elements are moved or repeated, so that no product takes it along (TVM's kInjective).
 INJECTIVE: Final = {"op_pattern": 2}
 
 
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`.
 
-    Attributes: OPERATORS: The operators whose calls `_replace` and `_rewrite` take. numbers: Numbers in place of
-    its dynamic shapes.
+    `_replace` and `_rewrite` take the calls of `OPERATORS`. `numbers` has tuning sizes in place of dynamic shapes.
     """
 
     OPERATORS: ClassVar[Collection[str]] = frozenset()
@@ -96,7 +94,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return not all(map(self.flow.is_weight, ir.list_variables(call)))
 
     def new_memo(self) -> dict[Any, Any]:
-        """Return a dictionary for emitted variables, from which those of a branch vanish after it."""
+        """Return a dictionary for emitted variables; those of a branch are removed after it."""
         self._memos.append({})
         return self._memos[-1]
 
@@ -157,14 +155,9 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return self.rearrange(packed, [*outer, depth // terms, terms, block], axes)
 
     def round_weights(self, weights: Any) -> Any:
-        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does.
-
-        The operators are those that numpy evaluates.
-        """
-        half, quiet, even, bias = (
-            relax.const(number, "uint32")
-            for number in (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)
-        )
+        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does, by operators that numpy evaluates."""
+        constants = (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)
+        half, quiet, even, bias = (relax.const(constant, "uint32") for constant in constants)
         op, emit = relax.op, self.emit
         bits = emit(op.memory.view(weights, dtype="uint32"))
         parity = emit(op.bitwise_and(emit(op.right_shift(bits, half)), even))
@@ -174,11 +167,10 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return self.cast(emit(op.right_shift(rounded, half)), bfloat16.DTYPE)
 
     def round_data(self, data: Any) -> Any:
-        """Emit float32 data as bfloat16."""
+        """Emit float32 data as bfloat16, once."""
         if data not in self._rounded:
-            self._rounded[data] = self.kernel(
-                bfloat16.round_data, "to_bfloat16", data, pattern=None
-            )
+            rounded = self.kernel(bfloat16.round_data, "to_bfloat16", data, pattern=None)
+            self._rounded[data] = rounded
         return self._rounded[data]
 
     def kernel(
@@ -188,10 +180,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         *args: Any,
         pattern: dict[str, int] | None = TAKES_EPILOGUE,
     ) -> Any:
-        """Emit a call of a kernel that is given as a tensor expression of some arguments.
-
-        Without a fusion pattern, TVM finds it.
-        """
+        """Emit a call of a kernel that a tensor expression of some arguments defines; None lets TVM find its pattern."""
         attributes = {"primfunc_attrs": pattern} if pattern else {}
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
 
@@ -211,7 +200,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:
-    """Return a module with `main` rewritten by a class, made of the module and options, without dead code."""
+    """Return a module with `main` rewritten by an instance for the module and options, without dead code."""
     return rewrite_functions(mod, [mod.get_global_var("main")], rewriter, *options)
 
 
