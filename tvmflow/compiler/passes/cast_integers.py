@@ -1,12 +1,12 @@
 """Computation of int64 and bool as int32, for devices that support only 32-bit words in memory.
 
-Who runs the model checks that its inputs fit. Functions that are not operators still take int64 and bool, which the
-code generator of such a device refuses.
+The caller of the model checks that its inputs fit. Functions that are not operators still take int64 and bool, which
+the code generator of such a device refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -33,21 +33,18 @@ def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
     Raises:
         StageError: A constant does not fit.
     """
-    # before TVM calls the rewriter: no error of tvmflow's own comes through it
+    # before TVM calls the rewriter, which would replace tvmflow's errors
     nodes: list[Any] = []
     relax.analysis.post_order_visit(mod["main"], nodes.append)
     for array in map(ir.constant_array, nodes):
         if array is not None:
             to_int32(array)
-    # names of names would keep operators from being fused
+    # aliases would keep operators from being fused
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerCaster))
 
 
 def cast_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let kernels, which are not fused yet, make the bools of a constant of int32.
-
-    It comes after constants were folded, which would do it when the model is built.
-    """
+    """Let kernels compute the bools of constants from int32, before fusion and after constants are folded."""
     return rewrite_main(mod, _ConstantCaster)
 
 
@@ -70,40 +67,36 @@ class _IntegerCaster(MainRewriter):
 
     def visit_call_(self, call: relax.Call) -> Any:
         visited = [self.visit_expr(arg) for arg in call.args]
-        name = ir.operator_name(call)
+        name, attrs = ir.operator_name(call), call.attrs
         if name.startswith(_FUNCTION_CALLS):
-            return self._call_function(call, visited)
+            # the dtypes of a function's operands and results are unchanged
+            args = list(visited)
+            if isinstance(args[1], relax.Tuple):
+                args[1] = self._promote(call.args[1], args[1], _REPLACED)
+            return self._to_int32(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
         args = [self._promote(*pair, {_BOOL}) for pair in zip(call.args, visited, strict=True)]
-        attrs = call.attrs
         if name == "relax.astype" and attrs.dtype in _REPLACED:
             value = self.cast(args[0], _BOOL) if attrs.dtype == _BOOL else args[0]
             return self.cast(value, _INT32)
         if name in _ARGREDUCTIONS:
-            axis = None if attrs.axis is None else int(attrs.axis)
-            if axis is None:
+            if attrs.axis is None:
                 args[0] = self.reshape(args[0], [-1])
             return self._find_indices(
-                args[0], axis or 0, keeps_axis=bool(attrs.keepdims), largest=_ARGREDUCTIONS[name]
+                args[0],
+                int(attrs.axis or 0),
+                keeps_axis=bool(attrs.keepdims),
+                largest=_ARGREDUCTIONS[name],
             )
         if name == "relax.topk":
             options = (int(attrs.k), int(attrs.axis), attrs.ret_type, attrs.largest, _INT32)
             return self.emit(relax.op.topk(args[0], *options))
         if name == "relax.argsort":
-            return self.emit(
-                relax.op.argsort(args[0], int(attrs.axis), bool(attrs.descending), _INT32)
-            )
+            order = (int(attrs.axis), bool(attrs.descending), _INT32)
+            return self.emit(relax.op.argsort(args[0], *order))
         return self._to_int32(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
 
-    def _call_function(self, call: relax.Call, visited: Sequence[Any]) -> Any:
-        """Return a call of a function with unchanged dtypes of its operands and results."""
-        operands = visited[1]
-        if isinstance(operands, relax.Tuple):
-            operands = self._promote(call.args[1], operands, _REPLACED)
-        args = [visited[0], operands, *visited[2:]]
-        return self._to_int32(self.emit(relax.Call(call.op, args, call.attrs, call.ty_args)))
-
     def _promote(self, old: Any, new: Any, dtypes: Collection[str]) -> Any:
-        """Return an operand in the dtype that it had, if that is one of some."""
+        """Return an operand in its original dtype, if that is one of some."""
         if isinstance(old, relax.Tuple) and isinstance(new, relax.Tuple):
             pairs = zip(old.fields, new.fields, strict=True)
             return relax.Tuple([self._promote(*pair, dtypes) for pair in pairs])
@@ -116,20 +109,19 @@ class _IntegerCaster(MainRewriter):
 
     def _to_int32(self, result: Any) -> Any:
         is_tensor = isinstance(result.ty, relax.TensorType)
-        return (
-            self.cast(result, _INT32) if is_tensor and ir.dtype_of(result) in _REPLACED else result
-        )
+        is_replaced = is_tensor and ir.dtype_of(result) in _REPLACED
+        return self.cast(result, _INT32) if is_replaced else result
 
     def _find_indices(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
-        """Emit the indices of the largest or smallest values along an axis, the first ones of equals."""
+        """Emit the indices of the largest or smallest values along an axis; of equal ones, the first."""
         shape = ir.known_shape(data)
         at = axis % len(shape)
-        # TVM promotes the comparison of indices that it knows to be loop variables
+        # from a tensor, because TVM promotes comparisons of loop variables
         numbers = relax.const(np.arange(shape[at], dtype=_INT32))
         limit = tirx.min_value if largest else tirx.max_value
 
         def prefer(one: Any, other: Any) -> Any:
-            """Combine (index, value) pairs as argmax does, in a form that TVM can split."""
+            """Return the argmax of two (index, value) pairs, in a form that TVM can split."""
             is_beyond = one[1] > other[1] if largest else one[1] < other[1]
             is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
             position = tirx.Select(is_chosen, one[0], other[0])
@@ -157,20 +149,20 @@ class _ConstantCaster(MainRewriter):
     OPERATORS = ("relax.call_tir",)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        fields = list(map(self._to_int32, rewritten.args[1].fields))
+        fields = list(map(self._to_bools, rewritten.args[1].fields))
         args = [rewritten.args[0], relax.Tuple(fields), *rewritten.args[2:]]
         return relax.Call(call.op, args, call.attrs, call.ty_args)
 
-    def _to_int32(self, operand: Any) -> Any:
+    def _to_bools(self, operand: Any) -> Any:
+        """Emit the kernel of a constant of bools, one for each use, with which it is fused."""
         if not isinstance(operand, tvm.ir.Constant) or ir.dtype_of(operand) != _BOOL:
             return operand
-        numbers = relax.const(to_int32(operand.value.numpy()), _INT32)
-        # each use has its own, which is fused with it
 
         def compare(tensor: te.Tensor) -> te.Tensor:
             return te.compute(tensor.shape, lambda *i: tensor(*i) != tirx.const(0, _INT32))
 
-        return self.kernel(compare, "bools", numbers, pattern=ELEMENTWISE)
+        integers = relax.const(to_int32(operand.value.numpy()), _INT32)
+        return self.kernel(compare, "bools", integers, pattern=ELEMENTWISE)
 
 
 def to_int32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

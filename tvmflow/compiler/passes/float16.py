@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -33,8 +32,8 @@ _FOLLOWERS: Final = ir.operators(
 class Float16Caster(MainRewriter):
     """Lets convolutions and matrix products read and write float16, on CPUs that multiply and add it.
 
-    Data become float16 before the first of them, and stay so through the operators behind it that keep the size of
-    numbers; all others compute float32. Which kernels then add in float16, `promote_float16` decides.
+    Data are cast before the first of them, and stay float16 through later operators that do not enlarge values much.
+    All others compute float32. `promote_float16` decides which kernels accumulate in float16.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
@@ -63,7 +62,7 @@ class Float16Caster(MainRewriter):
     def _to_float32(self, result: Any) -> Any:
         """Emit the float32 form of a result: dead code unless something reads it."""
         if isinstance(result.ty, relax.TupleType):
-            parts = [relax.TupleGetItem(result, n) for n in range(len(result.ty.fields))]
+            parts = (relax.TupleGetItem(result, n) for n in range(len(result.ty.fields)))
             wide = self.emit(relax.Tuple([self.cast(self.emit(p), _FLOAT32) for p in parts]))
         else:
             wide = self.cast(result, _FLOAT32)
@@ -96,20 +95,17 @@ class Float16Caster(MainRewriter):
 
 
 def _fits(tensor: Any) -> bool:
-    """Return whether a constant is not a number that float16 cannot hold, or only with fewer bits."""
+    """Return whether float16 represents a tensor, if it is constant: no overflow, and no denormal scalar."""
     array, limits = ir.constant_array(tensor), np.finfo(_FLOAT16)
-    if array is None:
-        return True
-    values = np.abs(array)
+    values = np.abs([] if array is None else array)
     is_tiny = values.size == 1 and 0 < float(values.max()) < float(limits.tiny)
     return not is_tiny and bool(values.max(initial=0) <= limits.max)
 
 
 # ---------------------------------------------------------------- kernels
-# Values are promoted when they are loaded, and rounded when results are stored.
-#
-# Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
-# one element at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
+# Values are promoted when they are loaded, and rounded when results are stored. Few CPUs add float16. For the others,
+# LLVM converts before and after each operation, for some one element at a time. For WebAssembly, it does not terminate
+# where vectors of float16 are compared (LLVM 22).
 
 # The name of the block around all others of a kernel.
 _ROOT: Final = "root"
@@ -120,17 +116,15 @@ _OPERATIONS: Final = (
 )
 _SELECTIONS: Final = {ir.IF_THEN_ELSE, "prim.likely"}
 _FLOAT16_CALLS: Final = {*_SELECTIONS, "tirx.fabs"}
-# Their results are bits, or depend on the size of a number.
+# Their results are bits, or depend on the width of the type.
 _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_pure_intrin"}
 
 
 def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
-    """Let kernels that compute with float16, more than moving or converting it, do so with float32.
+    """Let kernels that compute with float16, not only move or convert it, compute with float32.
 
-    Args:
-        mod: The kernels.
-        adds_products: Whether float16 stays in kernels that add nothing but products, or nothing at all. Their
-            functions, such as exponentials, are computed in float32.
+    With `adds_products`, float16 stays in kernels without reductions except those of products. Their functions, such as
+    exponentials, are computed in float32.
     """
 
     def to_float32(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -146,20 +140,16 @@ def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IR
 
 
 def _is_float16_sum(block: SBlock) -> bool:
-    """Return whether a reduction is a sum of products of two tensors or constants, or an extreme."""
-    if not isinstance(block.body, tirx.BufferStore):
-        return False
-    value = block.body.value
+    """Return whether a reduction adds products of different tensors or constants, or is a minimum or maximum."""
+    value = block.body.value if isinstance(block.body, tirx.BufferStore) else None
     if isinstance(value, tirx.Min | tirx.Max):
         return True
     product = value.b if isinstance(value, tirx.Add) else None
     if not isinstance(product, tirx.Mul):
         return False
     # a sum of squares may become larger than float16
-    first, second = (
-        {load.source for load in ir.find_nodes(factor, tvm.ir.TensorLoad)}
-        for factor in (product.a, product.b)
-    )
+    factors = (ir.find_nodes(factor, tvm.ir.TensorLoad) for factor in (product.a, product.b))
+    first, second = ({load.source for load in loads} for loads in factors)
     return first.isdisjoint(second)
 
 
@@ -172,7 +162,7 @@ def _promote_function(call: Any) -> Any:
 
 
 def _invert_constant(division: tirx.Div) -> Any:
-    """Return a division of float16 by a number as a multiplication, which is faster and rounds once more."""
+    """Return a division of float16 by a constant as a multiplication, which is faster and rounds once more."""
     divisor = division.b
     if not _is_float16(divisor) or not isinstance(divisor, tirx.FloatImm) or not divisor.value:
         return division
@@ -184,17 +174,16 @@ def _is_float16(expr: Any) -> bool:
 
 
 def computes_float16(body: Any) -> bool:
-    """Return whether a kernel computes with float16, more than selecting numbers."""
-    calls = [
-        call
+    """Return whether a kernel computes with float16, not only selects values."""
+    calls = {
+        ir.operator_name(call)
         for call in ir.find_nodes(body, tvm.ir.Call)
-        if any(map(_is_float16, call.args)) and ir.operator_name(call) not in _SELECTIONS
-    ]
+        if any(map(_is_float16, call.args))
+    } - _SELECTIONS
     computed = ir.find_nodes(body, *_OPERATIONS)
     is_computed = bool(calls) or any(_is_float16(operation.a) for operation in computed)
-    is_fixed = not _FIXED_CALLS.isdisjoint(map(ir.operator_name, calls))
     has_names = any(_is_float16(let.var) for let in ir.find_nodes(body, tirx.Let, tirx.Bind))
-    return is_computed and not is_fixed and not has_names
+    return is_computed and calls.isdisjoint(_FIXED_CALLS) and not has_names
 
 
 def _to_float32(function: tirx.PrimFunc) -> Any:
@@ -214,23 +203,21 @@ def _to_float32(function: tirx.PrimFunc) -> Any:
     }
     results = {param: wide[param] for param in sums if param in wide}
     body = tvm_ffi.structural_map(ir.replace_variables(body, wide), _RULES)
-    return _round_results(body, results) if results else body
+    if not results:
+        return body
+    root = body.block
+    rounding = [_make_rounding(result, own) for result, own in results.items()]
+    buffers = [*root.alloc_buffers, *results.values()]
+    block = ir.with_fields(root, body=tirx.SeqStmt([root.body, *rounding]), alloc_buffers=buffers)
+    return ir.with_fields(body, block=block)
 
 
 def _has_float16(buffer: Any) -> bool:
     return isinstance(buffer.ty, tirx.BufferType) and str(buffer.ty.dtype.dtype) == _FLOAT16
 
 
-def _round_results(realize: SBlockRealize, results: Mapping[Any, Any]) -> SBlockRealize:
-    """Return the root block of a kernel that rounds buffers to its parameters, `results`, in the end."""
-    root = realize.block
-    rounding = [_make_rounding(result, wide) for result, wide in results.items()]
-    buffers = [*root.alloc_buffers, *results.values()]
-    block = ir.with_fields(root, body=tirx.SeqStmt([root.body, *rounding]), alloc_buffers=buffers)
-    return ir.with_fields(realize, block=block)
-
-
 def _make_rounding(result: Any, wide: Any) -> Any:
+    """Return the loops that round a buffer to a result of the kernel."""
     shape = list(result.ty.shape)
     loops = [tirx.Var(f"i{n}", extent.ty.dtype) for n, extent in enumerate(shape)]
     axes = [tirx.Var(f"v{n}", extent.ty.dtype) for n, extent in enumerate(shape)]
@@ -272,30 +259,29 @@ def _promote_store(store: tirx.BufferStore) -> Any:
     if dtype != _FLOAT16 or _is_float16(store.value):
         return store
     value = store.value
-    # moved data are not converted
-    moved = isinstance(value, tirx.Cast) and _is_float16(value.value)
-    rounded = value.value if moved else tirx.Cast(_FLOAT16, value)
-    return ir.with_fields(store, value=rounded)
+    # data that are only moved are not converted
+    is_moved = isinstance(value, tirx.Cast) and _is_float16(value.value)
+    return ir.with_fields(store, value=value.value if is_moved else tirx.Cast(_FLOAT16, value))
 
 
 def _promote_limits(block: SBlock) -> SBlock:
-    """Return a block whose extreme begins with the limit of float32, by which TVM knows it."""
-    init = block.init
-    if not (isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm)):
-        return block
-    limits = {-_LARGEST: tirx.min_value(_FLOAT32), _LARGEST: tirx.max_value(_FLOAT32)}
-    limit = limits.get(float(init.value.value))
+    """Return a block whose minimum or maximum begins with the limit of float32, by which TVM recognizes it."""
+    init, limit = block.init, None
+    if isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm):
+        limits = {-_LARGEST: tirx.min_value(_FLOAT32), _LARGEST: tirx.max_value(_FLOAT32)}
+        limit = limits.get(float(init.value.value))
     if limit is None or _has_float16(init.buffer):
         return block
     return ir.with_fields(block, init=tirx.BufferStore(init.buffer, limit, list(init.indices)))
 
 
+def _promote_constant(node: tirx.FloatImm) -> tirx.FloatImm:
+    return tirx.FloatImm(_FLOAT32, node.value) if _is_float16(node) else node
+
+
 _RULES: Final = (
     (tvm.ir.TensorLoad, _promote_load),
-    (
-        tirx.FloatImm,
-        lambda node: tirx.FloatImm(_FLOAT32, node.value) if _is_float16(node) else node,
-    ),
+    (tirx.FloatImm, _promote_constant),
     (tirx.Cast, _promote_cast),
     (_OPERATIONS, lambda operation: type(operation)(operation.a, operation.b)),
     (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),

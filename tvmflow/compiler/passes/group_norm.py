@@ -1,4 +1,4 @@
-"""Computes group and instance norms on images, not flattened groups: data stay blocked."""
+"""Group and instance norms, computed on images instead of flattened groups, so that data stay blocked."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def group_factor(squares: Any, groups: int, count: Any, epsilon: Any) -> Any:
 
 
 class GroupNormRewriter(MainRewriter):
-    """Rewrites norms of channels, and of data reshaped to groups, to means of images.
+    """Rewrites norms of channels, and of data reshaped to groups (n, groups, …), to means of images.
 
-    The shape of groups is (n, groups, …). A group norm is TVM's operator, or ends with a reshape; an instance norm
-    ends with a division. Their operands become dead code.
+    A group norm is TVM's operator, or ends with a reshape; an instance norm ends with a division.
     """
 
     OPERATORS = ir.operators("divide nn.group_norm reshape")
@@ -48,30 +47,23 @@ class GroupNormRewriter(MainRewriter):
             return None
         match ir.operator_name(call):
             case "relax.divide":
-                return self._replace_instance_norm(call)
+                # an instance norm: each channel is a group
+                data, epsilon = self._match_division(call) or (None, None)
+                if data is None or is_dynamic(groups := known_sizes(data)[1]):
+                    return None
+                return self._emit_norm(data, groups, epsilon)
             case "relax.reshape":
                 return self._replace_reshaped_norm(call)
         return self._replace_group_norm(call)
-
-    def _replace_instance_norm(self, call: Any) -> Any:
-        """Return the norm that a division ends, of each channel by itself; None for others."""
-        division = self._match_division(call)
-        shape = None if division is None else sizes_of(division[0])
-        if division is None or shape is None or is_dynamic(shape[1]):
-            return None
-        return self._emit_norm(division[0], shape[1], division[1])
 
     def _replace_group_norm(self, call: Any) -> Any:
         """Return the norm of groups that TVM's operator describes; None for other axes."""
         data, scale, shift = call.args
         attrs, shape = call.attrs, sizes_of(data) or ()
         rank = len(shape)
-        if (
-            rank < 3
-            or is_dynamic(shape[1])
-            or int(attrs.channel_axis) % rank != 1
-            or sorted(int(axis) % rank for axis in attrs.axes) != list(range(2, rank))
-        ):
+        if rank < 3 or is_dynamic(shape[1]) or int(attrs.channel_axis) % rank != 1:
+            return None
+        if not _are_spatial(attrs.axes, rank):
             return None
         epsilon = relax.const(float(attrs.epsilon), "float32")
         scale, shift = scale if attrs.scale else None, shift if attrs.center else None
@@ -88,23 +80,16 @@ class GroupNormRewriter(MainRewriter):
             return None
         (groups, epsilon), data = division, flattened.args[0]
         shape, image, result = sizes_of(groups), sizes_of(data), sizes_of(call)
-        if (
-            shape is None
-            or image is None
-            or result is None
-            or len(image) < 3
-            or not same_sizes(image, result)
-            or len(shape) != 3
-            or not same_size(shape[0], image[0])
-            or is_dynamic(image[1])
-            or is_dynamic(shape[1])
-            or image[1] % shape[1]
-        ):
+        if shape is None or image is None or result is None or not same_sizes(image, result):
+            return None
+        if len(image) < 3 or len(shape) != 3 or not same_size(shape[0], image[0]):
+            return None
+        if is_dynamic(image[1]) or is_dynamic(shape[1]) or image[1] % shape[1]:
             return None
         return self._emit_norm(data, shape[1], epsilon, scale, shift)
 
     def _match_division(self, quotient: relax.Call) -> tuple[Any, Any] | None:
-        """Return x and ε of (x − mean) / √(variance + ε) along all axes behind the channels; None for others."""
+        """Return x and ε of (x − mean) / √(variance + ε) along all spatial axes; None for others."""
         find = self.flow.find_call
         difference = find(quotient.args[0], "relax.subtract")
         root = find(quotient.args[1], "relax.sqrt")
@@ -114,12 +99,16 @@ class GroupNormRewriter(MainRewriter):
         data, epsilon = difference.args[0], total.args[1]
         if ir.shape_of(epsilon) != () or not self.flow.is_weight(epsilon):
             return None
-        means = find(difference.args[1], "relax.mean"), find(total.args[0], "relax.variance")
-        is_norm = all(self._reduces_images(mean, data) for mean in means)
-        return (data, epsilon) if is_norm else None
+        shape = sizes_of(data)
+        for mean in find(difference.args[1], "relax.mean"), find(total.args[0], "relax.variance"):
+            if mean is None or not mean.args[0].same_as(data) or not mean.attrs.keepdims:
+                return None
+            if shape is None or len(shape) < 3 or not _are_spatial(mean.attrs.axis, len(shape)):
+                return None
+        return data, epsilon
 
     def _match_weights(self, name: str, expr: Any) -> tuple[Any, Any]:
-        """Return the weights (groups, 1) and the other operand of a call; of others, None and the expression."""
+        """Return the weights (groups, 1) and the other operand of a call; for others, None and the expression."""
         call = self.flow.find_call(expr, name)
         if call is not None:
             for weights, other in (tuple(call.args)[::-1], tuple(call.args)):
@@ -129,19 +118,6 @@ class GroupNormRewriter(MainRewriter):
                     return weights, other
         return None, expr
 
-    @staticmethod
-    def _reduces_images(call: Any, data: Any) -> bool:
-        shape = sizes_of(data)
-        return (
-            call is not None
-            and call.args[0].same_as(data)
-            and shape is not None
-            and len(shape) > 2
-            and sorted(int(axis) % len(shape) for axis in call.attrs.axis or ())
-            == list(range(2, len(shape)))
-            and bool(call.attrs.keepdims)
-        )
-
     def _emit_norm(
         self, original: Any, groups: int, epsilon: Any, scale: Any = None, shift: Any = None
     ) -> Any:
@@ -150,15 +126,15 @@ class GroupNormRewriter(MainRewriter):
         _, channels, *image = known_sizes(original)
         rank = len(image) + 2
 
-        def reduce(numbers: Any, function: Callable[..., Any], *args: Any) -> Any:
-            # a sum, into whose kernel the squares go
-            sums = emit(relax.op.sum(numbers, list(range(2, rank)), keepdims=True))
+        def reduce(values: Any, function: Callable[..., Any], *args: Any) -> Any:
+            # a sum, into whose kernel the squares are fused
+            sums = emit(relax.op.sum(values, list(range(2, rank)), keepdims=True))
             name, options = function.__name__, (groups, math.prod(image), *args)
-            # Opaque: a kernel of images that reads it would find the group of each element.
+            # opaque, so that kernels of images do not compute the group of each element
             return self.kernel(function, name, sums, *options, pattern=OPAQUE)
 
         mean = reduce(data, group_mean)
-        # Two subtractions: a shared one would be a tensor in memory.
+        # two subtractions: a shared one would be a tensor in memory
         difference = emit(relax.op.subtract(data, mean))
         squares = emit(relax.op.multiply(difference, difference))
         factor = reduce(squares, group_factor, self.visit_expr(epsilon))
@@ -176,3 +152,8 @@ class GroupNormRewriter(MainRewriter):
         if is_of_groups:
             weights = self.emit(relax.op.broadcast_to(weights, [groups, channels // groups]))
         return self.reshape(weights, [1, channels, *[1] * (rank - 2)])
+
+
+def _are_spatial(axes: Any, rank: int) -> bool:
+    """Return whether axes are all those behind the channels."""
+    return sorted(int(axis) % rank for axis in axes or ()) == list(range(2, rank))

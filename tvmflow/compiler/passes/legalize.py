@@ -1,4 +1,4 @@
-"""Makes kernels of operators: TVM's, and for CPUs those of our own that take less time."""
+"""Makes kernels of operators: TVM's, or faster ones for CPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IR
 
 
 def round_data(x: Any, *operands: Any) -> Any:
-    """Return the values in place of data, see `RoundedData`."""
+    """Return the rounded data, see `RoundedData`."""
 
     def element(*position: Any) -> Any:
         kept, inverse, low, high, scale = (read_broadcast(own, position) for own in operands)
@@ -49,22 +49,17 @@ def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 
 
 def softmax(x: Any, axis: int) -> Any:
-    """Return the softmax of float32 data along an axis, with an error of at most 4 ULP.
-
-    No exponential is of a positive number, and results are multiplied by the inverse of their sum.
-    """
+    """Return the softmax of float32 data along an axis, with an error of at most 4 ULP."""
     row, _, exponentials, total = _exponentiate(x, axis, "softmax")
-    inverse = te.compute(
-        total.shape, lambda *i: tirx.const(1.0, "float32") / total(*i), name="softmax_inverse"
-    )
+    one = tirx.const(1.0, "float32")
+    inverse = te.compute(total.shape, lambda *i: one / total(*i), name="softmax_inverse")
     return te.compute(x.shape, lambda *i: exponentials(*i) * inverse(*row(i)), name="softmax")
 
 
 def log_softmax(x: Any, axis: int) -> Any:
     """Return the logarithm of the softmax of float32 data along an axis.
 
-    No exponential is of a positive number. The maximum and the logarithm of the sum are
-    subtracted one after the other: their sum would lose digits of the logarithm.
+    The maximum and the logarithm of the total are subtracted one after the other: their sum would lose digits.
     """
     row, largest, _, total = _exponentiate(x, axis, "log_softmax")
     logarithm = te.compute(total.shape, lambda *i: te.log(total(*i)), name="log_softmax_logarithm")
@@ -74,10 +69,7 @@ def log_softmax(x: Any, axis: int) -> Any:
 
 
 def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
-    """Return a softmax's parts: the function that drops the axis from indices, maxima, exponentials, sums.
-
-    The exponentials are exp(x - maximum). Names of tensors begin with `name`.
-    """
+    """Return the function that drops the axis from indices, maxima, exponentials exp(x - maximum), and their totals."""
     axis %= len(x.shape)
 
     def row(position: Sequence[Any]) -> list[Any]:
@@ -99,8 +91,8 @@ def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], A
 
 
 # ---------------------------------------------------------------- samples of images
-# TVM computes where a pixel of the result is in the image again for each channel, and reflects
-# elements one by one. Here a table has the positions of the four pixels around it, and their weights.
+# TVM computes the position of a sample again for each channel, and reflects elements one by one. Here, a table has the
+# positions of the four pixels around it, and their weights.
 
 
 def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
@@ -115,11 +107,11 @@ def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 
 
 def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -> Any:
-    """Return bilinear samples (N, C, H', W') of images (N, C, H, W), none beyond their pixels.
+    """Return bilinear samples (N, C, H', W') of images (N, C, H, W).
 
-    The positions of the samples (N, 2, H', W') are x and y, from -1 to 1 within an image. Places beyond an image are
-    reflected into it, or else the nearest pixel counts. With `aligns_corners`, -1 and 1 are the centres of the
-    outermost pixels, not their edges.
+    The positions of the samples (N, 2, H', W') are x and y, from -1 to 1 within an image. Positions beyond an image are
+    reflected into it, or else clamped to it. With `aligns_corners`, -1 and 1 are the centers of the outermost pixels,
+    not their edges.
     """
     count, channels, height, width = (int(n) for n in data.shape)
     shape = [count, *grid.shape[2:]]
@@ -143,10 +135,11 @@ def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -
         positions = te.compute(shape, position, name="place")
         first = te.compute(shape, lambda *i: te.floor(positions(*i)).astype("int32"), name="first")
         second = te.compute(shape, lambda *i: tirx.Min(first(*i) + 1, size - 1), name="second")
-        weight = te.compute(
-            shape, lambda *i: positions(*i) - first(*i).astype("float32"), name="weight"
-        )
-        return first, second, weight
+
+        def fraction(*i: Any) -> Any:
+            return positions(*i) - first(*i).astype("float32")
+
+        return first, second, te.compute(shape, fraction, name="weight")
 
     top, bottom, down = find(1, height)
     left, right, across = find(0, width)

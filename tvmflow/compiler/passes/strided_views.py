@@ -1,7 +1,8 @@
-"""Finds the tensor in memory behind reshapes, transposes, slices and broadcasts, and how they read it."""
+"""Finds the tensor behind reshapes, transposes, slices and broadcasts, and its strides."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -23,10 +24,7 @@ _VIEWS: Final = ir.operators(
 
 
 class MatrixView(NamedTuple):
-    """Matrices in a tensor, which is a variable or a constant.
-
-    The factors are scalars by which they are multiplied, each with whether they are divided by it.
-    """
+    """Matrices in a tensor (a variable or a constant), and scalar factors, each with whether it is a divisor."""
 
     tensor: Any
     matrices: StridedMatrices
@@ -48,52 +46,34 @@ def find_view(
         calls = calls if call is None else [*calls, call]
         found.append((source, calls, factors if factor is None else (*factors, factor)))
     for tensor, calls, factors in reversed(found):
-        matrices = _find_matrices(flow, tensor, calls, batch)
+        view = _follow(flow, tensor, calls)
+        matrices = view.matrices(batch) if view is not None and len(view.axes) > 1 else None
         if matrices is not None:
             return MatrixView(tensor, matrices, factors)
     return None
 
 
-def _find_matrices(
-    flow: ir.DataFlow, tensor: Any, calls: Sequence[Any], batch: Sequence[IrSize]
-) -> StridedMatrices | None:
-    """Return how matrices lie in a tensor; None if they have no strides."""
-    shapes = [sizes_of(expr) for expr in (tensor, *calls)]
+def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
+    """Return the view of a tensor after some calls, the last one first; None if it has no strides, or no elements."""
+    shapes = [sizes_of(expr) for expr in (tensor, *reversed(calls))]
     if any(shape is not None and 0 in shape for shape in shapes):
         return None
-    view = _follow(flow, tensor, calls)
-    return view.matrices(batch) if view is not None and len(view.axes) > 1 else None
-
-
-def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
-    """Return a view of a tensor after some calls, the last one first; None if it is not known."""
-    view: StridedView | None = StridedView.of_tensor(sizes_of(tensor) or ())
-    before = sizes_of(tensor)
-    for call in reversed(calls):
-        after = sizes_of(call)
+    view: StridedView | None = StridedView.of_tensor(shapes[0] or ())
+    for call, before, after in zip(reversed(calls), shapes, shapes[1:], strict=False):
         if view is None or before is None or after is None:
             return None
         view = _view_of_call(flow, call, view, before, after)
-        before = after
     return view
 
 
 def _view_of_call(
-    flow: ir.DataFlow,
-    call: Any,
-    view: StridedView,
-    before: Sequence[IrSize],
-    after: Sequence[IrSize],
+    flow: ir.DataFlow, call: Any, view: StridedView, before: Any, after: Sequence[IrSize]
 ) -> StridedView | None:
     """Return the view after a call, whose sizes are known before and after it."""
     if isinstance(call, relax.TupleGetItem):
         split: Any = flow.values[call.tuple_value]
-        return _cut(
-            view,
-            before,
-            int(split.attrs.axis),
-            lambda positions: read_split(split, positions, call.index),
-        )
+        read = functools.partial(read_split, split, index=call.index)
+        return _cut(view, before, int(split.attrs.axis), read)
     match ir.operator_name(call).removeprefix("relax."):
         case "permute_dims":
             axes = call.attrs.axes
@@ -112,9 +92,7 @@ def _view_of_call(
             sliced: StridedView | None = view
             for axis in map(int, getattr(call.args[1], "fields", ())):
                 if sliced is not None:
-                    sliced = _cut(
-                        sliced, before, axis, lambda positions: read_slice(call, positions)
-                    )
+                    sliced = _cut(sliced, before, axis, functools.partial(read_slice, call))
             return sliced
         case _:
             return view.reshape(after)
@@ -123,30 +101,25 @@ def _view_of_call(
 def _cut(
     view: StridedView, sizes: Sequence[IrSize], axis: int, read: Callable[[_Array], _Array | None]
 ) -> StridedView | None:
-    """Return the positions along an axis of fixed size that a function selects; None for others."""
+    """Return the view of evenly spaced positions along a fixed axis, which a function selects; None for others."""
     axis %= len(sizes)
     if is_dynamic(sizes[axis]):
         return None
-    # of as many positions along other axes as there are, since they may be selected, too
+    # other axes have all their positions, since the function may select some of these, too
     shape = [1 if is_dynamic(size) else size for size in sizes]
     try:
         positions = list_positions(read, shape, axis)
     except IndexError:
         return None
-    if positions is None:
-        return None
-    steps = np.unique(np.diff(positions))
-    if len(steps) > 1:
+    steps = np.unique(np.diff([] if positions is None else positions))
+    if positions is None or len(steps) > 1:
         return None
     step = int(steps[0]) if len(steps) else 1
     return view.cut(axis, int(positions[0]), step, len(positions))
 
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
-    """Return the tensor that an expression reads, the call that reads it, and a factor.
-
-    None at the end of a chain.
-    """
+    """Return the tensor that an expression reads, the call that reads it, and a factor; None at the end of a chain."""
     value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
         return value, None, None
@@ -160,12 +133,9 @@ def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
         data, factor = value.args
         if name == "relax.multiply" and is_scalar(data):
             data, factor = factor, data
-        shapes = sizes_of(data), sizes_of(value)
-        if (
-            is_scalar(factor)
-            and None not in shapes
-            and same_sizes(shapes[0] or (), shapes[1] or ())
-        ):
+        before, after = sizes_of(data), sizes_of(value)
+        is_alike = before is not None and after is not None and same_sizes(before, after)
+        if is_scalar(factor) and is_alike:
             return data, None, (factor, name == "relax.divide")
     return None
 
