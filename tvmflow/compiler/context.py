@@ -17,7 +17,7 @@ from tvmflow.compiler.contraction.machine import (
     is_cpu,
 )
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
+from tvmflow.compiler.tir_kernels.blocked import INTEGERS, PAIRS, Products
 from tvmflow.core.choices import Choice, Choices, Operator, tile_size
 from tvmflow.graph import ir
 from tvmflow.graph.marks import Marks

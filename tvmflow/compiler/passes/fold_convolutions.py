@@ -11,6 +11,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler.context import TargetRewriter
+from tvmflow.compiler.tir_kernels.blocked import Window
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import known_sizes, same_sizes, sizes_of
 from tvmflow.graph.norms import has_value_for_each_channel
@@ -19,16 +20,14 @@ from tvmflow.graph.rewriter import MainRewriter
 _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"
 
-# Convolutions of the same data whose results are added, as RepVGG and MobileOne have before reparametrization.
-# Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, merge them in the model.
+# Convolutions of the same data whose results are added, as in RepVGG and MobileOne before reparametrization
+# (Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021).
 
 _CONVERSIONS: Final = ir.operators("astype dequantize")
 # Operators that the folding of norms and the importer put between converted weights and a convolution.
 _MOVES: Final = ir.operators("multiply permute_dims reshape expand_dims")
-# Data that are added themselves are a matrix of ones, which the merged weights must not be much larger than.
+# The most elements of the weights that add data themselves, a diagonal of ones.
 _MAX_ONES: Final = 1 << 22
-# Images and sequences with channels.
-_MIN_RANK: Final = 3
 
 
 class _Term(NamedTuple):
@@ -51,24 +50,15 @@ class _Term(NamedTuple):
     gaps: Sequence[int]
 
     def find_offsets(self, other: _Term) -> list[int] | None:
-        """Return the pixel of this term along each axis at which another term begins.
-
-        None if that reads other pixels, or other data.
-        """
+        """Return where another term begins along each axis; None if it reads other pixels, or other data."""
         if not self.data.same_as(other.data):
             return None
         offsets = []
-        for axis, (begin, size, gap) in enumerate(
-            zip(self.begins, self.sizes, self.gaps, strict=True)
-        ):
-            offset, rest = divmod(other.begins[axis] - begin, gap)
-            length = other.sizes[axis]
-            if (
-                rest
-                or offset < 0
-                or offset + length > size
-                or (length > 1 and other.gaps[axis] != gap)
-            ):
+        own, others = ((t.begins, t.sizes, t.gaps) for t in (self, other))
+        for begin, size, gap, first, length, step in zip(*own, *others, strict=True):
+            offset, rest = divmod(first - begin, gap)
+            has_other_gaps = length > 1 and step != gap
+            if rest or offset < 0 or offset + length > size or has_other_gaps:
                 return None
             offsets.append(offset)
         return offsets
@@ -84,24 +74,19 @@ class ConvolutionMerger(TargetRewriter):
     OPERATORS = (_ADD,)
 
     def _replace(self, call: Any) -> Any:
-        return self._merge(call) if self._is_whole_sum(call) else None
-
-    def _is_whole_sum(self, call: Any) -> bool:
-        """Return whether a sum is the root of its addition tree: no sum of the same shape contains it."""
+        """Return a sum with as few convolutions as possible; None if it is unchanged, or part of a sum."""
         readers = self.flow.list_readers(call)
-        is_part = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
-        return not is_part or not same_sizes(known_sizes(readers[0]), known_sizes(call))
-
-    def _merge(self, total: Any) -> Any:
-        """Return a sum with as few convolutions as possible; None if it is unchanged."""
-        leaves = dict(enumerate(self._list_leaves(total)))
-        terms = {n: term for n, leaf in leaves.items() if (term := self._analyze(leaf, total))}
+        is_added = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
+        if is_added and same_sizes(known_sizes(readers[0]), known_sizes(call)):
+            return None
+        leaves = dict(enumerate(self._list_leaves(call)))
+        terms = {n: term for n, leaf in leaves.items() if (term := self._analyze(leaf, call))}
         bases = [n for n, term in terms.items() if term.conv is not None]
         merged = []
         for n in sorted(bases, key=lambda n: -math.prod(terms[n].sizes)):
             if (base := terms.get(n)) is None:
                 continue
-            # where the weights of other terms begin within its own
+            # where the weights of other terms begin within those of the base
             found = {m: self._offsets(base, term) for m, term in terms.items() if m != n}
             parts = {m: offsets for m, offsets in found.items() if offsets is not None}
             if not parts:
@@ -124,7 +109,7 @@ class ConvolutionMerger(TargetRewriter):
         return functools.reduce(lambda left, right: self.emit(relax.op.add(left, right)), values)
 
     def _list_leaves(self, total: Any) -> list[Any]:
-        """Return the terms of a sum, through other sums that nothing else reads, in order."""
+        """Return the terms of a sum in order, through inner sums that nothing else reads."""
         leaves, operands = [], list(reversed(total.args))
         while operands:
             operand = operands.pop()
@@ -138,16 +123,11 @@ class ConvolutionMerger(TargetRewriter):
     def _analyze(self, leaf: Any, total: Any) -> _Term | None:
         """Return the data of a term; None for terms that cannot be merged."""
         shape = sizes_of(leaf)
-        if (
-            shape is None
-            or len(shape) < _MIN_RANK
-            or not same_sizes(shape, known_sizes(total))
-            or not ir.is_float32(leaf)
-            or self.flow.is_weight(leaf)
-        ):
+        if shape is None or len(shape) < 3 or not same_sizes(shape, known_sizes(total)):
+            return None
+        if not ir.is_float32(leaf) or self.flow.is_weight(leaf):
             return None
         value: Any = self.flow.value_if_used_once(leaf)
-        axes = range(len(shape) - 2)
         if ir.operator_name(value) in ir.CONVOLUTIONS:
             return self._analyze_convolution(value)
         data, scale = leaf, None
@@ -155,9 +135,8 @@ class ConvolutionMerger(TargetRewriter):
             for factor, other in (value.args, reversed(value.args)):
                 if self.flow.is_weight(factor) and has_value_for_each_channel(factor, shape):
                     data, scale = other, factor
-        data = self.flow.resolve(data)
-        ones = [1 for _ in axes]
-        return _Term(None, scale, data, begins=[0 for _ in axes], sizes=ones, gaps=ones)
+        data, ones = self.flow.resolve(data), [1] * (len(shape) - 2)
+        return _Term(None, scale, data, begins=[0] * len(ones), sizes=ones, gaps=ones)
 
     def _analyze_convolution(self, conv: Any) -> _Term | None:
         kind = ir.convolution_kind(conv)
@@ -169,12 +148,10 @@ class ConvolutionMerger(TargetRewriter):
             or self._context.is_plain(kind)
         ):
             return None
-        attrs = conv.attrs
-        sizes = ir.known_shape(conv.args[1])[2:]
-        gaps = [
-            int(gap) if size > 1 else 1 for gap, size in zip(attrs.dilation, sizes, strict=True)
-        ]
-        begins = [-int(width) for width in list(attrs.padding)[: len(sizes)]]
+        window, sizes = Window.of(conv), ir.known_shape(conv.args[1])[2:]
+        pairs = zip(window.dilation, sizes, strict=True)
+        gaps = [gap if size > 1 else 1 for gap, size in pairs]
+        begins = [-width for width in window.padding[: len(sizes)]]
         data = self.flow.resolve(conv.args[0])
         return _Term(conv=conv, scale=None, data=data, begins=begins, sizes=sizes, gaps=gaps)
 
@@ -185,19 +162,14 @@ class ConvolutionMerger(TargetRewriter):
         return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))
 
     def _offsets(self, base: _Term, term: _Term) -> list[int] | None:
-        """Return where the weights of a term begin within those of a convolution.
-
-        None if they cannot be part of them.
-        """
-        attrs = base.conv.attrs
-        strides = [int(stride) for stride in attrs.strides]
+        """Return where the weights of a term begin within those of a convolution; None if they are not part of them."""
+        groups, strides = int(base.conv.attrs.groups), Window.of(base.conv).strides
         if term.conv is not None:
-            own = term.conv.attrs
-            is_alike = int(own.groups) == int(attrs.groups)
-            is_alike = is_alike and [int(stride) for stride in own.strides] == strides
+            own = int(term.conv.attrs.groups), Window.of(term.conv).strides
+            is_alike = own == (groups, strides)
         else:
             results, width = ir.known_shape(base.conv.args[1])[:2]
-            is_alike = set(strides) == {1} and width * int(attrs.groups) == results
+            is_alike = {*strides} == {1} and width * groups == results
             is_alike = is_alike and results * width <= _MAX_ONES
         return base.find_offsets(term) if is_alike else None
 
@@ -213,18 +185,16 @@ class ConvolutionMerger(TargetRewriter):
             if term.scale is not None:
                 scale = self.reshape(self.visit_expr(term.scale), [results, 1, *(1 for _ in sizes)])
                 weights = self.emit(relax.op.multiply(weights, scale))
-        after = [
-            size - begin - length
-            for size, begin, length in zip(sizes, start, term.sizes, strict=True)
-        ]
-        widths = [0, 0, 0, 0, *(width for pair in zip(start, after, strict=True) for width in pair)]
+        widths = [0] * 4
+        for size, begin, length in zip(sizes, start, term.sizes, strict=True):
+            widths += [begin, size - begin - length]
         return self.emit(relax.op.nn.pad(weights, widths)) if any(widths) else weights
 
 
 # ---------------------------------------------------------------- weights for GPUs
-# A GPU computes a convolution as an implicit GEMM over kernel positions and channels (`schedules/gpu/products.py`).
-# If the channels of a position are contiguous, threads compute the address and the padding of a pixel once for many
-# channels, and load weights as vectors.
+# A GPU computes a convolution as an implicit GEMM over kernel positions and channels (`schedules/gpu/products.py`). If
+# the channels of a position are contiguous, threads compute the address of a pixel once for many channels, and load
+# weights as vectors.
 
 # The depth of a tile: fewer channels do not fill one.
 _MIN_CHANNELS: Final = 16

@@ -1,4 +1,4 @@
-"""Computes attention in one kernel: queries times keys, softmax, and the product with values."""
+"""Fuses attention into one kernel: queries times keys, softmax, and the product with values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Any, Final, NamedTuple
 import tvm
 from tvm import tirx
 
-from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.contraction.gpu_tiles import Device
-from tvmflow.compiler.contraction.machine import (
-    CpuModel,
-)
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 from tvmflow.compiler.passes.vector_math import exp_of_negative
 from tvmflow.compiler.tir_kernels.attention import (
     Attention,
     ScoreStep,
     Typical,
+    make_cpu_kernel,
     make_gpu_kernel,
 )
-from tvmflow.compiler.tir_kernels.cpu_attention import make_cpu_kernel
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices, contiguous
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
@@ -33,7 +30,7 @@ from tvmflow.graph.dynamic_shapes import (
     same_sizes,
     sizes_of,
 )
-from tvmflow.graph.rewriter import MainRewriter, rewrite_main
+from tvmflow.graph.rewriter import rewrite_main
 
 _log = logging.getLogger(__name__)
 
@@ -52,19 +49,7 @@ def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
 
     It keeps the scores in the cache of a CPU, or in the registers of a GPU.
     """
-    if context.is_plain("attention"):
-        return mod
-    if context.cpu is not None:
-        exponential = exp_of_negative if context.has_vector_math() else tirx.exp
-        return rewrite_main(mod, _AttentionFuser, _Processor(context.cpu, exponential))
-    return rewrite_main(mod, _AttentionFuser, Device.from_target(context.target))
-
-
-class _Processor(NamedTuple):
-    """A CPU, and the function that computes exponentials of negative values on it."""
-
-    model: CpuModel
-    exponential: Callable[[Any], Any]
+    return mod if context.is_plain("attention") else rewrite_main(mod, _AttentionFuser, context)
 
 
 class _Step(NamedTuple):
@@ -79,14 +64,13 @@ _Scores = tuple[Any, list[_Step]]
 """The product that scores begin with, and the operations on them, in order."""
 
 
-class _AttentionFuser(MainRewriter):
+class _AttentionFuser(TargetRewriter):
     """Rewrites the last product of attention, or the transpose behind it."""
 
     OPERATORS = ir.operators("matmul permute_dims")
 
-    def __init__(self, mod: tvm.IRModule, machine: _Processor | Device) -> None:
-        super().__init__(mod)
-        self._machine = machine
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+        super().__init__(mod, context)
         self._transposed = [
             self.flow.find_call_used_once(value.args[0], "relax.matmul")
             for value in self.flow.values.values()
@@ -105,24 +89,26 @@ class _AttentionFuser(MainRewriter):
     def _fuse(self, call: Any, order: Sequence[int]) -> Any:
         """Return the call of a kernel for attention with axes in an order; None for other products."""
         scores, replacement = _match(self.flow, call) or (None, None)
-        fused = None if scores is None else self._make_kernel(scores, replacement, call, order)
+        fused = None if scores is None else self._describe(scores, replacement, call, order)
         if fused is None:
             return None
         kernel, views = fused
-        function: tvm.tirx.PrimFunc | None
-        if isinstance(self._machine, _Processor):
-            function = make_cpu_kernel(kernel, *self._machine)
+        cpu, function = self._context.cpu, None
+        if cpu is not None:
+            exponential = exp_of_negative if self._context.has_vector_math() else tirx.exp
+            function = make_cpu_kernel(kernel, cpu, exponential)
         else:
-            function = make_gpu_kernel(kernel, self._machine)
+            function = make_gpu_kernel(kernel, Device.from_target(self._context.target))
         if function is None:
             return None
         _log.debug("attention of %s with %d operands", sizes_of(call), len(views))
         arguments = [self.visit_expr(view.tensor) for view in views]
         return self.call_function(function, "attention", arguments, kernel.out_shape)
 
-    def _make_kernel(
+    def _describe(
         self, scores: _Scores, replacement: Any, result: Any, order: Sequence[int]
     ) -> tuple[Attention, list[MatrixView]] | None:
+        """Return the computation of a kernel, and the views of its operands; None if one has no strides."""
         product, steps = scores
         *batch, queries, keys = sizes_of(product) or ()
         shape = sizes_of(result) or ()
@@ -151,24 +137,22 @@ class _AttentionFuser(MainRewriter):
                 if operand is not None:
                     views.append(self._find_mask(operand, step.shape, (queries, keys)))
             score_steps.append(ScoreStep(_STEPS[step.name], tuple(positions)))
-        if any(view is None for view in views):
-            return None
         known = [view for view in views if view is not None]
+        if len(known) < len(views):
+            return None
+        sizes = count_elements(batch), queries, keys
+        operands = (
+            Operand(sizes_of(view.tensor) or (), ir.dtype_of(view.tensor), view.matrices)
+            for view in known
+        )
         kernel = Attention(
-            batch=count_elements(batch),
+            batch=sizes[0],
             queries=queries,
             keys=keys,
-            typical=Typical(
-                batch=self.numbers.size(count_elements(batch)),
-                queries=self.numbers.size(queries),
-                keys=self.numbers.size(keys),
-            ),
+            typical=Typical(*map(self.numbers.size, sizes)),
             depth=depth,
             values=shape[-1],
-            operands=tuple(
-                Operand(sizes_of(view.tensor) or (), ir.dtype_of(view.tensor), view.matrices)
-                for view in known
-            ),
+            operands=tuple(operands),
             factors=tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
             steps=tuple(score_steps),
             replacement=position,
@@ -180,7 +164,7 @@ class _AttentionFuser(MainRewriter):
     def _find_mask(
         self, operand: Any, shape: Sequence[IrSize], matrix: tuple[IrSize, IrSize]
     ) -> MatrixView | None:
-        """Return the view of an operand of scores of a shape; None if it is not a batch of matrices."""
+        """Return the view of an operand of scores of a shape; None if it is not broadcast to matrices."""
         extents = sizes_of(operand)
         is_matrix = same_sizes(shape[-2:], matrix)
         if extents is None or not is_matrix or len(extents) > len(shape):
@@ -214,13 +198,11 @@ def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
     if replacement is not None:
         value = flow.value_if_used(weights, 2)
     softmax = ir.as_call(value, "relax.nn.softmax")
-    rows = sizes_of(call.args[0])
-    scored = sizes_of(softmax)
+    rows, scored = sizes_of(call.args[0]), sizes_of(softmax)
     if softmax is None or rows is None or scored is None:
         return None
-    if int(softmax.attrs.axis) % len(scored) != len(scored) - 1:
-        return None
-    scores = _match_scores(flow, softmax.args[0], scored[-1])
+    is_of_rows = int(softmax.attrs.axis) % len(scored) == len(scored) - 1
+    scores = _match_scores(flow, softmax.args[0], scored[-1]) if is_of_rows else None
     if scores is None:
         return None
     product = sizes_of(scores[0]) or ()
@@ -229,9 +211,8 @@ def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
     if not is_plain or len(rows) < 2 or any(same_size(size, 0) for size in shape):
         return None
     batches = [count_elements(sizes[:-2]) for sizes in (product, rows, shape)]
-    if not all(same_size(batch, batches[-1]) for batch in batches):
-        return None
-    return scores, replacement
+    is_one_batch = all(same_size(batch, batches[-1]) for batch in batches)
+    return (scores, replacement) if is_one_batch else None
 
 
 def _skip_reshapes(flow: ir.DataFlow, expr: Any) -> Any:
@@ -246,7 +227,7 @@ def _skip_reshapes(flow: ir.DataFlow, expr: Any) -> Any:
 
 
 def _match_nan_guard(flow: ir.DataFlow, value: Any) -> tuple[Any, Any]:
-    """Return p and the scalar s of `where(isnan(p), s, p)`; None for another value."""
+    """Return p and the scalar s of `where(isnan(p), s, p)`; None and None for another value."""
     if ir.operator_name(value) == "relax.where":
         condition, replacement, weights = value.args
         test = flow.value_if_used_once(condition)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
@@ -33,7 +32,6 @@ from tvmflow.compiler.contraction.packed import (
     pack,
 )
 from tvmflow.compiler.passes.quantization import (
-    QuantizedData,
     WeightSource,
     find_integer_weights,
     find_quantized_data,
@@ -43,7 +41,7 @@ from tvmflow.compiler.passes.quantization import (
     to_dot_data,
 )
 from tvmflow.compiler.passes.strided_views import find_view
-from tvmflow.compiler.tir_kernels import blocked, dot_products
+from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.block_quantized import (
     WORD_BITS,
     BlockQuantizedMatmul,
@@ -51,9 +49,9 @@ from tvmflow.compiler.tir_kernels.block_quantized import (
     make_kernel,
     make_row_kernel,
 )
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
-from tvmflow.compiler.tir_kernels.dot_products import ROWS as MATRIX_ROWS
+from tvmflow.compiler.tir_kernels.blocked import BFLOAT16
+from tvmflow.compiler.tir_kernels.blocked import ROWS as MATRIX_ROWS
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, when
 from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
 from tvmflow.core.choices import COLUMNS, ROWS, Choice
 from tvmflow.graph import bfloat16, ir
@@ -99,10 +97,7 @@ class MatmulPacker(TargetRewriter):
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: Any) -> Any:
-        """Emit the product of quantized data and int8 weights; None for others.
-
-        The scale of the weights is not part of it.
-        """
+        """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
         data = find_quantized_data(self.flow, call.args[0])
         weights, zeros = split_zero_point(self.flow, call.args[1])
         source = find_integer_weights(self.flow, weights)
@@ -115,7 +110,7 @@ class MatmulPacker(TargetRewriter):
         data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
         integers = data.integers
         if not rows:
-            # whatever stands beyond the depth is multiplied by zeros
+            # the weights beyond the depth are zeros
             outer = [1] * (len(known_sizes(integers)) - 1)
             integers = self.pad_to_multiples(integers, [*outer, products.terms])
         weights = self.visit_expr(source.call.args[0])
@@ -124,57 +119,43 @@ class MatmulPacker(TargetRewriter):
         padded = self.pad_to_multiples(weights, [block, products.terms])
         split = [-(-columns // block), block, -(-depth // products.terms), products.terms]
         packed = self.rearrange(padded, split, [0, 2, 1, 3])
-        multiply = functools.partial(dot_products.dense, products, results=columns, rows=rows)
+        multiply = functools.partial(blocked.dot_dense, products, results=columns, rows=rows)
         sums = self.kernel(multiply, "quantized_dense_pack", integers, packed)
         if zeros is not None:
-            sums = self._subtract_zeros(sums, data, zeros, depth)
+            # the products with weights minus a zero point, of all or of each column
+            totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
+            zero_point = data.emit_zero_point(self)
+            offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
+            totals = self.emit(relax.op.subtract(totals, offset))
+            offset = self.emit(relax.op.multiply(totals, relax.const(zeros)))
+            sums = self.emit(relax.op.subtract(sums, offset))
         return scale_accumulators(self, sums, weights, [-1], data)
 
     def _count_matrix_rows(self, data: Any, columns: int) -> int:
-        """Return how many rows instructions multiply as matrices; 0 if they multiply each by itself.
+        """Return how many rows instructions multiply as matrices; 0 if they multiply each row separately.
 
-        Levels of CPUs that share weights have one layout of them.
+        ISA levels that share weights have one layout of them.
         """
         cpu, sizes = self._cpu, sizes_of(data)
-        if (
-            not cpu.has_matrices
-            or self._context.options.shares_weights
-            or sizes is None
-            or is_dynamic(sizes[-2])
-            or sizes[-2] < _MIN_MATRIX_ROWS
-            or columns < cpu.lanes
-        ):
+        if not cpu.has_matrices or self._context.options.shares_weights or columns < cpu.lanes:
+            return 0
+        if sizes is None or is_dynamic(sizes[-2]) or sizes[-2] < _MIN_MATRIX_ROWS:
             return 0
         vectors, depth = -(-columns // cpu.lanes), ir.known_shape(data)[-1]
         problem = Contraction(int(sizes[-2]), vectors, depth, Arithmetic.BYTE_MATRICES)
         return candidates.pad_rows(problem, cpu)
 
-    def _subtract_zeros(
-        self, sums: Any, data: QuantizedData, zeros: np.ndarray[Any, Any], depth: int
-    ) -> Any:
-        """Emit the products with weights minus a zero point, of all or of each column."""
-        totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
-        zero_point = data.emit_zero_point(self)
-        offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
-        totals = self.emit(relax.op.subtract(totals, offset))
-        offset = self.emit(relax.op.multiply(totals, relax.const(zeros)))
-        return self.emit(relax.op.subtract(sums, offset))
-
     def _multiply_bfloat16(self, data: Any, weights: Any) -> Any:
         columns, block = ir.known_shape(weights)[1], self._context.lanes
         packed = self.split_terms(self._pack(weights, block, "float32"), BFLOAT16.terms)
-        return self.kernel(
-            functools.partial(dot_products.dense, BFLOAT16),
-            "bfloat16_dense_pack",
-            self.round_data(data),
-            self.round_weights(packed),
-            columns,
-        )
+        multiply = functools.partial(blocked.dot_dense, BFLOAT16, results=columns)
+        operands = self.round_data(data), self.round_weights(packed)
+        return self.kernel(multiply, "bfloat16_dense_pack", *operands)
 
     def _choose_block(self, columns: int) -> int | None:
-        """Return how many accumulators one instruction computes: all of a vector, or fewer for fewer columns.
+        """Return how many accumulators one instruction computes: those of a vector, or fewer for few columns.
 
-        None if no instruction divides the columns, or there is none.
+        None if there is no instruction, or none divides the columns.
         """
         lanes, dtype = self._context.lanes, self._context.dot_dtype
         if dtype is not None and columns > lanes:
@@ -194,10 +175,7 @@ class MatmulPacker(TargetRewriter):
         )
 
     def _pad_product(self, call: Any, weights: Any) -> tuple[int | None, int]:
-        """Return how many rows and columns are computed, so that tiles divide them.
-
-        A dynamic number of rows, for which None stands, is not padded.
-        """
+        """Return how many rows (None if they are dynamic) and columns are computed, so that tiles divide them."""
         data = call.args[0]
         (depth, columns), shape = ir.known_shape(weights), self.numbers.shape(data)
         assert shape is not None, "the product is supported"
@@ -207,7 +185,7 @@ class MatmulPacker(TargetRewriter):
         sizes = sizes_of(data)
         if sizes is None or is_dynamic(sizes[-2]):
             return None, candidates.pad_product(problem, cpu)[1] * cpu.lanes
-        # results that are rounded depend on nothing that is measured
+        # rounded results must not depend on measurements
         ratio = _MAX_MEASURED_RATIO if self._context.has_full_precision() else 1.0
         paddings = candidates.rank_paddings(problem, cpu, ratio)[:_MAX_MEASURED]
         choices: list[tuple[Choice, int]] = [
@@ -228,8 +206,7 @@ class MatmulPacker(TargetRewriter):
 
 
 # ---------------------------------------------------------------- block-quantized weights
-# Weights of 4 or 8 bits in groups. Where the target has no kernel for their readers, they become float32 when the
-# library is built.
+# Where the target has no kernel for their readers, block-quantized weights become float32 when the library is built.
 
 _BYTE: Final = 8
 
@@ -307,8 +284,7 @@ class BlockQuantizedRewriter(TargetRewriter):
         return self.cast(result, ir.dtype_of(call))
 
     def _tile(self, weights: Any, product: BlockQuantizedMatmul) -> list[Any]:
-        """Emit words, scales and zero points in tiles of columns, once for all products."""
-        # calls with the same operands share them
+        """Emit words, scales and zero points as (tiles, …, columns of a tile), once for all products."""
         key = tuple(weights.args)
         if key not in self._tiled:
             packed, *parameters = self._visit_operands(weights)
@@ -316,16 +292,13 @@ class BlockQuantizedRewriter(TargetRewriter):
             flat = self.reshape(packed, [rows, groups * size])
             shape = relax.ShapeExpr([rows, groups * product.words])
             words = self.emit(relax.op.memory.view(flat, shape, "int32"))
-            self._tiled[key] = [
-                self._tile_columns(tensor, product) for tensor in (words, *parameters)
-            ]
+            tiled = []
+            for tensor in (words, *parameters):
+                padded = self.pad_to_multiples(tensor, [product.width])
+                tiles = [product.tiles, product.width, ir.known_shape(tensor)[1]]
+                tiled.append(self.rearrange(padded, tiles, [0, 2, 1]))
+            self._tiled[key] = tiled
         return list(self._tiled[key])
-
-    def _tile_columns(self, tensor: Any, product: BlockQuantizedMatmul) -> Any:
-        """Emit a tensor (columns, numbers) as (tiles, numbers, columns of a tile)."""
-        padded = self.pad_to_multiples(tensor, [product.width])
-        numbers = ir.known_shape(tensor)[1]
-        return self.rearrange(padded, [product.tiles, product.width, numbers], [0, 2, 1])
 
     def _look_up(self, call: Any, weights: Any, operator: BlockQuantizedWeights) -> Any:
         """Emit the kernel that converts the rows that are looked up."""
@@ -342,16 +315,11 @@ class BlockQuantizedRewriter(TargetRewriter):
 
     def _visit_operands(self, weights: Any) -> list[Any]:
         """Return the operands of block-quantized weights, with parameters as (rows, groups)."""
-        packed, *parameters = (
-            self.visit_expr(operand)
-            for operand in weights.args
-            if not isinstance(operand, relax.Tuple)
-        )
+        given = [operand for operand in weights.args if not isinstance(operand, relax.Tuple)]
+        packed, *parameters = map(self.visit_expr, given)
         shape = ir.known_shape(packed)[:2]
-        return [
-            packed,
-            *(t if ir.shape_of(t) == shape else self.reshape(t, shape) for t in parameters),
-        ]
+        shaped = (t if ir.shape_of(t) == shape else self.reshape(t, shape) for t in parameters)
+        return [packed, *shaped]
 
     def _convert(self, call: Any, operator: BlockQuantizedWeights) -> Any:
         op, operands = relax.op, BlockQuantizedOperands(*call.args)
@@ -412,15 +380,14 @@ class BatchedMatmulPacker(TargetRewriter):
 
     def _is_ragged(self, call: Any) -> bool:
         """Return whether the columns of a product of two activations may not fill whole vectors."""
-        shapes = [self.numbers.shape(expr) for expr in (*call.args, call)]
+        tensors = (*call.args, call)
+        shapes = map(self.numbers.shape, tensors)
         if not all(shape is not None and len(shape) >= 2 and 0 not in shape for shape in shapes):
             return False
         columns = (sizes_of(call) or ())[-1]
-        return (
-            all(ir.is_float32(expr) for expr in (*call.args, call))
-            and (is_dynamic(columns) or columns % self._cpu.lanes != 0)
-            and not any(map(self.flow.is_weight, call.args))
-        )
+        fills_vectors = not is_dynamic(columns) and columns % self._cpu.lanes == 0
+        is_product_of_data = not any(map(self.flow.is_weight, call.args))
+        return all(map(ir.is_float32, tensors)) and not fills_vectors and is_product_of_data
 
     def _make_kernel(
         self,
@@ -448,9 +415,8 @@ class BatchedMatmulPacker(TargetRewriter):
             def source(row: Any, column: Any) -> Any:
                 return factors[right.offset_of(group * right.repeats, row, column)]
 
-            pack(
-                source, right.column == 1, depth, columns, packed[0], slot * depth * columns.padded
-            )
+            base = slot * depth * columns.padded
+            pack(source, right.column == 1, depth, columns, packed[0], base)
 
         def multiply(matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
             first = block * together
@@ -462,14 +428,15 @@ class BatchedMatmulPacker(TargetRewriter):
                 return data[left.offset_of(matrix, existing, k)]
 
             result = allocate(together * columns.padded)
-            Product(
+            product = Product(
                 rows=count_rows(rows, first, together, tile_rows),
                 depth=depth,
                 columns=columns,
                 tile_rows=tile_rows,
                 factors=max(1, cpu.multiplicand_lanes),
-            ).emit(source, packed[0], slot * depth * columns.padded, result)
-            with T.serial(together) as row, T.If(first + row < rows), T.Then():
+            )
+            product.emit(source, packed[0], slot * depth * columns.padded, result)
+            with T.serial(together) as row, when(first + row < rows):
                 for column in iterate_vectors(width, cpu.lanes):
                     value = result[row * columns.padded + column]
                     products[out.offset_of(matrix, first + row, column)] = value
@@ -488,6 +455,6 @@ class BatchedMatmulPacker(TargetRewriter):
             "out": (shape, FLOAT),
         }
         with define_flat_kernel("batched_matmul", parameters, has_root=False) as (builder, buffers):
-            data, factors, products = map(T.buffer_proxy, buffers)
+            data, factors, products = buffers
             emit_batches(batches, (depth * columns.padded,), cores, pack_right, multiply)
         return builder.get()

@@ -161,7 +161,7 @@ def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -
     }
     is_parallel = cores > 1 and groups > 1 and groups * n >= _MIN_PARALLEL_SCORES
     with define_flat_kernel("non_max_suppression", kinds) as (builder, buffers):
-        *inputs, selected, count = map(B.buffer_proxy, buffers)
+        *inputs, selected, count = buffers
         kept = B.buffer_proxy(B.alloc_buffer((groups * most,), "int32"))
         numbers = B.buffer_proxy(B.alloc_buffer((groups,), "int32"))
         with (B.parallel if is_parallel else B.serial)(groups) as group:

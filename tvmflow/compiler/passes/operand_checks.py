@@ -227,7 +227,7 @@ def _make_kernel(
     columns = _list_columns(bound)
     width = 1 if not columns or columns[0][0] is None else plain(shape[-1])
     with define_flat_kernel("check_operand", parameters) as (builder, buffers):
-        operand, checked, failed = map(T.buffer_proxy, buffers)
+        operand, checked, failed = buffers
         wrong = allocate_registers(1, dtype="int32")
         wrong[0] = tirx.const(0, "int32")
         with T.serial(math.prod(shape) // width) as row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.contraction.machine import MIN_LANES, CpuModel
 from tvmflow.compiler.passes.reductions import parallel_loop
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, if_else
 from tvmflow.compiler.vector_code import MAX_STRIDE
 from tvmflow.graph import ir
 from tvmflow.graph import resize as operators
@@ -32,8 +32,6 @@ RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
 
 # TVM's nearest mode where a model names none.
 _DEFAULT_ROUNDING: Final = {"align_corners": "round"}
-
-
 # Pixels that repeat at these sizes repeat at all sizes; the last size is beyond any image.
 _CHECKED_SOURCES: Final = (2, 3, 37, 65_536)
 _MAX_FACTOR: Final = 8
@@ -55,11 +53,10 @@ def as_resize(call: relax.Call) -> Resize | None:
     if source is None or target is None or len(attrs.layout) != len(target):
         return None
     coordinates = attrs.coordinate_transformation_mode
-    rounding = attrs.rounding_method or _DEFAULT_ROUNDING.get(coordinates, "floor")
     mode = Interpolation(
         method=attrs.method,
         coordinates=coordinates,
-        rounding=rounding,
+        rounding=attrs.rounding_method or _DEFAULT_ROUNDING.get(coordinates, "floor"),
         cubic_alpha=float(attrs.cubic_alpha),
         excludes_outside=bool(attrs.cubic_exclude),
     )
@@ -72,54 +69,44 @@ def as_resize(call: relax.Call) -> Resize | None:
 
 def emit_resize(rewriter: MainRewriter, data: Any, resize: Resize, is_last: bool = True) -> Any:
     """Emit one kernel that resizes all axes; only the last resize (`is_last`) allows epilogue fusion."""
-    steps = _find_steps(rewriter, resize, data)
-    axes = tuple(axis for axis in resize.axes if axis not in steps)
+    steps, tables = _find_steps(rewriter, resize, data), list[Any]()
     sources, sizes = known_sizes(data), dict(zip(resize.axes, resize.sizes, strict=True))
-    tables = [
-        table
-        for axis in axes
-        for table in _make_tables(rewriter, sources[axis], sizes[axis], resize.mode)
-    ]
+    axes = tuple(axis for axis in resize.axes if axis not in steps)
+    for axis in axes:
+        source, size = sources[axis], sizes[axis]
+        if is_dynamic(source) or is_dynamic(size):
+            compute = functools.partial(operators.compute_taps, mode=resize.mode)
+            pair = rewriter.kernel(compute, "resize_tables", source, size, pattern=OPAQUE)
+            tables += [rewriter.emit(relax.TupleGetItem(pair, position)) for position in range(2)]
+        else:
+            tables += map(relax.const, operators.find_taps(source, size, resize.mode))
     function = functools.partial(operators.resize, axes=axes, steps=steps)
     pattern = TAKES_EPILOGUE if is_last else OPAQUE
     return rewriter.kernel(function, "resize", data, *tables, pattern=pattern)
 
 
 def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, Steps]:
-    """Return the steps of the pixels along each axis where they are even."""
-    sources = known_sizes(data)
-    return {
-        axis: steps
-        for axis, size in zip(resize.axes, resize.sizes, strict=True)
-        if (steps := _find_steps_along(rewriter, sources[axis], size, resize.mode)) is not None
-    }
+    """Return the steps of the pixels along each axis where they are even.
 
+    Along a dynamic axis, they are even only where each pixel is repeated, at all sizes.
+    """
+    sources, found = known_sizes(data), dict[int, Steps]()
 
-def _find_steps_along(
-    rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
-) -> Steps | None:
-    """Return the steps along an axis; of a dynamic one only where each pixel is repeated, at all sizes."""
-    if not is_dynamic(source) and not is_dynamic(size):
-        return operators.find_steps(operators.find_taps(source, size, mode))
-    factor = next((n for n in range(2, _MAX_FACTOR + 1) if same_size(source * n, size)), None)
-    if factor is None:
-        return None
-    for number in {rewriter.numbers.size(source), *_CHECKED_SOURCES}:
-        steps = operators.find_steps(operators.find_taps(number, number * factor, mode))
-        if steps != Steps(number * factor, 0, 1, factor):
-            return None
-    return Steps(None, 0, 1, factor)
+    def find(source: int, size: int) -> Steps | None:
+        return operators.find_steps(operators.find_taps(source, size, resize.mode))
 
-
-def _make_tables(
-    rewriter: MainRewriter, source: IrSize, size: IrSize, mode: Interpolation
-) -> list[Any]:
-    """Return the tables of an axis: constants, or the results of a kernel for dynamic shapes."""
-    if not is_dynamic(source) and not is_dynamic(size):
-        return [relax.const(table) for table in operators.find_taps(source, size, mode)]
-    function = functools.partial(operators.compute_taps, mode=mode)
-    tables = rewriter.kernel(function, "resize_tables", source, size, pattern=OPAQUE)
-    return [rewriter.emit(relax.TupleGetItem(tables, position)) for position in range(2)]
+    for axis, size in zip(resize.axes, resize.sizes, strict=True):
+        source = sources[axis]
+        if not is_dynamic(source) and not is_dynamic(size):
+            if (steps := find(source, size)) is not None:
+                found[axis] = steps
+            continue
+        factors = (n for n in range(2, _MAX_FACTOR + 1) if same_size(source * n, size))
+        factor, checked = next(factors, 0), {rewriter.numbers.size(source), *_CHECKED_SOURCES}
+        repeats = (find(n, n * factor) == Steps(n * factor, 0, 1, factor) for n in checked)
+        if factor and all(repeats):
+            found[axis] = Steps(None, 0, 1, factor)
+    return found
 
 
 class ResizeRewriter(MainRewriter):
@@ -151,14 +138,14 @@ class ResizeRewriter(MainRewriter):
 
 # ---------------------------------------------------------------- pooling
 # Windows that overlap or reach beyond the image. Each row of a result is computed in two steps: its windows are first
-# reduced along columns, whose neighbors are the lanes of vectors, and then along rows. So 3×3 numbers take four
+# reduced along columns, whose neighbors are the lanes of vectors, and then along rows. So 3×3 values take four
 # operations, not eight.
 
 _FLOAT: Final = "float32"
 _KINDS: Final = {"relax.nn.avg_pool2d": "avg", "relax.nn.max_pool2d": "max"}
 _MAX_ELEMENTS: Final = 1 << 31
-# This many values are reduced along columns before the first of them is read along a row: what was just stored in
-# two vectors is not yet to be loaded as one.
+# This many values are reduced along columns before the first of them is read along a row: loading a vector that was
+# just stored as two would stall.
 _STRIP: Final = 2048
 # Windows of more rows are not a sequence of additions, but a loop.
 _MAX_UNROLLED: Final = 16
@@ -176,26 +163,20 @@ class PoolRewriter(TargetRewriter):
         args = [rewritten.args[0]]
         parameters = {"data": (pool.shape, _FLOAT)}
         if pool.counts_inside:
-            args.append(relax.const(pool.inverse_counts()))
+            # the factors of windows along a row with whole columns
+            inverse = 1.0 / (pool.rows.size * pool.columns.counts())
+            args.append(relax.const(inverse.astype(np.float32)))
             parameters["inverse"] = ((pool.columns.results,), _FLOAT)
         parameters["out"] = (pool.result_shape, _FLOAT)
         with define_flat_kernel("pool", parameters) as (builder, buffers):
-            named = dict(zip(parameters, map(T.buffer_proxy, buffers), strict=True))
+            named = dict(zip(parameters, buffers, strict=True))
             _PoolEmitter(pool, self._cpu, named).emit()
         name = f"{pool.kind}_pool2d"
         return self.call_function(builder.get(), name, args, pool.result_shape)
 
 
 class Window(NamedTuple):
-    """The windows along one axis.
-
-    Attributes:
-        extent: The length of the data.
-        results: The number of windows.
-        size: The length of a window.
-        stride: The distance of two windows.
-        before: The padding before the data.
-    """
+    """The windows along one axis: the length of the data, the number of results, and the padding before the data."""
 
     extent: int
     results: int
@@ -216,9 +197,7 @@ class Window(NamedTuple):
     def counts(self) -> np.ndarray[Any, Any]:
         """Return how many elements of the data each window has."""
         start = np.arange(self.results) * self.stride - self.before
-        counts: np.ndarray[Any, Any]
-        counts = np.minimum(start + self.size, self.extent) - np.maximum(start, 0)
-        return counts
+        return np.asarray(np.minimum(start + self.size, self.extent) - np.maximum(start, 0))
 
 
 class Pool(NamedTuple):
@@ -229,11 +208,11 @@ class Pool(NamedTuple):
         outer: The lengths of the axes of samples and channels.
         rows: The windows along columns.
         columns: The windows along rows.
-        counts_inside: Whether an average is one of the values inside of the image.
+        counts_inside: Whether an average counts only the values inside the image.
     """
 
     kind: str
-    outer: tuple[int, int]
+    outer: tuple[int, ...]
     rows: Window
     columns: Window
     counts_inside: bool
@@ -248,37 +227,24 @@ class Pool(NamedTuple):
         """The shape of the result."""
         return (*self.outer, self.rows.results, self.columns.results)
 
-    def inverse_counts(self) -> np.ndarray[Any, Any]:
-        """Return the factors of the sums of whole columns, for each window along a row."""
-        inverse: np.ndarray[Any, Any] = 1.0 / (self.rows.size * self.columns.counts())
-        return inverse.astype(np.float32)
-
 
 def find_pool(call: relax.Call) -> Pool | None:
     """Return the pooling operator of a call, or None if TVM's kernel is as fast.
 
-    TVM's kernel is as fast if windows do not overlap and read no padding.
+    That is so if windows do not overlap and read no padding.
     """
     kind = _KINDS[ir.operator_name(call)]
-    if not ir.is_float32(call):
-        return None
     source, target, attrs = ir.shape_of(call.args[0]), ir.shape_of(call), call.attrs
     layouts = {str(attrs.layout), str(attrs.out_layout) or "NCHW"}
-    if source is None or target is None or layouts != {"NCHW"}:
+    if not ir.is_float32(call) or source is None or target is None or layouts != {"NCHW"}:
         return None
     if any(int(n) != 1 for n in attrs.dilation) or 0 in target:
         return None
-    pads, sizes, strides = (
-        list(map(int, n)) for n in (attrs.padding, attrs.pool_size, attrs.strides)
-    )
-    rows, columns = (
-        Window(source[axis + 2], target[axis + 2], sizes[axis], strides[axis], pads[axis])
-        for axis in range(2)
-    )
+    pads, sizes, strides = (map(int, n) for n in (attrs.padding, attrs.pool_size, attrs.strides))
+    axes = zip(source[2:], target[2:], sizes, strides, list(pads)[:2], strict=True)
+    rows, columns = windows = [Window(*axis) for axis in axes]
     counts_inside = kind == "avg" and not attrs.count_include_pad
-    outer = (source[0], source[1])
-    pool = Pool(kind, outer, rows, columns, counts_inside=counts_inside)
-    windows = (rows, columns)
+    pool = Pool(kind, source[:2], rows, columns, counts_inside=counts_inside)
     if (
         math.prod(pool.shape) >= _MAX_ELEMENTS
         or columns.stride > MAX_STRIDE
@@ -286,7 +252,7 @@ def find_pool(call: relax.Call) -> Pool | None:
         or columns.results < MIN_LANES
         or columns.size > _MAX_UNROLLED
         or any(min(window.counts()) <= 0 for window in windows)
-        # elements from rounding sizes up are not padding, which counts
+        # padding counts; the elements beyond it, from rounding sizes up, do not
         or (attrs.ceil_mode and kind == "avg" and not counts_inside)
     ):
         return None
@@ -360,11 +326,7 @@ class _PoolEmitter:
             reduce_whole()
         else:
             is_whole = tirx.all(start >= 0, start + rows.size <= rows.extent)
-            with T.If(is_whole):
-                with T.Then():
-                    reduce_whole()
-                with T.Else():
-                    reduce_part()
+            if_else(is_whole, reduce_whole, reduce_part)
 
     def _reduce_row(self, plane: Any, row: Any, strip: Any, source: Any) -> None:
         pool = self._pool
@@ -376,10 +338,8 @@ class _PoolEmitter:
             count = tirx.min(start + rows.size, rows.extent) - tirx.max(start, 0)
             factor = T.Bind(T.float32(rows.size) / tirx.Cast(_FLOAT, count))
         for column in self._iterate(columns.results):
-            value = None
-            for k in range(columns.size):
-                loaded = strip[source + column * columns.stride + k]
-                value = loaded if value is None else self._combine(value, loaded)
+            start = source + column * columns.stride
+            value = functools.reduce(self._combine, (strip[start + k] for k in range(columns.size)))
             if pool.counts_inside:
                 inverse = self._buffers["inverse"][column]
                 value = value * (inverse if factor is None else inverse * factor)
@@ -394,13 +354,12 @@ class _PoolEmitter:
         """
         width = min(self._cpu.lanes, 1 << length.bit_length() - 1)
         whole, tail = divmod(length, width)
-        with ExitStack() as loop:
-            count = whole + bool(tail and overlaps)
-            start: Any = 0
-            if count > 1:
-                start = loop.enter_context(T.serial(count)) * width
-                start = tirx.min(start, length - width) if tail and overlaps else start
-            yield start + loop.enter_context(T.vectorized(width))
+        count = whole + bool(tail and overlaps)
+        with T.serial(count) if count > 1 else nullcontext(0) as vector:
+            start = vector * width
+            start = tirx.min(start, length - width) if tail and overlaps else start
+            with T.vectorized(width) as lane:
+                yield start + lane
         if tail and not overlaps:
             with T.serial(tail) as position:
                 yield whole * width + position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -29,8 +30,6 @@ from tvmflow.graph.rewriter import MainRewriter
 _UNIT_MULTIPLE: Final = 16
 # Sequences at once -> the vectors of units whose accumulators fit the registers.
 _VECTORS_OF_ROWS: Final = {1: 4, 2: 2}
-# The rank of recurrent weights that have integers.
-_RANK: Final = 2
 
 
 def padded_units(hidden: int) -> int:
@@ -70,12 +69,13 @@ class RecurrentRewriter(TargetRewriter):
         """Return the integers (d·g·h, h) of recurrent weights and the scale of each row; None for others."""
         var = self.flow.resolve(RecurrentOperands(*call.args).recurrent)
         real = self.flow.find_call(var, "relax.dequantize")
-        if real is None or not ir.is_float32(real) or len(ir.known_shape(real)) != _RANK:
+        if real is None or not ir.is_float32(real):
             return None
-        integers, scales, zeros = real.args
-        if ir.dtype_of(integers) != "int8" or int(real.attrs.axis) % _RANK or not ir.is_zero(zeros):
+        (integers, scales, zeros), shape = real.args, ir.known_shape(real)
+        is_along_rows = len(shape) == 2 and int(real.attrs.axis) in (0, -2)
+        if not is_along_rows or ir.known_shape(scales) != shape[:1]:
             return None
-        if ir.known_shape(scales) != ir.known_shape(real)[:1]:
+        if ir.dtype_of(integers) != "int8" or not ir.is_zero(zeros):
             return None
         return self.visit_expr(integers), self.visit_expr(scales)
 
@@ -92,10 +92,9 @@ class RecurrentRewriter(TargetRewriter):
     def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
         """Return the hidden units of a tile on a CPU.
 
-        With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates,
-        more vectors for each are faster: they share loads of the state. So are more vectors of an LSTM
-        where factors are lanes and few sequences are computed at once; its functions have other vectors
-        to compute while they wait, too.
+        With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates, more
+        vectors for each are faster, because they share loads of the state. More vectors are also faster for an LSTM
+        with few sequences where multiplicands are lanes: activation functions are computed independently.
         """
         cpu = self._context.cpu
         if cpu is None or operator.kind != "LSTM":
@@ -107,7 +106,7 @@ class RecurrentRewriter(TargetRewriter):
 
 
 class _Lowering:
-    """The lowering of a layer: `d` directions, `g` gates, `h` units, `u` with padding (tiles of lanes)."""
+    """The lowering of a layer: `d` directions, `g` gates, `h` units, and `u` units with padding."""
 
     def __init__(
         self,
@@ -128,34 +127,30 @@ class _Lowering:
         operator, operands = self._operator, self._operands
         is_lstm = operator.kind == "LSTM"
         bias, product_bias = self._biases()
-        arguments = RecurrentInputs(
+        has_peepholes = is_lstm and _is_given(operands.peepholes)
+        gates_of_peepholes = [operator.directions, 3]
+        # dot products have their own rounding
+        has_rounding = _is_given(operands.rounding) and self._layer.dots is None
+        inputs = RecurrentInputs(
             projected=self._project(bias),
             weights=self._pack_recurrent(),
             hidden=self._initial(operands.hidden),
             cell=self._initial(operands.cell) if is_lstm else None,
-            peepholes=self._pad_units(operands.peepholes, [operator.directions, 3], [])
-            if is_lstm and _is_given(operands.peepholes)
+            peepholes=self._pad_units(operands.peepholes, gates_of_peepholes)
+            if has_peepholes
             else None,
             product_bias=product_bias,
             lengths=operands.lengths if _is_given(operands.lengths) else None,
             scales=self._scales(),
             starts=self._starts(),
-            # dot products have their own rounding
-            rounding=self._cast(operands.rounding)
-            if _is_given(operands.rounding) and self._layer.dots is None
-            else None,
+            rounding=self._cast(operands.rounding) if has_rounding else None,
         )
 
-        def kernel(*tensors: Any) -> Any:
-            places = iter(tensors)
-            present = (None if argument is None else next(places) for argument in arguments)
-            return recurrent(self._layer, is_gpu, *present)
-
-        results = self._rewriter.builder_.emit_te(
-            kernel,
-            *(argument for argument in arguments if argument is not None),
-            primfunc_name_hint=operator.kind.lower(),
-            primfunc_attrs={"tirx.is_scheduled": True, **OPAQUE},
+        given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None}
+        kernel = functools.partial(recurrent, self._layer, is_gpu, list(given))
+        pattern = {"tirx.is_scheduled": True, **OPAQUE}
+        results = self._rewriter.kernel(
+            kernel, operator.kind.lower(), *given.values(), pattern=pattern
         )
         fields = [self._emit(results[index]) for index in range(len(results.ty.fields))]
         states, *last = (self._rewriter.cast(field, self._dtype) for field in fields)
@@ -179,7 +174,7 @@ class _Lowering:
             weights = self._emit(relax.op.permute_dims(weights))
             rows = self._reshape(x, [layer.steps * layer.batch, size])
             product = self._emit(relax.op.matmul(self._cast(rows), weights))
-            bias = None if bias is None else self._pad_units(bias, inner, [])
+            bias = None if bias is None else self._pad_units(bias, inner)
         else:
             product, units = x, layer.hidden
         if bias is not None:
@@ -187,7 +182,7 @@ class _Lowering:
             product = self._emit(relax.op.add(product, bias))
         if units == layer.units:
             return self._reshape(product, [*outer, *inner, units])
-        return self._pad_units(product, [*outer, *inner], [])
+        return self._pad_units(product, [*outer, *inner])
 
     def _pack_recurrent(self) -> Any:
         """Return the recurrent weights (d·g·h, h) as the kernel reads them, see `RecurrentInputs`."""
@@ -213,7 +208,7 @@ class _Lowering:
         if self._layer.dots is not None:
             step = self._constant(np.asarray(1 / STATE_STEPS))
             scales = self._emit(relax.op.multiply(scales, step))
-        return self._pad_units(scales, [self._operator.directions, self._operator.gates], [])
+        return self._pad_units(scales, [self._operator.directions, self._operator.gates])
 
     def _starts(self) -> Any:
         """Return the initial accumulators, where the integer of a state of 0 is not 0: (d, g, u)."""
@@ -223,7 +218,7 @@ class _Lowering:
         wide = self._rewriter.cast(self._integers[0], "int32")
         sums = self._emit(relax.op.sum(wide, 1))
         moved = self._emit(relax.op.multiply(sums, relax.const(-dots.zero_point, "int32")))
-        return self._pad_units(moved, [self._operator.directions, self._operator.gates], [])
+        return self._pad_units(moved, [self._operator.directions, self._operator.gates])
 
     def _biases(self) -> tuple[Any, Any]:
         """Return the sum of the biases (d, g, h), and a GRU's bias of the state's product (d, u)."""
@@ -245,7 +240,7 @@ class _Lowering:
             # The reset gate does not multiply the other two.
             keep = self._constant(np.reshape([1, 1, 0], (3, 1)))
             of_state = self._emit(relax.op.multiply(of_state, keep))
-            product_bias = self._pad_units(product_bias, [directions], [])
+            product_bias = self._pad_units(product_bias, [directions])
         return self._emit(relax.op.add(of_input, of_state)), product_bias
 
     def _initial(self, state: Any) -> Any:
@@ -258,9 +253,9 @@ class _Lowering:
             return self._emit(relax.op.zeros(sizes, self._sum_dtype))
         if self._operator.is_batch_first:
             state = self._emit(relax.op.permute_dims(state, [1, 0, 2]))
-        return self._pad_units(state, outer, [])
+        return self._pad_units(state, outer)
 
-    def _pad_units(self, tensor: Any, outer: Sequence[IrSize], inner: Sequence[int]) -> Any:
+    def _pad_units(self, tensor: Any, outer: Sequence[IrSize], inner: Sequence[int] = ()) -> Any:
         """Return a tensor (outer·h, inner) as (outer, u, inner), with zeros for missing units."""
         layer = self._layer
         if ir.dtype_of(tensor).startswith("float"):

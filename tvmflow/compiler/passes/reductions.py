@@ -223,7 +223,7 @@ def make_argreduce_kernel(
     if reduction.result_dtype:
         parameters["out"] = (result, reduction.result_dtype)
     with define_flat_kernel("place_reduction", parameters) as (builder, buffers):
-        data, *results = map(T.buffer_proxy, buffers)
+        data, *results = buffers
         with parallel_loop(reduction.rows, cores, reduction.typical) as row:
             index = T.Bind(_emit_row(reduction, data, row, lanes))
             if reduction.has_values:
@@ -321,11 +321,8 @@ class ScanRewriter(TargetRewriter):
 
         width = _SCAN_VECTORS * lanes
         whole = inner // width
-        with define_flat_kernel("scan", {"data": (shape, dtype), "out": (shape, dtype)}) as (
-            builder,
-            parameters,
-        ):
-            buffers = list(map(T.buffer_proxy, parameters))
+        parameters = {"data": (shape, dtype), "out": (shape, dtype)}
+        with define_flat_kernel("scan", parameters) as (builder, buffers):
             cores, elements = self._cpu.cores, math.prod(typical)
             if whole:
                 with parallel_loop(outer * whole, cores, elements) as part:
@@ -397,7 +394,7 @@ class ScatterRewriter(TargetRewriter):
         # as many columns of all updates at a time as a core has: several of one row need no atomic operations
         loop = T.parallel if parts > 1 else T.serial
         with define_flat_kernel("scatter", parameters) as (builder, buffers), loop(parts) as part:
-            source, positions, new, out = map(T.buffer_proxy, buffers)
+            source, positions, new, out = buffers
             start, count = part * (width // parts), width // parts
             # all columns of all rows follow each other
             row_count, row = (1, rows * width) if count == width else (rows, count)

@@ -186,7 +186,7 @@ def _make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
     parameters = {"data": (sort.shape, sort.dtype)}
     parameters |= {f"out{i}": (sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)}
     with define_flat_kernel("sort", parameters) as (builder, buffers):
-        data, *results = map(T.buffer_proxy, buffers)
+        data, *results = buffers
         emit = _emit_columns if _selects_in_columns(sort) else _emit_rows
         emit(sort, data, results, cores, lanes)
     return builder.get()

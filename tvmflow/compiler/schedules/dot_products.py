@@ -23,8 +23,7 @@ from tvmflow.compiler.contraction.machine import (
     CpuModel,
 )
 from tvmflow.compiler.schedules.blocks import Block, find_loads
-from tvmflow.compiler.tir_kernels.definitions import add_pair_products, call_llvm
-from tvmflow.compiler.tir_kernels.dot_products import (
+from tvmflow.compiler.tir_kernels.blocked import (
     BFLOAT16,
     DEPTHWISE,
     INTEGERS,
@@ -34,6 +33,7 @@ from tvmflow.compiler.tir_kernels.dot_products import (
     ROWS,
     Products,
 )
+from tvmflow.compiler.tir_kernels.definitions import add_pair_products, call_llvm
 from tvmflow.graph import ir
 
 _IMPORT: Final = "pragma_import_llvm"

@@ -55,7 +55,7 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, DEPTHWISE, INTEGERS, MATRICES, PAIRS
+from tvmflow.compiler.tir_kernels.blocked import BFLOAT16, DEPTHWISE, INTEGERS, MATRICES, PAIRS
 from tvmflow.compiler.vector_code import MAX_STRIDE
 
 _MAX_UNROLLED: Final = 160

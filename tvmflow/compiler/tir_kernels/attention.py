@@ -1,19 +1,27 @@
-"""Attention: what a kernel for it computes, and the kernel for GPUs.
+"""Attention: the computation of a fused kernel, and its kernels for CPUs and GPUs.
 
-On a GPU, a block of threads computes some queries. It goes through the keys tile by tile: keys, then their values,
-are in shared memory, and scores and results in registers. What was added up is scaled where a larger score is found
-(online softmax; Dao et al., FlashAttention, 2022), so that no scores are in the memory of the GPU.
+On a CPU, softmax(q·kᵀ)·v is computed for a few queries at a time, whose scores stay in the cache. Keys and values are
+packed for register tiles (`contraction.packed`), which pays off where many queries read them. A few queries, as in a
+step of a decoder, read keys and values in place, once for all heads that share them. All keys of a row are scored
+before their softmax, so nothing must be rescaled. For a few thousand keys this is faster than an online softmax.
+
+On a GPU, a block of threads computes some queries. It reads the keys tile by tile: keys, then their values, are in
+shared memory, and scores and results in registers. Accumulators are rescaled when a larger score is found (online
+softmax; Dao et al., FlashAttention, 2022), so that no scores are in the memory of the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.contraction.candidates import choose_row_block, most_tile_rows
 from tvmflow.compiler.contraction.gpu_tiles import (
     VECTOR,
     AttentionSizes,
@@ -21,10 +29,33 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     Device,
     choose_attention_tile,
 )
-from tvmflow.compiler.contraction.packed import FLOAT
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.compiler.contraction.machine import (
+    FUNCTION_VECTORS,
+    LINE_FLOATS,
+    MIN_PARALLEL_PRODUCTS,
+    CpuModel,
+)
+from tvmflow.compiler.contraction.packed import (
+    FLOAT,
+    Accumulators,
+    Batches,
+    Columns,
+    Product,
+    allocate,
+    allocate_registers,
+    count_rows,
+    emit_batches,
+    iterate_last,
+    iterate_pieces,
+    iterate_vectors,
+    loop_over,
+    pack,
+    positive,
+    reduce_lanes,
+)
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, if_else, when
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
 
 
 class ScoreStep(NamedTuple):
@@ -53,7 +84,7 @@ class Attention(NamedTuple):
         depth: The length of a query, D.
         values: The length of a value, E.
         operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
-        factors: The positions of factors, of one element each, and whether the scores are divided by it.
+        factors: The positions of scalar operands, and whether the scores are divided by each.
         steps: Operations on the scores before softmax.
         replacement: The position of the scalar that replaces weights that are NaN; None if they stay.
         out_shape: The shape of the result.
@@ -80,6 +111,396 @@ class Attention(NamedTuple):
         return {**inputs, "out": (self.out_shape, FLOAT)}
 
 
+class _Emitter:
+    """Emits a kernel of an attention, whose parameters are the operands and the result."""
+
+    _inputs: Sequence[Any]
+    _out: Any
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+
+    def _load(self, position: int, matrix: Any) -> Callable[[Any, Any], Any]:
+        """Return the function that loads an element of a matrix of an operand, by row and column."""
+        buffer, matrices = self._inputs[position], self._attention.operands[position].matrices
+        return lambda row, column: buffer[matrices.offset_of(matrix, row, column)]
+
+    def _load_scalar(self, position: int) -> Any:
+        return self._load(position, 0)(0, 0)
+
+    def _scale(self, value: Any) -> Any:
+        """Return a value multiplied with the factors of the scores."""
+        for position, divides in self._attention.factors:
+            factor = self._load_scalar(position)
+            value = value / factor if divides else value * factor
+        return value
+
+    def _apply_steps(self, matrix: Any, query: Any, key: Any, score: Any) -> Any:
+        """Return a score after the operations on it."""
+        for step in self._attention.steps:
+            operands = [
+                score if position is None else self._load(position, matrix)(query, key)
+                for position in step.operands
+            ]
+            score = step.function(*operands)
+        return score
+
+
+# ---------------------------------------------------------------- CPUs
+
+_MAX_DIRECT_QUERIES: Final = 4
+"""This many queries read keys and values where they are: packing costs about as much as reading them three times."""
+
+_MAX_DIRECT_ROWS: Final = 8
+"""The heads that share keys and values, at most, whose scores are computed together in registers."""
+
+_KEYS_PER_PART: Final = 128
+"""This many keys are scored by one core at a time where keys are divided among cores."""
+
+
+def make_cpu_kernel(
+    attention: Attention, cpu: CpuModel, exponential: Callable[[Any], Any]
+) -> tvm.tirx.PrimFunc:
+    """Return the kernel for a CPU, whose parameters are the operands and the result.
+
+    `exponential` computes exponentials of negative values.
+    """
+    return _CpuEmitter(attention, cpu, exponential).emit()
+
+
+class _CpuEmitter(_Emitter):
+    def __init__(
+        self, attention: Attention, cpu: CpuModel, exponential: Callable[[Any], Any]
+    ) -> None:
+        super().__init__(attention)
+        self._cpu = cpu
+        self._exponential = exponential
+        self._lanes = cpu.lanes
+        typical = attention.typical
+        padded_keys = -(-typical.keys // cpu.lanes) * cpu.lanes
+        max_rows = max(4, cpu.cached_data_bytes // 4 // padded_keys)
+        tile_rows = most_tile_rows(attention.queries)
+        counts = tuple(-(-size // cpu.lanes) for size in (typical.keys, attention.values))
+        self._rows, ((self._key_rows, key_vectors), (self._value_rows, value_vectors)) = (
+            choose_row_block(typical.queries, counts, max_rows, tile_rows, cpu)
+        )
+        self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
+        # Rows a power of two apart would evict each other from the cache; the second product reads many at once.
+        self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
+        self._values = Columns(attention.values, cpu.lanes, value_vectors)
+        self._key_size = attention.depth * self._keys.padded
+        self._value_size = attention.keys * self._values.padded
+        repeats = [operand.matrices.repeats for operand in attention.operands[1:3]]
+        # Groups of queries that share keys and values.
+        self._shared = min(repeats) if max(repeats) % min(repeats) == 0 else 1
+
+    def emit(self) -> tvm.tirx.PrimFunc:
+        a = self._attention
+        work = math.prod(a.typical) * (a.depth + a.values)
+        cores = self._cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1
+        blocks = divide_up(a.queries, self._rows)
+        batches = Batches(a.batch, self._shared, blocks, a.typical.batch)
+        sizes = (self._key_size, self._value_size)
+
+        def emit_packed() -> None:
+            emit_batches(batches, sizes, cores, self._pack, self._attend)
+
+        with define_flat_kernel("attention", a.parameters, has_root=False) as (builder, buffers):
+            *self._inputs, self._out = buffers
+            if not self._can_be_direct:
+                emit_packed()
+            elif not is_dynamic(a.queries):
+                self._emit_direct(cores)
+            else:
+                emit_direct = functools.partial(self._emit_direct, cores)
+                if_else(a.queries <= _MAX_DIRECT_QUERIES, emit_direct, emit_packed)
+        return builder.get()
+
+    def _pack(self, group: Any, packed: Sequence[Any], slot: Any) -> None:
+        keys, values = packed
+        a, matrix = self._attention, group * self._shared
+        for position, depth, columns, target, size in (
+            (1, a.depth, self._keys, keys, self._key_size),
+            (2, a.keys, self._values, values, self._value_size),
+        ):
+            is_contiguous = a.operands[position].matrices.column == 1
+            source = self._load(position, matrix)
+            pack(source, is_contiguous, depth, columns, target, slot * size)
+
+    def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
+        a, rows = self._attention, self._rows
+        keys, values = packed
+        factors = max(1, self._cpu.multiplicand_lanes)
+        first = block * rows
+        queries = allocate(rows * a.depth)
+        scores = allocate(rows * self._score_stride)
+        totals = allocate(rows)
+        result = allocate(rows * self._values.padded)
+        self._copy_queries(matrix, first, queries)
+        scored = count_rows(a.queries, first, rows, self._key_rows)
+        Product(
+            rows=scored,
+            depth=a.depth,
+            columns=self._keys,
+            tile_rows=self._key_rows,
+            factors=factors,
+            stride=self._score_stride,
+        ).emit(lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores)
+        mixed = count_rows(a.queries, first, rows, self._value_rows)
+
+        def end_rows(tail: IrSize) -> None:
+            with T.serial(mixed) as row:
+                self._end_row(matrix, self._clamp(first + row), row, tail, scores)
+
+        # Ahead of all rows, so that no vector is read shortly after a part of it was written.
+        self._emit_tail(end_rows)
+        with T.serial(mixed) as row:
+            self._softmax(matrix, self._clamp(first + row), row, scores, totals)
+        weights = Product(
+            rows=mixed,
+            depth=a.keys,
+            columns=self._values,
+            tile_rows=self._value_rows,
+            factors=factors,
+        )
+        base = slot * self._value_size
+        weights.emit(lambda row, k: scores[row * self._score_stride + k], values, base, result)
+        with T.serial(rows) as row, when(self._is_whole or first + row < a.queries):
+            for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
+                value = result[row * self._values.padded + column] / totals[row]
+                self._out[a.out.offset_of(matrix, first + row, column)] = value
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if blocks divide the queries."""
+        queries = self._attention.queries
+        return not is_dynamic(queries) and queries % self._rows == 0
+
+    def _clamp(self, row: Any) -> Any:
+        """Return a row that exists: those beyond the end are computed, but not written."""
+        return row if self._is_whole else tirx.min(row, self._attention.queries - 1)
+
+    def _copy_queries(self, matrix: Any, first: Any, queries: Any) -> None:
+        """Emit the copy of a block of queries, multiplied with the factors of the scores."""
+        a = self._attention
+        source, is_vector = self._load(0, matrix), a.operands[0].matrices.column == 1
+        with T.serial(self._rows) as row:
+            for column in iterate_vectors(a.depth, self._lanes if is_vector else 1):
+                value = self._scale(source(self._clamp(first + row), column))
+                queries[row * a.depth + column] = value
+
+    def _softmax(self, matrix: Any, query: Any, row: Any, scores: Any, totals: Any) -> None:
+        """Emit the exponentials of a row of scores and their sum."""
+        a, base = self._attention, row * self._score_stride
+        lanes = self._count_side_by_side()
+        largest, total = allocate_registers(lanes), allocate_registers(lanes)
+        with T.vectorized(lanes) as lane:
+            largest[lane] = tirx.min_value(FLOAT)
+            total[lane] = T.float32(0)
+        self._find_largest(matrix, query, row, scores, largest)
+        reduce_lanes(largest, tirx.max, lanes)
+        for start, count in self._iterate_vectors(self._keys.padded, lanes):
+            with T.vectorized(count) as lane:
+                position = base + start + lane
+                scores[position] = self._exponential(scores[position] - largest[0])
+                total[lane] = total[lane] + scores[position]
+        reduce_lanes(total, tirx.Add, lanes)
+        totals[row] = total[0]
+        if a.replacement is not None:
+            # the total is NaN, or 0 where all scores are -∞
+            with when(tirx.Not(totals[row] > 0)):
+                for start, count in self._iterate_vectors(self._keys.padded, lanes):
+                    with T.vectorized(count) as lane:
+                        scores[base + start + lane] = self._load_scalar(a.replacement)
+                totals[row] = T.float32(1)
+
+    def _count_side_by_side(self) -> int:
+        """Return how many exponentials of a row's scores are computed at once."""
+        keys = self._attention.keys
+        wide = self._lanes * FUNCTION_VECTORS
+        return self._lanes if is_dynamic(keys) or keys < wide else wide
+
+    def _iterate_vectors(self, length: IrSize, wide: int) -> Iterator[tuple[Any, int]]:
+        """Emit loops over whole vectors, several at once while possible; yield start and length."""
+        if is_dynamic(length):
+            with T.serial(length // wide) as piece:
+                yield piece * wide, wide
+            return
+        for start, count in iterate_pieces(length, wide):
+            for inner, lanes in iterate_pieces(count, wide if count == wide else self._lanes):
+                yield start + inner, lanes
+
+    def _emit_tail(self, emit: Callable[[IrSize], None]) -> None:
+        """Emit the statements for the keys that fill no vector, if any; `emit` takes their number."""
+        tail = self._attention.keys % self._lanes
+        if is_dynamic(tail) or tail:
+            with when(not is_dynamic(tail) or tail > 0):
+                emit(tail)
+
+    def _end_row(self, matrix: Any, query: Any, row: Any, tail: IrSize, scores: Any) -> None:
+        """Emit the steps on the scores of keys that fill no vector, and -∞ for the lanes behind them."""
+        a, key = self._attention, self._attention.keys - tail
+        position = row * self._score_stride + key
+        if a.steps:
+            # they read masks, which end there
+            last = iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail)
+            with last as lane:
+                score = self._apply_steps(matrix, query, key + lane, scores[position + lane])
+                scores[position + lane] = score
+        lowest = tirx.min_value(FLOAT)
+        with T.vectorized(self._lanes) as lane:
+            score = scores[position + lane]
+            # The sum is -∞, which TVM writes as C that compilers reject if it can compute it.
+            other = tirx.min(score, lowest) + lowest
+            scores[position + lane] = tirx.Select(lane < tail, score, other)
+
+    def _find_largest(self, matrix: Any, query: Any, row: Any, scores: Any, largest: Any) -> None:
+        """Emit the steps on whole vectors of a row of scores, and the largest score of each lane."""
+        a, base = self._attention, row * self._score_stride
+        whole = a.keys // self._lanes * self._lanes
+
+        def keep(lane: Any, score: Any) -> None:
+            largest[lane] = tirx.max(largest[lane], score)
+
+        def keep_tail(_: IrSize) -> None:
+            with T.vectorized(self._lanes) as lane:
+                keep(lane, scores[base + whole + lane])
+
+        for start, count in self._iterate_vectors(whole, self._count_side_by_side()):
+            with T.vectorized(count) as lane:
+                position = base + start + lane
+                if a.steps:
+                    score = self._apply_steps(matrix, query, start + lane, scores[position])
+                    scores[position] = score
+                keep(lane, scores[position])
+        self._emit_tail(keep_tail)
+
+    # ---------------------------------------------------------------- few queries
+
+    @property
+    def _can_be_direct(self) -> bool:
+        """True if a call may have few queries, and vectors along the depth are whole in memory."""
+        a = self._attention
+        query, key, value = (operand.matrices for operand in a.operands[:3])
+        return (
+            (is_dynamic(a.queries) or a.queries <= _MAX_DIRECT_QUERIES)
+            and self._shared <= _MAX_DIRECT_ROWS
+            and query.column == key.row == value.column == a.out.column == 1
+            and a.depth % self._lanes == a.values % self._lanes == 0
+        )
+
+    def _emit_direct(self, cores: int) -> None:
+        """Emit attention for a few queries, one after the other.
+
+        Where fewer groups of heads than cores share keys, cores divide the keys for the scores, and then the columns
+        of the values.
+        """
+        a, rows, vectors = self._attention, self._shared, self._count_mixed_vectors()
+        groups, columns = a.batch // rows, a.values // (vectors * self._lanes)
+        parts = divide_up(a.keys, _KEYS_PER_PART)
+        with T.serial(a.queries) as query:
+            if cores == 1 or a.typical.batch // rows >= cores:
+                with loop_over(groups, is_parallel=cores > 1) as group:
+                    scores, totals = allocate(rows * self._score_stride), allocate(rows)
+                    here = functools.partial(_Rows, query=query, scores=scores, totals=totals)
+                    rows_of_group = here(matrix=group * rows, first=0)
+                    with T.serial(parts) as part:
+                        self._score_part(rows_of_group, part)
+                    with T.serial(rows) as row:
+                        self._weigh(rows_of_group, row)
+                    with T.serial(columns) as column:
+                        self._mix(rows_of_group, column, vectors)
+            else:
+                scores, totals = allocate(a.batch * self._score_stride), allocate(a.batch)
+                here = functools.partial(_Rows, query=query, scores=scores, totals=totals)
+                with T.parallel(groups * parts) as piece:
+                    first = piece // positive(parts) * rows
+                    rows_of_group = here(matrix=first, first=first)
+                    self._score_part(rows_of_group, piece % positive(parts))
+                with T.parallel(a.batch) as row:
+                    self._weigh(here(matrix=0, first=0), row)
+                with T.parallel(groups * columns) as piece:
+                    first = piece // columns * rows
+                    self._mix(here(matrix=first, first=first), piece % columns, vectors)
+
+    def _count_mixed_vectors(self) -> int:
+        """Return the vectors of values whose accumulators, for all rows of a group, fit the registers."""
+        rows, most = self._shared, self._attention.values // self._lanes
+        fitting = [n for n in range(1, most + 1) if (rows + 1) * n < self._cpu.registers]
+        return max((n for n in fitting if most % n == 0), default=1)
+
+    def _score_part(self, rows: _Rows, part: Any) -> None:
+        """Emit the scores of some keys, a few at once, so that accumulators do not wait for each other."""
+        start = part * _KEYS_PER_PART
+        count = tirx.min(self._attention.keys - start, _KEYS_PER_PART)
+        together = max(1, _MAX_DIRECT_ROWS // self._shared)
+        with T.serial(count // together) as piece:
+            self._score_keys(rows, start + piece * together, together)
+        if together > 1:
+            with T.serial(count % together) as key:
+                self._score_keys(rows, start + count // together * together + key, 1)
+
+    def _score_keys(self, rows: _Rows, key: Any, together: int) -> None:
+        a, lanes, shared = self._attention, self._lanes, self._shared
+        keys, query = self._load(1, rows.matrix), rows.query
+        sums = allocate_registers(together, shared, lanes)
+        with T.unroll(together) as k, T.unroll(shared) as row, T.vectorized(lanes) as lane:
+            sums[k, row, lane] = T.float32(0)
+        with T.unroll(a.depth // lanes) as vector, T.unroll(together) as k, T.unroll(shared) as row:
+            source = self._load(0, rows.matrix + row)
+            with T.vectorized(lanes) as lane:
+                column = vector * lanes + lane
+                term = source(query, column) * keys(column, key + k)
+                sums[k, row, lane] = sums[k, row, lane] + term
+        width = lanes
+        while width > 1:
+            width //= 2
+            with T.unroll(together) as k, T.unroll(shared) as row, T.vectorized(width) as lane:
+                sums[k, row, lane] = sums[k, row, lane] + sums[k, row, lane + width]
+        with T.unroll(together) as k, T.unroll(shared) as row:
+            score = self._scale(sums[k, row, 0])
+            rows.scores[(rows.first + row) * self._score_stride + key + k] = score
+
+    def _weigh(self, rows: _Rows, row: Any) -> None:
+        """Emit the weights of a row of scores, and their sum."""
+        matrix, position = rows.matrix + row, rows.first + row
+        self._emit_tail(lambda tail: self._end_row(matrix, rows.query, position, tail, rows.scores))
+        self._softmax(matrix, rows.query, position, rows.scores, rows.totals)
+
+    def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
+        """Emit some columns of the sums of weighted values."""
+        a, start = self._attention, part * (vectors * self._lanes)
+        values = self._load(2, rows.matrix)
+        sums = Accumulators.allocate(self._shared, vectors, self._lanes)
+        for index, _, _ in sums.iterate():
+            sums.buffer[index] = T.float32(0)
+        with T.serial(a.keys) as key:
+            sums.add(
+                lambda row: rows.scores[(rows.first + row) * self._score_stride + key],
+                lambda column: values(key, start + column),
+            )
+        for index, row, column in sums.iterate():
+            value = sums.buffer[index] / rows.totals[rows.first + row]
+            self._out[a.out.offset_of(rows.matrix + row, rows.query, start + column)] = value
+
+
+class _Rows(NamedTuple):
+    """The heads of a query that share keys and values.
+
+    `matrix` is the first head in the batch, `first` the position of its row in the scores, which become weights, and
+    in the totals of these.
+    """
+
+    matrix: Any
+    first: Any
+    query: Any
+    scores: Any
+    totals: Any
+
+
+# ---------------------------------------------------------------- GPUs
+
+
 def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
     """Return the kernel for a GPU, whose parameters are the operands and the result.
 
@@ -91,7 +512,7 @@ def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc |
     tile = choose_attention_tile(
         AttentionSizes(*attention.typical, attention.depth, attention.values), device
     )
-    return None if tile is None else _Emitter(attention, tile).emit()
+    return None if tile is None else _GpuEmitter(attention, tile).emit()
 
 
 # With fewer, most of a tile is empty.
@@ -99,11 +520,9 @@ _MIN_QUERIES: Final = 8
 _UNROLLED: Final = 4
 
 
-class _Emitter:
-    """Emits the launch of one kernel."""
-
+class _GpuEmitter(_Emitter):
     def __init__(self, attention: Attention, tile: AttentionTile) -> None:
-        self._attention = attention
+        super().__init__(attention)
         self._tile = tile
 
     def emit(self) -> tvm.tirx.PrimFunc:
@@ -119,22 +538,18 @@ class _Emitter:
             self._matrix = block // blocks
             self._first = block % blocks * tile.queries
             self._down, self._across = down, across
-            self._allocate()
+            self._queries, self._others, self._weights, self._parts = (
+                T.buffer_proxy(T.alloc_buffer((size,), FLOAT, scope="shared"))
+                for size in tile.shared_sizes(a.depth)
+            )
+            self._scores = allocate_registers(tile.rows * tile.columns)
+            self._results = allocate_registers(tile.rows * tile.values)
+            self._largest, self._totals, self._scales, self._left = (
+                allocate_registers(tile.rows) for _ in range(4)
+            )
+            self._right = allocate_registers(max(tile.columns, tile.values))
             self._attend()
         return builder.get()
-
-    def _allocate(self) -> None:
-        tile = self._tile
-        sizes = tile.shared_sizes(self._attention.depth)
-        self._queries, self._others, self._weights, self._parts = (
-            _allocate(size, "shared") for size in sizes
-        )
-        self._scores = _allocate(tile.rows * tile.columns, "local")
-        self._results = _allocate(tile.rows * tile.values, "local")
-        self._largest, self._totals, self._scales, self._left = (
-            _allocate(tile.rows, "local") for _ in range(4)
-        )
-        self._right = _allocate(max(tile.columns, tile.values), "local")
 
     def _attend(self) -> None:
         a, tile = self._attention, self._tile
@@ -159,56 +574,48 @@ class _Emitter:
         self._write_parts(self._totals)
         self._write()
 
-    def _load(self, position: int, row: Any, column: Any) -> Any:
-        offset = self._attention.operands[position].matrices.offset_of(self._matrix, row, column)
-        return tirx.BufferLoad(self._inputs[position], [offset])
-
     def _copy(
-        self, lengths: tuple[int, int], slow_first: bool, store: Callable[[Any, Any], None]
+        self, operand: int, rows: int, columns: int, store: Callable[[Any, Any], None]
     ) -> None:
-        """Emit a copy by all threads: neighbors copy along the second axis, or along the first one."""
-        tile, (rows, columns) = self._tile, lengths
-        count = rows * columns
+        """Emit a copy of an operand by all threads: neighbors copy along the axis that is contiguous in memory."""
+        tile, count = self._tile, rows * columns
         with T.serial(-(-count // tile.threads)) as step:
             position = step * tile.threads + self._down * tile.across + self._across
             if count % tile.threads:
-                # what is left is copied by several threads, so that none has to be left out
+                # several threads copy the last element, so that none has to be left out
                 position = tirx.min(position, count - 1)
-            if slow_first:
+            if self._attention.operands[operand].matrices.row != 1:
                 store(position // columns, position % columns)
             else:
                 store(position % rows, position // rows)
 
     def _copy_queries(self) -> None:
         """Emit the copy of the queries of the block, multiplied with the factors of the scores."""
-        a, tile = self._attention, self._tile
+        tile, load = self._tile, self._load(0, self._matrix)
 
         def store(row: Any, column: Any) -> None:
-            value = self._load(0, self._clamp_query(self._first + row), column)
-            for position, divides in a.factors:
-                factor = self._load(position, 0, 0)
-                value = value / factor if divides else value * factor
+            value = self._scale(load(self._clamp_query(self._first + row), column))
             self._queries[column * tile.query_stride + row] = value
 
-        self._copy((tile.queries, a.depth), a.operands[0].matrices.row != 1, store)
+        self._copy(0, tile.queries, self._attention.depth, store)
 
     def _copy_keys(self, first: Any) -> None:
-        a, tile = self._attention, self._tile
+        tile, load = self._tile, self._load(1, self._matrix)
 
         def store(position: Any, key: Any) -> None:
-            value = self._load(1, position, self._clamp_key(first + key))
+            value = load(position, self._clamp_key(first + key))
             self._others[position * tile.key_stride + key] = value
 
-        self._copy((a.depth, tile.keys), a.operands[1].matrices.row != 1, store)
+        self._copy(1, self._attention.depth, tile.keys, store)
 
     def _copy_values(self, first: Any) -> None:
-        a, tile = self._attention, self._tile
+        tile, load = self._tile, self._load(2, self._matrix)
 
         def store(key: Any, position: Any) -> None:
-            value = self._load(2, self._clamp_key(first + key), position)
+            value = load(self._clamp_key(first + key), position)
             self._others[key * tile.value_stride + position] = value
 
-        self._copy((tile.keys, a.values), a.operands[2].matrices.row != 1, store)
+        self._copy(2, tile.keys, self._attention.values, store)
 
     def _clamp_query(self, query: Any) -> Any:
         """Return a query that exists: those beyond the end are computed, but not written."""
@@ -242,11 +649,10 @@ class _Emitter:
         inner = _UNROLLED if depth % _UNROLLED == 0 else 1
         with T.serial(depth // inner) as outer, T.unroll(inner) as one:
             position = outer * inner + one
-            first = position * left_stride + self._down * tile.rows
-            _read(self._left, left_memory, first, tile.rows)
-            _read(
-                self._right, right_memory, position * right_stride + self._across * columns, columns
-            )
+            row = position * left_stride + self._down * tile.rows
+            column = position * right_stride + self._across * columns
+            _read(self._left, left_memory, row, tile.rows)
+            _read(self._right, right_memory, column, columns)
             with T.unroll(tile.rows) as row, T.unroll(columns) as column:
                 result = row * columns + column
                 accumulators[result] = accumulators[result] + self._left[row] * self._right[column]
@@ -266,21 +672,14 @@ class _Emitter:
             query = self._clamp_query(self._first + self._down * tile.rows + row)
             key = self._key(first, column)
             if a.steps:
-                self._scores[position] = self._apply_steps(query, key, self._scores[position])
+                self._scores[position] = self._apply_steps(
+                    self._matrix, query, self._clamp_key(key), self._scores[position]
+                )
             score = self._exists(key, self._scores[position], tirx.min_value(FLOAT))
             self._scales[row] = tirx.max(self._scales[row], score)
 
-    def _apply_steps(self, query: Any, key: Any, value: Any) -> Any:
-        for step in self._attention.steps:
-            operands = [
-                value if position is None else self._load(position, query, self._clamp_key(key))
-                for position in step.operands
-            ]
-            value = step.function(*operands)
-        return value
-
     def _weigh(self, first: Any) -> None:
-        """Emit the weights of a tile of keys, and scale what was added up for those before."""
+        """Emit the weights of a tile of keys, and rescale the accumulators of earlier tiles."""
         tile = self._tile
         with T.unroll(tile.rows) as row:
             self._scales[row] = self._largest[row]
@@ -319,17 +718,17 @@ class _Emitter:
             with T.serial(tile.across) as part:
                 self._totals[row] = self._totals[row] + self._part(row, part)
             if a.replacement is not None:
-                # the sum is NaN, or 0 where all scores are -∞
-                with T.If(tirx.Not(self._totals[row] > 0)), T.Then():
-                    self._replace_weights(a.replacement, row)
+                # the total is NaN, or 0 where all scores are -∞
+                with when(tirx.Not(self._totals[row] > 0)):
+                    self._replace_weights(self._load_scalar(a.replacement), row)
         with T.unroll(tile.rows) as row, T.unroll(tile.values) as position:
             query = self._first + self._down * tile.rows + row
             column = self._across * tile.values + position
             value = self._results[row * tile.values + position] / self._totals[row]
-            with T.If(tirx.all(query < a.queries, column < a.values)), T.Then():
-                T.buffer_store(self._out, value, [a.out.offset_of(self._matrix, query, column)])
+            with when(tirx.all(query < a.queries, column < a.values)):
+                self._out[a.out.offset_of(self._matrix, query, column)] = value
 
-    def _replace_weights(self, replacement: int, row: Any) -> None:
+    def _replace_weights(self, replacement: Any, row: Any) -> None:
         """Emit the result of a query all of whose weights are replaced."""
         a, tile = self._attention, self._tile
         with T.unroll(tile.values) as position:
@@ -337,14 +736,10 @@ class _Emitter:
             column = tirx.min(self._across * tile.values + position, a.values - 1)
             self._results[result] = T.float32(0)
             with T.serial(a.keys) as key:
-                self._results[result] = self._results[result] + self._load(2, key, column)
-            self._results[result] = self._results[result] * self._load(replacement, 0, 0)
+                value = self._load(2, self._matrix)(key, column)
+                self._results[result] = self._results[result] + value
+            self._results[result] = self._results[result] * replacement
         self._totals[row] = T.float32(1)
-
-
-def _allocate(size: int, scope: str) -> Any:
-    """Emit an allocation in registers, or in memory that a block of threads shares."""
-    return T.buffer_proxy(T.alloc_buffer((size,), FLOAT, scope=scope))
 
 
 def _read(target: Any, source: Any, first: Any, count: int) -> None:

@@ -1,19 +1,18 @@
-"""Matrix products with weights of 4 or 8 bits, block-quantized with a scale and zero point a group.
+"""Matrix products with block-quantized weights: 4 or 8 bits, with a scale and zero point for each group.
 
-A tile has some columns. Its weights are contiguous and read in order: 32-bit words, one for each column, with
-neighboring terms of the reduction. Weights are dequantized in registers. Zero points are subtracted from the
-accumulators of a group instead of each weight. On x86-64, later words are prefetched.
+The weights of a tile of columns are contiguous: 32-bit words, one for each column, with neighboring terms of the
+reduction. They are dequantized in registers. Zero points are subtracted from the accumulators of a group instead of
+each weight. On x86-64, later words are prefetched.
 
 The data are arranged first. For float32 accumulators, weights are masked within their words and not shifted, so each
-value of the data is divided by the power of two by which its weight is too large. For int32 accumulators, the values
-of a row that meet one group of weights are rounded to int8 with a scale of their own, or to several int8 limbs.
+value of the data is divided by the power of two by which its weight is too large. For int32 accumulators, the data of
+each row and group are rounded to int8 with a scale of their own, or to several int8 limbs.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 from tvm import tirx
@@ -31,7 +30,9 @@ from tvmflow.compiler.tir_kernels.definitions import (
     call_llvm,
     declare_buffer,
     define_kernel,
+    if_else,
     round_to_integer,
+    when,
 )
 from tvmflow.graph import bfloat16
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
@@ -70,12 +71,9 @@ _ABSOLUTE: Final = 0x7FFFFFFF
 
 
 class BlockQuantizedMatmul(NamedTuple):
-    """A product of a matrix (rows, depth) and weights (depth, columns).
+    """A product of a matrix (rows, depth), whose rows may be dynamic, and weights (depth, columns).
 
     Attributes:
-        rows: The number of rows, which may be dynamic.
-        depth: The length of the reduction.
-        columns: The number of columns.
         bits: The bits of a weight, 4 or 8.
         group: The group size: the terms whose weights share a scale.
         zero: The zero point of all weights; None if each group has its own.
@@ -172,40 +170,28 @@ def make_kernel(
             buffers.append(T.arg("zeros", declare_buffer(tiled, product.zeros_dtype)))
         out = T.arg("out", declare_buffer((product.rows, product.columns), _FLOAT))
         limbs = 1 if rounds_data else _LIMBS
+
+        def emit_floats() -> None:
+            _FloatEmitter(product, machine, 1, buffers, out).emit()
+
         if machine.dot_dtype is not None:
             _IntegerEmitter(product, machine, limbs, buffers, out).emit()
         elif not machine.has_pairs or product.bits == _BYTE:
             # products with 8-bit weights overflow int16
-            _FloatEmitter(product, machine, 1, buffers, out).emit()
-        elif rounds_data:
-            _PairEmitter(product, machine, 1, buffers, out).emit()
+            emit_floats()
+        elif rounds_data or (not is_dynamic(product.rows) and product.rows == 1):
+            _PairEmitter(product, machine, limbs, buffers, out).emit()
+        elif not is_dynamic(product.rows):
+            # in float32, several rows share the conversion of weights
+            emit_floats()
         else:
-            _emit_limbs_or_floats(product, machine, buffers, out)
+            single = _PairEmitter(product._replace(rows=1), machine, limbs, buffers, out)
+            if_else(product.rows == 1, single.emit, emit_floats)
     return builder.get()
 
 
-def _emit_limbs_or_floats(
-    product: BlockQuantizedMatmul, machine: Machine, buffers: Sequence[Any], out: Any
-) -> None:
-    """Emit three int8 limbs for a single row, and float32 for several rows, which share conversions."""
-    single = product._replace(rows=1)
-    if not is_dynamic(product.rows):
-        is_single = product.rows == 1
-        kind, limbs = (_PairEmitter, _LIMBS) if is_single else (_FloatEmitter, 1)
-        kind(product, machine, limbs, buffers, out).emit()
-        return
-    with T.If(product.rows == 1):
-        with T.Then():
-            _PairEmitter(single, machine, _LIMBS, buffers, out).emit()
-        with T.Else():
-            _FloatEmitter(product, machine, 1, buffers, out).emit()
-
-
 class _Vector(NamedTuple):
-    """A vector of columns of a tile, for the rows of the tile and one group of terms.
-
-    `column` and `first` are the first column and row; `vector` is the index in the accumulators of the group.
-    """
+    """A vector of a tile, by its first column and row, for one group; `vector` is its index in the accumulators."""
 
     accumulators: Any
     vector: int
@@ -216,11 +202,7 @@ class _Vector(NamedTuple):
 
 
 class _Emitter:
-    """Emits a kernel. Subclasses arrange the data and accumulate the products of a group.
-
-    They have `_allocate_data`, `_arrange_group` for a group of a row, and `_start`, `_add` and `_finish` for the
-    accumulators of a vector.
-    """
+    """Emits a kernel. Subclasses arrange the data, and accumulate the products of a group for a vector."""
 
     _dtype: str
     """The dtype of the accumulators of a group."""
@@ -251,16 +233,14 @@ class _Emitter:
         """Emit the arrangement of the data, on all cores if there are several rows."""
         rows = self._product.rows
         has_many: Any = rows > _MAX_TILE_ROWS
-        if is_dynamic(rows):
-            for condition, loop in ((has_many, T.parallel), (tirx.Not(has_many), T.serial)):
-                with T.If(condition), T.Then():
-                    self._arrange_rows(loop)
-        else:
-            self._arrange_rows(T.parallel if has_many else T.serial)
-
-    def _arrange_rows(self, loop: Any) -> None:
-        with loop(self._product.rows) as row, T.serial(self._product.groups) as group:
-            self._arrange_group(row, group)
+        cases = (
+            ((True, T.parallel if has_many else T.serial),)
+            if not is_dynamic(rows)
+            else ((has_many, T.parallel), (tirx.Not(has_many), T.serial))
+        )
+        for condition, loop in cases:
+            with when(condition), loop(rows) as row, T.serial(self._product.groups) as group:
+                self._arrange_group(row, group)
 
     def _emit_tile(self, tile: Any, first: Any, tile_rows: int) -> None:
         product, lanes = self._product, self._machine.lanes
@@ -301,13 +281,10 @@ class _Emitter:
                         scale = _to_float(self._scales[tile, group, column])
                         value = self._finish(at, tile_row, lane)
                         totals[tile_row, column] = totals[tile_row, column] + scale * value
-        columns = tile * product.width
+        columns, is_whole = tile * product.width, product.columns % product.width == 0
         for tile_row in range(tile_rows):
-            for column in self._columns(product.columns % product.width != 0):
-                with ExitStack() as guard:
-                    if product.columns % product.width:
-                        guard.enter_context(T.If(columns + column < product.columns))
-                        guard.enter_context(T.Then())
+            for column in self._columns(not is_whole):
+                with when(is_whole or columns + column < product.columns):
                     self._out[first + tile_row, columns + column] = totals[tile_row, column]
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
@@ -345,12 +322,11 @@ class _Emitter:
 
     def _read(self, row: Any, term: Any) -> Any:
         """Return a value of the data, 0 beyond the depth."""
-        if self._product.padded_depth == self._product.depth:
+        depth = self._product.depth
+        if self._product.padded_depth == depth:
             return self._data[row, term]
-        inside = term < self._product.depth
-        return tirx.if_then_else(
-            inside, self._data[row, tirx.min(term, self._product.depth - 1)], T.float32(0)
-        )
+        value = self._data[row, tirx.min(term, depth - 1)]
+        return tirx.if_then_else(term < depth, value, T.float32(0))
 
 
 class _FloatEmitter(_Emitter):
@@ -374,11 +350,7 @@ class _FloatEmitter(_Emitter):
                 total[term] = total[term] + value
                 power = 2.0 ** -(term * product.bits % _HALF_BITS)
                 self._arranged[row, position] = value * T.float32(power)
-        size = product.terms
-        while size > 1:
-            size //= 2
-            for term in range(size):
-                total[term] = total[term] + total[term + size]
+        _reduce(total, tirx.Add, product.terms)
         self._totals[row, group] = total[0]
 
     def _start(self, at: _Vector) -> None:
@@ -434,11 +406,7 @@ class _IntegerEmitter(_Emitter):
             value = self._read(row, group * product.group + index * product.terms + lane)
             bits = tirx.bitwise_and(tirx.reinterpret("int32", value), T.int32(_ABSOLUTE))
             largest[lane] = tirx.max(largest[lane], bits)
-        size = product.terms
-        while size > 1:
-            size //= 2
-            for term in range(size):
-                largest[term] = tirx.max(largest[term], largest[term + size])
+        _reduce(largest, tirx.max, product.terms)
         extreme, factor = allocate_registers(1, dtype=_FLOAT), allocate_registers(1, dtype=_FLOAT)
         extreme[0] = tirx.reinterpret(_FLOAT, largest[0])
         is_zero = extreme[0] <= T.float32(limit * 2.0**-126)
@@ -530,9 +498,8 @@ class _IntegerEmitter(_Emitter):
         real: Any = None
         total: Any = None
         for limb in range(self._limbs):
-            part = tirx.Cast(
-                _FLOAT, at.accumulators[tile_row * self._limbs + limb, at.vector, lane]
-            )
+            accumulator = at.accumulators[tile_row * self._limbs + limb, at.vector, lane]
+            part = tirx.Cast(_FLOAT, accumulator)
             all_limbs = tirx.Cast(_FLOAT, self._totals[row, group, limb])
             weight = T.float32(float(1 << _BYTE))
             real = part if real is None else real * weight + part
@@ -544,9 +511,9 @@ class _IntegerEmitter(_Emitter):
 
 
 class _PairEmitter(_IntegerEmitter):
-    """Multiplies with instructions that add pairs of products to int16.
+    """Multiplies with instructions that add pairs of products to int16 accumulators.
 
-    The int16 accumulators are widened after a few additions, before they overflow.
+    These are promoted to int32 after a few additions, before they overflow.
     """
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
@@ -566,9 +533,8 @@ class _PairEmitter(_IntegerEmitter):
                 for at in vectors:
                     self._add(at._replace(accumulators=pairs), index)
             for row, vector in positions:
-                operands = pairs[row, vector, int16_lanes], ones
-                promote = PAIR_INSTRUCTIONS[lanes].promote
-                total = call_llvm(promote, f"int32x{lanes}", *operands)
+                promote, operand = PAIR_INSTRUCTIONS[lanes].promote, pairs[row, vector, int16_lanes]
+                total = call_llvm(promote, f"int32x{lanes}", operand, ones)
                 totals[row, vector, all_lanes] = totals[row, vector, all_lanes] + total
 
     def _add_products(
@@ -590,8 +556,8 @@ def make_row_kernel(
 ) -> tirx.PrimFunc:
     """Return the kernel that gathers and dequantizes some rows (`count`) of weights.
 
-    Its parameters are the indices of the rows, the operands, and the result; the dtypes are those of the operands and
-    of the indices.
+    Its parameters are the indices of the rows, the operands, and the result; `dtypes` has those of the operands and
+    then of the indices.
     """
     per_byte, groups = _BYTE // operator.bits, operator.groups
     *operands, index_dtype = dtypes
@@ -612,13 +578,20 @@ def make_row_kernel(
                 group, term = column // operator.group, column % operator.group
                 value = tirx.Cast("int32", packed[row, group, term // per_byte])
                 if per_byte > 1:
-                    value = (value >> (term % per_byte * operator.bits)) & (
-                        (1 << operator.bits) - 1
-                    )
+                    mask = (1 << operator.bits) - 1
+                    value = (value >> (term % per_byte * operator.bits)) & mask
                 zero = _to_float(zeros[0][row, group]) if zeros else T.float32(operator.zero)
                 real = (tirx.Cast(_FLOAT, value) - zero) * _to_float(scales[row, group])
                 out[position, column] = real
     return builder.get()
+
+
+def _reduce(values: Any, function: Callable[[Any, Any], Any], size: int) -> None:
+    """Emit the reduction of some values, a power of two, to the first one, by halves."""
+    while size > 1:
+        size //= 2
+        for term in range(size):
+            values[term] = function(values[term], values[term + size])
 
 
 def _to_float(value: Any) -> Any:
@@ -630,7 +603,7 @@ def _to_float(value: Any) -> Any:
 
 
 def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:
-    """Emit an allocation of something for each row."""
+    """Emit the allocation of a tensor (rows, *shape)."""
     buffer = T.alloc_buffer((rows, *shape), dtype)
     if is_dynamic(rows):
         # declared again, or TVM replaces the size by a formula of all accesses (apache-tvm 0.27)
@@ -642,10 +615,7 @@ def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:
     """Emit loops over all rows; yield the first row of each register tile, and its number of rows."""
     first: Any = 0
     for tile_rows in (most >> shift for shift in range(most.bit_length())):
-        if is_dynamic(rows):
-            count = (rows - first) // tile_rows
-        else:
-            count = int(rows - first) // tile_rows
+        count = (rows - first) // tile_rows
         if is_dynamic(count) or count > 1:
             with T.serial(count) as index:
                 yield first + index * tile_rows, tile_rows

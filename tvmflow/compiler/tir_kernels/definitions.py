@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 from tvm import tirx
@@ -12,11 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import PAIR_INSTRUCTIONS
-from tvmflow.graph.dynamic_shapes import (
-    IrSize,
-    divide_up,
-    is_dynamic,
-)
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
 
 # Every GPU runs this many threads of a block.
 _BLOCK_THREADS: Final = 256
@@ -42,7 +38,32 @@ def define_flat_kernel(
     with define_kernel(name) as builder:
         arguments = [T.arg(name, declare_buffer(*kind)) for name, kind in parameters.items()]
         with T.sblock("root") if has_root else nullcontext():
-            yield builder, list(map(flatten, arguments, *zip(*parameters.values(), strict=True)))
+            yield (
+                builder,
+                [
+                    T.buffer_proxy(T.decl_buffer((math.prod(shape),), dtype, data=argument.data))
+                    for argument, (shape, dtype) in zip(arguments, parameters.values(), strict=True)
+                ],
+            )
+
+
+@contextmanager
+def when(condition: Any) -> Iterator[None]:
+    """Emit statements that run under a condition, or always if it is True."""
+    if condition is True:
+        yield
+        return
+    with T.If(condition), T.Then():
+        yield
+
+
+def if_else(condition: Any, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """Emit an If, whose branches two functions emit."""
+    with T.If(condition):
+        with T.Then():
+            then()
+        with T.Else():
+            otherwise()
 
 
 ROUNDING: Final = float(3 << 22)
@@ -76,11 +97,6 @@ def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:
     return T.Buffer(tuple(n if is_dynamic(n) else T.int64(n) for n in shape), dtype)
 
 
-def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
-    """Emit another name for a buffer, with one index."""
-    return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
-
-
 @contextmanager
 def launch_threads(*extents: IrSize) -> Iterator[list[Any]]:
     """Emit a launch on a GPU with a thread for each position of a grid; yield the position."""
@@ -89,14 +105,12 @@ def launch_threads(*extents: IrSize) -> Iterator[list[Any]]:
     with (
         T.thread_binding(divide_up(count, threads), thread="blockIdx.x") as block,
         T.thread_binding(threads, thread="threadIdx.x") as thread,
-        ExitStack() as guard,
     ):
         index = block * threads + thread
-        if is_dynamic(count) or count % threads:
-            guard.enter_context(T.If(index < count))
-            guard.enter_context(T.Then())
-        position: list[Any] = []
-        for extent in reversed(extents):
-            position.insert(0, index % extent)
-            index = index // extent
-        yield position
+        is_whole = not is_dynamic(count) and count % threads == 0
+        with when(is_whole or index < count):
+            position: list[Any] = []
+            for extent in reversed(extents):
+                position.insert(0, index % extent)
+                index = index // extent
+            yield position

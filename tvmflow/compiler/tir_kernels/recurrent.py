@@ -1,21 +1,19 @@
 """The kernels of recurrent layers (LSTM, GRU and plain RNN), which loop over time.
 
-The products of all inputs with their weights are one matrix product before it. What is left for
-each step is a product of the state with the recurrent weights, of which a tile of hidden units
-with all its gates is one piece of memory, read from its beginning to its end. Gates are in ONNX's
-order: input, output, forget, cell (LSTM); update, reset, hidden (GRU).
+One matrix product before the kernel multiplies all inputs with their weights. Each step multiplies the state with
+the recurrent weights, in which a tile of hidden units with all its gates is contiguous. Gates are in ONNX's order:
+input, output, forget, cell (LSTM); update, reset, hidden (GRU).
 
-On a CPU, one kernel computes the sequences of a batch at once. On a GPU, each step is a launch,
-with a thread for each hidden unit of each sequence, and one tile has all units.
+On a CPU, one kernel computes several sequences of a batch at once. On a GPU, each step is a launch, with a thread
+for each hidden unit of each sequence, and one tile has all units.
 
-Recurrent weights may be int8 with a scale for each unit of each gate, which multiplies sums. Then the products of a
-step are of floats that registers make of these integers, or, where the state is rounded to integers too, sums of four
-int8 products.
+Recurrent weights may be int8 with a scale for each unit of each gate, which multiplies accumulators. They are
+promoted to float in registers. If the state is rounded to integers, too, the products are int8 dot products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -26,8 +24,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import divide_accumulators, largest_divisor
 from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
-from tvmflow.compiler.contraction.packed import allocate_registers
-from tvmflow.compiler.tir_kernels.activations import apply_activation
+from tvmflow.compiler.contraction.packed import allocate_registers, loop_over
 from tvmflow.compiler.tir_kernels.definitions import (
     add_pair_products,
     call_llvm,
@@ -64,8 +61,7 @@ class Dots(NamedTuple):
         dtype: The dtype of data, whose zero point is the middle one; weights are int8.
         lanes: The accumulators of a vector.
         has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, whose weights have 7 bits.
-        has_quads: Whether one instruction adds four products to each accumulator; products are added in pairs
-            otherwise, as 64-bit ARM does without `dotprod`.
+        has_quads: Whether one instruction adds four products; else pairs are added, as 64-bit Arm without `dotprod`.
     """
 
     dtype: str
@@ -84,9 +80,8 @@ class Dots(NamedTuple):
         if self.has_pairs:
             return add_pair_products(accumulators, data, weights, self.lanes)
         if self.has_quads:
-            return call_llvm(
-                DOT_INSTRUCTIONS[self.dtype, self.lanes], wide, accumulators, data, weights
-            )
+            instruction = DOT_INSTRUCTIONS[self.dtype, self.lanes]
+            return call_llvm(instruction, wide, accumulators, data, weights)
         # two products of int8 fit into int16
         multiply, add, promote = _NEON_INSTRUCTIONS
         terms = self.lanes * TERMS
@@ -100,11 +95,9 @@ class RecurrentLayer(NamedTuple):
     """A recurrent layer and the layout of its tensors.
 
     Attributes:
-        operator: The layer, in the terms of ONNX's operators.
         steps: The number of time steps, which may be dynamic.
         batch: The number of sequences, which may be dynamic.
-        hidden: The number of hidden units.
-        units: That number with those of padding.
+        units: The number of hidden units with those of padding.
         lanes: The hidden units of a tile, which divide `units`.
         factors: The state values that are lanes of one multiplicand vector; 1 if each is broadcast.
         typical: Steps and batch, with tuning sizes in place of dynamic ones.
@@ -161,36 +154,30 @@ class RecurrentInputs(NamedTuple):
     rounding: Any = None
 
 
-def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[Any]:
+def recurrent(
+    layer: RecurrentLayer, is_gpu: bool, names: Sequence[str], *tensors: Any
+) -> Sequence[Any]:
     """Return the hidden states of all steps (steps, d, n, hidden), and the last states (d, n, hidden).
 
-    The tensors are the fields of `RecurrentInputs`; None if the layer lacks them.
+    The tensors are the fields of `RecurrentInputs` with these names.
     """
-    dtype = str(tensors[0].dtype)
+    dtype, kind = str(tensors[0].dtype), layer.operator.kind
     # dynamic shapes are variables of this kernel's own
     steps, batch = map(plain, tensors[0].shape[:2])
     layer = layer._replace(steps=steps, batch=batch)
-    names = [
-        name
-        for name, tensor in zip(RecurrentInputs._fields, tensors, strict=True)
-        if tensor is not None
-    ]
-    last = (layer.operator.directions, layer.batch, layer.hidden)
-    shapes = [(layer.steps, *last), *[last] * (2 if layer.operator.kind == "LSTM" else 1)]
+    last = (layer.operator.directions, batch, layer.hidden)
+    shapes = [(steps, *last), *[last] * (2 if kind == "LSTM" else 1)]
 
     def body(inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         named = RecurrentInputs(**dict(zip(names, inputs, strict=True)))
         return (_GpuLoops if is_gpu else _CpuLoops)(layer, named, outputs, dtype).build()
 
-    present = [tensor for tensor in tensors if tensor is not None]
-    results = te.extern(
-        shapes, present, body, dtype=[dtype] * len(shapes), name=layer.operator.kind.lower()
-    )
-    return list(results)
+    dtypes = [dtype] * len(shapes)
+    return list(te.extern(shapes, tensors, body, dtype=dtypes, name=kind.lower()))
 
 
 class _StepIndex(NamedTuple):
-    """The position of a step: the direction and its activations, the group's first sequence, and the step."""
+    """A direction with its activations, the first sequence of a group, and a step."""
 
     direction: Any
     activations: Sequence[Activation]
@@ -201,8 +188,11 @@ class _StepIndex(NamedTuple):
 class _Buffers(NamedTuple):
     """The buffers of a group of sequences, each (rows, units).
 
-    `hidden` is the hidden state, `following` that of the next step. `cell` is an LSTM's cell state or a GRU's
-    update gate. `scaled` is a GRU's hidden state times its reset gate, `integers` the int8 hidden state.
+    Attributes:
+        following: The hidden state of the next step.
+        cell: An LSTM's cell state, or a GRU's update gate.
+        scaled: A GRU's hidden state times its reset gate.
+        integers: The int8 hidden state.
     """
 
     hidden: Any
@@ -238,9 +228,8 @@ class _Loops:
         functions = self._layer.operator.activations
         if len(set(functions)) == 1:
             return self._build_loop(range(len(functions)), functions[0])
-        return tirx.SeqStmt(
-            [self._build_loop(range(d, d + 1), own) for d, own in enumerate(functions)]
-        )
+        loops = [self._build_loop(range(d, d + 1), own) for d, own in enumerate(functions)]
+        return tirx.SeqStmt(loops)
 
     def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
         raise NotImplementedError
@@ -255,11 +244,10 @@ class _Loops:
 
     def _list_phases(self) -> list[Callable[[_StepIndex, _Buffers, Any], None]]:
         """Return the functions that compute a tile of a step; each needs the one before it for all tiles."""
-        if self._layer.operator.kind == "LSTM":
-            return [self._compute_lstm]
-        if self._layer.operator.kind == "RNN":
-            return [self._compute_rnn]
-        if self._layer.operator.resets_product:
+        operator = self._layer.operator
+        if operator.kind != "GRU":
+            return [self._compute_lstm if operator.kind == "LSTM" else self._compute_rnn]
+        if operator.resets_product:
             return [self._compute_gru]
         return [self._compute_gru_gates, self._compute_gru_state]
 
@@ -307,9 +295,8 @@ class _Loops:
             reset = self._activate(at, 0, gates[row, 1, lane])
             gates[row, 2, lane] = reset * product + self._projected(at, row, unit, 2)
             gates[row, 2, lane] = self._activate(at, 1, gates[row, 2, lane])
-            state.following[row, unit] = _mix(
-                gates[row, 0, lane], state.hidden[row, unit], gates[row, 2, lane]
-            )
+            update, new = gates[row, 0, lane], gates[row, 2, lane]
+            state.following[row, unit] = _mix(update, state.hidden[row, unit], new)
 
     def _compute_gru_gates(self, at: _StepIndex, state: _Buffers, tile: Any) -> None:
         gates = self._gates(at, state.operand, tile, [0, 1])
@@ -322,9 +309,8 @@ class _Loops:
         gates = self._gates(at, state.scaled, tile, [2])
         for row, lane, unit in self._each(tile):
             gates[row, 0, lane] = self._activate(at, 1, gates[row, 0, lane])
-            state.following[row, unit] = _mix(
-                state.cell[row, unit], state.hidden[row, unit], gates[row, 0, lane]
-            )
+            update, new = state.cell[row, unit], gates[row, 0, lane]
+            state.following[row, unit] = _mix(update, state.hidden[row, unit], new)
 
     def _gates(
         self,
@@ -349,8 +335,7 @@ class _Loops:
         if self._inputs.scales is None:
             return accumulators
         totals = self._allocate_accumulators(self._rows, len(gates))
-        for row, index, gate, lane in self._each_gate(gates):
-            unit = tile * self._layer.lanes + lane
+        for row, index, gate, lane, unit in self._each_gate(tile, gates):
             scale = self._inputs.scales[at.direction, gate, unit]
             total = accumulators[row, index, lane].astype(self._dtype) * scale
             if gate in with_input:
@@ -362,77 +347,72 @@ class _Loops:
         self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int], starts: Sequence[int]
     ) -> Any:
         """Emit float products; the accumulators of the gates of `starts` begin with the projected inputs."""
-        rows, count, depth = self._rows, len(gates), self._layer.units
-        parts, together = self._divide_accumulators(count * rows)
+        rows, count, layer = self._rows, len(gates), self._layer
+        if layer.factors == 1:
+            parts = together = divide_accumulators(layer.units, count * rows, _ACCUMULATORS)
+        else:
+            vectors, together = count * rows * -(-layer.lanes // layer.factors), layer.factors
+            parts = divide_accumulators(together, vectors, _SUMS_OF_LANES)
         accumulators = self._allocate_accumulators(parts * rows, count)
         for part in range(parts):
-            for row, index, gate, lane in self._each_gate(gates):
-                start = self._const(0)
-                if part == 0 and gate in starts:
-                    unit = tile * self._layer.lanes + lane
-                    start = self._projected(at, row, unit, gate)
+            for row, index, gate, lane, unit in self._each_gate(tile, gates):
+                is_start = part == 0 and gate in starts
+                start = self._projected(at, row, unit, gate) if is_start else self._const(0)
                 accumulators[part * rows + row, index, lane] = start
-        with T.serial(0, depth // together) as k:
+        with T.serial(0, layer.units // together) as k:
             for step in range(together):
-                part, unit = step % parts, k * together + step
-                for row, index, gate, lane in self._each_gate(gates):
-                    weight = self._inputs.weights[at.direction, tile, unit, gate, lane]
-                    number = self._round(source[row, unit])
-                    accumulators[part * rows + row, index, lane] += number * weight.astype(
-                        self._dtype
-                    )
-        return self._add_parts(accumulators, parts, gates)
+                part, operand = step % parts, k * together + step
+                for row, index, gate, lane, _ in self._each_gate(tile, gates):
+                    weight = self._inputs.weights[at.direction, tile, operand, gate, lane]
+                    product = self._round(source[row, operand]) * weight.astype(self._dtype)
+                    accumulators[part * rows + row, index, lane] += product
+        return self._add_parts(accumulators, parts, tile, gates)
 
-    def _each_gate(self, gates: Sequence[int]) -> Iterator[tuple[int, int, int, Any]]:
-        """Emit loops over the units of a tile for each row and gate; yield these, and the lane."""
+    def _each_gate(
+        self, tile: Any, gates: Sequence[int]
+    ) -> Iterator[tuple[int, int, int, Any, Any]]:
+        """Emit loops over the units of a tile for each row and gate; yield these, the lane and the unit."""
         for row in range(self._rows):
             for index, gate in enumerate(gates):
                 with self._lanes() as lane:
-                    yield row, index, gate, lane
+                    yield row, index, gate, lane, tile * self._layer.lanes + lane
 
-    def _add_parts(self, accumulators: Any, parts: int, gates: Sequence[int]) -> Any:
+    def _add_parts(self, accumulators: Any, parts: int, tile: Any, gates: Sequence[int]) -> Any:
         """Emit the addition of all parts of accumulators; return these."""
         for part in range(1, parts):
-            for row, index, _, lane in self._each_gate(gates):
+            for row, index, _, lane, _ in self._each_gate(tile, gates):
                 accumulators[row, index, lane] += accumulators[part * self._rows + row, index, lane]
         return accumulators
 
-    def _round(self, number: Any) -> Any:
+    def _round(self, value: Any) -> Any:
         """Return a value of the state as float32 products read it."""
         if self._inputs.rounding is None:
-            return number
+            return value
         kept, rounded = (self._inputs.rounding[at] for at in range(2))
-        steps = tirx.Cast(self._dtype, self._to_integer(number))
-        return kept * number + rounded * (steps * self._const(1 / STATE_STEPS))
+        steps = tirx.Cast(self._dtype, _to_integer(value))
+        return kept * value + rounded * (steps * self._const(1 / STATE_STEPS))
 
-    def _to_integer(self, number: Any) -> Any:
-        """Return a number of the state, limited to those from -1 to 1, as one of its integers."""
-        one = tirx.const(1, "float32")
-        limited = tirx.max(tirx.min(number.astype("float32"), one), -one)
-        return round_to_integer(limited * tirx.const(STATE_STEPS, "float32"))
-
-    def _to_operand(self, number: Any) -> Any:
+    def _to_operand(self, value: Any) -> Any:
         """Return a value of the state in the form that products read."""
         dots = self._layer.dots
-        if dots is None:
-            return number
-        return tirx.Cast(dots.dtype, self._to_integer(number) + dots.zero_point)
+        return (
+            value if dots is None else tirx.Cast(dots.dtype, _to_integer(value) + dots.zero_point)
+        )
 
     def _add_dots(self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int]) -> Any:
         """Emit int8 dot products with int32 accumulation."""
         layer, dots, rows = self._layer, self._layer.dots, self._rows
         assert dots is not None
-        vectors = [vector * dots.lanes for vector in range(layer.lanes // dots.lanes)]
-        count = len(gates) * len(vectors) * rows
-        quads = layer.units // TERMS
+        vectors = range(0, layer.lanes, dots.lanes)
+        quads, count = layer.units // TERMS, len(gates) * len(vectors) * rows
         parts = divide_accumulators(quads, count, _ACCUMULATORS)
         accumulators = allocate_registers(parts * rows, len(gates), layer.lanes, dtype="int32")
         outputs = [(row, *own) for row in range(rows) for own in enumerate(gates)]
         for part in range(parts):
-            for row, index, gate, lane in self._each_gate(gates):
+            for row, index, gate, lane, unit in self._each_gate(tile, gates):
                 start = tirx.const(0, "int32")
                 if part == 0 and self._inputs.starts is not None:
-                    start = self._inputs.starts[at.direction, gate, tile * layer.lanes + lane]
+                    start = self._inputs.starts[at.direction, gate, unit]
                 accumulators[part * rows + row, index, lane] = start
         with T.serial(0, quads // parts) as k:
             for part in range(parts):
@@ -441,27 +421,17 @@ class _Loops:
                 for row, index, gate in outputs:
                     word = tirx.reinterpret("int32", source[row, terms])
                     for first in vectors:
-                        lanes = tirx.Ramp(tirx.const(first, "int32"), 1, dots.lanes)
-                        begin = tirx.const(first * TERMS, "int32")
-                        terms_of_lanes = tirx.Ramp(begin, 1, dots.lanes * TERMS)
-                        weights = self._inputs.weights[
-                            at.direction, tile, quad, gate, terms_of_lanes
-                        ]
-                        data = tirx.reinterpret(
-                            f"{dots.dtype}x{dots.lanes * TERMS}", tirx.Broadcast(word, dots.lanes)
+                        lanes = tirx.Ramp(T.int32(first), 1, dots.lanes)
+                        bytes_of_lanes = tirx.Ramp(T.int32(first * TERMS), 1, dots.lanes * TERMS)
+                        index_of_weights = at.direction, tile, quad, gate, bytes_of_lanes
+                        words = tirx.Broadcast(word, dots.lanes)
+                        data = tirx.reinterpret(f"{dots.dtype}x{dots.lanes * TERMS}", words)
+                        accumulators[part * rows + row, index, lanes] = dots.add(
+                            accumulators[part * rows + row, index, lanes],
+                            data,
+                            self._inputs.weights[index_of_weights],
                         )
-                        own = accumulators[part * rows + row, index, lanes]
-                        accumulators[part * rows + row, index, lanes] = dots.add(own, data, weights)
-        return self._add_parts(accumulators, parts, gates)
-
-    def _divide_accumulators(self, gates: int) -> tuple[int, int]:
-        """Return the number of parts of some gates' accumulators, and the terms that are added at a time."""
-        layer = self._layer
-        if layer.factors == 1:
-            parts = divide_accumulators(layer.units, gates, _ACCUMULATORS)
-            return parts, parts
-        vectors = gates * -(-layer.lanes // layer.factors)
-        return divide_accumulators(layer.factors, vectors, _SUMS_OF_LANES), layer.factors
+        return self._add_parts(accumulators, parts, tile, gates)
 
     def _projected(self, at: _StepIndex, row: int, unit: Any, gate: int) -> Any:
         position = self._position(at, row)
@@ -496,7 +466,8 @@ class _Loops:
         if clips and self._layer.operator.clip is not None:
             limit = self._layer.operator.clip
             value = tirx.max(tirx.min(value, self._const(limit)), self._const(-limit))
-        return apply_activation(at.activations[function], value, self._dtype)
+        name, *parameters = at.activations[function]
+        return _FUNCTIONS[name](value, *map(self._const, (*parameters, 0, 1)))
 
     def _allocate(self, *shape: int, scope: str = "global", dtype: str = "") -> Any:
         return T.buffer_proxy(T.alloc_buffer(shape, dtype or self._dtype, scope=scope))
@@ -509,10 +480,7 @@ class _CpuLoops(_Loops):
     def __init__(self, layer: RecurrentLayer, *buffers: Any) -> None:
         super().__init__(layer, *buffers)
         directions, (steps, batch) = layer.operator.directions, layer.typical
-        if is_dynamic(layer.batch):
-            self._rows = _MAX_ROWS
-        else:
-            self._rows = count_rows(batch)
+        self._rows = _MAX_ROWS if is_dynamic(layer.batch) else count_rows(batch)
         step = layer.operator.gates * layer.hidden * layer.hidden
         groups = directions * max(batch // self._rows, 1)
         work = step * steps * batch * directions
@@ -524,9 +492,8 @@ class _CpuLoops(_Loops):
         if is_dynamic(self._layer.batch):
             return self._build_dynamic_loop(directions, activations)
         groups = self._layer.batch // self._rows
-        loop = T.parallel if self._has_parallel_groups else T.serial
         with IRBuilder() as builder:
-            with loop(0, len(directions) * groups) as group:
+            with loop_over(len(directions) * groups, self._has_parallel_groups) as group:
                 direction = directions.start + tirx.floordiv(group, groups)
                 self._emit_group(direction, activations, group % groups * self._rows)
             return builder.get()
@@ -534,11 +501,10 @@ class _CpuLoops(_Loops):
     def _build_dynamic_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
         """Return the loop over a dynamic batch: whole groups of sequences, then the remainder."""
         batch, whole = self._layer.batch, self._rows
-        loop = T.parallel if self._has_parallel_groups else T.serial
         sizes = [whole >> shift for shift in range(whole.bit_length())]
         counts = [batch // whole, *(batch % (2 * rows) // rows for rows in sizes[1:])]
         with IRBuilder() as builder:
-            with loop(0, sum(counts) * len(directions)) as part:
+            with loop_over(sum(counts) * len(directions), self._has_parallel_groups) as part:
                 direction = tirx.Cast("int32", directions.start + part % len(directions))
                 group, begin, before = part // len(directions), 0, 0
                 for self._rows, count in zip(sizes, counts, strict=True):
@@ -569,15 +535,14 @@ class _CpuLoops(_Loops):
         with T.serial(0, layer.steps) as step:
             at = _StepIndex(direction, activations, first, step)
             for compute in self._list_phases():
-                with (T.parallel if self._has_parallel_tiles else T.serial)(0, layer.tiles) as tile:
+                with loop_over(layer.tiles, self._has_parallel_tiles) as tile:
                     compute(at, state, tile)
             self._advance(at, state)
         for output, buffer in zip(self._outputs[1:], (state.hidden, state.cell), strict=False):
             for row in range(self._rows):
                 with self._units(layer.hidden) as unit:
-                    output[direction, first + row, unit] = self._last(
-                        first + row, buffer[row, unit]
-                    )
+                    last = self._last(first + row, buffer[row, unit])
+                    output[direction, first + row, unit] = last
 
     def _advance(self, at: _StepIndex, state: _Buffers) -> None:
         """Emit the copy of the next hidden state to the present one and to the result."""
@@ -587,9 +552,8 @@ class _CpuLoops(_Loops):
                 position = self._position(at, row)
                 self._outputs[0][position, at.direction, at.first + row, unit] = result
             with self._units(self._layer.units) as unit:
-                state.hidden[row, unit] = self._if_active(
-                    at, row, state.following[row, unit], state.hidden[row, unit]
-                )
+                following, before = state.following[row, unit], state.hidden[row, unit]
+                state.hidden[row, unit] = self._if_active(at, row, following, before)
                 if state.integers is not None:
                     state.integers[row, unit] = self._to_operand(state.hidden[row, unit])
 
@@ -614,7 +578,7 @@ class _CpuLoops(_Loops):
 
 @dataclass(frozen=True)
 class _View:
-    """The numbers of a sequence or a thread in a buffer, which a function gives the indices of."""
+    """The values of a sequence or a thread in a buffer; a function returns their indices."""
 
     buffer: Any
     index: Callable[..., tuple[Any, ...]]
@@ -673,9 +637,8 @@ class _GpuLoops(_Loops):
         result = self._if_active(at, 0, following, self._const(0))
         position = self._position(at, 0)
         self._outputs[0][position, at.direction, at.first, self._unit] = result
-        hidden[(at.step + 1) % 2, d, at.first, self._unit] = self._if_active(
-            at, 0, following, state.hidden[0, self._unit]
-        )
+        new = self._if_active(at, 0, following, state.hidden[0, self._unit])
+        hidden[(at.step + 1) % 2, d, at.first, self._unit] = new
 
     @contextmanager
     def _lanes(self) -> Iterator[Any]:
@@ -690,3 +653,31 @@ class _GpuLoops(_Loops):
 
 def _mix(update: Any, old: Any, new: Any) -> Any:
     return (1 - update) * new + update * old
+
+
+def _to_integer(value: Any) -> Any:
+    """Return a value of the state, clamped to [-1, 1], as int32 in steps of 1 / `STATE_STEPS`."""
+    one = tirx.const(1, "float32")
+    limited = tirx.max(tirx.min(value.astype("float32"), one), -one)
+    return round_to_integer(limited * tirx.const(STATE_STEPS, "float32"))
+
+
+# ---------------------------------------------------------------- activation functions
+
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "affine": lambda x, a, b, _, __: a * x + b,
+    "elu": lambda x, a, _, zero, one: tirx.Select(x >= zero, x, a * (tirx.exp(x) - one)),
+    "hardsigmoid": lambda x, a, b, zero, one: tirx.min(tirx.max(a * x + b, zero), one),
+    "leakyrelu": lambda x, a, _, zero, __: tirx.Select(x >= zero, x, a * x),
+    "relu": lambda x, _, __, zero, ___: tirx.max(x, zero),
+    "scaledtanh": lambda x, a, b, _, __: a * tirx.tanh(b * x),
+    "sigmoid": lambda x, *_: tirx.sigmoid(x),
+    # log(1 + eˣ) without overflow for large x
+    "softplus": lambda x, _, __, zero, one: (
+        tirx.max(x, zero) + tirx.log(one + tirx.exp(zero - tirx.abs(x)))
+    ),
+    "softsign": lambda x, _, __, ___, one: x / (one + tirx.abs(x)),
+    "tanh": lambda x, *_: tirx.tanh(x),
+    "thresholdedrelu": lambda x, a, _, zero, __: tirx.Select(x >= a, x, zero),
+}
+"""Activation function -> its value for x, its two parameters, 0 and 1."""

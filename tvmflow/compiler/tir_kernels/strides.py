@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import tvm
-
 from tvmflow.compiler.contraction.packed import positive
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain, same_size
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_size, simplify
 
 
 class Operand(NamedTuple):
@@ -26,13 +24,8 @@ Digit = tuple[IrSize, IrSize]
 class StridedMatrices(NamedTuple):
     """The offset of each element of a batch of matrices, in elements from the start of a buffer.
 
-    All lengths and strides may be dynamic.
-
-    Attributes:
-        offset: The index of the first element.
-        digits: Length and stride of each digit of a matrix's number, in mixed radix, the lowest first.
-        row: The distance of rows.
-        column: The distance of columns.
+    `offset` is that of the first element, `row` and `column` are the distances of rows and columns. `digits` are those
+    of a matrix's index in mixed radix, the lowest first. All lengths and strides may be dynamic.
     """
 
     offset: IrSize
@@ -60,11 +53,9 @@ class StridedMatrices(NamedTuple):
 
 
 class StridedView(NamedTuple):
-    """The axes by which a tensor is read, whose digits each have a stride.
+    """The axes by which a tensor is read from an offset on.
 
-    Attributes:
-        offset: The index of the first element.
-        axes: For each axis its digits, the highest first; none for an axis of length 1.
+    Each axis has digits, the highest first, with a length and a stride each; none for an axis of length 1.
     """
 
     offset: IrSize
@@ -115,7 +106,7 @@ class StridedView(NamedTuple):
         return StridedView(self.offset + begin * stride, tuple(axes))
 
     def matrices(self, batch: Sequence[IrSize]) -> StridedMatrices | None:
-        """Return the matrices of the last two axes; None if an axis of these has no stride.
+        """Return the matrices of the last two axes; None if one of these has no stride.
 
         The outer axes are broadcast to the shape of the batch.
         """
@@ -148,10 +139,8 @@ def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
 
 
 def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
-    """Return a quotient that is whole whatever the dimensions are; None for others."""
-    analyzer = tvm.sym.Analyzer()
-    quotient = size // divisor
-    quotient = plain(analyzer.simplify(quotient)) if is_dynamic(quotient) else quotient
+    """Return a quotient that is whole for all values of the dimensions; None for others."""
+    quotient = simplify(size // divisor)
     return quotient if same_size(quotient * divisor, size) else None
 
 
@@ -167,7 +156,7 @@ def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def contiguous(shape: Sequence[IrSize], axes: Sequence[int]) -> StridedMatrices:
-    """Return the positions of matrices whose axes are written in another order, that of memory."""
+    """Return the positions of matrices whose axes are stored in another order."""
     written = [shape[axis] for axis in axes]
     order = sorted(range(len(axes)), key=axes.__getitem__)
     strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])

@@ -1,16 +1,16 @@
 """The kernels of Winograd convolutions of 3×3 (`contraction.winograd`) on blocked data.
 
-The result is split into tiles. Data and weights of a tile are transformed, multiplied
-elementwise (a matrix product over channels for each element of the tile), and the product is
-transformed back. Algorithm and matrices: Lavin and Gray, arXiv:1509.09308.
+The result is split into tiles. Data and weights of a tile are transformed and multiplied elementwise (a matrix product
+over channels for each element of the tile), and the product is transformed back. Algorithm and matrices: Lavin and
+Gray, arXiv:1509.09308.
 
-With stride 2, the first and last kernel position of an axis read data at even positions, and the middle one
-at odd positions. The former are a convolution of kernel size 2 with stride 1, F(2, 2) or F(4, 2), the
-latter are multiplied directly, all with the same transformed weights.
+With stride 2, the first and last kernel position of an axis read data at even positions: a convolution of kernel size
+2 with stride 1, F(2, 2) or F(4, 2). The middle position reads data at odd positions, which are multiplied directly.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,63 +20,48 @@ import numpy as np
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.packed import FLOAT, allocate, positive
+from tvmflow.compiler.contraction.packed import FLOAT, allocate, loop_over, positive
 from tvmflow.compiler.contraction.winograd import KERNEL, DynamicBlocks, Geometry
+from tvmflow.compiler.tir_kernels.definitions import if_else, when
 from tvmflow.core.choices import tile_size
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, plain
 from tvmflow.graph.ir import WINOGRAD_COLUMNS
 
+_Array = np.ndarray[Any, Any]
+
+# The names of blocks. Where transforms are separate, columns are transformed first.
 DATA: Final = "winograd_data"
-"""The name of the block that transforms data."""
 PRODUCT: Final = "winograd_product"
-"""The name of the block that multiplies transformed data and weights."""
 IMAGE: Final = "winograd_image"
-"""The name of the block that transforms the product into tiles of the result."""
 DATA_COLUMNS, IMAGE_COLUMNS = WINOGRAD_COLUMNS
-"""The names of the blocks that transform columns of data and of the product first, in separate transforms."""
 
 
 class Transforms(NamedTuple):
-    """The matrices by which data, weights and product of a tile are multiplied along one of its axes.
+    """The matrices Bᵀ, G and Aᵀ that multiply data, weights and product of a tile along one of its axes.
 
-    These are Bᵀ, G and Aᵀ. Terms of a group are added up first (see `_sum_row`).
-
-    Attributes:
-        data: The matrix for data.
-        weights: That for weights. Elements of data beyond its rows have the weights of the last one.
-        image: That for products.
-        data_groups: The groups of data.
-        image_groups: The groups of products.
+    Terms of a group are added first (see `_sum_row`). Elements of data beyond the rows of G have the weights of the
+    last row.
     """
 
-    data: np.ndarray[Any, Any]
-    weights: np.ndarray[Any, Any]
-    image: np.ndarray[Any, Any]
+    data: _Array
+    weights: _Array
+    image: _Array
     data_groups: Sequence[Sequence[int]]
     image_groups: Sequence[Sequence[int]]
 
 
-def _make_transforms(
-    data: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], image: np.ndarray[Any, Any]
-) -> Transforms:
+def _make_transforms(data: _Array, weights: _Array, image: _Array) -> Transforms:
     edge = len(data)
-    return Transforms(
-        data,
-        weights,
-        image,
-        # of each pair of rows that differ in signs, the same number is first
-        data_groups=[range(edge - 2, -1, -2), range(edge - 1, 0, -2)],
-        image_groups=[(0,), *((at, at + 1) for at in range(1, edge - 1, 2)), (edge - 1,)],
-    )
+    # of each pair of rows that differ in signs, the same value is first
+    data_groups = [range(edge - 2, -1, -2), range(edge - 1, 0, -2)]
+    image_groups = [(0,), *((at, at + 1) for at in range(1, edge - 1, 2)), (edge - 1,)]
+    return Transforms(data, weights, image, data_groups=data_groups, image_groups=image_groups)
 
 
-def _make_strided_transforms(
-    data: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], image: np.ndarray[Any, Any]
-) -> Transforms:
+def _make_strided_transforms(data: _Array, weights: _Array, image: _Array) -> Transforms:
     """Return the transforms of a convolution with stride 2.
 
-    The data are those at even positions, with kernel size 2 and stride 1, the weights those of the first and the last
-    position.
+    The arguments are those of kernel size 2 with stride 1: data at even positions, first and last weights.
     """
     tile, even = image.shape
     edge = even + tile
@@ -149,12 +134,9 @@ def transforms_of(geometry: Geometry) -> tuple[Transforms, Transforms]:
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
     """Return a convolution (n, o, h, w, b) or (n, o, d, h, w, b) with a 3×3 kernel of any depth.
 
-    Args:
-        x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
-        w: Transformed weights (s, t, o, depth, i of a group, b of i, b of o): 2 more than the rows and columns
-            of a tile. Groups have as many blocks of input channels, and as many of output channels, each.
-            With a stride of 2, those of rows and columns at odd positions are last.
-        geometry: The sizes of the convolution.
+    Data are (n, i, h, w, b) or (n, i, d, h, w, b), transformed weights (s, t, o, depth, i of a group, b of i, b of o)
+    with 2 more rows and columns than a tile. Groups have equal numbers of blocks. With a stride of 2, the rows and
+    columns at odd positions are last.
     """
     product = _multiply(_transform_data(x, geometry), w, geometry)
     return _transform_product(product, geometry, len(x.shape) == 6)
@@ -168,13 +150,8 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
     def padded(i: Any, c: Any, *tile_row: Any) -> Any:
         *positions, lane = tile_row
-        offset = [
-            position - before for position, before in zip(positions, geometry.padding, strict=True)
-        ]
-        inside = [
-            tirx.all(position >= 0, position < extent)
-            for position, extent in zip(offset, extents, strict=True)
-        ]
+        offset = [at - before for at, before in zip(positions, geometry.padding, strict=True)]
+        inside = [tirx.all(at >= 0, at < n) for at, n in zip(offset, extents, strict=True)]
         value = x(i, c, *offset[6 - len(x.shape) :], lane)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, x.dtype))
 
@@ -210,8 +187,8 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
     """Return the product (s, t, o, n, d, tiles, b) of transformed data and weights."""
     *last, out, kernel_depth, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
-    depth_step, block = te.reduce_axis((0, kernel_depth), "kd"), te.reduce_axis((0, blocks), "ic")
-    channel = te.reduce_axis((0, lanes), "ib")
+    sizes = {"kd": kernel_depth, "ic": blocks, "ib": lanes}
+    depth_step, block, channel = (te.reduce_axis((0, n), name) for name, n in sizes.items())
     groups = int(x.shape[2]) // blocks
 
     def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
@@ -222,9 +199,8 @@ def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
         ]
         weight = w(*coordinates, o, depth_step, block, channel, inner).astype(x.dtype)
         own = o // (out // groups) * blocks + block if groups > 1 else block
-        return te.sum(
-            x[i, j, own, image, source, p, channel] * weight, axis=[depth_step, block, channel]
-        )
+        product = x[i, j, own, image, source, p, channel] * weight
+        return te.sum(product, axis=[depth_step, block, channel])
 
     shape = (*geometry.edges, out, *geometry.shape[:2], math.prod(geometry.tiles), out_lanes)
     return te.compute(shape, element, name=PRODUCT)
@@ -247,9 +223,8 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
         return _select_row(of_rows.image, of_rows.image_groups, values, q)
 
     def element(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
-        factor = _entry(of_columns.image, p, row, x.dtype) * _entry(
-            of_rows.image, q, column, x.dtype
-        )
+        left, right = (of_columns.image, p, row), (of_rows.image, q, column)
+        factor = _entry(*left, x.dtype) * _entry(*right, x.dtype)
         value = x[row, column, o, i, d, y * columns + z, lane]
         return te.sum(factor * value, axis=[row, column])
 
@@ -267,8 +242,8 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     return te.compute(result, cropped, name="crop")
 
 
-def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any, dtype: str) -> Any:
-    """Return an entry of a constant matrix: a number, once the loops over `i` and `j` are unrolled."""
+def _entry(matrix: _Array, i: Any, j: Any, dtype: str) -> Any:
+    """Return an entry of a constant matrix: a constant, once the loops over `i` and `j` are unrolled."""
     entry = tirx.const(0.0, dtype)
     for (row, column), value in np.ndenumerate(matrix):
         if value:
@@ -278,9 +253,9 @@ def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any, dtype: str) -> Any:
 
 
 def _select_row(
-    matrix: np.ndarray[Any, Any], groups: Sequence[Sequence[int]], values: Sequence[Any], i: Any
+    matrix: _Array, groups: Sequence[Sequence[int]], values: Sequence[Any], i: Any
 ) -> Any:
-    """Return the product of row `i` and some values: one sum, once the loop over `i` is unrolled."""
+    """Return the product of row `i` and some values: one reduction, once the loop over `i` is unrolled."""
     *others, last = (_sum_row(row, groups, values) for row in matrix)
     for number, product in reversed(list(enumerate(others))):
         last = tirx.Select(tirx.EQ(i, number), product, last)
@@ -290,8 +265,8 @@ def _select_row(
 def _sum_row(row: Sequence[Any], groups: Sequence[Sequence[int]], values: Sequence[Any]) -> Any:
     """Return the product of a row of a matrix and some values, added up in groups.
 
-    Rows that differ in the factor of a group have its sum as the same expression, which LLVM computes once. Each
-    sum begins with a value that has no factor, so that each other one takes an addition, or one with a product.
+    Rows that differ in the factor of a group share the expression of the group, which LLVM computes once. Each group
+    begins with a value without a factor, so that each other value takes one addition or FMA.
     """
     parts = []
     for group in groups:
@@ -317,8 +292,8 @@ def _sum_terms(terms: Sequence[tuple[float, Any]]) -> Any:
 
 # ---------------------------------------------------------------- dynamic images
 # The loops of a convolution with a dynamic number of tiles. The tiles of all images are numbered, and a block of them
-# is computed at a time, in buffers of a fixed size; the last block has what is left. Data and product of a tile are
-# transformed along one axis and then along the other, which takes fewer sums than the tensor expression does.
+# is computed at a time, in buffers of a fixed size; the last block has the remaining tiles. Data and product of a tile
+# are transformed along one axis and then along the other, which takes fewer additions than the tensor expression.
 
 
 class DynamicConvolution(NamedTuple):
@@ -330,7 +305,7 @@ class DynamicConvolution(NamedTuple):
         tile: The size of a tile of the result.
         size: Height and width of the result.
         padding: Rows of padding above the data, and columns on the left.
-        store: Emits the store of a result; takes its indices (n, o, y, z, lane), and the sum.
+        store: Emits the store of a result, from its indices (n, o, y, z, lane) and the value.
     """
 
     data: Any
@@ -347,8 +322,6 @@ def emit_dynamic(convolution: DynamicConvolution, blocks: DynamicBlocks) -> None
 
 
 class _DynamicLoops:
-    """Emits the loops of a convolution of dynamic images."""
-
     def __init__(self, convolution: DynamicConvolution, blocks: DynamicBlocks) -> None:
         self._own, self._blocks = convolution, blocks
         self._edge = convolution.tile + KERNEL - 1
@@ -384,7 +357,7 @@ class _DynamicLoops:
                     self._transform_product(product, group, vector, t)
 
     def _loop(self, extent: Any, is_parallel: bool) -> Any:
-        return (T.parallel if is_parallel and self._blocks.is_parallel else T.serial)(extent)
+        return loop_over(extent, is_parallel and self._blocks.is_parallel)
 
     def _find_coordinates(self, first: Any, rows: Any, columns: Any) -> None:
         """Emit the computation of image, row and column of the result for each tile of a block."""
@@ -421,15 +394,16 @@ class _DynamicLoops:
 
         transforms = TRANSFORMS[own.tile]
         matrix, groups = transforms.data, transforms.data_groups
-        with T.If(is_inside(edge, 0, 0)):
-            with T.Then():
-                self._transform(matrix, groups, load, store)
-            with T.Else():
-                patch = self._allocate_registers(edge, edge)
-                with _unroll(edge, edge, lanes=self._lanes) as at:
-                    value = tirx.if_then_else(is_inside(1, *at[:2]), load(*at), T.float32(0))
-                    T.buffer_store(patch, value, at)
-                self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
+
+        def transform_patch() -> None:
+            patch = self._allocate_registers(edge, edge)
+            with _unroll(edge, edge, lanes=self._lanes) as at:
+                value = tirx.if_then_else(is_inside(1, *at[:2]), load(*at), T.float32(0))
+                T.buffer_store(patch, value, at)
+            self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
+
+        transform_image = functools.partial(self._transform, matrix, groups, load, store)
+        if_else(is_inside(edge, 0, 0), transform_image, transform_patch)
 
     def _multiply(self, data: Any, product: Any, group: Any) -> None:
         tile_rows = self._blocks.tile.rows
@@ -438,17 +412,11 @@ class _DynamicLoops:
                 self._multiply_tiles(data, product, group, (i, j), piece * tile_rows, tile_rows)
             rest = self._count % tile_rows
             for size in range(1, tile_rows):
-                with T.If(tirx.EQ(rest, _int64(size))), T.Then():
+                with when(tirx.EQ(rest, _int64(size))):
                     self._multiply_tiles(data, product, group, (i, j), self._count - size, size)
 
     def _multiply_tiles(
-        self,
-        data: Any,
-        product: Any,
-        group: Any,
-        element: tuple[Any, Any],
-        first: Any,
-        tile_rows: int,
+        self, data: Any, product: Any, group: Any, element: Any, first: Any, tile_rows: int
     ) -> None:
         """Emit the product of some tiles, with accumulators in registers."""
         (i, j), limit, vectors = element, self._blocks.limit, self._blocks.tile.vectors
@@ -485,31 +453,29 @@ class _DynamicLoops:
         )
 
         def store(y: Any, z: Any) -> None:
+            block = group * self._blocks.tile.vectors + vector
             with T.vectorized(_int64(self._lanes)) as lane:
-                pixel = [
-                    image,
-                    group * self._blocks.tile.vectors + vector,
-                    row + y,
-                    column + z,
-                    lane,
-                ]
+                pixel = [image, block, row + y, column + z, lane]
                 own.store(pixel, tirx.BufferLoad(result, [y, z, lane]))
 
-        height, width = own.size
-        with T.If(tirx.all(row + tile <= height, column + tile <= width)):
-            with T.Then(), _unroll(tile, tile) as at:
+        def store_all() -> None:
+            with _unroll(tile, tile) as at:
                 store(*at)
+
+        def store_existing() -> None:
             with (
-                T.Else(),
                 _unroll(tile, tile) as (y, z),
-                T.If(tirx.all(row + y < height, column + z < width)),
-                T.Then(),
+                when(tirx.all(row + y < height, column + z < width)),
             ):
                 store(y, z)
 
+        height, width = own.size
+        is_whole = tirx.all(row + tile <= height, column + tile <= width)
+        if_else(is_whole, store_all, store_existing)
+
     def _transform(
         self,
-        matrix: np.ndarray[Any, Any],
+        matrix: _Array,
         groups: Sequence[Sequence[int]],
         load: Callable[..., Any],
         store: Callable[..., None],
@@ -534,7 +500,7 @@ class _DynamicLoops:
 
 
 def _add(total: Any, factor: float, value: Any) -> Any:
-    """Return a sum of what there is already, if anything, and a value times a factor."""
+    """Return a value times a factor, added to a total if there is one."""
     dtype = str(value.ty.dtype)
     term = value if abs(factor) == 1 else value * tirx.const(abs(factor), dtype)
     if total is None:

@@ -15,7 +15,8 @@ from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.blocked_layout.convolutions import choose_phases
-from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image
+from tvmflow.compiler.tir_kernels.blocked import Window
 from tvmflow.targets.tvm_target import make_target
 
 _UNUSUAL = {

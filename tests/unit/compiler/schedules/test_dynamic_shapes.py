@@ -19,6 +19,7 @@ from tvmflow.compiler.lowering import lower
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import rules, schedule_untuned
 from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Window
 from tvmflow.core.types import Dimension
 from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, MULTIPLES, list_symbols, with_dimensions
 from tvmflow.graph.ir import find_nodes, operator_name, replace_variables
@@ -247,7 +248,7 @@ def test_all_cores_compute_rows_of_small_images(stride: int, side: int) -> None:
     x = te.placeholder((1, 2, H, W, 16), name="x")
     w = te.placeholder((4, 2, 3, 3, 16, 16), name="w")
     groups = blocked.Groups(inputs=32, outputs=64, lanes=16, block=16, number=1)
-    result = blocked.conv(x, w, [stride] * 2, [1] * 4, [1, 1], groups)
+    result = blocked.conv(x, w, Window([stride] * 2, [1] * 4, [1, 1]), groups)
     function = te.create_prim_func([x, w, result], index_dtype_override="int64")
     kernel = function.with_attrs({"global_symbol": "main", DYNAMIC_SHAPES: {"h": side, "w": side}})
     choice = rules.choose_schedule(tvm.IRModule({"main": kernel}), cpu)

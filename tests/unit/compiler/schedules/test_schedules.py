@@ -21,7 +21,7 @@ from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
-from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.compiler.tir_kernels.blocked import Groups, Window
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
 SLOWLY = settings(
@@ -40,16 +40,15 @@ def convolution(
     x = te.placeholder((1, channels // 16, size, size, 16), name="x")
     w = te.placeholder((out // 16, channels // 16, edge, edge, 16, 16), name="w")
     b = te.placeholder((1, out // 16, 1, 1, 16), name="b")
-    y = blocked.conv(
-        x, w, (stride,) * 2, (edge // 2,) * 4, (1, 1), Groups(channels, out, 16, 16, 1)
-    )
+    window = Window((stride,) * 2, (edge // 2,) * 4, (1, 1))
+    y = blocked.conv(x, w, window, Groups(channels, out, 16, 16, 1))
     return kernel(x, w, b, topi.nn.relu(topi.add(y, b)))
 
 
 def depthwise(size: int = 15, stride: int = 2) -> tvm.IRModule:
     x = te.placeholder((2, 3, size, size, 16), name="x")
     w = te.placeholder((3, 3, 3, 16), name="w")
-    return kernel(x, w, blocked.depthwise_conv(x, w, (stride,) * 2, (1,) * 4, (1, 1)))
+    return kernel(x, w, blocked.depthwise_conv(x, w, Window((stride,) * 2, (1,) * 4, (1, 1))))
 
 
 def product(rows: int = 30, depth: int = 24, columns: int = 56) -> tvm.IRModule:
@@ -66,7 +65,7 @@ def gate() -> tvm.IRModule:
         te.placeholder((1, 4, 7, 5, 16), name="i"),
     )
     w = te.placeholder((4, 2, 1, 1, 16, 16), name="w")
-    y = blocked.conv(x, w, (1, 1), (0,) * 4, (1, 1), Groups(32, 64, 16, 16, 1))
+    y = blocked.conv(x, w, Window((1, 1), (0,) * 4, (1, 1)), Groups(32, 64, 16, 16, 1))
     return kernel(x, w, image, topi.multiply(image, topi.nn.relu(topi.add(y, te.const(1.0)))))
 
 
@@ -300,7 +299,8 @@ def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
     mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}
     data = te.placeholder((1, 4, size, size, 4), "float32", "data")
     weights = te.placeholder((4, taps, taps, 4), "float32", "weights")
-    result = blocked.depthwise_conv(data, weights, (step, step), (taps // 2,) * 4, (1, 1))
+    window = Window((step, step), (taps // 2,) * 4, (1, 1))
+    result = blocked.depthwise_conv(data, weights, window)
     choice = rules.choose_schedule(kernel(data, weights, result), cpu_model(mapping))
     assert choice is not None and choice.rule == "register_tiles"
     code = assembly_of(choice, mapping, "depthwise")
@@ -354,7 +354,7 @@ def test_factors_of_few_channels_are_lanes_on_arm() -> None:
     data = te.placeholder((1, 1, 24, 24, 4), "float32", "data")
     weights = te.placeholder((4, 1, 7, 7, 3, 4), "float32", "weights")
     groups = Groups(inputs=3, outputs=16, lanes=3, block=4, number=1)
-    result = blocked.conv(data, weights, (2, 2), (3, 3, 3, 3), (1, 1), groups)
+    result = blocked.conv(data, weights, Window((2, 2), (3,) * 4, (1, 1)), groups)
     choice = rules.choose_schedule(kernel(data, weights, result), cpu_model(mapping))
     assert choice is not None and choice.rule == "register_tiles"
     code = assembly_of(choice, mapping, "first")

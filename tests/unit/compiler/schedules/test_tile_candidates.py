@@ -20,7 +20,7 @@ from tvmflow.compiler.schedules.blocks import (
 )
 from tvmflow.compiler.schedules.register_tiles import analyze_axes, generate_tiles
 from tvmflow.compiler.tir_kernels import blocked
-from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.compiler.tir_kernels.blocked import Groups, Window
 
 FAST = settings(max_examples=25, deadline=None, derandomize=True)
 CPUS = st.sampled_from(
@@ -74,9 +74,8 @@ def test_all_tiles_of_a_convolution_fit(
     lanes = cpu.lanes
     x = te.placeholder((1, inner, size + edge, size + edge, lanes), name="x")
     w = te.placeholder((out, inner, edge, edge, lanes, lanes), name="w")
-    y = blocked.conv(
-        x, w, (1, 1), (edge // 2,) * 4, (1, 1), Groups(inner * lanes, out * lanes, lanes, lanes, 1)
-    )
+    own = Window((1, 1), (edge // 2,) * 4, (1, 1))
+    y = blocked.conv(x, w, own, Groups(inner * lanes, out * lanes, lanes, lanes, 1))
     blocks = list_blocks(x, w, y)
     pad = blocks[0] if len(blocks) == 2 else None
     axes = analyze_axes(blocks[-1], cpu)
@@ -100,7 +99,7 @@ def test_all_tiles_of_a_convolution_fit(
 def test_weights_beyond_the_first_cache_are_loaded_for_many_points(width: int) -> None:
     """A sequence whose length has no small factors has a test at its end rather than tiles of one point."""
     x, w = te.placeholder((1, 32, width + 2, 16)), te.placeholder((32, 32, 3, 16, 16))
-    y = blocked.conv(x, w, (1,), (0, 0), (1,), Groups(512, 512, 16, 16, 1))
+    y = blocked.conv(x, w, Window((1,), (0, 0), (1,)), Groups(512, 512, 16, 16, 1))
     (block,) = list_blocks(x, w, y)
     cpu = CpuModel(16, 32, 1 << 20, 2, has_broadcast_loads=True)
     axes = analyze_axes(block, cpu)

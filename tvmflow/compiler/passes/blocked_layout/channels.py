@@ -1,14 +1,12 @@
 """Concatenations, slices, splits and shuffles of channels, on blocked layouts.
 
-Each of them only moves channels. Where they follow each other, the last one reads the tensors
-that the first one read.
+In a sequence of these operators, the last one reads the operands of the first one.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,12 +14,12 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.machine import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.contraction.packed import loop_over
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
-    IrSize,
     count_elements,
     divide_up,
     is_dynamic,
@@ -37,24 +35,11 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Selection(NamedTuple):
-    """Channels of blocked tensors.
-
-    Attributes:
-        tensors: The tensors.
-        positions: The position of the tensor of each channel.
-        channels: The channel in that tensor.
-    """
+    """Channels of blocked tensors: for each one, the position of its tensor and the channel in that."""
 
     tensors: tuple[Any, ...]
     positions: Indices
     channels: Indices
-
-    def first_block(self, block: int) -> int | None:
-        """Return the first block of a tensor whose whole blocks are the channels, or None."""
-        start, count = int(self.channels[0]), len(self.channels)
-        is_range = np.array_equal(self.channels, np.arange(start, start + count))
-        is_whole = is_range and start % block == 0 and count % block == 0
-        return start // block if is_whole and len(set(self.positions)) == 1 else None
 
 
 def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
@@ -74,11 +59,8 @@ def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> rel
     if is_ragged and not all(map(ir.is_float32, fields)):
         return None
     tensors = [rewriter.to_blocked(field) for field in fields]
-    parts = [
-        _selection_of(rewriter, tensor, count)
-        for tensor, count in zip(tensors, channels, strict=True)
-    ]
-    selection = _join(parts)
+    pairs = zip(tensors, channels, strict=True)
+    selection = _join([_selection_of(rewriter, *pair) for pair in pairs])
     if is_ragged:
         return _emit(rewriter, selection)
     result = rewriter.emit(relax.op.concat(relax.Tuple(tensors), axis=1))
@@ -93,14 +75,17 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     shape, sizes = rewriter.numbers.shape(call.args[0]), known_sizes(call.args[0])
     if shape is None or is_dynamic(sizes[1]):
         return None
-    # a reversed axis of one number looks like one that is not reversed
-    shape = tuple(
-        max(n, 2) if is_dynamic(size) else n for n, size in zip(shape, sizes, strict=True)
+    # a reversed axis of one element looks like one that is not reversed
+    pairs = zip(shape, sizes, strict=True)
+    shape = tuple(max(n, 2) if is_dynamic(size) else n for n, size in pairs)
+    channels, *others = (
+        list_positions(functools.partial(read_slice, call), shape, axis)
+        for axis in (1, 0, *range(2, len(shape)))
     )
-    if not all(_keeps_order(call, shape, axis) for axis in range(len(shape)) if axis != 1):
+    # a step of -1 reverses an axis
+    if any(other is None or (np.diff(other) <= 0).any() for other in others):
         return None
-    channels = list_positions(functools.partial(read_slice, call), shape, 1)
-    return None if channels is None else _select(rewriter, call, call.args[0], data, channels)
+    return _select(rewriter, call, call.args[0], data, channels)
 
 
 def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.Expr | None:
@@ -113,8 +98,7 @@ def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.E
     if rewriter.blocked_form(data) is None:
         return None
     read = functools.partial(read_split, split, index=item.index)
-    channels = list_positions(read, shape, 1)
-    return None if channels is None else _select(rewriter, item, split.args[0], data, channels)
+    return _select(rewriter, item, split.args[0], data, list_positions(read, shape, 1))
 
 
 def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
@@ -138,10 +122,7 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
 
 
 def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
-    """Rewrite the reshape that ends a shuffle of channels.
-
-    Channels are reshaped to a matrix, which is transposed, and back.
-    """
+    """Rewrite the reshape that ends a shuffle of channels: they are a matrix, which is transposed."""
     flow = rewriter.flow
     transposed = flow.find_call(call.args[0], "relax.permute_dims")
     split = None if transposed is None else flow.find_call(transposed.args[0], "relax.reshape")
@@ -168,24 +149,24 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
     return _select(rewriter, call, split.args[0], data, channels)
 
 
-def _keeps_order(call: relax.Call, shape: tuple[int, ...], axis: int) -> bool:
-    """Return whether a slice of a tensor of a shape does not reverse an axis, which a step of -1 does."""
-    positions = list_positions(functools.partial(read_slice, call), shape, axis)
-    return positions is not None and bool((np.diff(positions) > 0).all())
-
-
 def _select(
-    rewriter: LayoutRewriter, value: Any, original: Any, data: Any, channels: Any
+    rewriter: LayoutRewriter, value: Any, original: Any, data: Any, channels: Indices | None
 ) -> relax.Expr | None:
-    """Emit some channels of a blocked tensor; None if there is none, or no reader takes blocked data.
+    """Emit some channels of a blocked tensor; None if there are none, or no reader takes blocked data.
 
     `value` and `original` are the original expression and tensor.
     """
     tensor, before, after = rewriter.blocked_form(data), sizes_of(original), sizes_of(value)
-    if tensor is None or before is None or after is None or not ir.is_float32(original):
-        return None
-    is_image = same_sizes((before[0], *before[2:]), (after[0], *after[2:]))
-    if not is_image or is_dynamic(before[1]) or not rewriter.is_read_blocked(value):
+    if (
+        channels is None
+        or tensor is None
+        or before is None
+        or after is None
+        or not ir.is_float32(original)
+        or not same_sizes((before[0], *before[2:]), (after[0], *after[2:]))
+        or is_dynamic(before[1])
+        or not rewriter.is_read_blocked(value)
+    ):
         return None
     selection = _selection_of(rewriter, tensor, before[1])
     positions, own = selection.positions[channels], selection.channels[channels]
@@ -199,9 +180,7 @@ def _selection_of(rewriter: LayoutRewriter, tensor: Any, channels: int) -> Selec
 
 
 def _join(parts: list[Selection]) -> Selection:
-    tensors: list[Any] = []
-    for part in parts:
-        tensors += [tensor for tensor in part.tensors if tensor not in tensors]
+    tensors = list(dict.fromkeys(tensor for part in parts for tensor in part.tensors))
     positions = [
         np.array([tensors.index(tensor) for tensor in part.tensors])[part.positions]
         for part in parts
@@ -215,54 +194,70 @@ def _emit(rewriter: LayoutRewriter, selection: Selection) -> Any:
     tensors = tuple(selection.tensors[position] for position in used)
     positions = np.searchsorted(used, selection.positions)
     selection, block = Selection(tensors, positions, selection.channels), rewriter.block
-    first = selection.first_block(block)
-    if first is not None:
-        end = first + len(selection.channels) // block
-        result = rewriter.emit(relax.op.strided_slice(tensors[0], [1], [first], [end]))
+    first, count = int(selection.channels[0]), len(selection.channels)
+    is_range = np.array_equal(selection.channels, np.arange(first, first + count))
+    if is_range and len(tensors) == 1 and first % block == count % block == 0:
+        end = (first + count) // block
+        result = rewriter.emit(relax.op.strided_slice(tensors[0], [1], [first // block], [end]))
     else:
-        kernel, table, shape = copy_channels(selection, rewriter.cpu)
+        kernel, table, shape = _copy_channels(selection, rewriter.cpu)
         arguments = [*tensors, relax.const(table)]
         result = rewriter.call_function(kernel, "copy_channels", arguments, shape)
     rewriter.selections[result] = selection
     return result
 
 
-# ---------------------------------------------------------------- kernel
-# Copies channels of blocked tensors to other positions.
-
-_FLOAT: Final = "float32"
-_TABLE: Final = "int32"
 # The pixels of a part of the work: their blocks stay in the cache while each group of lanes is copied.
 _PIXELS: Final = CACHED_LINES
 
 
-def copy_channels(selection: Selection, cpu: CpuModel) -> Any:
+def _copy_channels(selection: Selection, cpu: CpuModel) -> Any:
     """Return a kernel that copies channels of blocked tensors, its table, and the shape of its result.
 
-    The tensors are (n, c/b, …, b). The parameters of the kernel are the tensors, the table and the result. The
-    table (groups of lanes of the result, 2) has the position of a group's tensor, or -1 for zeros, and the position
-    of its first element in an image of the tensor, or in one pixel of it where images have dynamic shapes.
+    The parameters of the kernel are the tensors (n, c/b, …, b), the table and the result. The table (groups of lanes
+    of the result, 2) has the position of a group's tensor, or -1 for zeros, and the position of its first element in
+    an image of the tensor, or in one pixel of it where images have dynamic shapes.
     """
     shapes = [known_sizes(tensor) for tensor in selection.tensors]
     n, _, *size, block = shapes[0]
-    result = (n, -(-len(selection.channels) // block), *size, block)
-    pixels = count_elements(size)
-    lanes = _list_lanes(selection, 1 if is_dynamic(pixels) else pixels, block)
-    width = _find_width(lanes, block)
-    table = lanes[::width].astype(_TABLE)
-    parameters = {f"x{position}": (shape, _FLOAT) for position, shape in enumerate(shapes)}
-    parameters |= {"table": (table.shape, _TABLE), "out": (result, _FLOAT)}
-    with define_flat_kernel("copy_channels", parameters, has_root=False) as (builder, buffers):
-        _emit_kernel(buffers, [math.prod(shape[1:]) for shape in shapes], result, width, cpu)
-    return builder.get(), table, result
-
-
-def _list_lanes(selection: Selection, pixels: int, block: int) -> Any:
-    """Return the tensor of each lane of the result blocks, and the index of its first pixel: (lanes, 2)."""
-    lanes = np.full((-(-len(selection.channels) // block) * block, 2), -1, np.int64)
+    blocks, pixels = -(-len(selection.channels) // block), count_elements(size)
+    lanes = np.full((blocks * block, 2), -1, np.int64)
     outer, lane = np.divmod(selection.channels, block)
-    lanes[: len(outer)] = np.stack([selection.positions, outer * pixels * block + lane], axis=1)
-    return lanes
+    image = 1 if is_dynamic(pixels) else pixels
+    lanes[: len(outer)] = np.stack([selection.positions, outer * image * block + lane], axis=1)
+    width = _find_width(lanes, block)
+    groups, parts = block // width, divide_up(pixels, _PIXELS)
+    table = lanes[::width].astype("int32")
+    shape = (n, blocks, *size, block)
+    parameters = {f"x{position}": (shape, "float32") for position, shape in enumerate(shapes)}
+    parameters |= {"table": (table.shape, "int32"), "out": (shape, "float32")}
+    elements = count_elements(shape)
+    is_large = is_dynamic(elements) or elements >= MIN_PARALLEL_ELEMENTS
+    with (
+        define_flat_kernel("copy_channels", parameters, has_root=False) as (builder, buffers),
+        loop_over(n * blocks * parts, is_large and cpu.cores > 1) as part,
+        T.serial(groups) as group,
+    ):
+        *tensors, entries, out = buffers
+        first = part % parts * _PIXELS
+        is_ragged = is_dynamic(pixels) or pixels % _PIXELS
+        count = tirx.min(_PIXELS, pixels - first) if is_ragged else min(_PIXELS, pixels)
+        entry = (part // parts % blocks * groups + group) * 2
+        target = (part // parts * pixels + first) * block + group * width
+        source, element = entries[entry], entries[entry + 1]
+        if is_dynamic(pixels):
+            element = element // block * pixels * block + element % block
+        element += first * block
+        for position, tensor in enumerate([*tensors, None]):
+            is_source = source == (-1 if tensor is None else position)
+            loops = T.serial(count), T.vectorized(width)
+            with T.If(is_source), T.Then(), loops[0] as pixel, loops[1] as lane:
+                offset, value = pixel * block + lane, T.float32(0)
+                if tensor is not None:
+                    start = part // (parts * blocks) * math.prod(shapes[position][1:])
+                    value = tensor[start + element + offset]
+                out[target + offset] = value
+    return builder.get(), table, shape
 
 
 def _find_width(lanes: Any, block: int) -> int:
@@ -279,40 +274,3 @@ def _find_width(lanes: Any, block: int) -> int:
             break
         width //= 2
     return width
-
-
-def _emit_kernel(
-    buffers: Sequence[Any],
-    sizes: Sequence[IrSize],
-    result: Sequence[IrSize],
-    width: int,
-    cpu: CpuModel,
-) -> None:
-    """Emit the loops of the kernel; `sizes` are those of an image of each tensor."""
-    *tensors, table, out = map(T.buffer_proxy, buffers)
-    n, blocks, *size, block = result
-    pixels, groups = count_elements(size), block // width
-    parts = divide_up(pixels, _PIXELS)
-
-    def copy(tensor: Any, first: Any, target: Any, count: Any) -> None:
-        with T.serial(count) as pixel, T.vectorized(width) as lane:
-            offset = pixel * block + lane
-            out[target + offset] = T.float32(0) if tensor is None else tensor[first + offset]
-
-    elements = count_elements(result)
-    is_large = is_dynamic(elements) or elements >= MIN_PARALLEL_ELEMENTS
-    loop = T.parallel if is_large and cpu.cores > 1 else T.serial
-    with loop(n * blocks * parts) as part, T.serial(groups) as group:
-        first = part % parts * _PIXELS
-        is_ragged = is_dynamic(pixels) or pixels % _PIXELS
-        count = tirx.min(_PIXELS, pixels - first) if is_ragged else min(_PIXELS, pixels)
-        entry = (part // parts % blocks * groups + group) * 2
-        target = (part // parts * pixels + first) * block + group * width
-        source, element = table[entry], table[entry + 1]
-        if is_dynamic(pixels):
-            element = element // block * pixels * block + element % block
-        element += first * block
-        for position, tensor in enumerate([*tensors, None]):
-            with T.If(source == (position if tensor is not None else -1)), T.Then():
-                image = 0 if tensor is None else part // (parts * blocks) * sizes[position]
-                copy(tensor, image + element, target, count)

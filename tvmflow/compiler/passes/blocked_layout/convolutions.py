@@ -16,7 +16,7 @@ from tvmflow.compiler.contraction import winograd
 from tvmflow.compiler.contraction.machine import SHARED_LANES
 from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions
-from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
@@ -25,10 +25,9 @@ from tvmflow.compiler.passes.quantization import (
     scale_accumulators,
     to_dot_data,
 )
-from tvmflow.compiler.tir_kernels import blocked, dot_products
+from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels import winograd as winograd_kernels
-from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
-from tvmflow.compiler.tir_kernels.dot_products import DEPTHWISE, MATRICES, PAIRS
+from tvmflow.compiler.tir_kernels.blocked import DEPTHWISE, MATRICES, PAIRS, Groups, Sizes, Window
 from tvmflow.core.choices import WINOGRAD
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes
@@ -49,30 +48,26 @@ def rewrite_conv(
     """Rewrite a convolution over sequences, images or volumes."""
     if not is_supported(rewriter, call, "OI"):
         return None
-    window = Window.of(call)
     image = Image(known_sizes(data)[2:], known_sizes(call)[2:])
-    kernel, window = direct_convolutions.crop_kernel(rewriter, image, kernel, window)
+    kernel, window = direct_convolutions.crop_kernel(rewriter, image, kernel, Window.of(call))
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
     quantized = find_data(rewriter, call)
     if quantized is not None and _is_faster_in_floats(rewriter, call, kernel, window):
         quantized = None
-    name = f"conv{len(window.strides)}d_NCHWc"
-    groups = int(call.attrs.groups)
+    name, groups = f"conv{len(window.strides)}d_NCHWc", int(call.attrs.groups)
     inputs, outputs = (known_sizes(expr)[1] for expr in (data, call))
-    if ir.is_depthwise(call) or (
-        inputs == groups and not direct_convolutions.is_plain_data(rewriter, data)
-    ):
+    is_plain = direct_convolutions.is_plain_data(rewriter, data)
+    if ir.is_depthwise(call) or (inputs == groups and not is_plain):
         x = rewriter.to_blocked(data if quantized is None else quantized.integers)
         if (times := outputs // groups) > 1:
-            x = rewriter.kernel(
-                blocked.repeat_channels, "repeat_channels", x, inputs, times, pattern=None
-            )
+            repeated = (x, inputs, times)
+            x = rewriter.kernel(blocked.repeat_channels, "repeat_channels", *repeated, pattern=None)
         weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
         if quantized is not None:
             quantized = quantized._replace(integers=x)
             return _emit_quantized_depthwise(rewriter, quantized, kernel, weights, window, name)
         return rewriter.kernel(
-            lambda x, w: blocked.depthwise_conv(x, w, *window), f"depthwise_{name}", x, weights
+            lambda x, w: blocked.depthwise_conv(x, w, window), f"depthwise_{name}", x, weights
         )
     if quantized is not None:
         x, lanes = direct_convolutions.block_data(rewriter, quantized.integers, dtype)
@@ -94,14 +89,13 @@ def _emit_convolution(
     groups, name = int(call.attrs.groups), f"conv{len(window.strides)}d_NCHWc"
     x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
     terms = direct_convolutions.count_terms(rewriter, dtype)
-    geometry = (
-        _find_winograd(rewriter, call, kernel, window, terms) if lanes == rewriter.block else None
-    )
+    geometry = phases = None
+    if lanes == rewriter.block:
+        geometry = _find_winograd(rewriter, call, kernel, window, terms)
     shape = ir.known_shape(kernel)
-    share = _WINOGRAD_SHARE if geometry is not None else 1.0
-    phases = None
     if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
         sizes = [list(rewriter.numbers.shape(tensor) or ())[2:] for tensor in (data, call)]
+        share = _WINOGRAD_SHARE if geometry is not None else 1.0
         phases = choose_phases(Image(*sizes), shape, window, rewriter.block, share)
 
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
@@ -112,7 +106,11 @@ def _emit_convolution(
         reads = Groups(inputs, channels, own_lanes, rewriter.block, groups)
         reads = direct_convolutions.shorten(rewriter, reads, dtype, joins=True)
         if is_apart := reads.outputs != channels:
-            kernel = _pad_groups(rewriter, kernel, reads)
+            # as many channels of the result in each group as are computed
+            o, *rest = ir.known_shape(kernel)
+            split = rewriter.reshape(kernel, [groups, o // groups, *rest])
+            padded = rewriter.pad_to_multiples(split, [1, reads.outputs])
+            kernel = rewriter.reshape(padded, [groups * reads.outputs, *rest])
         packed = pack_kernel(rewriter, kernel, reads)
         result = direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
         if not is_apart:
@@ -157,8 +155,8 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o).
 
-    There is no axis of lanes if there is one lane. Runs of channels replace blocks of data. A block of
-    the result may belong to several groups: the weights of data of other groups are 0.
+    There is no axis of lanes if there is one lane. Runs of channels may replace blocks of data. If a block of the
+    result belongs to several groups, the weights of data of other groups are 0.
     """
     block, lanes, width = groups.block, groups.run or groups.lanes, groups.width
     is_one_group = groups.number == 1 and ir.known_shape(kernel)[0] <= groups.outputs
@@ -178,14 +176,6 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     return rewriter.emit(relax.op.permute_dims(split, order))
 
 
-def _pad_groups(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
-    """Emit weights (o, i of a group, …) with as many channels of the result in each group as `groups` has."""
-    o, *rest = ir.known_shape(kernel)
-    split = rewriter.reshape(kernel, [groups.number, o // groups.number, *rest])
-    padded = rewriter.pad_to_multiples(split, [1, groups.outputs])
-    return rewriter.reshape(padded, [groups.number * groups.outputs, *rest])
-
-
 def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     """Return the row of weights for each output channel and each data channel that its block reads.
 
@@ -198,14 +188,13 @@ def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     offset = channel - (o // groups.outputs * groups.inputs)[:, None]
     is_own = (offset >= 0) & (offset < groups.inputs)
     rows = o[:, None] * (groups.inputs + 1) + np.where(is_own, offset, groups.inputs)
-    listed: list[int] = rows.ravel().tolist()
-    return listed
+    return list(rows.ravel())
 
 
 def _find_winograd(
     rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window, terms: int
 ) -> Geometry | None:
-    """Return the sizes of a Winograd convolution; None if it is not possible or not profitable.
+    """Return the sizes of a Winograd convolution; None if it is not possible or not faster.
 
     An instruction of the direct convolution computes this many `terms` of each result.
     """
@@ -216,6 +205,7 @@ def _find_winograd(
     # levels that share weights choose alike
     is_shared = context.options.shares_weights and not cpu.multiplicand_lanes
     lanes = SHARED_LANES if is_shared else rewriter.block
+    has_fixed_tiles = len(edges) > _IMAGE_AXES or step > 1 or groups > 1
     if (
         not tiles
         or shape is None
@@ -227,18 +217,14 @@ def _find_winograd(
         # each block of a tile belongs to one group
         or (groups > 1 and (out // groups % lanes or inner % lanes))
         # the tiles of a dynamic volume are not numbered; those with a stride or groups have fixed positions
-        or (
-            (len(edges) > _IMAGE_AXES or step > 1 or groups > 1)
-            and any(map(is_dynamic, known_sizes(call)[2:]))
-        )
+        or (has_fixed_tiles and any(map(is_dynamic, known_sizes(call)[2:])))
         # more products an instruction save more than the transforms
         or (step > 1 and terms > 1)
     ):
         return None
     n, _, *sizes = known_sizes(call)
-    is_fixed = not any(map(is_dynamic, (n, *sizes)))
-    measured = context.measured_tiles if is_fixed and terms == 1 else ()
-    if terms > 1 or any(map(is_dynamic, sizes)):
+    is_dynamic_image = any(map(is_dynamic, sizes))
+    if terms > 1 or is_dynamic_image:
         # more products an instruction save more than larger weights; the tiles of a dynamic image are squares
         tiles = tuple(tile for tile in tiles if tile != winograd.RECTANGLE)
     depth, height, width = [1, *shape[2:]][-3:]
@@ -259,26 +245,25 @@ def _find_winograd(
     has_few, takes_lanes = cpu.has_few_registers and not is_shared, cpu.multiplicand_lanes > 0
     costs = winograd.costs_by_rule(has_few, takes_lanes)
     convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes, groups)
-    tile = convolution.rank_tiles(tiles, costs)[0]
-    if measured:
-        ranked = convolution.rank_tiles(measured, costs)
-        text = _describe(call, kernel, window)
-        block = rewriter.block
-        elements = kernel_depth * -(-out // block) * -(-inner // block) * block**2
+    tile, block = convolution.rank_tiles(tiles, costs)[0], rewriter.block
+    if context.measured_tiles and terms == 1 and not is_dynamic_image and not is_dynamic(n):
+        ranked = convolution.rank_tiles(context.measured_tiles, costs)
+        weight_bytes = 4 * kernel_depth * -(-out // block) * -(-inner // block) * block**2
         choices = [
-            ({WINOGRAD: each}, winograd.count_products(each) * elements * 4) for each in ranked
+            ({WINOGRAD: each}, winograd.count_products(each) * weight_bytes) for each in ranked
         ]
+        text = _describe(call, kernel, window)
         tile = context.choose(text, read_marks(call), choices)[WINOGRAD]
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, shape[2:], tile)
     if not tile:
         return None
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
-    if any(map(is_dynamic, sizes)):
+    if is_dynamic_image:
         return geometry
     # a large tile takes less time in two steps, and much less to compile
     is_separate = cpu.multiplicand_lanes > 0 or step > 1 or tile > min(winograd.SQUARES)
     geometry = geometry._replace(is_separate=is_separate)
-    return winograd.pad_columns(geometry, -(-out // rewriter.block) // groups, inner, cpu)
+    return winograd.pad_columns(geometry, -(-out // block) // groups, inner, cpu)
 
 
 def _describe(call: relax.Call, kernel: Any, window: Window) -> str:
@@ -314,23 +299,18 @@ def _emit_winograd(
     split = [o // block, block, i // block, block, geometry.kernel_depth, len(rows), len(columns)]
     weights = rewriter.rearrange(both, split, [5, 6, 0, 4, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
-    return rewriter.kernel(
-        # of the kernel's own variables
-        lambda x, w, shape: winograd_kernels.conv(x, w, geometry._replace(shape=shape)),
-        f"winograd_{name}",
-        x,
-        weights,
-        tuple(geometry.shape),
-    )
+
+    def convolve(x: Any, w: Any, shape: Any) -> Any:
+        # the shape has the kernel's own variables
+        return winograd_kernels.conv(x, w, geometry._replace(shape=shape))
+
+    return rewriter.kernel(convolve, f"winograd_{name}", x, weights, tuple(geometry.shape))
 
 
 # ---------------------------------------------------------------- few channels
-# Convolutions with few channels in their result, which would leave most lanes of its vectors empty.
-#
-# Neighboring pixels become channels: one pixel in place of s·t has their channels after each other. Its kernel is
-# larger, with zeros for the data that a pixel does not read, and moves s and t times as far. Three channels with 7×7
-# kernels are computed with 64 multiplications of vectors for four pixels, in place of 196.
-
+# Few channels would leave most lanes of a result's vectors empty. So the channels of s·t neighboring pixels become
+# those of one pixel. Its kernel is larger, with zeros for the data that a pixel does not read, and moves s and t times
+# as far. Three channels with 7×7 kernels are computed with 64 multiplications of vectors for four pixels, not 196.
 
 # The larger kernel must save so much of the multiplications of vectors.
 _MAX_SHARE: Final = 0.75
@@ -356,9 +336,8 @@ def choose_phases(
         sizes = (-(-size // s) * (count + (s - 1) * step) for size, count, s, step in axes)
         return int(blocks * inputs * math.prod(sizes))
 
-    sizes = (range(1, min(block // outputs, size) + 1) for size in image.result)
-    candidates = [c for c in itertools.product(*sizes) if math.prod(c) * outputs <= block]
-    best = min(candidates, key=cost)
+    counts = itertools.product(*(range(1, min(block // outputs, n) + 1) for n in image.result))
+    best = min((c for c in counts if math.prod(c) * outputs <= block), key=cost)
     moved = _MOVE_COST * outputs * math.prod(image.result)
     limit = min(_MAX_SHARE, share) * cost([1] * len(kernel_size))
     return best if cost(best) + moved < limit else None
@@ -414,7 +393,7 @@ def emit(
     groups: Groups,
     name: str,
 ) -> Any:
-    """Emit a convolution of blocked integers; its result lacks the scale of the weights.
+    """Emit a convolution of blocked integers, without the scale of the weights.
 
     The weights are `kernel` (o, i of a group, …), and `packed` (o/b, blocks of data, …, lanes of i, b of o).
     """
@@ -435,11 +414,10 @@ def emit(
         weights = rewriter.rearrange(packed, split, axes)
         padding, points = list(window.padding), _count_points(data.integers, window, kernel_size)
         padding[-1] += points % 2
-        multiply = functools.partial(dot_products.matrix_conv, padding=padding, points=points)
+        multiply = functools.partial(blocked.matrix_conv, padding=padding, points=points)
     else:
         weights = rewriter.split_terms(packed, products.terms)
-        fixed = {**window._asdict(), "groups": groups}
-        multiply = functools.partial(dot_products.conv, products, **fixed)
+        multiply = functools.partial(blocked.dot_conv, products, window=window, groups=groups)
     name = f"quantized_{name}"
     sums = _emit_accumulators(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     return _scale(rewriter, sums, kernel, data)
@@ -454,7 +432,7 @@ def _scale(rewriter: LayoutRewriter, sums: Any, kernel: Any, data: QuantizedData
 
 def _take_strides(rewriter: LayoutRewriter, x: Any, window: Window) -> tuple[Any, Window]:
     """Emit the pixels that a kernel of one pixel reads, and return its window over them."""
-    strides, rank = window.strides, len(window.strides)
+    strides, rank = list(window.strides), len(window.strides)
     if max(strides) == 1:
         return x, window
     axes, ends = [*range(2, 2 + rank)], known_sizes(x)[2 : 2 + rank]
@@ -474,7 +452,7 @@ def _multiplies_matrices(
 ) -> bool:
     """Return whether an instruction multiplies the bytes of two pixels with those of two results.
 
-    Levels of CPUs that share weights have one layout of them.
+    ISA levels that share weights have one layout of them.
     """
     cpu, (strides, padding, dilation) = rewriter.cpu, window
     points = _count_points(x, window, kernel)
@@ -493,17 +471,6 @@ def _multiplies_matrices(
     )
 
 
-def _multiplies_depthwise(rewriter: LayoutRewriter, window: Window) -> bool:
-    """Return whether an instruction multiplies int8 values of neighboring pixels by its kernel positions."""
-    cpu = rewriter.cpu
-    return (
-        cpu.multiplicand_lanes == rewriter.block == DEPTHWISE.terms
-        and cpu.has_quads
-        and max(window.dilation) == 1
-        and min(window.padding) >= 0
-    )
-
-
 def _emit_quantized_depthwise(
     rewriter: LayoutRewriter,
     data: QuantizedData,
@@ -512,23 +479,23 @@ def _emit_quantized_depthwise(
     window: Window,
     name: str,
 ) -> Any:
-    """Emit a depthwise convolution of integers, by dot products along kernel rows or in float32.
+    """Emit a depthwise convolution of integers, without the scale of the weights.
 
-    Return it without the scale of the weights.
+    Dot products are along kernel rows; without such an instruction, products are float32.
     """
-    name = f"quantized_depthwise_{name}"
-    if not _multiplies_depthwise(rewriter, window):
-        convolve = functools.partial(blocked.quantized_depthwise_conv, **window._asdict())
+    name, cpu = f"quantized_depthwise_{name}", rewriter.cpu
+    has_instruction = cpu.multiplicand_lanes == rewriter.block == DEPTHWISE.terms and cpu.has_quads
+    if not has_instruction or max(window.dilation) > 1 or min(window.padding) < 0:
+        convolve = functools.partial(blocked.quantized_depthwise_conv, window=window)
         sums = _emit_accumulators(rewriter, convolve, name, data, packed)
         return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     missing = -ir.known_shape(kernel)[-1] % DEPTHWISE.terms
     multiples = [1] * (len(ir.known_shape(kernel)) - 1)
     wide = rewriter.pad_to_multiples(kernel, [*multiples, DEPTHWISE.terms])
-    padding = [*window.padding[:-1], window.padding[-1] + missing]
+    window = window._replace(padding=[*window.padding[:-1], window.padding[-1] + missing])
     weights = rewriter.split_terms(pack_depthwise_kernel(rewriter, wide), DEPTHWISE.terms)
-    strides = window.strides
-    multiply = functools.partial(dot_products.depthwise_conv, strides=strides, padding=padding)
+    multiply = functools.partial(blocked.depthwise_conv, window=window, products=DEPTHWISE)
     sums = _emit_accumulators(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     return _scale(rewriter, sums, kernel, data)
 

@@ -8,17 +8,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction import candidates
-from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
+from tvmflow.compiler.contraction.candidates import Contraction, RegisterTile, multiply_add
+from tvmflow.compiler.contraction.machine import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.contraction.packed import FLOAT, Accumulators, allocate, loop_over
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import BYTES
-from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products
-from tvmflow.compiler.tir_kernels.blocked import Groups
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
-from tvmflow.compiler.tir_kernels.plain_products import PlainProduct
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import BFLOAT16, Groups, Window
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, if_else
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
 from tvmflow.graph.ir import OPAQUE
@@ -74,30 +76,30 @@ def emit(
 ) -> Any:
     """Emit a convolution of data as `block_data` returns them.
 
-    The packed weights are (o/b, blocks of data, …, lanes of i, b of o), without the axis of lanes if there is one.
-    Their dtype counts where they are not rounded to bfloat16. With an image, each kernel position may be a
-    convolution of its own.
+    The packed weights are (o/b, blocks of data, …, lanes of i, b of o), without the axis of lanes if there is one
+    lane. They are cast to their dtype, or rounded to bfloat16. With an image, each kernel position may be a separate
+    convolution.
     """
     convolve: Callable[..., Any] = blocked.conv
     if _uses_bfloat16(rewriter, weight_dtype):
-        convolve, name = functools.partial(dot_products.conv, BFLOAT16), f"bfloat16_{name}"
+        convolve, name = functools.partial(blocked.dot_conv, BFLOAT16), f"bfloat16_{name}"
         x = x if reads.lanes < rewriter.block else rewriter.round_data(x)
         weights = rewriter.round_weights(rewriter.split_terms(packed, BFLOAT16.terms))
     else:
         weights = rewriter.cast(packed, weight_dtype)
     kernel = ir.known_shape(packed)[2 : 2 + len(window.strides)]
-    if image is not None and image.is_fixed and are_profitable(image, kernel, window):
-        return emit_convolutions(rewriter, image, x, weights, window, reads, convolve)
+    if image is not None and image.is_fixed and _are_separate_faster(image, kernel, window):
+        return _emit_positions(rewriter, image, x, weights, window, reads, convolve)
     if convolve is blocked.conv:
         columns = _find_tile_columns(rewriter, x, weights, window)
         convolve = functools.partial(blocked.conv, tile_columns=columns)
-    return rewriter.kernel(lambda x, w: convolve(x, w, *window, reads), name, x, weights)
+    return rewriter.kernel(lambda x, w: convolve(x, w, window, reads), name, x, weights)
 
 
 def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
-    """Return to a multiple of how many columns a result is computed, so that tiles divide them.
+    """Return to a multiple of how many pixels the rows of a result are computed, so that tiles divide them.
 
-    The columns are the pixels of a row. Rules divide a dynamic number of them into tiles.
+    Rules divide rows of dynamic length into tiles.
     """
     cpu, rank = rewriter.cpu, len(window.strides)
     blocks, *reads, lanes = ir.known_shape(weights)
@@ -122,10 +124,10 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 
 
 # ---------------------------------------------------------------- plain data
-# A pointwise convolution that no other one is next to would pack its data and unpack its result. It is the
-# product of its weights and the plain data, whose columns are pixels: ragged channels fill no lanes
-# with zeros then, and only a few columns are packed at a time. Its kernel is opaque to fusion, so it is
-# emitted again with each bias or activation that follows.
+# A pointwise convolution without convolutions next to it would pack its data and unpack its result. Instead, its
+# weights are multiplied with the plain data, whose columns are pixels. Then ragged channels fill no lanes with zeros,
+# and only a few columns are packed at a time. The kernel is opaque to fusion, so it is emitted again with each bias
+# or activation that follows.
 
 _MIN_RAGGED_CHANNELS: Final = 32
 # Threads divide columns: of fewer there is no work for all, and the weights, which each part reads, are most of it.
@@ -134,17 +136,35 @@ _MIN_COLUMNS: Final = 256
 _MAX_DEPTH_SHARE: Final = 2
 
 
+class PlainProduct(NamedTuple):
+    """Products of weights (outputs, depth) and some matrices, with bias and activations in order.
+
+    The columns of a matrix are the pixels of an image, at least those of a vector.
+    """
+
+    number: int
+    outputs: int
+    depth: int
+    image: tuple[int, ...]
+    has_bias: bool = False
+    activations: tuple[Callable[[Any], Any], ...] = ()
+
+    @property
+    def pixels(self) -> int:
+        """The columns of each matrix."""
+        return math.prod(self.image)
+
+
 def emit_plain_product(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window
 ) -> Any:
-    """Emit a pointwise convolution of plain data (n, c, …) by weights (o, c, 1, …).
-
-    None for one that is faster with blocked data.
-    """
+    """Emit a pointwise convolution of plain data (n, c, …); None for one that is faster with blocked data."""
     context, cpu = rewriter.context, rewriter.cpu
     outputs, inputs, *positions = ir.known_shape(kernel)
     sizes, result = known_sizes(data), known_sizes(call)
     is_whole = outputs % context.lanes == 0 and inputs % context.lanes == 0
+    # pools read blocks of channels in vectors, which is faster where few lanes are empty
+    pools_are_faster = outputs % context.lanes == 0 or min(inputs, outputs) < _MIN_RAGGED_CHANNELS
     if (
         # not measured on 64-bit ARM; without FMA, it is not faster
         cpu.multiplicand_lanes
@@ -163,11 +183,7 @@ def emit_plain_product(
         )
         or rewriter.blocked_form(data) is not None
         or len(rewriter.flow.list_readers(call.args[0])) > 1
-        # what reads blocks of channels in vectors is faster where few lanes of them are empty
-        or rewriter.is_read_blocked(
-            call,
-            by_pools=outputs % context.lanes == 0 or min(inputs, outputs) < _MIN_RAGGED_CHANNELS,
-        )
+        or rewriter.is_read_blocked(call, by_pools=pools_are_faster)
     ):
         return None
     product = PlainProduct(sizes[0], outputs, inputs, tuple(sizes[2:]))
@@ -178,18 +194,84 @@ def emit_plain_product(
 
 
 def _emit_product(rewriter: LayoutRewriter, product: PlainProduct, arguments: list[Any]) -> Any:
-    kernel = plain_products.make_kernel(product, rewriter.cpu)
+    kernel = _make_plain_kernel(product, rewriter.cpu)
     shape = (product.number, product.outputs, *product.image)
     plain = rewriter.call_function(kernel, f"conv{len(product.image)}d_plain", arguments, shape)
     rewriter.products[plain] = product, arguments
     return plain
 
 
-def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: Any) -> Any:
-    """Emit a product of plain data again with its bias or an activation; None for other operators.
+def _make_plain_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
+    """Return the kernel of a product, which packs the columns of a tile once for all rows.
 
-    The product without them is dead code.
+    Its parameters are the weights (⌈outputs/rows of a tile⌉, depth, rows), the matrices (number, depth, …), the bias
+    (outputs) if there is one, and the result (number, outputs, …).
     """
+    number, outputs, depth, image = product[:4]
+    pixels = product.pixels
+    tile_rows, vectors = candidates.choose_packing_tile(outputs, pixels, cpu)
+    parameters = {
+        "weights": ((-(-outputs // tile_rows), depth, tile_rows), FLOAT),
+        "data": ((number, depth, *image), FLOAT),
+        **({"bias": ((outputs,), FLOAT)} if product.has_bias else {}),
+        "out": ((number, outputs, *image), FLOAT),
+    }
+    tiles, rest = divmod(-(-pixels // cpu.lanes), vectors)
+    count = tiles + (rest > 0)
+    is_parallel = cpu.cores > 1 and number * outputs * depth * pixels >= MIN_PARALLEL_PRODUCTS
+    with define_flat_kernel("plain_product", parameters, has_root=False) as (builder, buffers):
+        weights, data, *others, out = buffers
+
+        def multiply(corner: tuple[Any, Any], packed: Any, group: Any, shape: RegisterTile) -> None:
+            """Emit the product of the first rows of a group and a tile that begins at a corner."""
+            matrix, start = corner
+            sums = Accumulators.allocate(*shape, cpu.lanes)
+            for index, _, _ in sums.iterate():
+                sums.buffer[index] = T.float32(0)
+            with T.serial(depth) as k:
+                sums.add(
+                    lambda row: weights[(group * depth + k) * tile_rows + row],
+                    lambda column: packed[k * (shape.vectors * cpu.lanes) + column],
+                )
+            for index, tile_row, column in sums.iterate():
+                row = group * tile_rows + tile_row
+                value = sums.buffer[index]
+                for bias in others:
+                    value = value + bias[row]
+                for activation in product.activations:
+                    value = activation(value)
+                out[(matrix * outputs + row) * pixels + start + column] = value
+
+        def emit(matrix: Any, start: Any, vectors: int) -> None:
+            """Emit the product of all rows and some columns; `start` is the first of these."""
+            width = vectors * cpu.lanes
+            packed = allocate(depth * width)
+            with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(cpu.lanes) as lane:
+                column = v * cpu.lanes + lane
+                packed[k * width + column] = data[(matrix * depth + k) * pixels + start + column]
+            groups, rows = divmod(outputs, tile_rows)
+            with T.serial(groups) as group:
+                multiply((matrix, start), packed, group, RegisterTile(tile_rows, vectors))
+            if rows:
+                multiply((matrix, start), packed, groups, RegisterTile(rows, vectors))
+
+        with loop_over(number * count, is_parallel) as part:
+            matrix, tile = part // count, part % count
+            # the tail tile ends where the columns do: it overlaps the one before it
+            width = vectors * cpu.lanes
+            if not rest:
+                emit(matrix, tirx.min(tile * width, pixels - width), vectors)
+            else:
+                if_else(
+                    tile < tiles,
+                    lambda: emit(matrix, tile * width, vectors),
+                    lambda: emit(matrix, pixels - rest * cpu.lanes, rest),
+                )
+    return builder.get()
+
+
+def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: Any) -> Any:
+    """Emit a product of plain data again with its bias or an activation; None for other operators."""
     operands = list(zip(call.args, arguments, strict=True))
     if call.op.name == "relax.add" and arguments[0] not in rewriter.products:
         operands.reverse()
@@ -218,14 +300,10 @@ def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: An
 
 def _find_bias(rewriter: LayoutRewriter, product: PlainProduct, original: Any, operand: Any) -> Any:
     """Return a weight that is added to all pixels of a channel as one value for each; None for others."""
-    shape = ir.shape_of(operand)
     channels = (product.outputs, *[1] * len(product.image))
-    if (
-        product.has_bias
-        or product.activations
-        or not rewriter.flow.is_weight(original)
-        or shape not in (channels, (1, *channels))
-    ):
+    has_epilogue = product.has_bias or product.activations
+    is_bias = ir.shape_of(operand) in (channels, (1, *channels))
+    if has_epilogue or not is_bias or not rewriter.flow.is_weight(original):
         return None
     return rewriter.reshape(operand, [product.outputs])
 
@@ -238,31 +316,14 @@ def _find_limits(call: relax.Call) -> tuple[float, float] | None:
 
 
 # ---------------------------------------------------------------- kernel positions
-# Some kernel positions read only padding, for parts of the result or for all of it. A kernel with dilation 24
-# over an image of 20×20 reads the image only at its middle position, so the others are removed. With dilation
-# 12, only a third of the multiplications read the image. Then each position becomes a separate convolution of
-# the part of the image that it reads, and the results are added.
+# Some kernel positions read only padding, for parts of the result or for all of it. With dilation 24 over an image of
+# 20×20, only the middle position reads the image, so the others are removed. With dilation 12, only a third of the
+# multiplications read the image. Then each position becomes a separate convolution of the part of the image that it
+# reads, and the results are added.
 
 # Separate convolutions read and write the result once per position, so they must save many multiplications.
 _MAX_SHARE: Final = 0.6
 _MAX_POSITIONS: Final = 16
-
-
-class Window(NamedTuple):
-    """Strides, padding and dilation of a convolution.
-
-    `padding` has the padding before each axis, then the padding after each axis (as in ONNX).
-    """
-
-    strides: list[int]
-    padding: list[int]
-    dilation: list[int]
-
-    @classmethod
-    def of(cls, call: relax.Call) -> Window:
-        """Return the window of a convolution."""
-        names = ("strides", "padding", "dilation")
-        return cls(*([int(n) for n in getattr(call.attrs, name)] for name in names))
 
 
 class Image(NamedTuple):
@@ -287,10 +348,7 @@ class _Part(NamedTuple):
 def crop_kernel(
     rewriter: LayoutRewriter, image: Image, kernel: Any, window: Window
 ) -> tuple[Any, Window]:
-    """Return weights (o, i, …) and window without outer positions that read only padding.
-
-    Dynamic extents keep all positions.
-    """
+    """Return weights (o, i, …) and window without outer positions of fixed images that read only padding."""
     if not image.is_fixed:
         return kernel, window
     padding, rank = list(window.padding), len(window.strides)
@@ -305,17 +363,15 @@ def crop_kernel(
     return kernel, window._replace(padding=padding)
 
 
-def are_profitable(image: Image, kernel: Sequence[int], window: Window) -> bool:
+def _are_separate_faster(image: Image, kernel: Sequence[int], window: Window) -> bool:
     """Return whether one convolution for each kernel position is faster, as most products are of padding."""
     parts = _list_parts(image, kernel, window)
     read = math.prod(sum(max(0, end - start) for start, end in axis) for axis in parts)
-    positions = math.prod(kernel)
-    return positions <= _MAX_POSITIONS and 0 < read < _MAX_SHARE * positions * math.prod(
-        image.result
-    )
+    positions, pixels = math.prod(kernel), math.prod(image.result)
+    return positions <= _MAX_POSITIONS and 0 < read < _MAX_SHARE * positions * pixels
 
 
-def emit_convolutions(
+def _emit_positions(
     rewriter: LayoutRewriter,
     image: Image,
     x: Any,
@@ -333,49 +389,33 @@ def emit_convolutions(
     for position in itertools.product(*axes):
         if any(part.start >= part.end for _, part in position):
             continue
-        own = weights
-        for axis, (index, _) in enumerate(position):
+        own, before, after = weights, [], []
+        for axis, (index, part) in enumerate(position):
             own = rewriter.take(own, [index], 2 + axis)
-        indices, parts = [index for index, _ in position], [part for _, part in position]
-        moved = _move_window(image, indices, parts, window)._asdict()
-        part = functools.partial(convolve, **moved, groups=groups)
-        results.append(rewriter.kernel(part, name, x, own, pattern=OPAQUE))
+            # the window over the data that the position reads: padding is negative
+            step, offset = window.strides[axis], index * window.dilation[axis]
+            first = part.start * step + offset - window.padding[axis]
+            before.append(-first)
+            after.append(first + (part.end - 1 - part.start) * step + 1 - image.data[axis])
+        moved = Window(window.strides, before + after, [1] * rank)
+        function = functools.partial(convolve, window=moved, groups=groups)
+        results.append(rewriter.kernel(function, name, x, own, pattern=OPAQUE))
         corners.append([part.start for _, part in position])
-    return rewriter.kernel(
-        lambda *parts: blocked.add_parts(image.result, corners, *parts),
-        "add_taps",
-        *results,
-        pattern=None,
-    )
+    add = functools.partial(blocked.add_parts, image.result, corners)
+    return rewriter.kernel(add, "add_taps", *results, pattern=None)
 
 
 def _list_parts(image: Image, kernel: Sequence[int], window: Window) -> list[list[_Part]]:
     """Return, for each axis, the part of the result for which each kernel position reads data."""
-    axes = zip(
-        *(image.data, image.result, kernel),
-        *(window.strides, window.dilation, window.padding[: len(kernel)]),
-        strict=True,
-    )
+
+    def find(data: int, result: int, step: int, offset: int) -> _Part:
+        """Return the indices y of a result for which y·step + offset lies within the data."""
+        start = max(0, -(offset // step))
+        return _Part(start, max(start, min(result, -(-(data - offset) // step))))
+
+    sizes = (image.data, image.result, kernel)
+    steps = (window.strides, window.dilation, window.padding[: len(kernel)])
     return [
-        [_find_part(data, result, step, position * gap - pad) for position in range(size)]
-        for data, result, size, step, gap, pad in axes
+        [find(data, result, step, position * gap - pad) for position in range(size)]
+        for data, result, size, step, gap, pad in zip(*sizes, *steps, strict=True)
     ]
-
-
-def _find_part(data: int, result: int, step: int, offset: int) -> _Part:
-    """Return the indices y of a result for which y·step + offset lies within the data."""
-    start = max(0, -(offset // step))
-    return _Part(start, max(start, min(result, -(-(data - offset) // step))))
-
-
-def _move_window(
-    image: Image, position: Sequence[int], parts: Sequence[_Part], window: Window
-) -> Window:
-    """Return the window of a 1×1 kernel over the data that it reads: padding is negative."""
-    before, after = [], []
-    for axis, (index, part) in enumerate(zip(position, parts, strict=True)):
-        step, offset = window.strides[axis], index * window.dilation[axis] - window.padding[axis]
-        first = part.start * step + offset
-        before.append(-first)
-        after.append(first + (part.end - 1 - part.start) * step + 1 - image.data[axis])
-    return Window(window.strides, before + after, [1] * len(position))

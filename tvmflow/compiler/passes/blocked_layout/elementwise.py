@@ -44,10 +44,8 @@ def rewrite_elementwise(
     if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None
     operands = [
-        argument
-        if _is_number(argument)
-        else _to_blocked_operand(rewriter, original, argument, shape)
-        for original, argument in zip(call.args, arguments, strict=True)
+        arg if _is_number(arg) else _to_blocked_operand(rewriter, original, arg, shape)
+        for original, arg in zip(call.args, arguments, strict=True)
     ]
     return rewriter.emit(relax.Call(call.op, operands, call.attrs))
 
@@ -112,8 +110,10 @@ def _to_blocked_operand(
     if tensor is not None:
         return tensor
     shape = known_sizes(operand)
+    if not shape:
+        return operand
     if all(extent == 1 for extent in shape):
-        return operand if len(shape) == 0 else rewriter.reshape(operand, [1] * (len(result) + 1))
+        return rewriter.reshape(operand, [1] * (len(result) + 1))
     full = [1] * (len(result) - len(shape)) + list(shape)
     if full[1] == 1:
         return rewriter.reshape(operand, [*full, 1])
@@ -215,10 +215,7 @@ def _default_layout(call: relax.Call) -> str:
 def rewrite_resize(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
 ) -> relax.Expr | None:
-    """Rewrite a resize of the spatial axes whose reader takes blocked data.
-
-    Where none does, fewer pixels are unpacked before.
-    """
+    """Rewrite a resize of the spatial axes whose reader takes blocked data; for others, unpack fewer pixels before."""
     resize = as_resize(call)
     if (
         resize is None

@@ -17,7 +17,6 @@ from tvmflow.graph.ir import OPAQUE
 
 _log = logging.getLogger(__name__)
 
-
 # Operators that take blocked data at any shape.
 _READERS: Final = frozenset({*ir.CONVOLUTIONS, *ir.TRANSPOSED_CONVOLUTIONS})
 # Operators that reduce blocked data, or take a function into the kernel of a convolution.
@@ -40,16 +39,12 @@ MOVES: Final = ir.operators("reshape permute_dims")
 
 
 class LayoutRewriter(TargetRewriter):
-    """Rewrites the calls that a handler takes, and remembers the blocked form of each tensor.
-
-    The blocked form of a tensor (n, c, …) is (n, ⌈c/b⌉, …, b).
+    """Rewrites the calls that a handler takes, and remembers the blocked form (n, ⌈c/b⌉, …, b) of each tensor.
 
     Attributes:
-        context: The target and options.
-        cpu: The model of the target's CPU.
         block: The number of channels in a block.
-        selections: The channels of other blocked tensors that a blocked tensor is a copy of.
-        products: The products of plain data that tensors are the results of, and the arguments of their kernels.
+        selections: Blocked tensor -> the channels of other blocked tensors that it is a copy of.
+        products: Tensor -> the product of plain data that computes it, and the arguments of its kernel.
     """
 
     def __init__(
@@ -72,26 +67,23 @@ class LayoutRewriter(TargetRewriter):
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
         rewritten = super().visit_call_(call)
-        handler, shape = self._handlers.get(ir.operator_name(call)), sizes_of(call)
-        is_float = any(map(self.is_float, (call, *call.args[:1])))
-        is_weight = all(map(self.flow.is_weight, call.args))
+        name, shape = ir.operator_name(call), sizes_of(call)
+        handler, is_weight = self._handlers.get(name), all(map(self.flow.is_weight, call.args))
         if handler is None or shape is None or self.numbers.shape(call) is None or is_weight:
             return rewritten
         arguments = list(map(self.resolve, rewritten.args))
-        # Maxima of quantized data are those of their bytes, and so are the parts that are joined.
-        if not is_float and not self._is_blocked(call, arguments[0]):
-            return rewritten
+        if not any(map(self.is_float, (call, *call.args[:1]))):
+            # pools and concatenations of quantized data move bytes, if these are blocked
+            data = arguments[0]
+            tensors = self.list_fields(data) if name == "relax.concat" else [data]
+            if not any(tensor in self._blocked for tensor in tensors):
+                return rewritten
         result = handler(self, call, *arguments)
         if result is None:
-            _log.debug("%s keeps its layout", ir.operator_name(call))
+            _log.debug("%s keeps its layout", name)
             return rewritten
         is_plain = same_sizes(known_sizes(result), shape)
         return result if is_plain else self.unpack(result, shape[1])
-
-    def _is_blocked(self, call: relax.Call, data: Any) -> bool:
-        is_join = ir.operator_name(call) == "relax.concat"
-        tensors = self.list_fields(data) if is_join else [data]
-        return any(self.blocked_form(tensor) is not None for tensor in tensors)
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one part of a split tensor."""
@@ -141,7 +133,7 @@ class LayoutRewriter(TargetRewriter):
     def is_read_blocked(self, expr: Any, *, by_pools: bool = False) -> bool:
         """Return whether a convolution reads a value, directly or through operators with a handler.
 
-        So may a pool, a reduction or a transposition, with `by_pools`.
+        With `by_pools`, the reader may also be a pool, a reduction or a transposition.
         """
         blocked_readers = _READERS | _POOLS if by_pools else _READERS
         pending, seen = [expr], set()

@@ -1,10 +1,9 @@
 """Transposed convolutions on blocked layouts.
 
-A transposed convolution with strides (s, t) is computed as a convolution that gives the s·t pixels between two pixels
-of its data as channels of one pixel, which are then interleaved: rows s·q to s·q + s − 1 of the result read the same
-⌈k/s⌉ rows of data, each with other rows of the weights. These s·t phases are blocks of channels of their own; few
-channels of all phases share blocks. Where some phases have fewer kernel positions or rows than others, each may be a
-convolution of its own.
+With strides (s, t), a convolution computes the s·t pixels between two pixels of the data as channels of one pixel,
+which are then interleaved. Rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other
+rows of the weights. Each of these s·t phases has its own blocks of channels, or few channels of all phases share
+blocks. Where some phases have fewer kernel positions or rows than others, each may be a separate convolution.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from typing import Any, Final, NamedTuple
 from tvm import relax
 
 from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
-from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import QuantizedData, integer_weight_dtype
 from tvmflow.compiler.tir_kernels import blocked
-from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.compiler.tir_kernels.blocked import Groups, Window
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
     IrSize,
@@ -44,17 +42,13 @@ _MAX_PLAIN_SHARE: Final = 0.85
 
 
 class _Geometry(NamedTuple):
-    """The convolution behind a transposed one; one value for each spatial axis.
+    """The convolution behind a transposed one with some strides; one value for each spatial axis.
 
-    Attributes:
-        strides: The strides of the transposed convolution.
-        kernel: The size of the convolution's kernel.
-        padding: Its padding before and then after each axis.
-        rows: The size of its result.
-        offsets: How many pixels of the interleaved image to skip.
+    `padding` is that before and then after each axis, `rows` the size of the result, and `offsets` the pixels to skip
+    of the interleaved image.
     """
 
-    strides: list[int]
+    strides: Sequence[int]
     kernel: list[int]
     padding: list[IrSize]
     rows: list[IrSize]
@@ -68,13 +62,9 @@ class _Geometry(NamedTuple):
 
 
 class _Phase(NamedTuple):
-    """The rows of a result, along one axis, that are a convolution of their own.
+    """The rows of a result, along one axis, that are a separate convolution.
 
-    Attributes:
-        rows: Their number.
-        positions: The kernel positions that they use, the last one first.
-        before: The padding before the data.
-        after: The padding after them.
+    It uses some kernel positions, the last one first, and padding before and after the data.
     """
 
     rows: IrSize
@@ -91,7 +81,7 @@ def rewrite_conv_transpose(
     rank = len(window.strides)
     if not convolutions.is_supported(rewriter, call, "IO") or window.dilation != [1] * rank:
         return None
-    size = list(known_sizes(call)[2:])
+    size = known_sizes(call)[2:]
     geometry = _analyze(known_sizes(data)[2:], ir.known_shape(kernel)[2:], size, window)
     if any(map(is_dynamic, geometry.padding)):
         return None
@@ -122,7 +112,7 @@ def _emit_depthwise(rewriter: LayoutRewriter, data: Any, kernel: Any, geometry: 
     packed = convolutions.pack_depthwise_kernel(rewriter, flipped)
     weights = _move_phases(rewriter, packed, geometry, 1)
     return rewriter.kernel(
-        lambda x, w: blocked.depthwise_conv(x, w, *geometry.window),
+        lambda x, w: blocked.depthwise_conv(x, w, geometry.window),
         f"depthwise_conv{rank}d_transpose_NCHWc",
         rewriter.to_blocked(data),
         rewriter.cast(weights, rewriter.context.weight_dtype),
@@ -130,6 +120,8 @@ def _emit_depthwise(rewriter: LayoutRewriter, data: Any, kernel: Any, geometry: 
 
 
 class _Convolution:
+    """A transposed convolution with channels in several groups, or in one."""
+
     def __init__(
         self,
         rewriter: LayoutRewriter,
@@ -152,6 +144,7 @@ class _Convolution:
         self._is_read_blocked = rewriter.is_read_blocked(call)
         self._channels = known_sizes(data)[1], known_sizes(call)[1]
         self._size = list(known_sizes(call)[2:])
+        self._kernel_size = ir.known_shape(kernel)[2:]
         self._typical, self._typical_data = (
             list(rewriter.numbers.shape(tensor) or ())[2:] for tensor in (call, data)
         )
@@ -174,18 +167,16 @@ class _Convolution:
     def _find_phases(
         self, size: Sequence[IrSize], data: Sequence[IrSize]
     ) -> list[tuple[_Phase, ...]]:
-        axes = zip(
-            *(size, data, ir.known_shape(self._kernel)[2:]),
-            *(self._window.strides, self._window.padding[: len(size)]),
-            strict=True,
-        )
+        strides, padding = self._window.strides, self._window.padding[: len(size)]
         return [
             tuple(
-                _find_phase(phase, *axis)
-                for phase in range(axis[3])
-                if is_dynamic(axis[0]) or phase < axis[0]
+                _find_phase(phase, extent, source, positions, step, before)
+                for phase in range(step)
+                if is_dynamic(extent) or phase < extent
             )
-            for axis in axes
+            for extent, source, positions, step, before in zip(
+                size, data, self._kernel_size, strides, padding, strict=True
+            )
         ]
 
     def shares_blocks(self) -> bool:
@@ -199,9 +190,8 @@ class _Convolution:
 
     def _work(self) -> int:
         """Return how many vectors of data are multiplied for a block of the result of all phases."""
-        kernel = ir.known_shape(self._kernel)[2:]
-        numbers = _analyze(self._typical_data, kernel, self._typical, self._window)
-        sizes = zip(numbers.rows, numbers.kernel, strict=True)
+        typical = _analyze(self._typical_data, self._kernel_size, self._typical, self._window)
+        sizes = zip(typical.rows, typical.kernel, strict=True)
         return self._count(rows * positions for rows, positions in sizes)
 
     def _count(self, pixels: Iterable[int]) -> int:
@@ -210,11 +200,7 @@ class _Convolution:
     def emit_phases(self, phases: list[tuple[_Phase, ...]]) -> Any:
         """Emit a convolution for each phase, and the image of all pixels."""
         rank = len(self._size)
-        order = [0, 2, 1, *range(3, 3 + rank)]
-        i, o, *positions = ir.known_shape(self._kernel)
-        split = [self._groups, i // self._groups, o, *positions]
-        kernel = self._rewriter.rearrange(self._kernel, split, order)
-        kernel = self._rewriter.reshape(kernel, [self._groups * o, i // self._groups, *positions])
+        kernel = _swap_channels(self._rewriter, self._kernel, self._groups, self._kernel_size)
         parts = []
         for phase in itertools.product(*phases):
             own = kernel
@@ -244,11 +230,9 @@ class _Convolution:
     def emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
         """Emit a convolution with weights (o, i of a group, …); any phases are in pairs with kernel positions."""
         rewriter, rank = self._rewriter, len(self._size)
-        inputs, outputs = (
-            count // self._groups for count in (self._channels[0], ir.known_shape(kernel)[0])
-        )
-        number = self._groups
-        reads = Groups(inputs, outputs, self._lanes, rewriter.block, number, phases or 1)
+        channels = self._channels[0], ir.known_shape(kernel)[0]
+        inputs, outputs = (count // self._groups for count in channels)
+        reads = Groups(inputs, outputs, self._lanes, rewriter.block, self._groups, phases or 1)
         if self._quantized is None:
             reads = direct_convolutions.shorten(rewriter, reads, self._dtype, joins=False)
         packed = convolutions.pack_kernel(rewriter, kernel, reads)
@@ -287,32 +271,36 @@ def _analyze(
         after = simplify(count - size + skipped)
         axes.append((length, length - 1 - skipped, after, count, offset))
     inner_kernel, before, after, rows, offsets = map(list, zip(*axes, strict=True))
+    padding = before + after
     return _Geometry(
-        strides=window.strides,
-        kernel=inner_kernel,
-        padding=before + after,
-        rows=rows,
-        offsets=offsets,
+        strides=window.strides, kernel=inner_kernel, padding=padding, rows=rows, offsets=offsets
     )
 
 
 def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int) -> Any:
     """Emit flipped weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t).
 
-    These are the kernel positions and phases of each axis. A transposed convolution scatters what a convolution
-    gathers.
+    The last axes are the kernel positions and phases of each axis.
     """
-    i, o = ir.known_shape(kernel)[:2]
     split = list(zip(geometry.kernel, geometry.strides, strict=True))
-    padded = rewriter.pad_to_multiples(
-        kernel, [1, 1, *(positions * step for positions, step in split)]
-    )
+    multiples = [1, 1, *(positions * step for positions, step in split)]
+    padded = rewriter.pad_to_multiples(kernel, multiples)
     axes = [extent for pair in split for extent in pair]
-    positions = list(range(3, 3 + len(axes)))
-    swapped = rewriter.rearrange(
-        padded, [groups, i // groups, o, *axes], [0, 2, 1, *positions], positions[::2]
-    )
-    return rewriter.reshape(swapped, [groups * o, i // groups, *axes])
+    return _swap_channels(rewriter, padded, groups, axes, range(3, 3 + len(axes), 2))
+
+
+def _swap_channels(
+    rewriter: LayoutRewriter,
+    kernel: Any,
+    groups: int,
+    size: Sequence[int],
+    flipped: Sequence[int] = (),
+) -> Any:
+    """Emit weights (i, o of a group, …) as (o, i of a group, *size), with some axes reversed."""
+    i, o = ir.known_shape(kernel)[:2]
+    order = [0, 2, 1, *range(3, 3 + len(size))]
+    swapped = rewriter.rearrange(kernel, [groups, i // groups, o, *size], order, flipped)
+    return rewriter.reshape(swapped, [groups * o, i // groups, *size])
 
 
 def _move_phases(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, outer: int) -> Any:
