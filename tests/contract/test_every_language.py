@@ -40,7 +40,7 @@ from tvmflow.release.comparison import Comparison, Figure
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host
-from tvmflow.targets.linking.base import find_program_errors
+from tvmflow.targets.linking.zig import find_program_errors
 from tvmflow.tuning.roofline import MeasuredKernel, render_roofline
 
 Names = Sequence[str]

@@ -44,7 +44,7 @@ from tvmflow.targets.form_names import (
     WEIGHTS_FILE,
 )
 from tvmflow.targets.linking import LINKERS, elf
-from tvmflow.targets.linking.base import find_c_error
+from tvmflow.targets.linking.zig import find_c_error
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple

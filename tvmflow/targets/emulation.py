@@ -1,8 +1,7 @@
-"""Emulation: libraries for other CPUs run on this machine under qemu's user emulation.
+"""Emulation: libraries for other CPUs run here under qemu's user emulation (docs/emulation.md).
 
-A program for the other CPU holds the kernels and constants of the library that users get. It is
-static: it needs no system of the other architecture (see `emulation_build`). The machine needs `qemu-<arch>` alone.
-`docs/emulation.md` has the rest. A compiler that fails is a StageError, whose message holds that of the tool.
+A static program for the other CPU holds the kernels and constants of the delivered library; the machine needs only
+`qemu-<arch>`. A compiler that fails is a StageError with its message.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.linking import compile_c, link_program
-from tvmflow.targets.linking.base import call_zig
+from tvmflow.targets.linking.zig import call_zig
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget
 
@@ -33,25 +32,23 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Batch = Sequence[Array]
 
-# ---------------------------------------------------------------- emulation build
-# Builds the emulation program: a model with its C library in one static executable, which an emulator runs.
-#
+# ---------------------------------------------------------------- emulation program
 # The kernels and constants are the object files of the delivered library. Its C code is compiled once more, together
 # with `emulation_main.c`, for the C library that the executable holds: musl, by the compiler in `ziglang`. Compiling
-# that C library takes nearly all of the time, and depends on the architecture alone.
+# that C library takes nearly all of the time, and depends only on the architecture.
 
 _MAIN: Final = Path(__file__).parent / "emulation_main.c"
 SOURCES: Final = (*c_runtime.SOURCES, _MAIN)
-"""All that the program is compiled from, besides the model's own C code."""
+"""The sources of the program, besides the model's own C code."""
 
 _LINKER: Final = "ld.lld"
 
 
 def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
-    """Compile the C library of an architecture, and what else a static executable begins and ends with.
+    """Compile the C library of an architecture, and the other objects of a static executable.
 
-    The folder gets an object, `crt1.o`, and archives: the same bytes on every machine. What zig caches in
-    `scratch` is reused by a later attempt.
+    The folder gets `crt1.o` and archives, with the same bytes on every machine. A later attempt reuses zig's cache
+    in `scratch`.
     """
     _log.debug("compiling the C library for %s in %s", zig_target, scratch)
     # cache folders that the user has chosen are reused by other versions of this stage
@@ -67,7 +64,7 @@ def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
             f"the C library for {zig_target} cannot be compiled: {(errors or [str(done.returncode)])[0]}",
             fix="check that ziglang has the version that tvmflow requires (`tvmflow doctor`)",
         )
-    # the last command links the program: its inputs besides the program's own are what zig has compiled
+    # the last command links the program: its other inputs are the files that zig has compiled
     for word in lines[-1].split():
         if word.endswith((".a", "crt1.o")):
             shutil.copyfile(scratch / word, folder / Path(word).name)
@@ -102,15 +99,10 @@ QEMU_VARIABLE: Final = "TVMFLOW_QEMU"
 
 
 class EmulatedArch(NamedTuple):
-    """An architecture that qemu emulates.
+    """An architecture that qemu emulates: qemu's name of it, and the target of the emulation program.
 
-    Attributes:
-        qemu_arch: Its name in qemu's programs.
-        zig_target: The target for which the emulation program is compiled.
-        default_cpu: qemu's CPU for code that names no CPU.
-        qemu_cpus: LLVM's CPU -> qemu's, where qemu has another name for it or knows it by its features, or knows only
-            one with the same features or few more.
-        default_features: The features that `default_cpu` has.
+    `default_cpu` is qemu's CPU, with its features, for code that names none. `qemu_cpus` maps LLVM's CPUs to qemu's,
+    if qemu has another name, or only a CPU with the same features or few more.
     """
 
     qemu_arch: str
@@ -203,11 +195,7 @@ def find_emulated_arch(triple: str) -> EmulatedArch | None:
 
 
 def require_emulated_arch(triple: str) -> EmulatedArch:
-    """Return the architecture of an LLVM triple.
-
-    Raises:
-        StageError: when qemu does not emulate its platform.
-    """
+    """Return the architecture of an LLVM triple; StageError when qemu does not emulate its platform."""
     arch = find_emulated_arch(triple)
     if arch is None:
         raise StageError(
@@ -230,10 +218,7 @@ class Emulator(NamedTuple):
 
 
 def find_emulators() -> dict[str, Path | None]:
-    """Return every program of qemu's that verifies libraries, with its path where it is installed.
-
-    `qemu-aarch64` is one.
-    """
+    """Return qemu's programs, such as `qemu-aarch64`, with their paths or None."""
     return {arch.program: find_qemu(arch) for arch in EMULATED_ARCHS.values()}
 
 
@@ -268,9 +253,7 @@ def emulator_for(tvm: TvmTarget) -> Emulator:
 
 
 def choose_cpu(arch: EmulatedArch, tvm: TvmTarget, known_cpus: Iterable[str]) -> str:
-    """Return qemu's CPU for a target: one that rejects the instructions that the target's CPU lacks.
-
-    That is `max` if none is among `known_cpus`, which this qemu has.
+    """Return the known CPU of qemu that rejects instructions that the target's lacks, else `max`.
 
     >>> choose_cpu(EMULATED_ARCHS["x86_64"], {"kind": "llvm", "mcpu": "x86-64-v3"}, ["Haswell", "max"])
     'Haswell'
@@ -310,10 +293,7 @@ def run_emulated(
 ) -> list[list[Array]]:
     """Run a model under emulation; return the outputs for each batch, in the order of the signature.
 
-    The inputs of a batch are in that order, too. The first batch is computed with another number of threads, too.
-
-    Raises:
-        StageError: when the model fails, crashes, or gives other outputs with other threads.
+    The first batch is computed with another number of threads, too; outputs that differ are a StageError.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         base = Path(folder).absolute()
@@ -342,33 +322,27 @@ def run_emulated(
 def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
     """Return the reason why the program ended; a signal that ends the emulated program ends qemu too."""
     lines = [line for line in stderr.strip().splitlines() if "TCG doesn't support" not in line]
-    assertion = next(
-        (line for line in lines if line.startswith("qemu-") and "Assertion" in line), ""
-    )
-    if assertion:
-        return StageError(
-            f"{emulator} itself crashed: {assertion}",
-            fix="use a newer qemu (7.2 crashes on some vector instructions of riscv64), or verify.run_on: rpc",
-        )
-    if code == -signal.SIGILL:
-        return StageError(
+    assertions = [line for line in lines if line.startswith("qemu-") and "Assertion" in line]
+    if assertions:
+        text = f"{emulator} itself crashed: {assertions[0]}"
+        fix = "use a newer qemu (7.2 crashes on some vector instructions of riscv64), or verify.run_on: rpc"
+    elif code == -signal.SIGILL:
+        text = (
             f"the library was ended by SIGILL under {emulator}: it uses an instruction that this "
-            "CPU lacks, or that qemu does not emulate",
-            fix="check the target's mcpu and mattr against the machine; a newer qemu may emulate "
-            "more instructions, and verify.run_on: rpc runs the library on the machine itself",
         )
-    if code < 0:
-        return StageError(
-            f"the library was ended by {signal.Signals(-code).name} under {emulator}",
-            fix="run it on a device of this kind with verify.run_on: rpc, to see whether it crashes there too",
-        )
-    prefix = "tvmflow-emulation-program: "
-    last = next((line for line in reversed(lines) if prefix in line), "")
-    text = last.removeprefix(prefix) or (lines or [f"exit code {code}"])[-1]
-    return StageError(
-        f"the library does not run under {emulator}: {text}",
-        fix="check the target's mcpu and mattr; verify.run_on: rpc runs the library on the machine itself",
-    )
+        text += "CPU lacks, or that qemu does not emulate"
+        fix = "check the target's mcpu and mattr against the machine; a newer qemu may emulate "
+        fix += "more instructions, and verify.run_on: rpc runs the library on the machine itself"
+    elif code < 0:
+        text = f"the library was ended by {signal.Signals(-code).name} under {emulator}"
+        fix = "run it on a device of this kind with verify.run_on: rpc, to see whether it crashes there too"
+    else:
+        prefix = "tvmflow-emulation-program: "
+        last = next((line for line in reversed(lines) if prefix in line), "")
+        reason = last.removeprefix(prefix) or (lines or [f"exit code {code}"])[-1]
+        text = f"the library does not run under {emulator}: {reason}"
+        fix = "check the target's mcpu and mattr; verify.run_on: rpc runs the library on the machine itself"
+    return StageError(text, fix=fix)
 
 
 # ---------------------------------------------------------------- tensor files
@@ -379,20 +353,22 @@ _MAGIC: Final = b"TVMFLOW1"
 
 def write_tensors(path: Path, batches: Sequence[Batch]) -> None:
     """Write batches of arrays; every batch has the same number of them."""
+    import numpy as np
+
     with path.open("wb") as file:
         file.write(_MAGIC)
         file.write(struct.pack("<II", len(batches), len(batches[0]) if batches else 0))
-        for batch in batches:
-            for array in batch:
-                _write_array(file, array)
+        for array in (array for batch in batches for array in batch):
+            name = str(array.dtype).encode()
+            little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            file.write(struct.pack("<I", len(name)) + name)
+            file.write(struct.pack(f"<I{array.ndim}q", array.ndim, *array.shape))
+            file.write(struct.pack("<Q", little_endian.nbytes))
+            file.write(little_endian.tobytes())
 
 
 def read_tensors(path: Path) -> list[list[Array]]:
-    """Return the batches in a file.
-
-    Raises:
-        ValueError: when the file is damaged.
-    """
+    """Return the batches in a file; ValueError when it is damaged."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ValueError(f"{path} is not a file of tensors")
@@ -401,17 +377,6 @@ def read_tensors(path: Path) -> list[list[Array]]:
         if file.read(1):
             raise ValueError(f"{path} continues after its last tensor")
     return batches
-
-
-def _write_array(file: IO[bytes], array: Array) -> None:
-    import numpy as np
-
-    name = str(array.dtype).encode()
-    little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    file.write(struct.pack("<I", len(name)) + name)
-    file.write(struct.pack(f"<I{array.ndim}q", array.ndim, *array.shape))
-    file.write(struct.pack("<Q", little_endian.nbytes))
-    file.write(little_endian.tobytes())
 
 
 def _read_array(file: IO[bytes]) -> Array:

@@ -25,7 +25,7 @@ from tvmflow.core.formatting import printable
 from tvmflow.core.generated_text import MAX_NAME, find_name_problem
 from tvmflow.recipe.yaml_files import parse_yaml
 from tvmflow.targets.host import read_host
-from tvmflow.targets.linking.base import find_program_errors
+from tvmflow.targets.linking.zig import find_program_errors
 
 _MARKDOWN: Final = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _RECIPE_NAMES: Final = st.text("abz019._-", max_size=20).map(lambda end: f"a{end}")

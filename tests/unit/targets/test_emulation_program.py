@@ -23,7 +23,7 @@ from tvmflow.targets.c_runtime import PROGRAM, DescribedModel
 from tvmflow.targets.emulation import read_tensors, write_tensors
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import link_c_library
-from tvmflow.targets.linking.base import Interface
+from tvmflow.targets.linking.zig import Interface
 
 # Calls `main` of a library with the other arguments: an executable would need a C library to link.
 CALL: Final = """\

@@ -34,7 +34,7 @@ from tvmflow.targets.c_runtime import (
     describe_tensors,
     states,
 )
-from tvmflow.targets.linking.base import find_program_errors
+from tvmflow.targets.linking.zig import find_program_errors
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")

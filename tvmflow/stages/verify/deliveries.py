@@ -32,7 +32,7 @@ from tvmflow.stages.verify.verdict import DeliveryVerdict
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.c_runtime import LibraryFiles, symbol_prefix
 from tvmflow.targets.linking import link_c_library, link_shared
-from tvmflow.targets.linking.base import Interface, run_zig
+from tvmflow.targets.linking.zig import Interface, run_zig
 from tvmflow.targets.threads import VARIABLE
 from tvmflow.targets.tvm_target import cpu_triple
 

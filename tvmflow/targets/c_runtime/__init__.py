@@ -1,9 +1,8 @@
-"""Plain C libraries: what one consists of besides the kernels and constants of its model.
+"""Plain C libraries: their runtime and headers, besides the kernels and constants of a model.
 
-`compiler.c_library` compiles those, and writes the C code that calls the kernels. Here this becomes
-one file of C with the runtime (contexts, threads, checks) and the descriptions of inputs and
-outputs, compiled by the compiler in `ziglang` for the system of the target. Nothing here needs TVM.
-A compiler or a linker that fails is a StageError, whose message holds that of the tool.
+`compiler.c_program` compiles those, and writes the C code that calls the kernels. Here this becomes one file of C
+with the runtime (contexts, threads, checks) and the descriptions of inputs and outputs, which `ziglang` compiles for
+the target's system. Nothing here needs TVM. A compiler or a linker that fails is a StageError with its message.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tvmflow.targets.linking import (
     link_c_library,
     wasm,
 )
-from tvmflow.targets.linking.base import Interface
+from tvmflow.targets.linking.zig import Interface
 from tvmflow.targets.platforms import parse_triple
 
 PROGRAM: Final = "program.c"
@@ -48,13 +47,12 @@ _COPIED: Final = (
     *("android.h", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
     *("states.c", "threads_windows.h", "weights.c"),
 )
-# System -> what a shared library has in it that a program has from elsewhere: Microsoft's C library, were a DLL
-# linked with one; the compiler of Android's programs.
+# System -> code of shared libraries that programs have from Microsoft's C library, or from Android's compiler.
 _ADDITIONS: Final[Mapping[str, str]] = {"android": "android.c", "windows": "dll.c"}
 _LOADER: Final = "library.js"
 # A link to the shared library that was linked from the objects in a folder.
 _LINKED: Final = "linked"
-# What chooses among the levels of a library that has some.
+# The dispatch among ISA levels.
 _LEVELS: Final = "levels.c"
 _JAVA: Final = "java.c"
 # The parts of the header for dimensions and for a device: about statuses, then about functions.
@@ -76,14 +74,14 @@ SOURCES: Final = tuple(
 
 
 def list_sources(has_isa_levels: bool, executor: str = "") -> tuple[Path, ...]:
-    """Return the files of this package that a library with or without levels or a device is compiled from."""
-    names = [*([_LEVELS] if has_isa_levels else []), *_list_device_sources(executor)]
-    names += [_DEVICE] if executor else []
+    """Return the sources of a library in this package, with those for ISA levels and a device."""
+    names = [*_list_optional_sources(has_isa_levels, executor), *([_DEVICE] if executor else [])]
     return (*SOURCES, *(_FOLDER / name for name in names))
 
 
-def _list_device_sources(executor: str) -> tuple[str, ...]:
-    return (*_DEVICE_SOURCES, executor) if executor else ()
+def _list_optional_sources(has_isa_levels: bool, executor: str) -> list[str]:
+    levels = [_LEVELS] if has_isa_levels else []
+    return [*levels, *_DEVICE_SOURCES, executor] if executor else levels
 
 
 # System -> the architectures that there is a C library for.
@@ -99,9 +97,9 @@ _SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
 # More CPUs than this are not worth the threads for one call; a program may ask for more.
 _MOST_DEFAULT_THREADS: Final = 64
-# What a context takes of the memory of a microcontroller besides its tensors; the runtime checks it.
+# The memory of a context on a microcontroller, besides its tensors; the runtime checks it.
 _CONTEXT_BYTES: Final = 512
-# What each element besides takes that depends on sizes, with the padding around all of them.
+# The memory of each value that depends on dynamic sizes, with padding.
 _VALUE_BYTES: Final = 64
 _MEMORY: Final = """
 /* The memory that a context takes: `allocate` is asked for it once, with an alignment of at most 128. There is no heap:
@@ -139,7 +137,7 @@ _MEMBERS: Final[Mapping[str, str]] = {
   void *queue;   /* a CUstream that all is done on; NULL for one of the library's own */
 """,
 }
-# Executor -> what a program has memory on the device as.
+# Executor -> the type of a program's memory on the device.
 _DEVICE_MEMORY: Final[Mapping[str, str]] = {
     "opencl.c": "a cl_mem of the context that create_on was given",
     "cuda.c": "a CUdeviceptr",
@@ -163,10 +161,10 @@ class JavaClass(NamedTuple):
 
 
 class DescribedModel(NamedTuple):
-    """A model as a C library describes it.
+    """A model as a C library describes it, with the CPU features and the ISA levels of its kernels.
 
-    `features` are those of CPUs that its kernels need, and `levels` the levels that it has code for. The head of the
-    file of its weights is empty where the library holds them; the file `executor` launches kernels on a device.
+    `weights_head` is the head of the weights file, empty for weights in the library. The file `executor` launches
+    kernels on a device.
     """
 
     name: str
@@ -231,12 +229,9 @@ def unsupported_reason(triple: str) -> str:
 
 
 class LibraryFiles(NamedTuple):
-    """The file names of a C library, as programmers of its system expect them.
+    """The file names of a C library by its system's conventions, empty for files that it lacks.
 
-    Attributes:
-        shared: The shared library; empty if programs are linked only with static ones.
-        import_library: For Windows: what programs are linked with to use the DLL; else empty.
-        loader: For WebAssembly: the module of JavaScript that loads it; else empty.
+    Programs for Windows are linked with the import library to use a DLL; the loader is JavaScript for WebAssembly.
     """
 
     header: str
@@ -275,15 +270,15 @@ def link(
     java: JavaClass | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Compile the C code of a model, and link it.
+    """Compile the C code of a model, and write those files of a library that are not None.
 
     Args:
         model: The model.
-        compiled: What `compiler.c_library` or, of several levels, `levels.join_constants` wrote, by file name.
-        shared: The shared library to write; on a system without them, it becomes a static one.
-        static: The static library to write.
-        header: The header to write.
-        import_library: For Windows: what programs are linked with to use the shared library.
+        compiled: The files of `compiler.c_program` or, for several levels, `isa_levels.join_constants`, by name.
+        shared: The shared library, which is a static one on a system without shared ones.
+        static: The static library.
+        header: The header.
+        import_library: The import library of a DLL.
         java: The class of Java that calls the shared library.
         folder: Where C code and objects stay, for further libraries of the same model; None to remove them.
     """
@@ -299,10 +294,13 @@ def link(
         if shared is not None and linked.exists() and not (java or import_library):
             shutil.copyfile(linked, shared)
         elif shared is not None and files.shared:
-            names = (*_FUNCTIONS, *(_DIMENSION_FUNCTIONS if model.dimensions else ()))
-            names = (*names, *states.FUNCTIONS) if model.has_states else names
-            names = (*names, "level") if model.levels else names
-            names = (*names, *_DEVICE_FUNCTIONS) if model.executor else names
+            names = (
+                *_FUNCTIONS,
+                *(_DIMENSION_FUNCTIONS if model.dimensions else ()),
+                *(states.FUNCTIONS if model.has_states else ()),
+                *(("level",) if model.levels else ()),
+                *(_DEVICE_FUNCTIONS if model.executor else ()),
+            )
             functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
             if java:
@@ -356,12 +354,8 @@ def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
 
 
 def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> None:
-    """Write the C code of a library.
-
-    Compiling `SOURCE` there compiles all of it but kernels, constants and `compile_isa_levels`.
-    """
-    isa_levels_source = [_LEVELS] if model.levels else []
-    for file in (*_COPIED, *isa_levels_source, *_list_device_sources(model.executor)):
+    """Write the C code of a library; `SOURCE` includes all of it but that of ISA levels."""
+    for file in (*_COPIED, *_list_optional_sources(bool(model.levels), model.executor)):
         shutil.copyfile(_FOLDER / file, folder / file)
     for level in model.levels:
         (folder / level.name).mkdir()
@@ -390,13 +384,9 @@ def list_statuses(
     has_dimensions: bool, has_device: bool = False, has_states: bool = False
 ) -> dict[str, str]:
     """Return the numbers of the statuses of a header, by their names without the prefix."""
+    parts = {_DIMENSIONS: has_dimensions, _DEVICE: has_device, states.HEADER: has_states}
     text = (_FOLDER / _HEADER).read_text()
-    for name, is_there in (
-        (_DIMENSIONS, has_dimensions),
-        (_DEVICE, has_device),
-        (states.HEADER, has_states),
-    ):
-        text += _read_parts(name)[0] if is_there else ""
+    text += "".join(_read_parts(name)[0] for name, is_there in parts.items() if is_there)
     return dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", text))
 
 
@@ -465,10 +455,7 @@ def write_loader(model: DescribedModel, file: str = "") -> str:
 
 
 def _write_places(name: str, kind: str, entries: Sequence[str]) -> list[str]:
-    """Return the macros with the number of inputs, outputs or dimensions, and with their positions.
-
-    An entry has a macro of its place where its name is its own in C.
-    """
+    """Return macros with the number of inputs, outputs or dimensions, and the index of each unique name."""
     words = [identifier(f"_{entry}").upper() for entry in entries]
     return [
         f"#define {name}_{kind.upper()} {len(entries)}",
@@ -481,8 +468,8 @@ def _write_places(name: str, kind: str, entries: Sequence[str]) -> list[str]:
 
 
 def _write_memory(model: DescribedModel, program: str) -> str:
-    """Return the macro with the memory of a context, where a program has to have it ready."""
-    if parse_triple(model.triple).system != "none":
+    """Return the macro with the memory of a context, which programs on microcontrollers allocate."""
+    if model.system != "none":
         return ""
     planned = re.findall(
         r"#define TF_(?:ARENA|STAGING|SCRATCH|LARGEST_TENSORS|LARGEST_SCRATCH) (\d+)u", program
@@ -501,9 +488,8 @@ def _context_bytes(model: DescribedModel) -> int:
 
 
 def _write_model(model: DescribedModel) -> str:
-    """Return the C code of the library: what its model is, then the program and the runtime."""
-    name, platform = model.prefix, parse_triple(model.triple)
-    head, dimensions = model.weights_head, model.dimensions
+    """Return the C code of the library: the description of its model, then the program and the runtime."""
+    name, head, dimensions = model.prefix, model.weights_head, model.dimensions
     text = f"a dimension has a size that it cannot have: {ranges_text(dimensions)}"
     ranges = [f"#define TF_DIMENSIONS {len(dimensions)}", f"#define TF_RANGES {c_string(text)}"]
     lines = [
@@ -511,9 +497,9 @@ def _write_model(model: DescribedModel) -> str:
         f"#define TF(name) {name}_##name",
         f"#define TF_STATUS(name) {name.upper()}_##name",
         f"#define TF_DEFAULT_THREADS {_MOST_DEFAULT_THREADS}",
-        *(["#define TF_THREADS"] if platform.system not in _SERIAL else []),
+        *(["#define TF_THREADS"] if model.system not in _SERIAL else []),
         f"#define TF_CONTEXT_BYTES {_context_bytes(model)}",
-        *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
+        *(["#define TF_FREESTANDING"] if model.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         *isa_levels.write_features(model.features, model.triple),
         *(["#define TF_DEVICE"] if model.executor else []),
@@ -568,7 +554,7 @@ def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> lis
 
 
 def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
-    """Return the sizes of a tensor as in a description in C: -1 if they are dynamic."""
+    """Return the sizes of a tensor in C: -1 for dynamic ones."""
     sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
     return [str(size) if isinstance(size, int) else "-1" for size in sizes]
 

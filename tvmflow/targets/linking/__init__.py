@@ -1,12 +1,9 @@
-"""Linking: object files become libraries with the tools in the `ziglang` wheel.
-
-Libraries are for any platform, and no compiler is needed.
+"""Linking: object files become libraries for any platform, with the tools in the `ziglang` wheel.
 
 May import the rest of targets, store and core. A linker runs in a folder of its own with relative
 names, without build id, time and symbols, so that the same objects give the same bytes anywhere. No
 SDK is needed: the libraries of a system are known only by name, and symbols are linked without a
-version, so that no version is too old. Where a tool is missing or fails, functions raise a StageError, whose
-message holds that of the tool, with file and line for sources of users.
+version, so that no version is too old. A tool that is missing or fails is a StageError with its message.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,15 +21,14 @@ from tvmflow.core.files import symlink_or_copy
 from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import elf, macho, pe, wasm
-from tvmflow.targets.linking.base import (
+from tvmflow.targets.linking.zig import (
     IMPORT_LIBRARY,
     Interface,
-    Linker,
     call_zig,
     library_folder,
     run_zig,
 )
-from tvmflow.targets.platforms import parse_triple, zig_target
+from tvmflow.targets.platforms import Platform, parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
@@ -41,11 +37,52 @@ _log = logging.getLogger(__name__)
 ALIGNMENT: Final = 64
 """Every tensor begins at a multiple of this many bytes; TVM's code relies on it."""
 
-LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": macho, "windows": pe}
+
+class ObjectFormat(Protocol):
+    """A module in this folder: linking for one object format, and objects that hold only constant data."""
+
+    @property
+    def ARCHS(self) -> Collection[str]:
+        """The architectures that it links for."""
+
+    def link(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        platform: Platform,
+        interface: Interface | None = None,
+    ) -> str:
+        """Link objects of a folder into a shared library there, and return the library's name.
+
+        It needs only the system's C library. Without an interface, all symbols are public.
+        """
+
+    def write_data(
+        self, output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]
+    ) -> None:
+        """Write an object file with constant data below a symbol of C, for the machine of `code`."""
+
+    def find_data(self, path: Path) -> tuple[int, int]:
+        """Return the offset and the size of the data in an object file that `write_data` wrote."""
+
+
+LINKERS: Final[dict[str, ObjectFormat]] = {
+    "linux": elf,
+    "android": elf,
+    "macos": macho,
+    "windows": pe,
+}
 """The system of a platform -> its linker."""
 
 # Also the systems for which TVM's runtime is not available as a library.
-_C_LINKERS: Final[dict[str, Linker]] = {**LINKERS, "wasi": wasm}
+_C_LINKERS: Final[dict[str, ObjectFormat]] = {**LINKERS, "wasi": wasm}
+
+# The first bytes of an object file -> its format. COFF's begins with the machine.
+_FORMATS: Final[dict[bytes, ObjectFormat]] = {
+    b"\x7fELF": elf,
+    b"\xcf\xfa\xed\xfe": macho,
+    b"\0asm": wasm,
+}
 
 _C_FLAGS: Final = (
     *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra"),
@@ -53,7 +90,7 @@ _C_FLAGS: Final = (
 )
 _SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "linux": ("-fPIC",),
-    # variables of a thread are as before Android 10
+    # thread-local variables are emulated before Android 10
     "android": ("-fPIC", "-femulated-tls", "-D__ANDROID__"),
     "ios": ("-fPIC",),
     "macos": ("-fPIC",),
@@ -61,8 +98,8 @@ _SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "windows": ("-mno-stack-arg-probe",),
 }
 
-# Architecture of a microcontroller -> the smallest CPU that has it, by zig's name, with its floating point where its
-# triple ends in `hf`. Older ones have no instructions for atomics.
+# Architecture of a microcontroller -> its smallest CPU by zig's name, with the FPU that triples in `hf` mean. Older
+# architectures have no instructions for atomics.
 MICROCONTROLLERS: Final[Mapping[str, str]] = {
     "thumbv7m": "cortex_m3",
     "thumbv7em": "cortex_m4+vfp4d16sp",
@@ -97,13 +134,11 @@ def link_shared(
     if reason:
         raise StageError(reason, fix="name another linker: `toolchain: {linker: …}`")
     with _scratch_folder(objects, output.parent) as (folder, names):
+        _log.debug("linking %s for %s with %s", names, triple, toolchain_identity or "zig")
         if toolchain_identity:
-            linker = toolchain_identity["linker"]
-            _log.debug("linking %s for %s with the recipe's %s", names, triple, linker)
             linked = toolchain.link(folder, names, toolchain_identity)
         else:
             platform = parse_triple(triple)
-            _log.debug("linking %s for %s", names, triple)
             linked = LINKERS[platform.system].link(folder, names, platform)
         shutil.move(folder / linked, output)
 
@@ -211,36 +246,15 @@ def _scratch_folder(objects: Sequence[Path], parent: Path) -> Iterator[tuple[Pat
 
 
 # ---------------------------------------------------------------- objects of data
-# They hold only constant data, in the format of the machine that they are for, are written piece by piece,
-# and read again.
-
-
-class _DataFormat(Protocol):
-    """A module that writes and reads objects of one format, as the functions of this one say."""
-
-    def write_data(
-        self, output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]
-    ) -> None:
-        """Write an object file with constant data."""
-
-    def find_data(self, path: Path) -> tuple[int, int]: ...
-
-
-# The first bytes of an object file -> the module of the format. COFF's begins with the machine.
-_FORMATS: Final[dict[bytes, _DataFormat]] = {
-    b"\x7fELF": elf,
-    b"\xcf\xfa\xed\xfe": macho,
-    b"\0asm": wasm,
-}
 
 
 def padded(size: int, alignment: int = ALIGNMENT) -> int:
-    """Return the bytes that a tensor of this many bytes takes with what lies before the next one."""
+    """Return the bytes that a tensor of this many bytes takes, with padding up to the next one."""
     return -(-size // alignment) * alignment
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with pieces of constant data below a symbol of C, for the machine of `code`."""
+    """Write an object file with constant data, as `ObjectFormat.write_data`."""
     _format_of(code).write_data(output, code, symbol, pieces)
 
 
@@ -249,8 +263,6 @@ def find_data(path: Path) -> tuple[int, int]:
     return _format_of(path).find_data(path)
 
 
-def _format_of(path: Path) -> _DataFormat:
-    """Return the module that writes and reads the format of an object file."""
+def _format_of(path: Path) -> ObjectFormat:
     with path.open("rb") as stream:
-        magic = stream.read(4)
-    return _FORMATS.get(magic, pe)
+        return _FORMATS.get(stream.read(4), pe)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.targets.linking.base import Interface, library_folder, run_zig
+from tvmflow.targets.linking.zig import Interface, library_folder, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> the linker's name of the object format.
@@ -20,19 +20,14 @@ _EMULATIONS: Final[Mapping[str, str]] = {
 }
 ARCHS: Final = tuple(_EMULATIONS)
 
-# The libraries that compiled kernels call into (memcpy, expf, …).
-_ANDROID: Final = ("libc.so", "libm.so")
-_GLIBC: Final = ("libc.so.6", "libm.so.6")
-
-# What LLVM calls on 32-bit machines for 64-bit numbers: in libgcc, which every Linux with C++ has.
+# The functions for 64-bit integers that LLVM calls on 32-bit machines: in libgcc, which every Linux with C++ has.
 _INTEGER_HELPERS: Final = (
     *(f"__{name}3" for name in "divdi moddi udivdi umoddi ashldi lshrdi ashrdi muldi".split()),
     *(f"__fix{sign}{kind}di" for sign in ("", "uns") for kind in ("sf", "df")),
     *(f"__float{sign}di{kind}" for sign in ("", "un") for kind in ("sf", "df")),
-    "__divmoddi4",
-    "__udivmoddi4",
+    *("__divmoddi4", "__udivmoddi4"),
 )
-# What LLVM calls to divide on 32-bit ARM where it does not take a triple for one with ARM's names.
+# The functions that LLVM calls to divide on 32-bit ARM for triples without ARM's names.
 _DIVISIONS: Final = ("__divsi3", "__modsi3", "__udivsi3", "__umodsi3")
 # ARM's names of these functions and of division.
 _ARM_HELPERS: Final = tuple(
@@ -52,18 +47,14 @@ _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a shared library. The arguments are those of `Linker.link`."""
+    """Link a shared library as `ObjectFormat.link`."""
     stubs = [
         link_stub(folder, f"stub-{library}", library, platform.arch, ())
-        for library in (
-            *_system_libraries(platform),
-            *(_threads_libraries(platform) if interface else ()),
-            *(_loading_libraries(platform) if interface and interface.loads_libraries else ()),
-        )
+        for library in _list_libraries(platform, interface)
     ]
     helpers = []
     if platform.system == "android":
-        helpers = _compile_helpers(folder, platform.arch)
+        helpers = _compile_helpers(folder) if platform.arch == "armv7" else []
     elif platform.arch in _HELPERS:
         library, symbols = "libgcc_s.so.1", _HELPERS[platform.arch]
         stub = link_stub(folder, f"stub-{library}", library, platform.arch, symbols)
@@ -75,16 +66,14 @@ def link(
         visible = ["--version-script=public", "-soname", interface.file]
     # Android 15 has machines with pages of 16 KB, Android 5 reads only one of the two symbol tables
     android = ["-z", "max-page-size=16384", "--hash-style=both"]
-    options = [*android] if platform.system == "android" else []
+    options = android if platform.system == "android" else []
     options += ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
     _run_lld(folder, platform.arch, "linked.so", options)
     return "linked.so"
 
 
-def _compile_helpers(folder: Path, arch: str) -> list[str]:
-    """Compile what LLVM calls on 32-bit ARM and Android lacks, and return the linker's options."""
-    if arch != "armv7":
-        return []
+def _compile_helpers(folder: Path) -> list[str]:
+    """Compile the functions that LLVM calls on 32-bit ARM and Android lacks; return the linker's options."""
     source = library_folder() / "compiler_rt.zig"
     target = ("-target", "arm-linux-androideabi", "-fno-compiler-rt")
     run_zig(
@@ -103,25 +92,20 @@ def link_program(folder: Path, names: Sequence[str], arch: str) -> str:
     return "linked"
 
 
-def _system_libraries(platform: Platform) -> tuple[str, ...]:
+def _list_libraries(platform: Platform, interface: Interface | None) -> list[str]:
+    """Return the system's libraries: libc and libm; for C libraries, also of threads and `dlopen`."""
+    loads_libraries = interface is not None and interface.loads_libraries
     if platform.system == "android":
-        return _ANDROID
+        return ["libc.so", "libm.so", *(["libdl.so"] if loads_libraries else [])]
     if platform.libc.startswith("musl"):
         # musl is libc and libm in one, under this name in the distributions that use it
-        return (f"libc.musl-{platform.arch}.so.1",)
-    return _GLIBC
-
-
-def _threads_libraries(platform: Platform) -> tuple[str, ...]:
-    """Return the thread library to link: libpthread, which is an empty stub since glibc 2.34."""
-    return ("libpthread.so.0",) if platform.libc.startswith("gnu") else ()
-
-
-def _loading_libraries(platform: Platform) -> tuple[str, ...]:
-    """Return the library that has `dlopen`, where libc has none: before glibc 2.34."""
-    if platform.system == "android":
-        return ("libdl.so",)
-    return ("libdl.so.2",) if platform.libc.startswith("gnu") else ()
+        return [f"libc.musl-{platform.arch}.so.1"]
+    libraries = ["libc.so.6", "libm.so.6"]
+    if platform.libc.startswith("gnu"):
+        # parts of libc since glibc 2.34
+        libraries += ["libpthread.so.0"] if interface else []
+        libraries += ["libdl.so.2"] if loads_libraries else []
+    return libraries
 
 
 def link_stub(
@@ -139,10 +123,9 @@ def _run_lld(folder: Path, arch: str, output: str, arguments: Sequence[str]) -> 
     run_zig(folder, "ld.lld", "-m", _EMULATIONS[arch], *options, "-o", output, *arguments)
 
 
-# ---------------------------------------------------------------- elf data
-# ELF objects that hold only data, written piece by piece: an assembler would hold all of it in memory, several times.
-#
-# The format is that of the System V ABI, chapter 4; large sections are those of its supplement for x86-64.
+# ---------------------------------------------------------------- objects of data
+# They are written piece by piece: an assembler would hold all of it in memory, several times. Layout: System V ABI,
+# chapter 4; large sections are those of its supplement for x86-64.
 
 _CLASS_64: Final = 2
 _LITTLE_ENDIAN: Final = 1
@@ -156,11 +139,7 @@ _WORD: Final = 8
 
 
 class _Machine(NamedTuple):
-    """The machine of an object file, as its header has it.
-
-    `ident` are the first 16 bytes, with class, byte order and system; `flags` are further properties, such as
-    the calling convention.
-    """
+    """The machine in an object file's header: `ident` has class, byte order and system, `flags` the ABI."""
 
     ident: bytes
     number: int
@@ -209,7 +188,7 @@ class _Machine(NamedTuple):
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
+    """Write an object file with constant data, as `ObjectFormat.write_data`."""
     machine = _Machine.read(code)
     # Code reaches a large section only by 64-bit addresses, so that it may be larger than 2 GiB.
     is_large = machine.number == _X86_64

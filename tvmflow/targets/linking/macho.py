@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.files import map_file
-from tvmflow.targets.linking.base import Interface, run_zig
+from tvmflow.targets.linking.zig import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> zig's name of the target.
@@ -21,7 +21,7 @@ ARCHS: Final = tuple(_TARGETS)
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a dylib; signed, as macOS requires. The arguments are those of `Linker.link`."""
+    """Link a dylib as `ObjectFormat.link`, signed as macOS requires."""
     if interface:
         for name in names:
             hide_symbols(folder / name, interface.functions)
@@ -41,9 +41,8 @@ def link(
     return "linked.dylib"
 
 
-# ---------------------------------------------------------------- macho data
-# Mach-O objects that hold only data, and symbols that no other library sees. Layout:
-# `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
+# ---------------------------------------------------------------- objects of data, and hidden symbols
+# Layout: `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
 
 _HEADER: Final = struct.Struct("<IIIIIIII")
 _COMMAND: Final = struct.Struct("<II")
@@ -62,7 +61,7 @@ _EXTERNAL, _IN_SECTION, _PRIVATE_EXTERNAL, _DEBUG = 0x01, 0x0E, 0x10, 0xE0
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
+    """Write an object file with constant data, as `ObjectFormat.write_data`."""
     content = code.read_bytes()
     magic, cpu, subtype, kind, *_ = _HEADER.unpack_from(content)
     versions = [
@@ -99,15 +98,16 @@ def find_data(path: Path) -> tuple[int, int]:
 
 
 def hide_symbols(path: Path, public: Collection[str]) -> None:
-    """Make every symbol that an object defines one for its library alone, but the public functions.
+    """Hide every symbol that an object defines, but the public functions, from other libraries.
 
     A path that is a link to an object becomes a copy of it, if anything changes.
     """
     with path.open("rb") as stream, map_file(stream) as content:
-        places = [
-            place for place, name in _visible_symbols(content) if name[1:].decode() not in public
-        ]
-        changed = {place: content[place] | _PRIVATE_EXTERNAL for place in places}
+        changed = {
+            place: content[place] | _PRIVATE_EXTERNAL
+            for place, name in _visible_symbols(content)
+            if name[1:].decode() not in public
+        }
     if changed:
         shutil.copyfile(path, copy := path.with_suffix(".hidden"))
         with copy.open("r+b") as target:

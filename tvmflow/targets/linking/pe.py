@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking.base import IMPORT_LIBRARY, Interface, run_zig
+from tvmflow.targets.linking.zig import IMPORT_LIBRARY, Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> its name in the tool that writes import libraries, and in the linker.
@@ -20,47 +20,30 @@ ARCHS: Final = tuple(_MACHINES)
 
 _RUNTIME_DLL: Final = "tvm_ffi.dll"
 
-# What LLVM calls for large stack frames: in the system's own library.
+# The function of the system's library that LLVM calls for large stack frames.
 _STACK_PROBE: Final = "__chkstk"
-# The C library's functions that kernels call: memory, and the mathematics that LLVM has no instruction for. What else
-# a C library calls.
-_C_FUNCTIONS: Final = frozenset(
-    [
-        *("memcpy", "memmove", "memset", "memcmp"),
-        *("_aligned_malloc", "_aligned_free", "calloc", "free", "strcmp", "strncmp"),
-        *(
-            f"{name}{kind}"
-            for name in (
-                "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 "
-                "fabs floor fma fmax fmin fmod hypot ldexp lgamma llround log log10 log1p log2 logb lround "
-                "nearbyint nextafter pow remainder rint round sin sinh sqrt tan tanh tgamma trunc"
-            ).split()
-            for kind in ("", "f")
-        ),
-    ]
+# The C library's functions that kernels and C libraries call, and mathematical ones that LLVM has no instruction for.
+_C_FUNCTIONS: Final = (
+    "memcpy memmove memset memcmp _aligned_malloc _aligned_free calloc free strcmp strncmp".split()
 )
+_MATH_FUNCTIONS: Final = (
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 "
+    "fabs floor fma fmax fmin fmod hypot ldexp lgamma llround log log10 log1p log2 logb lround "
+    "nearbyint nextafter pow remainder rint round sin sinh sqrt tan tanh tgamma trunc"
+).split()
 # The system's functions that a C library calls: threads, locks, clocks and files in memory.
 _SYSTEM_FUNCTIONS: Final = (
-    *("GetEnvironmentVariableA", "LoadLibraryA", "GetProcAddress"),
-    *("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW"),
-    *("WakeAllConditionVariable", "WakeConditionVariable"),
-    *("CreateThread", "WaitForSingleObject", "CloseHandle", "SwitchToThread"),
-    *("GetCurrentProcess", "GetProcessAffinityMask"),
-    *("QueryPerformanceCounter", "QueryPerformanceFrequency"),
-    *(
-        "CreateFileW",
-        "GetFileSizeEx",
-        "GetFileType",
-        "CreateFileMappingW",
-        "MapViewOfFile",
-        "UnmapViewOfFile",
-    ),
-    "MultiByteToWideChar",
-)
+    "GetEnvironmentVariableA LoadLibraryA GetProcAddress AcquireSRWLockExclusive ReleaseSRWLockExclusive "
+    "SleepConditionVariableSRW WakeAllConditionVariable WakeConditionVariable CreateThread "
+    "WaitForSingleObject CloseHandle SwitchToThread GetCurrentProcess GetProcessAffinityMask "
+    "QueryPerformanceCounter QueryPerformanceFrequency CreateFileW GetFileSizeEx GetFileType "
+    "CreateFileMappingW MapViewOfFile UnmapViewOfFile MultiByteToWideChar"
+).split()
 # Function -> the DLL that has it.
 _DLLS: Final[Mapping[str, str]] = {
     _STACK_PROBE: "ntdll.dll",
     **dict.fromkeys(_C_FUNCTIONS, "ucrtbase.dll"),
+    **{f"{name}{kind}": "ucrtbase.dll" for name in _MATH_FUNCTIONS for kind in ("", "f")},
     **dict.fromkeys(_SYSTEM_FUNCTIONS, "kernel32.dll"),
 }
 # The beginning of the name of a pointer to an imported function.
@@ -75,9 +58,9 @@ _ALIASES: Final = (
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a DLL; its import libraries are made from the symbols that the objects need.
+    """Link a DLL as `ObjectFormat.link`, with import libraries for the symbols that the objects need.
 
-    The arguments are those of `Linker.link`. The import library of a C library is `IMPORT_LIBRARY`.
+    The import library of a C library is `IMPORT_LIBRARY`.
     """
     dlltool_machine, linker_machine = _MACHINES[platform.arch]
     needed = {
@@ -118,7 +101,7 @@ def _imports(symbols: Set[str]) -> dict[str, list[str]]:
 
 
 # ---------------------------------------------------------------- objects
-# The undefined symbols of an object, for which import libraries are made, and its exports.
+# Layout: Microsoft's PE format, sections "COFF File Header" to "COFF Symbol Table".
 
 _HEADER: Final = struct.Struct("<HHIIIHH")
 _SYMBOL: Final = struct.Struct("<8sIhHBB")
@@ -127,13 +110,7 @@ _EXTERNAL: Final = 2
 
 
 def undefined_symbols(path: Path) -> list[str]:
-    """Return the names of the symbols that an object uses and does not define.
-
-    There are none for a file of another format.
-
-    Weak symbols, which have a default definition, are not among them. Layout: Microsoft's PE
-    format, sections "COFF File Header" and "COFF Symbol Table".
-    """
+    """Return an object's undefined symbols, without weak ones; none for a file of another format."""
     content = path.read_bytes()
     if len(content) < _HEADER.size:
         return []
@@ -144,9 +121,8 @@ def undefined_symbols(path: Path) -> list[str]:
     names = []
     index = 0
     while index < count:
-        raw, value, section, _, storage, auxiliary = _SYMBOL.unpack_from(
-            content, table + index * _SYMBOL.size
-        )
+        at = table + index * _SYMBOL.size
+        raw, value, section, _, storage, auxiliary = _SYMBOL.unpack_from(content, at)
         if section == _UNDEFINED and storage == _EXTERNAL and value == 0:
             names.append(_decode_name(raw, content, strings))
         index += 1 + auxiliary
@@ -167,9 +143,6 @@ def _decode_name(raw: bytes, content: bytes, strings: int) -> str:
     return raw.rstrip(b"\0").decode()
 
 
-# ---------------------------------------------------------------- coff data
-# COFF objects that hold only data. Layout: Microsoft's PE format, sections "COFF File Header" to "COFF Symbol Table".
-
 _SECTION: Final = struct.Struct("<8sIIIIIIHHI")
 _DATA_SYMBOL: Final = struct.Struct("<IIIHHBB")
 # Initialized data, aligned to 64 bytes, that is read only.
@@ -177,7 +150,7 @@ _ATTRIBUTES: Final = 0x00000040 | 0x00700000 | 0x40000000
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
+    """Write an object file with constant data, as `ObjectFormat.write_data`."""
     with code.open("rb") as stream:
         machine = int.from_bytes(stream.read(2), "little")
     begin = _HEADER.size + _SECTION.size

@@ -6,25 +6,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking.base import Interface, run_zig
+from tvmflow.targets.linking.zig import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 ARCHS: Final = ("wasm32",)
 
-# How a program in another language gets memory for tensors in the module.
+# The functions by which a program in another language allocates tensors in the module.
 _MEMORY: Final = ("malloc", "free")
 
 
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a module that exports its memory and functions (WASI calls it a reactor).
-
-    The arguments are those of `Linker.link`.
+    """Link a module that exports memory and functions (a reactor of WASI), as `ObjectFormat.link`.
 
     zig compiles WASI's C library for it, which takes most of a minute of one CPU.
     """
-    del platform
     functions = (*interface.functions, *_MEMORY) if interface else ()
     exports = [f"-Wl,--export={function}" for function in functions]
     run_zig(
@@ -35,8 +32,8 @@ def link(
     return "linked.wasm"
 
 
-# ---------------------------------------------------------------- wasm data
-# WebAssembly objects that hold only data. Layout: WebAssembly's specification, and "Linking" of its tool conventions.
+# ---------------------------------------------------------------- objects of data
+# Layout: WebAssembly's specification, and "Linking" of its tool conventions.
 
 _MAGIC: Final = b"\0asm\1\0\0\0"
 _CUSTOM, _DATA = 0, 11
@@ -47,8 +44,7 @@ _I32_CONST_0: Final = b"\x41\0\x0b"
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
-    del code
+    """Write an object file with constant data, as `ObjectFormat.write_data`."""
     with output.open("wb") as stream:
         # one segment at address 0, which the linker moves; its size and the section's come last
         stream.write(_MAGIC + bytes([_DATA]))

@@ -1,7 +1,4 @@
-"""The protocol of a linker, and the tools in the `ziglang` wheel: compilers, linkers, an archiver.
-
-A linker that fails is a StageError, whose message holds that of the tool.
-"""
+"""The tools in the `ziglang` wheel; one that fails is a StageError with its message."""
 
 from __future__ import annotations
 
@@ -9,23 +6,30 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import StageError
-from tvmflow.targets.platforms import Platform, zig_target
+from tvmflow.targets.platforms import zig_target
+
+IMPORT_LIBRARY: Final = "linked.lib"
+"""The file, beside a linked DLL, that programs are linked with in its place."""
+
+
+class Interface(NamedTuple):
+    """A shared library that exports only some functions; it may load other libraries while it runs."""
+
+    file: str
+    functions: Sequence[str]
+    loads_libraries: bool = False
 
 
 def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool in a folder, where its caches are too unless `environment` names others.
-
-    Raises:
-        StoreError: when it failed because the disk is full.
-    """
+    """Run a tool in a folder, which also holds its caches; StoreError when it failed for a full disk."""
     # zig would put its caches into the home folder, which may not exist
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
     done = subprocess.run(
@@ -42,6 +46,16 @@ def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
         if problem := find_disk_problem(places, done.stderr):
             raise problem
     return done
+
+
+def run_zig(folder: Path, *arguments: str, action: str = "linking") -> None:
+    """Run a tool in a folder; StageError with its message when it fails."""
+    done = call_zig(folder, *arguments)
+    if done.returncode != 0:
+        raise StageError(
+            f"{action} failed: {done.stderr.strip() or done.returncode}",
+            fix="run `tvmflow doctor`; it checks the linker by itself",
+        )
 
 
 def library_folder() -> Path:
@@ -93,53 +107,3 @@ def find_c_error(source: Path, includes: Sequence[Path]) -> str:
         return ""
     errors = re.findall(r"^.*?:(\d+):\d+: (?:fatal )?error: (.*)$", done.stderr, re.MULTILINE)
     return f"{errors[0][0]}: {errors[0][1]}" if errors else done.stderr.strip()
-
-
-IMPORT_LIBRARY: Final = "linked.lib"
-"""The file, beside a linked DLL, that a linker of programs takes in its place."""
-
-
-class Interface(NamedTuple):
-    """The public part of a library that programs are linked with: the only symbols that they may use.
-
-    `loads_libraries` says whether the library loads others while it runs.
-    """
-
-    file: str
-    functions: Sequence[str]
-    loads_libraries: bool = False
-
-
-class Linker(Protocol):
-    """A module in this folder: linking for one object format."""
-
-    @property
-    def ARCHS(self) -> Collection[str]:
-        """The architectures that it links for."""
-
-    def link(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        platform: Platform,
-        interface: Interface | None = None,
-    ) -> str:
-        """Link objects of a folder into a shared library there, which needs only the system's C library.
-
-        There is an interface for a plain C library, and none for a library of kernels, whose symbols are all
-        public. Return the name of the library.
-        """
-
-
-def run_zig(folder: Path, *arguments: str, action: str = "linking") -> None:
-    """Run one of zig's tools in a folder.
-
-    Raises:
-        StageError: when it fails; the message holds its error.
-    """
-    done = call_zig(folder, *arguments)
-    if done.returncode != 0:
-        raise StageError(
-            f"{action} failed: {done.stderr.strip() or done.returncode}",
-            fix="run `tvmflow doctor`; it checks the linker by itself",
-        )
