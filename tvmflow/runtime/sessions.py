@@ -1,20 +1,28 @@
-"""Sessions of models with states, such as a KV cache.
+"""Sessions of models with states, such as a KV cache, and generation of tokens with them.
 
 Each step leaves the states for the next one in the library's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
-from tvmflow.core.dimensions import WrongSize, derive_sizes, evaluate_shape, ranges_text
+from tvmflow.core.dimensions import (
+    WrongSize,
+    derive_sizes,
+    evaluate_shape,
+    is_name,
+    ranges_text,
+)
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Array, Dimension, Json, Size, State, TensorSpec
 from tvmflow.runtime.arrays import dtype_of, match_inputs
 from tvmflow.runtime.c_loader import NativeProgram, Sampling, StepContext
 
 _STATES: Final = "the states"
+_LOGITS: Final = "logits"
+_STEP_FIX: Final = "call `session.run` with these inputs, token by token"
 
 
 def holds_states(program: object) -> TypeGuard[NativeProgram]:
@@ -28,7 +36,7 @@ class Session:
     One thread at a time may use it. Sessions of one model share its weights.
 
     Attributes:
-        signature: That of the model.
+        signature: The signature of the model.
         inputs: The inputs of a step: those of the model that are not states.
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
@@ -83,13 +91,7 @@ class Session:
         return self._context.length
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
-        """Compute the next step.
-
-        Args:
-            feed: A tensor for each of `inputs` by name, as `Module.run` takes them.
-
-        Returns:
-            An array for each of `outputs`.
+        """Compute the next step: an array for each of `outputs`, from a tensor for each of `inputs` by name.
 
         Raises:
             BundleError: a ValueError that names the mismatch; the states are unchanged.
@@ -154,11 +156,8 @@ class Session:
         Raises:
             BundleError: The model is not a language model with a KV cache or a recurrent state, or an argument is wrong.
         """
-        from tvmflow.runtime.generation import Generation
-
-        generation = Generation(
-            self, self._context, Sampling(temperature, top_k, top_p, repetition_penalty)
-        )
+        sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+        generation = _Generation(self, self._context, sampling)
         if seed is not None:
             self._context.seed(seed)
         return generation.run(tokens, max_tokens, frozenset(stop))
@@ -202,3 +201,99 @@ class Session:
     def fork(self) -> Session:
         """Return an independent session that starts with a copy of the states."""
         return Session(self._program, self.signature, self._context.fork())
+
+
+# ---------------------------------------------------------------- generation
+
+
+class _Generation:
+    """Generation with a session, whose inputs must be tokens, and positions and masks of them.
+
+    Raises:
+        BundleError: The model has other inputs, or its logits are not found.
+    """
+
+    def __init__(self, session: Session, context: StepContext, sampling: Sampling) -> None:
+        import numpy as np
+
+        self._session, self._context, self._sampling = session, context, sampling
+        makers: Mapping[str, Callable[[int, int], Array]] = {
+            "mask": lambda length, count: np.ones(length + count, np.int64),
+            "position": lambda length, count: np.arange(length, length + count),
+        }
+        self._makers: dict[str, tuple[TensorSpec, Callable[[int, int], Array]]] = {}
+        others = []
+        for spec in session.inputs:
+            maker = next((make for word, make in makers.items() if word in spec.name.lower()), None)
+            if maker is None:
+                others.append(spec)
+            else:
+                self._makers[spec.name] = spec, maker
+        is_tokens = [s.dtype in ("int32", "int64") and len(s.shape) in (1, 2) for s in others]
+        if is_tokens != [True]:
+            names = ", ".join(spec.name for spec in others) or "none"
+            raise BundleError(
+                f"of the inputs of the model, one must be tokens, and others masks or positions: {names}",
+                fix=_STEP_FIX,
+            )
+        [self._tokens] = others
+        named = [spec for spec in session.outputs if spec.name == _LOGITS] or list(session.outputs)
+        if len(named) != 1 or named[0].dtype != "float32" or len(named[0].shape) < 2:
+            raise BundleError(
+                "none of the outputs of the model is known to be logits: [batch, tokens, vocabulary] of float32",
+                fix=f"name the output `{_LOGITS}` where the model is exported, as float32",
+            )
+        self._logits, self._vocabulary = named[0].name, named[0].shape[-1]
+        self._step_tokens = self._find_step_tokens()
+
+    def _find_step_tokens(self) -> int:
+        """Return how many tokens a step takes at most."""
+        size = (self._tokens.sizes or self._tokens.shape)[-1]
+        if not isinstance(size, str):
+            return int(size)
+        if not is_name(size):
+            raise BundleError(
+                f"the number of tokens of a step is {size}, which is not a dimension", fix=_STEP_FIX
+            )
+        return next(entry.max for entry in self._session.dimensions if entry.name == size)
+
+    def run(self, tokens: Sequence[int], most: int | None, stop: frozenset[int]) -> Iterator[int]:
+        """Yield the tokens that follow."""
+        import numpy as np
+
+        known = [int(token) for token in tokens]
+        if not known:
+            raise BundleError(
+                "there are no tokens to begin with",
+                fix="give at least one, such as that of a beginning",
+            )
+        for start in range(0, len(known), self._step_tokens):
+            logits = self._step(known[start : start + self._step_tokens])
+        dimension = self._session.length_dimension
+        is_penalized = self._sampling.repetition_penalty not in (0.0, 1.0)
+        count = 0
+        while most is None or count < most:
+            recent = np.array(known if is_penalized else [], np.int64)
+            token = self._context.sample(logits, self._sampling, recent)
+            yield token
+            known.append(token)
+            count += 1
+            is_full = dimension is not None and self._session.length >= dimension.max
+            if token in stop or count == most or is_full:
+                return
+            logits = self._step([token])
+
+    def _step(self, tokens: Sequence[int]) -> Array:
+        """Return the logits after the last of some tokens."""
+        import numpy as np
+
+        length = self._session.length
+        feed = {self._tokens.name: _fit(np.array(tokens), self._tokens)}
+        for name, (spec, make) in self._makers.items():
+            feed[name] = _fit(make(length, len(tokens)), spec)
+        return np.array(self._session.run(feed)[self._logits].reshape(-1, self._vocabulary)[-1])
+
+
+def _fit(values: Array, spec: TensorSpec) -> Array:
+    """Return values along the last axis of an input, in its dtype."""
+    return values.astype(dtype_of(spec.dtype)).reshape((1,) * (len(spec.shape) - 1) + (-1,))
