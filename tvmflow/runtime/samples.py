@@ -1,7 +1,4 @@
-"""Samples: inputs for a model in whole batches, and the outputs over all of them.
-
-The inputs are arrays or images of the user, or random.
-"""
+"""Samples: arrays, images or random inputs in whole batches, and the outputs over all of them."""
 
 from __future__ import annotations
 
@@ -28,14 +25,10 @@ _FIX = (
 
 
 class Samples(NamedTuple):
-    """Whole batches of inputs.
+    """Whole batches of inputs, which may be made on demand, with a label for each sample or None.
 
-    Attributes:
-        batches: An array for each input, for each batch; they may be made when they are asked for.
-        total: How many samples are real; the rest of the last batch is padding.
-        labels: One entry for each sample, or None.
-        batch_size: How many samples a batch has; 0 if a batch cannot be divided into samples.
-        is_stacked: Whether each batch is one sample, along an axis before those of inputs and outputs.
+    `total` samples are real; the rest of the last batch is padding. `batch_size` is 0 for a batch that cannot be
+    divided into samples. `is_stacked`: each batch is one sample, along an axis before those of inputs and outputs.
     """
 
     batches: Sequence[Feed]
@@ -61,10 +54,9 @@ def random_samples(
     deviation: float = 0.0,
     nonzero: Collection[str] = (),
 ) -> Samples:
-    """Return seeded random inputs, uniform in each input's range, by default from 0 to 1.
+    """Return seeded random inputs, uniform in each input's range (ends included), by default from 0 to 1.
 
-    Ranges of integers include both ends. Floats without a range are normally distributed with a `deviation`
-    other than 0; inputs that are `nonzero` have 1 in place of 0.
+    With a `deviation`, floats without a range are normally distributed; `nonzero` inputs have 1 in place of 0.
     """
     import numpy as np
 
@@ -151,73 +143,69 @@ def make_samples(
     With dynamic shapes, those of the arrays are taken, and the last batch has the samples that are left, as far
     as the dimension allows. Arrays of different sizes are named `NUMBER/INPUT`: all of one number are a batch.
 
-    Where an array has one axis more than its input, that axis, the first, is the samples, as of a state whose own
-    first axis is layers. An array with the input's own axes beside it is the same for all samples. That with the
-    labels is named `label`; messages call the file `source`, and name the setting that labels are needed by.
+    If an array has one axis more than its input, its first axis is the samples, as of a state whose own first axis
+    is layers; arrays without that axis are then the same for all samples. Labels are in the array named `label`;
+    messages call the file `source`, and name the setting that needs labels.
 
     Raises:
         StageError: when they do not fit; the message names each problem.
     """
+    labels = _read_labels(inputs, arrays, label, source)
     if dimensions:
-        numbered = _group_numbered(arrays, label)
-        groups = [
-            _make_dynamic_samples(
-                inputs, group, dimensions, f"{source}, batch {name}" if name else source
-            )
-            for name, group in numbered.items()
-        ]
-        labels = _read_labels(inputs, arrays, label, source)
-        total = sum(group.total for group in groups)
-        _check_labels(labels, total, source, label, labels_needed_by)
-        if len(groups) == 1:
-            return groups[0]._replace(total=total, labels=labels)
-        # each is of one size
-        indices = [(group, index) for group in groups for index in range(len(group.batches))]
-
-        def make(number: int) -> Feed:
-            group, index = indices[number]
-            return group.batches[index]
-
-        if len({group.is_stacked for group in groups}) > 1:
-            raise StageError(
-                f"{source}: some of its numbered arrays have an axis of samples before those of the model, and others "
-                "have not",
-                fix="give all of them one, or none",
-            )
-        return Samples(
-            batches=_Batches(make, range(len(indices))),
-            total=total,
-            labels=labels,
-            batch_size=0,
-            is_stacked=groups[0].is_stacked,
+        samples = _make_dynamic_samples(inputs, arrays, dimensions, label, source)
+    elif _count_stacked(inputs, arrays):
+        samples = _make_stacked_samples(inputs, arrays, (), source)
+    else:
+        samples = _make_fixed_samples(inputs, arrays, source)
+    problem = ""
+    if labels is None and labels_needed_by:
+        problem = f"{labels_needed_by} is set and there is no array '{label}' with labels"
+    elif labels is not None and len(labels) != samples.total:
+        problem = f"it has {samples.total} samples and {len(labels)} labels"
+    if problem:
+        raise StageError(
+            f"{source} does not fit the model: {problem}",
+            fix=f"provide an array '{label}' with an entry for each sample",
         )
-    if _count_stacked(inputs, arrays):
-        labels = _read_labels(inputs, arrays, label, source)
-        stacked = _make_stacked_samples(inputs, arrays, (), source)
-        _check_labels(labels, stacked.total, source, label, labels_needed_by)
-        return stacked._replace(labels=labels)
+    return samples._replace(labels=labels)
+
+
+def _make_fixed_samples(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], source: str
+) -> Samples:
     matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     shapes = {name: array.shape for name, array in matching.items()}
     # arrays of the model's own shapes are one batch, whatever their first axes mean
     is_one_batch = all(shapes.get(spec.name) == spec.shape for spec in inputs)
-    labels = _read_labels(inputs, arrays, label, source)
     problems = [*filter(None, (_mismatch_reason(spec, arrays) for spec in inputs))]
-    if not is_one_batch and (len({spec.shape[:1] for spec in inputs}) > 1 or not inputs[0].shape):
-        problems.append("the model's inputs do not all have samples along their first axis")
-    if labels_needed_by and labels is None:
-        problems.append(f"{labels_needed_by} is set and there is no array '{label}' with labels")
-    counts = _count_samples(inputs, matching, labels, is_one_batch)
-    if len(counts) > 1:
-        problems.append("its arrays do not have the same number of samples")
-    if problems:
-        raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=_FIX)
+    if not is_one_batch:
+        if len({spec.shape[:1] for spec in inputs}) > 1 or not inputs[0].shape:
+            problems.append("the model's inputs do not all have samples along their first axis")
+        if len({shape[0] for shape in shapes.values() if shape}) > 1:
+            problems.append("its arrays do not have the same number of samples")
+    _check_problems(problems, source)
     if is_one_batch:
-        feed = {spec.name: _convert(matching[spec.name][...], spec, source) for spec in inputs}
-        count = inputs[0].shape[0] if inputs and inputs[0].shape else 1
-        return Samples([feed], count, labels, 0)
-    count, batch_size = counts.pop(), inputs[0].shape[0]
+        return _make_batch(inputs, matching, source)
+    count, batch_size = len(matching[inputs[0].name]), inputs[0].shape[0]
     batches = _divide(inputs, matching, count, batch_size, source)
-    return Samples(batches, count, labels, batch_size)
+    return Samples(batches, count, None, batch_size)
+
+
+def _make_batch(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], source: str
+) -> Samples:
+    """Return arrays as one batch, which cannot be divided into samples."""
+
+    def make(_: int) -> Feed:
+        return {spec.name: _convert(arrays[spec.name][...], spec, source) for spec in inputs}
+
+    count = next((len(arrays[spec.name]) for spec in inputs if arrays[spec.name].ndim), 1)
+    return Samples(_Batches(make, range(1)), count, None, 0)
+
+
+def _check_problems(problems: Sequence[str], source: str, fix: str = _FIX) -> None:
+    if problems:
+        raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=fix)
 
 
 def _read_labels(
@@ -248,22 +236,42 @@ def _group_numbered(arrays: Mapping[str, AnyArray], label: str) -> dict[str, dic
     return dict(sorted(groups.items(), key=lambda entry: int(entry[0])))
 
 
-def _check_labels(
-    labels: Array | None, total: int, source: str, label: str, labels_needed_by: str
-) -> None:
-    problem = ""
-    if labels is None and labels_needed_by:
-        problem = f"{labels_needed_by} is set and there is no array '{label}' with labels"
-    elif labels is not None and len(labels) != total:
-        problem = f"it has {total} samples and {len(labels)} labels"
-    if problem:
-        raise StageError(
-            f"{source} does not fit the model: {problem}",
-            fix=f"provide an array '{label}' with an entry for each sample",
-        )
-
-
 def _make_dynamic_samples(
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, AnyArray],
+    dimensions: Sequence[Dimension],
+    label: str,
+    source: str,
+) -> Samples:
+    groups = [
+        _make_group(inputs, group, dimensions, f"{source}, batch {name}" if name else source)
+        for name, group in _group_numbered(arrays, label).items()
+    ]
+    if len(groups) == 1:
+        return groups[0]
+    if len({group.is_stacked for group in groups}) > 1:
+        raise StageError(
+            f"{source}: some of its numbered arrays have an axis of samples before those of the model, and others "
+            "have not",
+            fix="give all of them one, or none",
+        )
+    # each is of one size
+    indices = [(group, index) for group in groups for index in range(len(group.batches))]
+
+    def make(number: int) -> Feed:
+        group, index = indices[number]
+        return group.batches[index]
+
+    return Samples(
+        batches=_Batches(make, range(len(indices))),
+        total=sum(group.total for group in groups),
+        labels=None,
+        batch_size=0,
+        is_stacked=groups[0].is_stacked,
+    )
+
+
+def _make_group(
     inputs: Sequence[TensorSpec],
     arrays: Mapping[str, AnyArray],
     dimensions: Sequence[Dimension],
@@ -272,44 +280,48 @@ def _make_dynamic_samples(
     """Return arrays of one size, as one batch where the model takes them so, else divided."""
     if _count_stacked(inputs, arrays):
         return _make_stacked_samples(inputs, arrays, dimensions, source)
-    names = [spec.name for spec in inputs]
-    problems = [*filter(None, (_dynamic_mismatch_reason(spec, arrays) for spec in inputs))]
-    sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
+    problems = [*filter(None, (_mismatch_reason(spec, arrays, is_dynamic=True) for spec in inputs))]
     if not problems:
-        shapes = {name: arrays[name].shape for name in names}
-        try:
-            derive_sizes(dimensions, sizes, shapes)
-        except WrongSize as error:
-            # only more samples than a batch may have are divided
-            batch_size = _find_batch_size(inputs, arrays, dimensions)
-            if not batch_size:
-                problems.append(str(error))
-        else:
-            first = arrays[names[0]] if names else None
-            count = len(first) if first is not None and first.ndim else 1
-
-            def make(_: int) -> Feed:
-                return {
-                    spec.name: _convert(arrays[spec.name][...], spec, source) for spec in inputs
-                }
-
-            return Samples(_Batches(make, range(1)), count, None, 0)
-    if not problems:
-        batches = _divide_dynamic(inputs, arrays, dimensions, batch_size, source)
-        try:
+        shapes = {spec.name: arrays[spec.name].shape for spec in inputs}
+        problem = _find_size_problem(inputs, dimensions, shapes)
+        if not problem:
+            return _make_batch(inputs, arrays, source)
+        # only more samples than a batch may have are divided
+        batch_size = _find_batch_size(inputs, arrays, dimensions)
+        if batch_size:
+            count = len(arrays[inputs[0].name])
+            rest = count % batch_size
+            [name, *_] = inputs[0].sizes or inputs[0].shape
+            batch = next((dimension for dimension in dimensions if dimension.name == name), None)
+            is_smaller = rest > 0 and batch is not None and not batch.find_problem(rest)
+            batches = _divide(inputs, arrays, count, batch_size, source, fills_last=not is_smaller)
             # all others are as the first one
-            for index in {0, len(batches) - 1}:
-                found = {name: array.shape for name, array in batches[index].items()}
-                derive_sizes(dimensions, sizes, found)
-        except WrongSize as error:
-            problems.append(str(error))
-    if problems:
-        raise StageError(
-            f"{source} does not fit the model: " + "; ".join(problems),
-            fix="provide one array for each input, with its name and sizes in the ranges of `dimensions`; "
-            "arrays of several sizes are named 0/INPUT, 1/INPUT, …",
-        )
-    return Samples(batches, len(arrays[names[0]]), None, batch_size)
+            found = [
+                {name: array.shape for name, array in batches[index].items()} for index in (0, -1)
+            ]
+            texts = [_find_size_problem(inputs, dimensions, shapes) for shapes in found]
+            problem = texts[0] or texts[1]
+            if not problem:
+                return Samples(batches, count, None, batch_size)
+        problems = [problem]
+    fix = (
+        "provide one array for each input, with its name and sizes in the ranges of `dimensions`; "
+    )
+    fix += "arrays of several sizes are named 0/INPUT, 1/INPUT, …"
+    raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=fix)
+
+
+def _find_size_problem(
+    inputs: Sequence[TensorSpec],
+    dimensions: Sequence[Dimension],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> str:
+    """Return why inputs cannot have these shapes in one call; empty if they can."""
+    try:
+        derive_sizes(dimensions, {spec.name: spec.sizes or spec.shape for spec in inputs}, shapes)
+    except WrongSize as error:
+        return str(error)
+    return ""
 
 
 def _count_stacked(inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray]) -> int:
@@ -331,7 +343,7 @@ def _make_stacked_samples(
     """Return a batch for each sample along an axis before those of the model."""
     import numpy as np
 
-    problems = [*filter(None, (_dynamic_mismatch_reason(spec, arrays) for spec in inputs))]
+    problems = [*filter(None, (_mismatch_reason(spec, arrays, is_dynamic=True) for spec in inputs))]
     found = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     stacked = {spec.name for spec in inputs if _is_stacked(spec, found.get(spec.name))}
     shapes = {name: array.shape[name in stacked :] for name, array in found.items()}
@@ -341,16 +353,10 @@ def _make_stacked_samples(
                 f"'{spec.name}' has shape {found[spec.name].shape}, the model takes {spec.shape}"
             )
     if dimensions and not problems:
-        try:
-            derive_sizes(
-                dimensions, {spec.name: spec.sizes or spec.shape for spec in inputs}, shapes
-            )
-        except WrongSize as error:
-            problems.append(str(error))
+        problems += filter(None, [_find_size_problem(inputs, dimensions, shapes)])
     if len({len(found[name]) for name in stacked}) > 1:
         problems.append("its arrays do not have the same number of samples")
-    if problems:
-        raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=_FIX)
+    _check_problems(problems, source)
 
     def take(spec: TensorSpec, index: int) -> Array:
         array = found[spec.name]
@@ -362,17 +368,6 @@ def _make_stacked_samples(
 
     count = _count_stacked(inputs, arrays)
     return Samples(_Batches(make, range(count)), count, None, 0, is_stacked=True)
-
-
-def _dynamic_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
-    """Return why the array of an input does not fit whatever the sizes are, or an empty string."""
-    array = arrays.get(spec.name)
-    if array is None:
-        return f"there is no array '{spec.name}' (there are {sorted(arrays)})"
-    problem = _conversion_problem(array, spec.dtype) if array.size else None
-    if problem is not None:
-        return f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}{problem}"
-    return ""
 
 
 def _find_batch_size(
@@ -388,30 +383,17 @@ def _find_batch_size(
     return size if isinstance(size, int) else largest.get(size, 0)
 
 
-def _divide_dynamic(
-    inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, AnyArray],
-    dimensions: Sequence[Dimension],
-    batch_size: int,
-    source: str,
-) -> Sequence[Feed]:
-    """Return batches; the last one is smaller where it may be, and else filled up with the last sample."""
-    count = len(arrays[inputs[0].name])
-    [name, *_] = inputs[0].sizes or inputs[0].shape
-    rest = count % batch_size
-    batch = next((dimension for dimension in dimensions if dimension.name == name), None)
-    is_smaller = rest > 0 and batch is not None and not batch.find_problem(rest)
-    return _divide(inputs, arrays, count, batch_size, source, fills_last=not is_smaller)
-
-
-def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
-    """Return why the array of an input does not fit, or an empty string."""
+def _mismatch_reason(
+    spec: TensorSpec, arrays: Mapping[str, AnyArray], *, is_dynamic: bool = False
+) -> str:
+    """Return why an input's array does not fit, whatever its dynamic sizes, or an empty string."""
     array = arrays.get(spec.name)
     if array is None:
         return f"there is no array '{spec.name}' (there are {sorted(arrays)})"
-    if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or not array.size:
+    is_shaped = array.shape[1:] == spec.shape[1:] and array.ndim == len(spec.shape) and array.size
+    if not is_dynamic and not is_shaped:
         return f"'{spec.name}' has shape {array.shape}, the model takes {spec.shape}"
-    problem = _conversion_problem(array, spec.dtype)
+    problem = _conversion_problem(array, spec.dtype) if array.size else None
     if problem is not None:
         return f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}{problem}"
     return ""
@@ -439,19 +421,6 @@ def _conversion_problem(array: AnyArray, dtype: str) -> str | None:
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             return f", which holds {limits.min} to {limits.max}"
     return None
-
-
-def _count_samples(
-    inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, AnyArray],
-    labels: Array | None,
-    is_one_batch: bool,
-) -> set[int]:
-    """Return the numbers of samples that arrays and labels have: one number where they fit each other."""
-    counts = {len(array) for array in arrays.values() if array.ndim} if not is_one_batch else set()
-    if labels is not None and (counts or inputs[0].shape):
-        counts |= {len(labels)} | ({inputs[0].shape[0]} if is_one_batch else set())
-    return counts
 
 
 def _convert(array: Array, spec: TensorSpec, source: str) -> Array:

@@ -89,8 +89,8 @@ def test_inputs_of_the_models_own_shapes_are_taken_as_they_are(tmp_path: Path) -
         ({"data": np.ones((2, 3, 1), F)}, "'data' has shape"),
         ({"data": np.ones((2, 3), np.complex64)}, "complex64"),
         ({"data": np.ones((0, 3), F)}, "'data' has shape"),
-        ({"data": np.ones((2, 3), F), "label": np.ones(3)}, "same number of samples"),
-        ({"data": np.ones((5, 3), F), "label": np.ones(3)}, "same number of samples"),
+        ({"data": np.ones((2, 3), F), "label": np.ones(3)}, "2 samples and 3 labels"),
+        ({"data": np.ones((5, 3), F), "label": np.ones(3)}, "5 samples and 3 labels"),
     ],
 )
 def test_data_that_does_not_fit_is_explained(
