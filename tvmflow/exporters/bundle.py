@@ -32,11 +32,10 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 
 def write(built: BuiltModel, output: Path) -> None:
     """Write a zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
-    content: dict[str, Path | bytes] = {
-        SIGNATURE: base.json_bytes(built.signature),
-        built.request.library_name: built.library,
-    }
-    _write(built.manifest, LIBRARY_FORMAT, content, output)
+    library = built.request.library_name
+    content: dict[str, Path | bytes] = {SIGNATURE: base.json_bytes(built.signature)}
+    content[library] = built.library
+    _write({**built.manifest, "library": library}, LIBRARY_FORMAT, content, output)
 
 
 def write_partitioned(

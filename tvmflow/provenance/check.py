@@ -28,7 +28,6 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Json, TensorSpec, shape_text
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
 from tvmflow.runtime.bundles import (
     DEFAULT_MAX_BYTES,
-    VM,
     ZIP_ERRORS,
     Bundle,
     check_entries,
@@ -509,7 +508,7 @@ def _bundle_json(bundle: Bundle) -> dict[str, Json]:
         "inputs": get_field(bundle.signature, "inputs", of=list),
         "outputs": get_field(bundle.signature, "outputs", of=list),
         **_read_images(bundle)[0],
-        **({"parts": parts} if parts else {"runtime": str(manifest.get("runtime", VM))}),
+        **({"parts": parts} if parts else {"runtime": get_field(manifest, "runtime", of=str)}),
     }
 
 

@@ -1,7 +1,7 @@
-"""Bundles: reading the content of a `.tvmflow` file, whatever machine it is for.
+"""Reading bundles (`.tvmflow` files), which may come from anywhere and be for any machine.
 
-A bundle may come from anywhere. Nothing in it is unpacked to a path that it names, nothing is
-larger than the file itself, and its manifest has size and digest of everything else in it.
+Nothing in a bundle is unpacked to a path that it names, nothing is larger than the file itself, and its
+manifest has the size and digest of everything else in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Final, NamedTuple
 
@@ -25,7 +25,7 @@ LIBRARY_FORMAT: Final = 3
 PARTITIONED_FORMAT: Final = 4
 """The format of a bundle with the bundles of a model's parts inside."""
 DEFAULT_MAX_BYTES: Final = 8 << 30
-"""The size of the largest bundle that is read, and of the tensors of its model, unless the caller sets another."""
+"""The default limit of the size of a bundle, and of the tensors of its model."""
 
 MANIFEST: Final = "manifest.json"
 SIGNATURE: Final = "signature.json"
@@ -43,12 +43,8 @@ _MAX_JSON_BYTES: Final = 16 << 20
 class Bundle(NamedTuple):
     """The content of a bundle: a library, or the bundles of the model's parts in order, by name.
 
-    Attributes:
-        signature: The model's inputs and outputs.
-        library: The library; empty if only documents were read, or where it was written to a file.
-        parts: The bundles of the parts of a partitioned model.
-        problems: A sentence for each file that differs from the manifest.
-        library_file: The file that the library was written to, if it was.
+    The library is in `library`, or in `library_file` if it was written to a file; `problems` has a sentence for
+    each file that differs from the manifest.
     """
 
     manifest: Mapping[str, Json]
@@ -58,25 +54,17 @@ class Bundle(NamedTuple):
     problems: tuple[str, ...] = ()
     library_file: Path | None = None
 
-    @property
-    def library_name(self) -> str:
-        """The library's file name, by whose suffix a loader goes."""
-        return str(self.manifest.get("library", LIBRARY_NAMES[0]))
-
 
 def runtime_of(manifest: Mapping[str, Json]) -> str:
     """Return the runtime of the library that a manifest describes, C_RUNTIME or VM; else ValueError."""
-    # earlier versions had only the virtual machine, and did not say so
-    runtime = manifest.get("runtime", VM)
+    runtime = manifest.get("runtime")
     if runtime not in (C_RUNTIME, VM):
         raise ValueError(f"the runtime {quote(runtime)} is unknown")
     return str(runtime)
 
 
 def read_bundle(path: str | Path, *, with_libraries: bool = True) -> Bundle:
-    """Return the content of a bundle, checked against its manifest.
-
-    Without libraries, everything is read and checked all the same.
+    """Return the content of a bundle, checked against its manifest, with or without the libraries.
 
     Raises:
         BundleError: when the file is missing, damaged, too large or of another format.
@@ -196,32 +184,31 @@ def _read(
         names = check_entries(archive.infolist(), size)
         contents = {name: _read_document(archive, names, name) for name in (MANIFEST, SIGNATURE)}
         manifest, signature = (_parse_object(name, text) for name, text in contents.items())
-        bundle_format = _check_format(manifest.get("bundle"), is_part=is_part)
-        is_library = bundle_format == LIBRARY_FORMAT
-        bundle = Bundle(manifest, signature, b"", {})
-        library = bundle.library_name
-        if is_library and library not in LIBRARY_NAMES:
-            raise Unreadable(f"its manifest calls the library {quote(library)}, as no bundle does")
-        if is_library and with_libraries and library in names:
-            contents[library] = archive.read(library)
-        copies = {library: libraries / library} if libraries and library in names else {}
         described = get_field(manifest, "files", of=dict)
-        if is_library and library not in names | described.keys():
-            raise Unreadable(f"it has no {quote(library)}")
-        problems = list(_find_wrong_files(archive, names, described, contents, copies))
-        parts = {}
-        if bundle_format == PARTITIONED_FORMAT:
+        library, copies, parts = "", dict[str, Path](), dict[str, Bundle]()
+        if _check_format(manifest.get("bundle"), is_part=is_part) == LIBRARY_FORMAT:
+            library = get_field(manifest, "library", of=str)
+            if library not in LIBRARY_NAMES:
+                text = f"its manifest calls the library {quote(library)}, as no bundle does"
+                raise Unreadable(text)
+            if library not in names | described.keys():
+                raise Unreadable(f"it has no {quote(library)}")
+            if library in names and with_libraries:
+                contents[library] = archive.read(library)
+            if library in names and libraries:
+                copies[library] = libraries / library
+        else:
             parts = _read_parts(archive, names, manifest, with_libraries, libraries)
+        problems = list(_find_wrong_files(archive, names, described, contents, copies))
     for name, part in parts.items():
         problems += [f"part '{name}': {problem}" for problem in part.problems]
-    kept, copy = contents.get(library, b""), copies.get(library)
     return Bundle(
         manifest=manifest,
         signature=signature,
-        library=kept,
+        library=contents.get(library, b""),
         parts=parts,
         problems=tuple(problems),
-        library_file=copy,
+        library_file=copies.get(library),
     )
 
 
@@ -317,33 +304,26 @@ def _digest(
     if name in contents:
         return hashlib.sha256(contents[name]).hexdigest()
     digest = hashlib.sha256()
-    with archive.open(name) as stream, _open_copy(copy) as write:
+    with archive.open(name) as stream, _open_copy(copy) as target:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
-            write(chunk)
+            with _explain_unwritable():
+                target.write(chunk)
+                target.flush()
     return digest.hexdigest()
 
 
+def _open_copy(path: Path | None) -> IO[bytes]:
+    with _explain_unwritable():
+        return Path(path or os.devnull).open("wb")
+
+
 @contextlib.contextmanager
-def _open_copy(path: Path | None) -> Iterator[Callable[[bytes], object]]:
-    """Yield a function that writes to a file, if there is one to write to."""
-    if path is None:
-        yield lambda chunk: None
-        return
+def _explain_unwritable() -> Iterator[None]:
     try:
-        stream = path.open("wb")
+        yield
     except OSError as error:
         raise _Unwritable(error) from error
-    with stream:
-
-        def write(chunk: bytes) -> None:
-            try:
-                stream.write(chunk)
-                stream.flush()
-            except OSError as error:
-                raise _Unwritable(error) from error
-
-        yield write
 
 
 # ---------------------------------------------------------------- zips from strangers

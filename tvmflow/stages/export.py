@@ -212,7 +212,7 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     labels, model = context.inputs.get(images.LABELS), context.inputs["import/model.json"]
     manifest = {
-        **_make_manifest(settings, context.inputs, request.library_name),
+        **_make_manifest(settings, context.inputs),
         **images.describe_images(settings.inputs, signature, labels, model),
         **({"levels": isa_levels.describe(isa_level_codes)} if isa_level_codes else {}),
     }
@@ -274,13 +274,10 @@ def _for_vm(built: BuiltModel) -> BuiltModel:
     return built.with_library(built.vm_library, objects, runtime=VM)
 
 
-def _make_manifest(
-    settings: ExportSettings, inputs: Mapping[str, Path], library: str
-) -> dict[str, Json]:
+def _make_manifest(settings: ExportSettings, inputs: Mapping[str, Path]) -> dict[str, Json]:
     target = settings.target
     return {
         **settings.describe(),
-        "library": library,
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "model": {
             "ir_sha256": hash_file(str(inputs["import/model.json"])),
