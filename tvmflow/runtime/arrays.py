@@ -1,7 +1,4 @@
-"""Arrays of a caller as libraries read and write them.
-
-They are dense, in C order, in memory that the CPU reaches.
-"""
+"""A caller's arrays as libraries read and write them: dense, in C order, in the CPU's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tvmflow.core.dimensions import (
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
 from tvmflow.core.formatting import names_text
-from tvmflow.core.types import Array, Dimension, Json, Size, TensorSpec
+from tvmflow.core.types import Array, Dimension, Json, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,13 +50,6 @@ def _place(raw: Array, spec: TensorSpec) -> Array:
     return array
 
 
-def _allocate_array(spec: TensorSpec) -> Array:
-    """Return an array with any content, aligned for its elements alone."""
-    import numpy as np
-
-    return np.empty(spec.shape, dtype_of(spec.dtype))
-
-
 class OutputArrays:
     """Arrays for one output, whose memory is used again when nothing refers to an array anymore.
 
@@ -71,9 +61,12 @@ class OutputArrays:
         self._spare: list[Array] = []
 
     def maker(self, spec: TensorSpec) -> Callable[[], Array]:
-        """Return a function that returns an array with any content."""
-        is_small = spec.bytes < _MIN_ALIGNED_BYTES
-        return functools.partial(_allocate_array if is_small else self._new, spec)
+        """Return a function that returns an array with undefined content."""
+        import numpy as np
+
+        if spec.bytes < _MIN_ALIGNED_BYTES:
+            return functools.partial(np.empty, spec.shape, dtype_of(spec.dtype))
+        return functools.partial(self._new, spec)
 
     def _new(self, spec: TensorSpec) -> Array:
         import numpy as np
@@ -104,7 +97,7 @@ class _Lease:
 
 
 def align(array: Array, spec: TensorSpec) -> Array:
-    """Return an array as kernels take it: itself, or a copy of it where it is not aligned, or read-only."""
+    """Return an array as kernels take it: itself, or a copy if it is not aligned, or read-only."""
     import numpy as np
 
     if address_of(array) % ALIGNMENT == 0 and array.flags.writeable:
@@ -121,10 +114,7 @@ def address_of(array: Array) -> int:
 
 
 def as_array(value: Any) -> Array | None:
-    """Return a tensor of any library as an array that shares its memory; None for anything else.
-
-    NumPy, DLPack (torch, JAX, CuPy in the CPU's memory) and Python's buffer protocol have these.
-    """
+    """Return a tensor as an array that shares its memory (DLPack, buffer protocol); else None."""
     import numpy as np
 
     if isinstance(value, np.ndarray):
@@ -146,9 +136,7 @@ def as_array(value: Any) -> Array | None:
 def match_inputs(
     specs: tuple[TensorSpec, ...], feed: Mapping[str, Any], takes: object
 ) -> list[Array]:
-    """Return the arrays of a feed in the order of the inputs, dense.
-
-    They share its memory where that is dense.
+    """Return the arrays of a feed in the order of the inputs; those that are not dense as copies.
 
     Raises:
         BundleError: a ValueError that names every input that does not fit.
@@ -243,12 +231,7 @@ _MAX_DIMENSIONS: Final = 64
 
 
 class CallTensors(NamedTuple):
-    """The tensors of a call.
-
-    Attributes:
-        sizes: The size of each dimension by name.
-        new_outputs: For each output a function that returns an array with any content.
-    """
+    """The tensors of a call, the sizes of dimensions by name, and functions that make each output's array."""
 
     sizes: Mapping[str, int]
     inputs: tuple[TensorSpec, ...]
@@ -263,17 +246,13 @@ class DynamicTensors:
         self.dimensions = Dimension.list_of(signature)
         self.inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
         self.outputs = tuple(map(TensorSpec.from_json, signature["outputs"]))
-        self._sizes = {spec.name: _sizes_of(spec) for spec in self.inputs}
+        self._sizes = {spec.name: spec.sizes or spec.shape for spec in self.inputs}
         self._kept: OrderedDict[Shapes, CallTensors] = OrderedDict()
         self._lock = threading.Lock()
         self._memory = [OutputArrays() for _ in self.outputs]
 
     def tensors_of(self, inputs: Sequence[Array]) -> CallTensors:
-        """Return the tensors of a call with some inputs, in their order.
-
-        Raises:
-            BundleError: a ValueError that names the dimension or the input of a size that the model does not take.
-        """
+        """Return the tensors of a call with some inputs; BundleError for a wrong size."""
         shapes = tuple([array.shape for array in inputs])
         found = self._kept.get(shapes)
         return self._derive(shapes) if found is None else found
@@ -287,14 +266,10 @@ class DynamicTensors:
         except WrongSize as error:
             raise BundleError(str(error), fix=f"the model takes {self._describe()}") from error
         outputs = specs_at(self.outputs, sizes)
-        tensors = CallTensors(
-            sizes=sizes,
-            inputs=specs_at(self.inputs, sizes),
-            outputs=outputs,
-            new_outputs=tuple(
-                memory.maker(spec) for memory, spec in zip(self._memory, outputs, strict=True)
-            ),
+        makers = tuple(
+            memory.maker(spec) for memory, spec in zip(self._memory, outputs, strict=True)
         )
+        tensors = CallTensors(sizes, specs_at(self.inputs, sizes), outputs, makers)
         with self._lock:
             self._kept[shapes] = tensors
             while len(self._kept) > _MAX_KEPT:
@@ -308,23 +283,16 @@ class DynamicTensors:
         return f"{', '.join(inputs)}, where {ranges_text(self.dimensions)}"
 
 
-def _sizes_of(spec: TensorSpec) -> tuple[Size, ...]:
-    return spec.sizes or spec.shape
-
-
 def read_dynamic_tensors(signature: Mapping[str, Json]) -> DynamicTensors | None:
     """Return the tensors of a signature with dimensions; None for one of fixed sizes."""
     return DynamicTensors(signature) if signature.get("dimensions") else None
 
 
 def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
-    """Check the dimensions of a signature, and the sizes that depend on them.
-
-    Returns:
-        The bytes of all inputs and outputs of dynamic shape, at most.
+    """Check the dynamic dimensions of a signature, and return the most bytes of tensors of dynamic shape.
 
     Raises:
-        ValueError: They are none that tvmflow writes.
+        ValueError: tvmflow does not write such dimensions.
     """
     bounds = {}
     entries = signature.get("dimensions", ())
@@ -361,14 +329,3 @@ def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) ->
         raise ValueError(f"{quote(list(spec.sizes))} are not sizes")
     largest = [find_bounds(size, bounds)[1] for size in spec.sizes]
     return spec._replace(shape=tuple(max(size, 0) for size in largest)).bytes
-
-
-def list_codes(dimensions: Sequence[Dimension]) -> list[tuple[Any, ...]]:
-    """Return a C library's descriptions of its dimensions, in its order."""
-    return sorted((entry.name, entry.min, entry.max, entry.multiple_of) for entry in dimensions)
-
-
-def describe_in_c(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor as a C library describes it: dynamic shapes are -1."""
-    shape = tuple(-1 if isinstance(size, str) else size for size in _sizes_of(spec))
-    return spec._replace(shape=shape, sizes=())

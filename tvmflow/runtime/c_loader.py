@@ -27,8 +27,6 @@ from tvmflow.runtime.arrays import (
     address_of,
     align,
     allocate_aligned,
-    describe_in_c,
-    list_codes,
     read_dynamic_tensors,
 )
 from tvmflow.runtime.programs import Call, Observe, Record, wrong_value_error
@@ -42,8 +40,7 @@ ABI: Final = 1
 """The version of the interface."""
 _ABI_WITHOUT_WEIGHTS: Final = 0x10001
 
-# Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and what is
-# wrong with a device.
+# Codes about the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and those about a device.
 _MACHINE_CODES: Final = (8, 9, 10, 19, 20, 21, 22, 23)
 _NO_MEMORY: Final = 8
 # PoCL is not ready yet when it is started by a second library while the first one starts it.
@@ -53,8 +50,8 @@ LOWER_LEVEL: Final = (
     "in one library (the preset x86-64-any or aarch64-any)"
 )
 """The remedy if a CPU lacks features of a library."""
-WRONG_VALUE: Final = 1000
-"""This code, and all above up to the next, say that a value of an input is wrong; the message says which."""
+# The first code for a wrong value of an input, and the first for a wrong size.
+_WRONG_VALUE: Final = 1000
 _WRONG_SIZE: Final = 65536
 # The remedy for each code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
@@ -73,7 +70,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     26: "call `reset`, or load a state that was saved before",
     27: "give a temperature and a penalty of at least 0, a top_p from 0 to 1, and a top_k from 0 to 1024",
 }
-# Libraries take no larger number, and start no more threads than their kernels are worth.
+# The most threads that a library takes; it starts no more of them than its kernels are worth.
 _MAX_THREADS: Final = 1024
 
 
@@ -150,67 +147,50 @@ class Sampling(ctypes.Structure):
     )
 
 
-_Hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
-_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
-_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_INT, _INT64, _SIZE, _TEXT = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p
+_CONTEXT = _VOID_P = ctypes.c_void_p
+_VOID_PP, _INT64_P, _SIZE_P = map(ctypes.POINTER, (_VOID_P, _INT64, _SIZE))
+_BUFFERS, _TENSORS = ctypes.POINTER(Buffer), ctypes.POINTER(Tensor)
+
+_Hook = ctypes.CFUNCTYPE(None, _VOID_P, _SIZE, ctypes.c_uint64)
+_Allocate = ctypes.CFUNCTYPE(_VOID_P, _VOID_P, _SIZE, _SIZE)
+_Release = ctypes.CFUNCTYPE(None, _VOID_P, _VOID_P)
 
 # Function -> its result, and its arguments.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "bounded_axis": (ctypes.c_int, (ctypes.c_size_t,)),
-    "create": (ctypes.c_int, (ctypes.POINTER(Options), ctypes.POINTER(ctypes.c_void_p))),
-    "destroy": (ctypes.c_int, (ctypes.c_void_p,)),
-    "inputs": (ctypes.POINTER(Tensor), ()),
-    "kernel_name": (ctypes.c_char_p, (ctypes.c_size_t,)),
-    "message": (ctypes.c_char_p, (ctypes.c_int,)),
-    "missing_feature": (ctypes.c_char_p, ()),
-    "output_shape": (
-        ctypes.c_int,
-        (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)),
-    ),
-    "outputs": (ctypes.POINTER(Tensor), ()),
-    "profile": (ctypes.c_int, (ctypes.c_void_p, _Hook, ctypes.c_void_p)),
-    "run": (
-        ctypes.c_int,
-        (
-            *(ctypes.c_void_p, ctypes.POINTER(Buffer), ctypes.c_size_t),
-            *(ctypes.POINTER(Buffer), ctypes.c_size_t),
-        ),
-    ),
+    "bounded_axis": (_INT, (_SIZE,)),
+    "create": (_INT, (ctypes.POINTER(Options), _VOID_PP)),
+    "destroy": (_INT, (_CONTEXT,)),
+    "inputs": (_TENSORS, ()),
+    "kernel_name": (_TEXT, (_SIZE,)),
+    "message": (_TEXT, (_INT,)),
+    "missing_feature": (_TEXT, ()),
+    "output_shape": (_INT, (_CONTEXT, _SIZE, _INT64_P)),
+    "outputs": (_TENSORS, ()),
+    "profile": (_INT, (_CONTEXT, _Hook, _VOID_P)),
+    "run": (_INT, (_CONTEXT, _BUFFERS, _SIZE, _BUFFERS, _SIZE)),
 }
-
-_STEP: Final = _SIGNATURES["run"]
-_SIZE: Final = ctypes.POINTER(ctypes.c_size_t)
-# Those of libraries with states.
-_STATE_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "step": _STEP,
-    "reset": (ctypes.c_int, (ctypes.c_void_p,)),
-    "length": (ctypes.c_int64, (ctypes.c_void_p,)),
-    "truncate": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64)),
-    "state": (
-        ctypes.c_int,
-        (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), _SIZE),
-    ),
-    "state_bytes": (ctypes.c_int, (ctypes.c_void_p, _SIZE)),
-    "save_state": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
-    "load_state": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
-    "fork": (ctypes.c_int, (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))),
-    "sample": (
-        ctypes.c_int,
-        (
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Sampling)),
-            *(ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)),
-        ),
-    ),
-    "seed": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_uint64)),
-}
-
-# Those of libraries with dimensions, with code for several levels of CPUs, and with kernels on a device.
 _OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    # of libraries with dimensions, with ISA levels, and with kernels on a device
     "dimensions": (ctypes.POINTER(_Dimension), ()),
-    "set_dimension": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)),
-    "level": (ctypes.c_char_p, (ctypes.c_void_p,)),
-    "device_error": (ctypes.c_char_p, ()),
-    **_STATE_SIGNATURES,
+    "set_dimension": (_INT, (_CONTEXT, _SIZE, _INT64)),
+    "level": (_TEXT, (_CONTEXT,)),
+    "device_error": (_TEXT, ()),
+    # of libraries with states
+    "step": _SIGNATURES["run"],
+    "reset": (_INT, (_CONTEXT,)),
+    "length": (_INT64, (_CONTEXT,)),
+    "truncate": (_INT, (_CONTEXT, _INT64)),
+    "state": (_INT, (_CONTEXT, _SIZE, _VOID_PP, _SIZE_P)),
+    "state_bytes": (_INT, (_CONTEXT, _SIZE_P)),
+    "save_state": (_INT, (_CONTEXT, _TEXT, _SIZE)),
+    "load_state": (_INT, (_CONTEXT, _TEXT, _SIZE)),
+    "fork": (_INT, (_CONTEXT, _VOID_PP)),
+    "sample": (
+        _INT,
+        (_CONTEXT, _VOID_P, _SIZE, ctypes.POINTER(Sampling), _VOID_P, _SIZE, _INT64_P),
+    ),
+    "seed": (_INT, (_CONTEXT, ctypes.c_uint64)),
 }
 
 # The contexts of a process have no threads in a child that it forks.
@@ -247,20 +227,20 @@ class NativeProgram:
     """A shared C library in this process.
 
     Args:
-        prefix: The beginning of all names in it, without the underscore after it.
-        threads: The threads of each call.
+        path: The file.
+        prefix: The prefix of its symbols, without the underscore after it.
+        threads: The threads of each call, at most.
         signature: The inputs and outputs, which a library with dynamic shapes describes only in part.
         weights: The content of the file of its weights, at a multiple of 64 bytes, for a library without them.
 
     Attributes:
-        threads: The threads of each call, at most.
-        dynamic_tensors: The inputs and outputs with dynamic shapes; else None.
-        level: The level of CPUs whose code it runs; empty for a library with code for one CPU.
+        dynamic_tensors: The inputs and outputs of a model with dynamic shapes; else None.
+        level: The ISA level whose code it runs; empty for a library with code for one CPU.
 
     Raises:
         OSError: The system does not load it.
-        AttributeError: It is no such library.
-        BundleError: It is one of another version, or has other dimensions than the signature.
+        AttributeError: It has not the symbols of such a library.
+        BundleError: It has another version, or other dimensions than the signature.
         EnvironmentProblem: The machine lacks memory, threads or an instruction set.
     """
 
@@ -295,62 +275,47 @@ class NativeProgram:
 
     def _check_dimensions(self) -> None:
         """Check that library and signature have the same dynamic dimensions; else BundleError."""
-        if self.dynamic_tensors is None and not self.dimension_names:
-            return
-        if self.dynamic_tensors is not None:
-            known = self.dynamic_tensors
-            tensors = [tuple(map(describe_in_c, specs)) for specs in (known.inputs, known.outputs)]
-            described = [self._described_inputs, self._described_outputs]
-            is_same = self._read_dimensions() == list_codes(known.dimensions)
-            if is_same and tensors == described:
-                return
-        raise BundleError(
-            "the dimensions in its signature.json are not those of its library",
-            fix="copy or build it again",
+        known = self.dynamic_tensors
+        expected = sorted(
+            (entry.name, entry.min, entry.max, entry.multiple_of)
+            for entry in (known.dimensions if known else ())
         )
-
-    def _read_dimensions(self) -> list[tuple[Any, ...]]:
-        """Return the library's descriptions of its dimensions, in their order."""
-        if "dimensions" not in self.loaded.functions:
-            return []
-        described = self.loaded.functions["dimensions"]()
-        found: list[tuple[Any, ...]] = []
-        while described[len(found)].name is not None:
-            entry = described[len(found)]
-            found.append((entry.name.decode(), entry.min, entry.max, entry.multiple_of))
-        return found
+        is_same = self._dimensions == expected
+        if known and is_same:
+            described = (self._describe("inputs"), self._describe("outputs"))
+            is_same = described == (_in_c(known.inputs), _in_c(known.outputs))
+        if not is_same:
+            raise BundleError(
+                "the dimensions in its signature.json are not those of its library",
+                fix="copy or build it again",
+            )
 
     @cached_property
+    def _dimensions(self) -> list[tuple[Any, ...]]:
+        """Name, minimum, maximum and divisor of each dimension, in their order."""
+        entries = _list_entries(self.loaded.functions.get("dimensions"))
+        return [(entry.name.decode(), entry.min, entry.max, entry.multiple_of) for entry in entries]
+
+    @property
     def dimension_names(self) -> list[str]:
         """The names of its dimensions, in their order."""
-        return [name for name, *_ in self._read_dimensions()]
+        return [name for name, *_ in self._dimensions]
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Its inputs."""
-        return self.dynamic_tensors.inputs if self.dynamic_tensors else self._described_inputs
+        return self.dynamic_tensors.inputs if self.dynamic_tensors else self._describe("inputs")
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Its outputs."""
-        return self.dynamic_tensors.outputs if self.dynamic_tensors else self._described_outputs
+        return self.dynamic_tensors.outputs if self.dynamic_tensors else self._describe("outputs")
 
-    @cached_property
-    def _described_inputs(self) -> tuple[TensorSpec, ...]:
-        return self._describe("inputs", lambda index: -1)
-
-    @cached_property
-    def _described_outputs(self) -> tuple[TensorSpec, ...]:
-        return self._describe("outputs", self.loaded.functions["bounded_axis"])
-
-    def _describe(
-        self, direction: str, bounded_axis: Callable[[int], int]
-    ) -> tuple[TensorSpec, ...]:
-        described = self.loaded.functions[direction]()
-        count = 0
-        while described[count].name is not None:
-            count += 1
-        return tuple(described[index].spec(bounded_axis(index)) for index in range(count))
+    def _describe(self, direction: str) -> tuple[TensorSpec, ...]:
+        functions = self.loaded.functions
+        axis = functions["bounded_axis"] if direction == "outputs" else lambda _: -1
+        entries = _list_entries(functions[direction])
+        return tuple(entry.spec(axis(index)) for index, entry in enumerate(entries))
 
     def forget_contexts(self) -> None:
         """Leave the contexts of the process that this one was forked from alone."""
@@ -366,7 +331,7 @@ class NativeProgram:
             return _Context(self)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs for inputs; in place of None there is an array that takes an output."""
+        """Return the outputs, each in the given array or, for None, in a new one."""
         results = self._allocate(inputs, outputs)
         context = self._take_context()
         try:
@@ -379,14 +344,12 @@ class NativeProgram:
         self, inputs: Sequence[Array], outputs: Sequence[Array | None] | None = None
     ) -> list[Array]:
         """Return the arrays that take the outputs of a call: those given, and new ones for None."""
-        if outputs is None:
-            outputs = [None] * len(self.outputs)
-        new_outputs: Sequence[Callable[[], Array]] = self._new_outputs
+        makers: Sequence[Callable[[], Array]] = self._new_outputs
         if self.dynamic_tensors is not None:
-            new_outputs = self.dynamic_tensors.tensors_of(inputs).new_outputs
+            makers = self.dynamic_tensors.tensors_of(inputs).new_outputs
+        given = outputs or [None] * len(makers)
         return [
-            new() if array is None else array
-            for array, new in zip(outputs, new_outputs, strict=True)
+            make() if array is None else array for array, make in zip(given, makers, strict=True)
         ]
 
     @contextlib.contextmanager
@@ -413,7 +376,11 @@ class NativeProgram:
         """Return an array, or the tensor of another part, as an array."""
         import numpy as np
 
-        return tensor if isinstance(tensor, np.ndarray) else _read(tensor)
+        if isinstance(tensor, np.ndarray):
+            return tensor
+        from tvmflow.runtime.virtual_machine import read_array
+
+        return read_array(tensor)
 
     def main(self, *tensors: Array) -> list[Array]:
         """Return the outputs as arrays."""
@@ -454,20 +421,26 @@ class NativeProgram:
         """Return at once: calls have ended when they return."""
 
 
-def _read(tensor: Any) -> Array:
-    """Return a tensor of TVM's runtime as an array, from any device."""
-    from tvmflow.runtime.virtual_machine import read_array
+def _list_entries(function: Callable[[], Any] | None) -> Iterator[Any]:
+    """Yield the descriptions that a function of the library returns, up to one without a name."""
+    described = function() if function else ()
+    for entry in described:
+        if entry.name is None:
+            return
+        yield entry
 
-    return read_array(tensor)
+
+def _in_c(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return tensors as a C library describes them: dynamic dimensions are -1."""
+    shapes = [spec.sizes or spec.shape for spec in specs]
+    return tuple(
+        spec._replace(shape=tuple(-1 if isinstance(n, str) else n for n in shape), sizes=())
+        for spec, shape in zip(specs, shapes, strict=True)
+    )
 
 
 class _Memory:
-    """The memory of one context, where Python can read it.
-
-    Attributes:
-        block: The memory with its tensors, once the context has some.
-        peak_bytes: The most that was allocated at a time.
-    """
+    """The memory of one context, where Python can read it: `block` has its tensors."""
 
     def __init__(self) -> None:
         self.block = bytearray()
@@ -489,7 +462,7 @@ class _Memory:
 
 
 class _Context:
-    """Memory and threads for one call at a time; the memory is the library's own where none is given."""
+    """Memory and threads for one call at a time, with a copy of the states of `original` if given."""
 
     def __init__(
         self,
@@ -497,7 +470,6 @@ class _Context:
         memory: _Memory | None = None,
         original: _Context | None = None,
     ) -> None:
-        """Make a context, or one with a copy of the states of another."""
         loaded, functions = library.loaded, library.loaded.functions
         self._functions = functions
         self._handle = ctypes.c_void_p()
@@ -505,7 +477,7 @@ class _Context:
             self._create(library, memory)
         else:
             self._check(functions["fork"](original._handle, self._handle))
-        # it keeps the library: garbage is finalized in any order
+        # it keeps library and memory: garbage is finalized in any order
         self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle, memory)
         self._finalizer.atexit = False
         inputs, self._inputs = _make_buffers(library.inputs)
@@ -543,7 +515,7 @@ class _Context:
         if not status:
             return
         message, fix = self._functions["message"](status).decode(), _REMEDIES.get(status, "")
-        if WRONG_VALUE <= status < _WRONG_SIZE:
+        if _WRONG_VALUE <= status < _WRONG_SIZE:
             raise wrong_value_error(message)
         if status not in _MACHINE_CODES:
             raise BundleError(message, fix=fix)
@@ -612,12 +584,8 @@ class _Context:
 class StepContext(_Context):
     """A context that holds the states of a library (see `targets/c_runtime/states.h`).
 
-    Args:
-        counts: How many inputs and outputs a step has.
-        original: A context whose states it gets a copy of.
-
-    Raises:
-        BundleError: A step is none that the library takes; the states are as before.
+    `counts` are the numbers of inputs and outputs of a step. Methods raise BundleError for what the library does
+    not take, and leave the states as before.
     """
 
     def __init__(
@@ -673,20 +641,14 @@ class StepContext(_Context):
         self._check(self._functions["seed"](self._handle, seed % (1 << 64)))
 
     def sample(self, logits: Array, sampling: Sampling, recent: Array) -> int:
-        """Return the token that is chosen by logits (count,) of float32, which the penalty changes.
-
-        Args:
-            logits: One for each token.
-            sampling: How it is chosen.
-            recent: The tokens (count,) of int64 that the penalty is for.
-        """
+        """Return a token chosen by float32 logits (vocabulary,), which the penalty of int64 `recent` changes."""
         token = ctypes.c_int64()
         arguments = (address_of(logits), logits.size, sampling, address_of(recent), recent.size)
         self._check(self._functions["sample"](self._handle, *arguments, token))
         return token.value
 
     def save(self) -> bytes:
-        """Return all states, with a header that identifies damaged and foreign ones."""
+        """Return all states, with a header by which `load` finds damaged and foreign ones."""
         size = ctypes.c_size_t()
         self._check(self._functions["state_bytes"](self._handle, size))
         data = ctypes.create_string_buffer(size.value)
@@ -705,4 +667,4 @@ def _destroy(loaded: _LoadedLibrary, handle: ctypes.c_void_p, _memory: _Memory |
 def _make_buffers(specs: Sequence[TensorSpec]) -> tuple[Any, list[Buffer]]:
     """Return an array of buffers of the sizes of tensors, and its elements."""
     buffers = (Buffer * len(specs))(*(Buffer(None, spec.bytes) for spec in specs))
-    return buffers, [buffers[index] for index in range(len(specs))]
+    return buffers, list(buffers)
