@@ -1,7 +1,7 @@
-"""Images as a program has them, as pixels: arrays, images of Pillow, and files, which Pillow decodes.
+"""The pixels of images: of arrays, of images of Pillow, and of files, which Pillow decodes.
 
-Files are opened only here, and only by the decoders named here. One of Pillow's others
-starts another program (Ghostscript for EPS), and it chooses by the content, not by the name.
+Files are opened only here, and only with the decoders named here: another one of Pillow starts a program
+(Ghostscript for EPS), and Pillow chooses decoders by content, not by name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
@@ -23,7 +23,7 @@ SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .web
 
 # Collections that are not series of images.
 _NO_SERIES: Final = (str, bytes, bytearray, memoryview, Mapping)
-# Images of several: [images, height, width, channels].
+# An array of several images: [images, height, width, channels].
 _BATCH_DIMENSIONS: Final = 4
 _ARRAYS: Final = (
     "uint8 of the shape [height, width] or [height, width, channels] for an image, with 1, 3 or 4 channels; "
@@ -33,9 +33,9 @@ _ARRAYS: Final = (
 _FORMATS: Final = tuple("BMP GIF JPEG PNG PPM TIFF WEBP".split())
 # Pillow has such images drawn by another program when their pixels are read.
 _DRAWN_BY_PROGRAMS: Final = "EPS"
-# A quarter of a GiB in RGB, from where on Pillow itself warns.
+# A quarter of a GiB in RGB: Pillow itself warns of more.
 _MAX_PIXELS: Final = 89_478_485
-# As of JPEG. Resampling keeps weights for each pixel of a row.
+# The limit of JPEG. Resampling keeps weights for each pixel of a row.
 _MAX_SIDE: Final = (1 << 16) - 1
 
 # Modes of Pillow with one channel of 8 bits, beside alpha.
@@ -54,13 +54,10 @@ def is_pillow_installed() -> bool:
 
 
 def read_pixels(image: Any) -> Array:
-    """Return the pixels of an image, uint8 `[height, width, channels]`, gray or RGB.
+    """Return the pixels of an image, uint8 `[height, width, channels]`, gray or RGB without transparency.
 
-    Transparency is left out.
-
-    Args:
-        image: The path of a file, which is turned upright by its EXIF data, an image of Pillow, or an array
-            of uint8, `[height, width]` or `[height, width, channels]`: gray, RGB or RGBA.
+    The image is the path of a file, which is turned upright by its EXIF data, an image of Pillow, or an array
+    of uint8, `[height, width]` or `[height, width, channels]`: gray, RGB or RGBA.
 
     Raises:
         BundleError: when it cannot be read, or is not an image of 8 bits for a channel.
@@ -85,12 +82,7 @@ def _is_of_pillow(image: Any) -> bool:
 
 
 def list_images(images: Any) -> list[Any]:
-    """Return one image, or several, as a list of images for `read_pixels`.
-
-    Args:
-        images: An image as `read_pixels` takes it, an array of several (`[images, height, width, channels]`), or
-            a list, tuple or other series of images.
-    """
+    """Return images for `read_pixels`: one, several in an array, or those of a list or other series."""
     import numpy as np
 
     if isinstance(images, np.ndarray):
@@ -102,21 +94,8 @@ def list_images(images: Any) -> list[Any]:
 def read_files(
     paths: Iterable[str | os.PathLike[str]], convert: Callable[[Array], _Converted]
 ) -> list[_Converted]:
-    """Return a function's results for the pixels of each file.
-
-    Raises:
-        BundleError: with every file that cannot be read.
-        EnvironmentProblem: when Pillow is not installed.
-    """
-    images, problems = [], []
-    for path in paths:
-        try:
-            images.append(convert(read_pixels(path)))
-        except BundleError as error:
-            problems.append(error.message)
-    if problems:
-        raise _unreadable(problems)
-    return images
+    """Return a function's results for the pixels of each file; see `check_files` for errors."""
+    return _for_each(paths, lambda path: convert(read_pixels(path)))
 
 
 def check_files(paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -126,20 +105,28 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> None:
         BundleError: with every file that is none.
         EnvironmentProblem: when Pillow is not installed.
     """
-    problems = []
+
+    def check(path: str | os.PathLike[str]) -> None:
+        with _open(os.fspath(path)):
+            pass
+
+    _for_each(paths, check)
+
+
+def _for_each(
+    paths: Iterable[str | os.PathLike[str]],
+    read: Callable[[str | os.PathLike[str]], _Converted],
+) -> list[_Converted]:
+    results, problems = [], []
     for path in paths:
         try:
-            with _open(os.fspath(path)):
-                pass
+            results.append(read(path))
         except BundleError as error:
             problems.append(error.message)
-    if problems:
-        raise _unreadable(problems)
-
-
-def _unreadable(problems: Sequence[str]) -> BundleError:
+    if not problems:
+        return results
     more = [f"and {count_text(n, 'file')} more"] if (n := len(problems) - _SHOWN) > 0 else []
-    return BundleError(
+    raise BundleError(
         "; ".join([*problems[:_SHOWN], *more]),
         fix="give 8-bit images that Pillow opens, such as JPEG or PNG",
     )
@@ -177,7 +164,13 @@ def _open(path: str) -> Iterator[Any]:
         ) from None
     try:
         with Image.open(path, formats=_FORMATS) as image:
-            _check_size(image, path)
+            width, height = image.size
+            if width * height > _MAX_PIXELS or max(width, height) > _MAX_SIDE:
+                raise BundleError(
+                    f"{path} has {width} x {height} pixels, and the limits are {_MAX_PIXELS:,} pixels and "
+                    f"{_MAX_SIDE:,} for each side",
+                    fix="make it smaller, or give the pixels as an array of uint8",
+                )
             yield image
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="give the path of an image") from None
@@ -195,17 +188,6 @@ def _open(path: str) -> Iterator[Any]:
             f"{path} cannot be read as an image: {error}",
             fix="give an image that Pillow opens, such as JPEG or PNG",
         ) from error
-
-
-def _check_size(image: Any, path: str) -> None:
-    """Check the size that a file says it has, before its pixels are decoded."""
-    width, height = image.size
-    if width * height > _MAX_PIXELS or max(width, height) > _MAX_SIDE:
-        raise BundleError(
-            f"{path} has {width} x {height} pixels, and the limits are {_MAX_PIXELS:,} pixels and "
-            f"{_MAX_SIDE:,} for each side",
-            fix="make it smaller, or give the pixels as an array of uint8",
-        )
 
 
 def _convert(image: Any, name: str) -> Array:

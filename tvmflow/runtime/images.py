@@ -1,7 +1,7 @@
 """Preprocessing: from an image to the input of a model, by the settings in a bundle's manifest.
 
-An image is resized, cropped or padded as pixels of 8 bits; a table then gives the number for each
-of the 256 levels of a channel. Both are the same bits on every machine, with Pillow or without.
+An image is resized, cropped or padded as 8-bit pixels; a lookup table then maps the 256 levels of each channel
+to values. Results have the same bits on every machine, with Pillow or without.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ COLOURS: Final[Mapping[str, int]] = {"RGB": 3, "BGR": 3, "GRAY": 1}
 MAX_SIZE: Final = 1 << 15
 """The largest height and width of a resized image."""
 
-# Limit of a resized image; a few times the size of the largest inputs.
+# The limit of a resized image: a few times the size of the largest inputs.
 _MAX_RESIZED_PIXELS: Final = 1 << 28
 
 Size = tuple[int, int]
 
-# Weights of red, green and blue in gray, of 2^16: ITU-R BT.601, as Pillow rounds them.
+# Weights of red, green and blue in gray, times 2^16: ITU-R BT.601, as Pillow rounds them.
 _GRAY_WEIGHTS: Final = (19595, 38470, 7471)
 _GRAY_BITS: Final = 16
 
 
 class ImageMismatch(ValueError):
-    """Settings that contradict each other or do not fit the input.
-
-    `field` is the one that is wrong, if it is one.
-    """
+    """Settings that contradict each other or do not fit the input; `field` is the wrong one, if it is one."""
 
     def __init__(self, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -54,9 +51,9 @@ class Preprocessing(NamedTuple):
         crop: Whether the middle of the resized image is cut out.
         pad: The level of the bars beside an image that keeps its aspect ratio; None stretches it.
         interpolation: One of `INTERPOLATIONS`.
-        scale: The factor of levels from 0 to 255; then `mean` is subtracted, and the result divided by `std`.
-        mean: For each channel of the input.
-        std: For each channel of the input.
+        scale: The factor of levels from 0 to 255. Then each channel's `mean` is subtracted.
+        mean: A value for each channel.
+        std: A divisor for each channel, after the subtraction.
     """
 
     input: TensorSpec
@@ -87,15 +84,13 @@ class Preprocessing(NamedTuple):
         scale, mean, std = _read_scaling(fields, spec, COLOURS[colour])
         resize, crop = _read_length(fields, "resize"), _read_length(fields, "crop")
         pad = fields.get("pad")
-        resize = _check_size(resize, crop, pad, size)
-        is_cropped = crop is not None
         return cls(
             input=spec,
             size=size,
             colour=colour,
             layout=layout,
-            resize=resize,
-            crop=is_cropped,
+            resize=_check_size(resize, crop, pad, size),
+            crop=crop is not None,
             pad=pad,
             interpolation=interpolation,
             scale=scale,
@@ -128,7 +123,7 @@ class Preprocessing(NamedTuple):
         """Return an image in size and colour of the input, uint8 `[height, width, channels]`.
 
         Raises:
-            BundleError: when it would have too many pixels after it is resized, as one that is long and thin.
+            BundleError: when the resized image would have too many pixels, as of one that is long and thin.
         """
         pixels = _convert_colour(pixels, self.colour)
         old_height, old_width = pixels.shape[:2]
@@ -143,13 +138,11 @@ class Preprocessing(NamedTuple):
                 fix="cut the part out of it that the model is to see",
             )
         resized = resize(pixels, height, width, self.interpolation)
+        sizes = [*zip((height, width), self.size, strict=True)]
         if self.pad is not None:
-            offsets = [
-                (now - new) // 2 for new, now in zip((height, width), self.size, strict=True)
-            ]
-            return _place(resized, self.size, [-offset for offset in offsets], self.pad)
-        offsets = [crop_offset(*sizes) for sizes in zip((height, width), self.size, strict=True)]
-        return _place(resized, self.size, offsets, 0)
+            offsets = [-((size - resized_size) // 2) for resized_size, size in sizes]
+            return _place(resized, self.size, offsets, self.pad)
+        return _place(resized, self.size, [crop_offset(*pair) for pair in sizes], 0)
 
     def resized_size(self, height: int, width: int) -> Size:
         """Return height and width of an image of this size after it is resized."""
@@ -167,15 +160,11 @@ class Preprocessing(NamedTuple):
         return max(1, (2 * height * new_width + width) // (2 * width)), new_width
 
     def table(self) -> Array:
-        """Return the number for each level of each channel, `[channels, 256]` in the dtype of the input."""
+        """Return the value of each level of each channel, `[channels, 256]` in the dtype of the input."""
         return _make_table(self.input.dtype, self.scale, self.mean, self.std)
 
     def tensor(self, images: Sequence[Array]) -> Array:
-        """Return the input for images that `fit` returned; the last one fills up the batch.
-
-        Raises:
-            ImageMismatch: when there is none, or more than a batch holds.
-        """
+        """Return the input for images from `fit`; the last one fills up the batch, ImageMismatch for too many."""
         import numpy as np
 
         batch = self.input.shape[0]
@@ -196,12 +185,7 @@ FIELDS: Final = tuple("resize crop pad interpolation colour layout scale mean st
 def read_preprocessing(
     manifest: Mapping[str, Json], inputs: Iterable[TensorSpec]
 ) -> dict[str, Preprocessing]:
-    """Return the preprocessing of each input that takes images, by the manifest of a bundle.
-
-    Raises:
-        ImageMismatch: when it does not fit an input.
-        LookupError: when there is no such input.
-    """
+    """Return the preprocessing of each image input; ImageMismatch or LookupError if it fits none."""
     specs = {spec.name: spec for spec in inputs}
     images = manifest.get("images", {})
     return {name: Preprocessing.of(fields, specs[name]) for name, fields in images.items()}
@@ -222,8 +206,7 @@ def _find_layout(layout: Json, spec: TensorSpec) -> str:
         raise ImageMismatch(f"images are for inputs of numbers, not of {spec.dtype}")
     if layout is not None and layout not in LAYOUTS:
         raise ImageMismatch("layout is unknown", "layout")
-    counts = set(COLOURS.values())
-    fitting = [name for name in LAYOUTS if spec.shape[name.index("C")] in counts]
+    fitting = [name for name in LAYOUTS if spec.shape[name.index("C")] in COLOURS.values()]
     if layout in fitting:
         return str(layout)
     shape = list(spec.shape)
@@ -304,7 +287,7 @@ def _read_length(fields: Mapping[str, Json], name: str) -> int | Size | None:
 def _check_size(
     resize: int | Size | None, crop: int | Size | None, pad: Json, size: Size
 ) -> int | Size | None:
-    """Return the effective `resize`. The image that comes out must have the size of the input."""
+    """Return the effective `resize`; ImageMismatch unless the result has the size of the input."""
     takes = f"the input takes {_size_text(size)}"
     if pad is not None:
         if type(pad) is not int or not 0 <= pad < LEVELS:
@@ -355,9 +338,7 @@ def _convert_colour(pixels: Array, colour: str) -> Array:
 
 
 def crop_offset(size: int, new_size: int) -> int:
-    """Return where the middle of a side begins; below 0 where the side is shorter.
-
-    So does torchvision's CenterCrop.
+    """Return where the middle of a side begins, as torchvision's CenterCrop; below 0 for a shorter side.
 
     >>> crop_offset(256, 224), crop_offset(7, 4), crop_offset(9, 4), crop_offset(3, 8)
     (16, 2, 2, -2)
@@ -395,15 +376,8 @@ def _make_table(dtype: str, scale: float, mean: tuple[float, ...], std: tuple[fl
 
 # ---------------------------------------------------------------- resampling
 
-WEIGHT_BITS: Final = 22
-"""The fractional bits of a weight: 32 without 8 of the pixel and 2 for the sum."""
-
-
-class _Filter(NamedTuple):
-    """A kernel of resampling: its value at distances, and the distance beyond which it is 0."""
-
-    value: Callable[[Array], Array]
-    support: float
+# The fractional bits of a weight: 32 without 8 of the pixel and 2 for the sum.
+_WEIGHT_BITS: Final = 22
 
 
 def _triangle(x: Array) -> Array:
@@ -423,12 +397,13 @@ def _cubic(x: Array) -> Array:
     return np.where(distance < 1.0, near, np.where(distance < 2.0, far, 0.0))
 
 
-_FILTERS: Final[Mapping[str, _Filter]] = {
-    "bilinear": _Filter(_triangle, 1.0),
-    "bicubic": _Filter(_cubic, 2.0),
+# Resampling kernels, and the distance beyond which each is 0.
+_FILTERS: Final[Mapping[str, tuple[Callable[[Array], Array], float]]] = {
+    "bilinear": (_triangle, 1.0),
+    "bicubic": (_cubic, 2.0),
 }
 INTERPOLATIONS: Final = tuple(_FILTERS)
-"""The names of the kernels of resampling."""
+"""The names of the resampling kernels."""
 
 # This many output pixels share a matrix of weights, which is mostly zeros.
 _BLOCK: Final = 32
@@ -455,7 +430,7 @@ def _resize_rows(image: Array, width: int, interpolation: str) -> Array:
         pixels = image[:, start : start + len(matrix)].swapaxes(1, 2)
         # all sums are integers below 2^53: a matrix product of float64 is exact, in any order
         sums = pixels.reshape(height * channels, -1).astype(np.float64) @ matrix
-        rounded = (sums.astype(np.int64) + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS
+        rounded = (sums.astype(np.int64) + (1 << (_WEIGHT_BITS - 1))) >> _WEIGHT_BITS
         columns = rounded.clip(0, 255).reshape(height, channels, -1)
         resized[:, block] = columns.swapaxes(1, 2)
     return resized
@@ -475,22 +450,22 @@ def _compute_weights(size: int, new_size: int, interpolation: str) -> tuple[Arra
     """Return the first input pixel of each output pixel's support, and the weights from there on."""
     import numpy as np
 
-    kernel = _FILTERS[interpolation]
+    kernel, support = _FILTERS[interpolation]
     scale = size / new_size
     filter_scale = max(scale, 1.0)
-    support = kernel.support * filter_scale
+    support *= filter_scale
     centers = (np.arange(new_size) + 0.5) * scale
     # a conversion to integers rounds towards 0, as in C
     starts = np.maximum((centers - support + 0.5).astype(np.int64), 0)
     ends = np.minimum((centers + support + 0.5).astype(np.int64), size)
     taps = np.arange(math.ceil(support) * 2 + 1)
     positions = taps + starts[:, None]
-    weights = kernel.value((positions - centers[:, None] + 0.5) * (1.0 / filter_scale))
+    weights = kernel((positions - centers[:, None] + 0.5) * (1.0 / filter_scale))
     weights = np.where(positions < ends[:, None], weights, 0.0)
     total = np.zeros(new_size)
     for tap in taps:
         # the order of a sum decides its last bit
         total += weights[:, tap]
     weights = np.divide(weights, total[:, None], out=weights, where=total[:, None] != 0)
-    fixed = weights * (1 << WEIGHT_BITS)
+    fixed = weights * (1 << _WEIGHT_BITS)
     return starts, (fixed + np.where(fixed < 0, -0.5, 0.5)).astype(np.int32)

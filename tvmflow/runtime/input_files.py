@@ -1,4 +1,4 @@
-"""Inputs for a model from files that a user has: arrays of NumPy, numbers as text, images."""
+"""Inputs for a model from a user's files: arrays of NumPy, numbers as text, images."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ _NPY_MAGIC: Final = b"\x93NUMPY"
 
 
 class InputFile(NamedTuple):
-    """A file with inputs.
-
-    Attributes:
-        name: The input that it is for; empty if the user did not say.
-    """
+    """A file with inputs; `name` is the input that it is for, empty if the user did not say."""
 
     path: str
     name: str = ""
@@ -59,15 +55,18 @@ def read_inputs(
 ) -> Samples:
     """Return the inputs in files, divided into batches.
 
-    An npz file has an array for each input, by name; any other file has one: an npy file, numbers
-    as text, or images, which become the input by the model's preprocessing. Several images are for
-    one input. With dynamic shapes, files have their own.
+    An npz file has an array for each input, by name. Any other file is for one input: an npy file, numbers as
+    text, or images, which the model's preprocessing turns into the input. Several images are for one input.
 
     Raises:
         UsageError: when a file is missing, cannot be read, or does not fit.
         EnvironmentProblem: when Pillow is needed and not installed.
     """
-    _check_files(files)
+    missing = [file for file in files if file.path != STDIN and not is_file(Path(file.path))]
+    if missing:
+        raise UsageError("; ".join(missing_file_text(Path(file.path)) for file in missing))
+    if sum(file.path == STDIN for file in files) > 1:
+        raise UsageError(f"the standard input ({STDIN}) is named more than once")
     pictures: dict[str, list[str]] = {}
     arrays: dict[str, Array] = {}
     for file in files:
@@ -88,14 +87,6 @@ def read_inputs(
         return make_samples(inputs, arrays, source=source, dimensions=dimensions)
     except (BundleError, StageError) as error:
         raise UsageError(error.message, fix=error.fix) from error
-
-
-def _check_files(files: Sequence[InputFile]) -> None:
-    missing = [file for file in files if file.path != STDIN and not is_file(Path(file.path))]
-    if missing:
-        raise UsageError("; ".join(missing_file_text(Path(file.path)) for file in missing))
-    if sum(file.path == STDIN for file in files) > 1:
-        raise UsageError(f"the standard input ({STDIN}) is named more than once")
 
 
 def _image_input(file: InputFile, images: Mapping[str, Preprocessing]) -> str:
@@ -178,20 +169,20 @@ def _read_text(content: bytes, file: InputFile, spec: TensorSpec) -> Array:
     except ValueError as error:
         numbers = "numbers" if np.dtype(spec.dtype).kind == "f" else "whole numbers"
         raise UsageError(
-            f"{file.shown} is neither an npz nor an npy file, nor an image, nor {numbers} as text: {_first_line(error)}",
+            f"{file.shown} is neither an npz nor an npy file, nor an image, nor {numbers} as text: "
+            + str(error).partition("\n")[0],
             fix=f"write an array with numpy.save(path, array); this input is {spec.dtype}{list(spec.shape)}",
         ) from error
     shape = _find_text_shape(spec, values.size, file) if spec.sizes else spec.shape
-    size = int(np.prod(shape[1:], dtype=np.int64))
-    if values.size != int(np.prod(shape, dtype=np.int64)) and (
-        not shape or not values.size or values.size % max(size, 1)
+    if values.size != math.prod(shape) and (
+        not shape or not values.size or values.size % max(math.prod(shape[1:]), 1)
     ):
         raise UsageError(
             f"{file.shown} has {count_text(values.size, 'number')}, "
             f"and the input {quoted(spec.name)} takes {list(shape)}"
         )
     if values.size:
-        values = _narrow(values, spec, file)
+        values = _cast(values, spec, file)
     return values.reshape((-1, *shape[1:]) if shape else ())
 
 
@@ -207,24 +198,17 @@ def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int
     return tuple(size if isinstance(size, int) else count // fixed for size in spec.sizes)
 
 
-def _narrow(values: Array, spec: TensorSpec, file: InputFile) -> Array:
-    """Return numbers as text in the dtype of an input, which must hold them."""
+def _cast(values: Array, spec: TensorSpec, file: InputFile) -> Array:
+    """Return numbers in the dtype of an input, which must hold them."""
     import numpy as np
 
     with np.errstate(over="ignore"):
-        narrowed = values.astype(spec.dtype)
-    lost = (
-        (narrowed != values)
-        if np.dtype(spec.dtype).kind != "f"
-        else np.isinf(narrowed) & ~np.isinf(values)
-    )
+        cast = values.astype(spec.dtype)
+    is_float = np.dtype(spec.dtype).kind == "f"
+    lost = np.isinf(cast) & ~np.isinf(values) if is_float else cast != values
     if lost.any():
         raise UsageError(f"{file.shown} has {values[lost][0]}, which {spec.dtype} cannot hold")
-    return narrowed
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return cast
 
 
 def _ambiguous(file: InputFile, names: Iterable[str]) -> UsageError:

@@ -32,12 +32,9 @@ class Prediction(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """The names of classes.
+    """The names of classes, one for each score of the model's first output, and the digest of their file.
 
-    Attributes:
-        names: A name for each score of the model's first output.
-        activation: The operator that the scores come from, one of `PROBABILITIES`; empty for any other.
-        sha256: The digest of the file of names.
+    `activation` is the operator that computes the scores, one of `PROBABILITIES`; empty for any other.
     """
 
     names: tuple[str, ...]
@@ -124,13 +121,9 @@ def read_labels(manifest: Mapping[str, Json]) -> Labels | None:
 
 
 def parse_labels(content: bytes, activation: str = "") -> Labels:
-    """Return the labels in a file with one name a line.
+    """Return the labels in a file with one name a line, stripped; ValueError if it has none.
 
-    Spaces around names, and empty lines at the end, are left out.
-
-    Raises:
-        ValueError: when the file is not text, has no names, an empty line between names, control
-            characters (also marks that change the direction of text), or a name that is too long.
+    Control characters, among them marks that change the direction of text, are errors.
     """
     try:
         text = content.decode("utf-8-sig")

@@ -1,8 +1,8 @@
-"""Loading a bundle: the interface for users' programs. Needs only numpy with the C runtime.
+"""Loading a bundle: the interface for users' programs.
 
-TVM's virtual machine needs tvm_ffi and TVM's runtime library besides; the compiler (`import tvm`)
-is never loaded. Everything that can be known before the library is loaded is checked before,
-because a library for another CPU dies of an illegal instruction without a message.
+The C runtime needs only numpy; TVM's virtual machine needs tvm_ffi and TVM's runtime library, too. The compiler
+(`import tvm`) is never loaded. As much as possible is checked before a library is loaded, because one for
+another CPU would die of an illegal instruction without a message.
 """
 
 from __future__ import annotations
@@ -55,24 +55,22 @@ def load(
 ) -> Module:
     """Load the model in a `.tvmflow` bundle, ready to run on this machine.
 
-    A bundle holds native code, which runs in this process: whoever made the bundle can do what
-    this process may do. Load only bundles of people that you trust, and name their keys in
-    `trusted_keys` where somebody else could have replaced the file.
+    A bundle holds native code, which runs in this process with all of its rights. Load only bundles of people
+    that you trust, and name their keys in `trusted_keys` where somebody else could have replaced the file.
 
     Args:
         path: The bundle.
         params: The weights of a bundle without weights (`.lean.tvmflow`): a `.safetensors` or
             `.params` file, or arrays by name.
-        trusted_keys: Files of public keys, or folders of them. The bundle, and the file of weights, must then be as a
-            statement of provenance says that is beside them or in a folder above, and that one of these keys signed.
+        trusted_keys: Files of public keys, or folders of them. One of these keys must have signed a statement of
+            provenance, in the folder or above, that has the digests of the bundle and of the file of weights.
         max_bytes: The size of the largest file that is read, and of all inputs and outputs.
         threads: How many threads kernels use. Default: `TVM_NUM_THREADS`, else one for each core that
             this process may use.
 
     Raises:
-        BundleError: when a file is damaged, too large or not signed, when it was built for another
-            CPU or GPU or for another version of TVM's runtime, or when weights do not fit; the
-            message says which. Nothing of the library has run then.
+        BundleError: when a file is damaged, too large or not signed, when it was built for another CPU, GPU or
+            version of TVM's runtime, or when weights do not fit. Nothing of the library has run then.
         EnvironmentProblem: when something that code for a GPU needs is not installed.
         UsageError: when a file in `trusted_keys` holds no public key.
     """
@@ -109,8 +107,7 @@ def _temporary_folder(path: str | Path) -> Iterator[Path]:
 
 def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPool) -> Module:
     """Load a model in parts, after checking all parts."""
-    _check_tensors(path, bundle.signature, max_bytes)
-    _check_images(path, bundle)
+    _check_tensors(path, bundle, max_bytes)
     names = {name: f"{path}, part '{name}'," for name in bundle.parts}
     for name, part in bundle.parts.items():
         _check_library_bundle(names[name], part, max_bytes)
@@ -119,7 +116,7 @@ def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPo
     for name, part in bundle.parts.items():
         code = _load_program(names[name], part, {}, pool)
         modules[name] = module = Module(code, part.signature, part.manifest)
-        parts[name] = Part(code, module.inputs, module.outputs)
+        parts[name] = _Part(code, module.inputs, module.outputs)
     inputs, outputs = (
         [tensor["name"] for tensor in bundle.signature[direction]]
         for direction in ("inputs", "outputs")
@@ -137,35 +134,29 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
         texts = [manifest["name"], *features, *map(str, (target_kind(tvm), cpu_triple(tvm)))]
         if not all(isinstance(text, str) for text in texts) or isinstance(features, str):
             raise TypeError("a name is not text")
-        _check_tensors(path, bundle.signature, max_bytes)
-        _check_images(path, bundle)
-        if runtime_of(manifest) == C_RUNTIME:
-            prefix = manifest["prefix"]
-            if not isinstance(prefix, str) or not prefix.isidentifier():
-                raise ValueError(f"{quote(prefix)} is not a prefix of names in C")
-            _check_cpu(path, tvm, features)
-        else:
+        _check_tensors(path, bundle, max_bytes)
+        needs_tvm = runtime_of(manifest) != C_RUNTIME
+        if needs_tvm:
             _check_kind(path, tvm)
-            _check_cpu(path, tvm, features)
+        elif not isinstance(prefix := manifest["prefix"], str) or not prefix.isidentifier():
+            raise ValueError(f"{quote(prefix)} is not a prefix of names in C")
+        _check_cpu(path, tvm, features)
+        if needs_tvm:
             _check_device(path, tvm)
             _check_tvm_version(path, manifest["tvm"])
 
 
-def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: int) -> None:
-    """Check that inputs and outputs are tensors, and that they fit the limit together."""
-    import numpy as np
-
+def _check_tensors(path: str | Path, bundle: Bundle, max_bytes: int) -> None:
+    """Check that inputs and outputs are tensors within the limit, and fit preprocessing and labels."""
     with _damaged_documents(path):
-        total = check_dynamic_shapes(signature)
+        total = check_dynamic_shapes(bundle.signature)
         for direction in ("inputs", "outputs"):
-            specs = [TensorSpec.from_json(entry) for entry in signature[direction]]
+            specs = _read_specs(bundle, direction)
             if len({spec.name for spec in specs}) < len(specs):
                 raise ValueError(f"two {direction} have one name")
             for spec in specs:
-                is_plain = isinstance(spec.name, str) and np.dtype(spec.dtype).name == spec.dtype
-                if not is_plain or not all(type(size) is int and size >= 0 for size in spec.shape):
+                if not _is_tensor(spec):
                     raise ValueError(f"{quote(spec)} is not a tensor")
-                _check_bounded_axis(spec)
                 if not spec.sizes:
                     total += spec.bytes
     if total > max_bytes:
@@ -173,24 +164,23 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
             f"the inputs and outputs of {path} have {total} bytes, more than the limit of {max_bytes}",
             fix="if they are to be that large, load it with a larger max_bytes",
         )
-
-
-def _check_bounded_axis(spec: TensorSpec) -> None:
-    """Check that the elements that count of a tensor are its first ones."""
-    axis = spec.bounded_axis
-    if axis is None:
-        return
-    is_axis = type(axis) is int and 0 <= axis < len(spec.shape)
-    if not is_axis or math.prod(spec.shape[:axis]) != 1:
-        raise ValueError(f"{quote(spec)} is not a tensor")
-
-
-def _check_images(path: str | Path, bundle: Bundle) -> None:
-    """Check that preprocessing and labels fit the inputs and outputs."""
     with _damaged_documents(path):
         read_preprocessing(bundle.manifest, _read_specs(bundle, "inputs"))
         if labels := read_labels(bundle.manifest):
             labels.check(_read_specs(bundle, "outputs")[0])
+
+
+def _is_tensor(spec: TensorSpec) -> bool:
+    import numpy as np
+
+    if not isinstance(spec.name, str) or np.dtype(spec.dtype).name != spec.dtype:
+        return False
+    if not all(type(size) is int and size >= 0 for size in spec.shape):
+        return False
+    axis = spec.bounded_axis
+    is_axis = type(axis) is int and 0 <= axis < len(spec.shape)
+    # valid elements of an output of data-dependent shape are its first ones
+    return axis is None or (is_axis and math.prod(spec.shape[:axis]) == 1)
 
 
 def _check_parts(path: str | Path, bundle: Bundle) -> None:
@@ -237,7 +227,11 @@ def _load_program(
         raise type(error)(f"{path}: {error.message}", fix=error.fix) from error
     except Exception as error:
         # exceptions of the system's loader and of TVM
-        raise _unloadable_error(path, error) from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BundleError(
+            f"the library of {path} cannot be loaded: {lines[-1]}",
+            fix="check free memory and the temporary folder ($TMPDIR), which must not be noexec; else build it again",
+        ) from error
 
 
 def _load_c_library(library: Path, bundle: Bundle, pool: ThreadPool) -> PartProgram:
@@ -269,14 +263,6 @@ def _load_virtual_machine(
     inputs = _read_specs(bundle, "inputs")
     tensors = [send_array(array, device) for array in weights.values()]
     return VirtualMachine(loaded, inputs, device, tensors, pool)
-
-
-def _unloadable_error(path: str | Path, error: Exception) -> BundleError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return BundleError(
-        f"the library of {path} cannot be loaded: {lines[-1]}",
-        fix="check free memory and the temporary folder ($TMPDIR), which must not be noexec; else build it again",
-    )
 
 
 def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
@@ -339,27 +325,23 @@ def _check_tvm_version(path: str, built_with: Json) -> None:
         )
 
 
-# ---------------------------------------------------------------- partitioned
-# Models in parts: the libraries of the parts, run one after the other as one program.
+# ---------------------------------------------------------------- models in parts
 
 
-class Part(NamedTuple):
-    """A part of a model: its program, its inputs and its outputs."""
-
+class _Part(NamedTuple):
     program: PartProgram
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 class PartitionedProgram:
-    """The parts of a model as one program: one call at a time.
+    """The parts of a model as one program, which runs them one after the other: one call at a time.
 
-    A tensor that two parts on one device share stays there; one that a part on a GPU and a part
-    on the CPU share is copied.
+    A tensor that two parts on one device share stays there; between GPU and CPU, it is copied.
     """
 
     def __init__(
-        self, parts: Mapping[str, Part], inputs: Sequence[str], outputs: Sequence[str]
+        self, parts: Mapping[str, _Part], inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:
         self._parts = parts
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -371,7 +353,7 @@ class PartitionedProgram:
         return max(part.program.threads for part in self._parts.values())
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs for inputs; in place of None there is an array that takes an output."""
+        """Return the outputs, each in the given array or, for None, in a new one."""
         import numpy as np
 
         with self._lock:

@@ -46,16 +46,16 @@ class CallTrace(NamedTuple):
 class Module:
     """A loaded model, which several threads may call.
 
-    Calls run at once with the C runtime, each with memory of its own; TVM's virtual machine runs one after the other.
+    The C runtime runs calls at once, each with memory of its own; TVM's virtual machine runs one at a time.
 
     Attributes:
         inputs: Name, shape and dtype of each input.
-        outputs: Name, shape and dtype of each output; with `bounded_axis`, one whose size along that axis is known
-            after a call, and at most that of the shape.
-        dimensions: The sizes that each call chooses; none if all are fixed.
+        outputs: Name, shape and dtype of each output. The size along `bounded_axis` is data-dependent, and at most
+            that of the shape.
+        dimensions: The dynamic dimensions.
         images: The preprocessing of each input that takes images, by name.
         classes: The names of the classes, and the meaning of their scores; None if the model has none.
-        dynamic_tensors: The inputs and outputs of a model with dimensions; None for one of fixed sizes.
+        dynamic_tensors: The inputs and outputs of a model with dynamic shapes; None for one of fixed shapes.
         parts: The parts of a partitioned model by name, in order; empty for any other.
         program: The code.
     """
@@ -108,13 +108,12 @@ class Module:
         CPU's memory, such as tensors of torch. Inputs that are dense in C order are not copied.
 
         Args:
-            feed: A tensor for each input by name, with exactly the shape and dtype of the signature; where that names
-                dimensions, with any sizes in their ranges. For a model with one input, also that tensor itself.
+            feed: A tensor for each input by name, with the shape and dtype of the signature; dynamic dimensions have
+                any size in their range. For a model with one input, also that tensor itself.
             out: Tensors that take outputs, by name; all others are new arrays.
 
         Returns:
-            An array for each output, of the size that it has in this call; for one in `out`, an array that shares its
-            memory.
+            An array for each output, in the memory of that in `out` if there is one.
 
         Raises:
             BundleError: a ValueError that names every tensor that does not fit.
@@ -156,7 +155,7 @@ class Module:
     def classify(self, images: Any, top: int = BEST) -> list[list[Prediction]]:
         """Return the best classes for each image, the best first, with their probabilities.
 
-        Scores that are not probabilities yet become such by softmax.
+        Softmax turns scores into probabilities, unless they are such already.
 
         Args:
             images: One image or several as for `preprocess`, of any number.
@@ -191,18 +190,10 @@ class Module:
         raise BundleError(text, fix=fix)
 
     def latency(self, feed: Any, *, repeat: int = 10, min_seconds: float = 0.05) -> list[float]:
-        """Time the model after a warm-up.
+        """Return the seconds per call for each of `repeat` repeats, after a warm-up.
 
         Inputs are on the device before the clock starts, and outputs stay where the runtime puts
-        them; a repeat ends when its last call has ended.
-
-        Args:
-            feed: The inputs as for `run`.
-            repeat: The number of repeats.
-            min_seconds: How long a repeat takes at least.
-
-        Returns:
-            Seconds per call, one value for each repeat.
+        them. A repeat takes `min_seconds` at least, and ends when its last call has ended.
         """
         _check_repeat(repeat)
         wait = self.program.wait
@@ -222,13 +213,7 @@ class Module:
             return seconds
 
     def profile(self, feed: Any, *, repeat: int = 10) -> list[OperatorTime]:
-        """Time each kernel, and each step of TVM's virtual machine where that runs the model.
-
-        On a GPU each call is waited for.
-
-        Returns:
-            The median of `repeat` runs for each operator, the slowest first.
-        """
+        """Return the median time of `repeat` runs of each kernel or step (see `trace`), slowest first."""
         from statistics import median
 
         runs: list[dict[str, list[float]]] = []
@@ -244,11 +229,7 @@ class Module:
         """Time each kernel of calls, and each step of TVM's virtual machine where that runs the model.
 
         A C library calls a hook after each kernel, which takes about a microsecond of the calling thread;
-        the virtual machine is slower. On a GPU each call is waited for.
-
-        Args:
-            feed: The inputs as for `run`.
-            repeat: The number of calls, after one that warms up.
+        the virtual machine is slower. On a GPU each call is waited for. There is one more call, to warm up.
         """
         _check_repeat(repeat)
         clock = time.perf_counter

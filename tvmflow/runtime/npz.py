@@ -1,10 +1,11 @@
 """Untrusted `.npz` files of NumPy arrays, as `numpy.savez` writes them, and arrays on disk.
 
-Reading takes no more memory than a file gives reason for, and larger arrays may stay in the file.
+Reading takes no more memory than the size of a file justifies, and larger arrays may stay in the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import math
@@ -100,54 +101,49 @@ def store_rows(give: Callable[[Callable[[Array], None]], Any]) -> StoredArray:
     """Return rows of one shape and dtype as a temporary file; EnvironmentProblem without space for it."""
     import numpy as np
 
-    unpacked = open_temporary()
-    file = unpacked.file
+    unpacked = _open_temporary()
     kinds: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
 
     def add(row: Array) -> None:
-        write_stored(file, row.tobytes())
+        _append(unpacked, row.tobytes())
         kinds.append((row.shape, row.dtype))
 
     try:
         give(add)
     except BaseException:
-        file.close()
+        unpacked.file.close()
         raise
     [(shape, dtype)] = set(kinds) or [((), np.dtype("uint8"))]
     return StoredArray(unpacked, 0, (len(kinds), *shape), dtype)
 
 
-def open_temporary() -> SharedFile:
-    """Return a new temporary file, which has no name.
-
-    Raises:
-        EnvironmentProblem: when no folder takes one, or too many files are open.
-    """
-    try:
+def _open_temporary() -> SharedFile:
+    with _explain_unpacking():
         return SharedFile(tempfile.TemporaryFile())
-    except OSError as error:
-        raise _explain_unpacking(error) from error
 
 
-def write_stored(file: IO[bytes], content: bytes) -> None:
-    """Append to a temporary file; EnvironmentProblem when it cannot be written."""
+def _append(file: SharedFile, content: bytes) -> None:
+    with _explain_unpacking():
+        file.file.write(content)
+        file.file.flush()
+
+
+@contextlib.contextmanager
+def _explain_unpacking() -> Iterator[None]:
+    """Raise EnvironmentProblem for a temporary file that cannot be opened or written."""
     try:
-        file.write(content)
-        file.flush()
+        yield
     except OSError as error:
-        raise _explain_unpacking(error) from error
-
-
-def _explain_unpacking(error: OSError) -> EnvironmentProblem:
-    try:
-        folder = tempfile.gettempdir()
-    except OSError as missing:
-        # it names the folders that were tried
-        error, folder = missing, "a temporary file"
-    return explain(error, folder) or EnvironmentProblem(
-        f"samples cannot be unpacked in {folder}: {error.strerror}",
-        fix="free space, or let TMPDIR name a folder that has some",
-    )
+        cause = error
+        try:
+            folder = tempfile.gettempdir()
+        except OSError as missing:
+            # it names the folders that were tried
+            cause, folder = missing, "a temporary file"
+        raise explain(cause, folder) or EnvironmentProblem(
+            f"samples cannot be unpacked in {folder}: {cause.strerror}",
+            fix="free space, or let TMPDIR name a folder that has some",
+        ) from error
 
 
 # ---------------------------------------------------------------- npz files
@@ -173,10 +169,9 @@ def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
 
 
 def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
-    """Return the arrays of an npz file by name, the larger ones without their elements.
+    """Return the arrays of an npz file by name, the larger ones as `StoredArray`.
 
-    These stay in the file or, where they are compressed, are unpacked into a temporary one: the arrays of a file take
-    two open files at most. Arrays whose first axis is the innermost one are in memory.
+    These stay in the file, or in a temporary one if they are compressed. Arrays in Fortran order are in memory.
 
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.
@@ -192,11 +187,7 @@ def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
 def describe_npz(path: Path, source: str, read: Collection[str] = ()) -> dict[str, Array]:
     """Return the arrays of an npz file by name, all but those `read` as zeros, which take no memory.
 
-    Messages call it `source`.
-
-    Raises:
-        StageError: when it is damaged, or holds more than plain arrays.
-        EnvironmentProblem: when it cannot be read.
+    Errors are those of `open_npz`.
     """
     import numpy as np
 
@@ -303,7 +294,7 @@ class _Storage:
 
     @cached_property
     def _unpacked(self) -> SharedFile:
-        return open_temporary()
+        return _open_temporary()
 
     def read(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> AnyArray:
         """Return an array, which stays in a file where it is large."""
@@ -326,7 +317,7 @@ class _Storage:
             while piece := stream.read(_PIECE):
                 count += len(piece)
                 if is_packed:
-                    write_stored(file.file, piece)
+                    _append(file, piece)
         is_whole = is_packed or entry.compress_size == entry.file_size
         if not is_whole or count < header.offset + size:
             raise _ends_early(entry)

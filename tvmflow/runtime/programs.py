@@ -1,7 +1,4 @@
-"""The code of a model behind one interface, and the threads that its kernels run in.
-
-This is C code of its own, or TVM's virtual machine.
-"""
+"""The interface of a model's code (a C library or TVM's virtual machine), and its kernels' threads."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Program(Protocol):
         """The threads that a call uses at most, the calling one included."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs for inputs; in place of None there is an array that takes an output."""
+        """Return the outputs, each in the given array or, for None, in a new one."""
         ...
 
     def bound(self, inputs: Sequence[Array]) -> AbstractContextManager[Call]:
@@ -55,16 +52,12 @@ class Program(Protocol):
         """Wait until all calls have ended: those of a GPU return earlier."""
 
 
-class WatchedProgram(Program, Protocol):
-    """The code of a model in one piece."""
+class PartProgram(Program, Protocol):
+    """The code of one library, which may be a part of a model: its tensors stay on its device."""
 
     def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
         """Return the outputs of a call that shows its memory after each kernel."""
         ...
-
-
-class PartProgram(Program, Protocol):
-    """The code of a part of a model: tensors stay where it computes with them."""
 
     def place(self, tensor: Any, spec: TensorSpec) -> Any:
         """Return an array, or the tensor of another part, as a tensor of this part."""
@@ -95,18 +88,14 @@ _this_thread = threading.local()
 
 
 class ThreadPool(NamedTuple):
-    """The number of threads that a model's kernels use, the calling one included.
-
-    Attributes:
-        is_requested: Whether a program asked for it: it is then an error to have fewer.
-    """
+    """The threads that a model's kernels use, the calling one included; fewer are an error if requested."""
 
     threads: int
     is_requested: bool
 
     @classmethod
     def of(cls, threads: int | None) -> ThreadPool:
-        """Return a pool of this many threads, by default of the environment's; BundleError for no number."""
+        """Return a pool of this many threads, by default the environment's; BundleError for no number."""
         if threads is None:
             return cls(choose_threads(), is_requested=False)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -118,9 +107,13 @@ class ThreadPool(NamedTuple):
 
     def enter(self) -> None:
         """Run kernels of this Python thread with these threads; EnvironmentProblem when it has fewer."""
+        import tvm_ffi
+
         if getattr(_this_thread, "threads", None) == self.threads:
             return
-        size = self._resize()
+        with _environment_lock, environment_for(self.threads):
+            tvm_ffi.get_global_func("runtime.config_threadpool")(_BIG_CORES, self.threads)
+        size = int(tvm_ffi.get_global_func("runtime.NumThreads")())
         if self.is_requested and size < self.threads:
             raise EnvironmentProblem(
                 f"{self.threads} threads are requested, and the pool of this Python thread has {size}: "
@@ -128,11 +121,3 @@ class ThreadPool(NamedTuple):
                 fix="first call the model that uses most threads, or each from a Python thread of its own",
             )
         _this_thread.threads = self.threads
-
-    def _resize(self) -> int:
-        """Let TVM use this Python thread's pool with as many threads; return how many it has of them."""
-        import tvm_ffi
-
-        with _environment_lock, environment_for(self.threads):
-            tvm_ffi.get_global_func("runtime.config_threadpool")(_BIG_CORES, self.threads)
-        return int(tvm_ffi.get_global_func("runtime.NumThreads")())

@@ -1,7 +1,4 @@
-"""Statements of provenance: reading them, and comparing files with them and their signatures.
-
-For programs that load only files that a trusted key signed; `provenance` makes statements.
-"""
+"""Statements of provenance: reading them, and comparing files with them and their signatures."""
 
 from __future__ import annotations
 
@@ -44,10 +41,8 @@ _MAX_PROBLEM: Final = 300
 class Statement(NamedTuple):
     """A statement that was read from a file.
 
-    Attributes:
-        subjects: The sha256 of each file that it is about, by name in its folder.
-        names: The first name of each sha256.
-        body: The whole statement, otherwise unchecked.
+    `subjects` has the sha256 of each file that it is about, by name in its folder, and `names` the first name of
+    each sha256. The rest of `body` is unchecked.
     """
 
     subjects: Mapping[str, str]
@@ -161,13 +156,10 @@ def _is_inside(name: str) -> bool:
 
 
 class SignedStatement(NamedTuple):
-    """A statement in a file, with its signers.
+    """A statement in a file with its signers, or a `problem`: why it must not be believed.
 
-    Attributes:
-        statement: The statement; None when it cannot be read.
-        key_ids: The ids of the keys that it names as its signers; nothing proves them.
-        trusted: The trusted keys whose signatures are valid.
-        problem: The reason why it must not be believed; otherwise empty.
+    The statement is None if it cannot be read. Nothing proves the `key_ids` that the file names; `trusted` are the
+    trusted keys with valid signatures.
     """
 
     path: Path
@@ -192,12 +184,9 @@ NO_STATEMENT: Final = "no statement of provenance is beside it or in a folder ab
 
 
 class Finding(NamedTuple):
-    """The result of the check of one file.
+    """The result of the check of one file: whether it agrees with a statement, its `source`.
 
-    Attributes:
-        good: It agrees with a statement.
-        source: The statement that decided it; None when there is none.
-        is_renamed: It has the content of a file that the statement names, at another path.
+    `is_renamed`: it has the content of a file that the statement names, at another path.
     """
 
     path: Path
@@ -213,9 +202,8 @@ def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStat
         lines = [line for line in read_file(path).splitlines() if line.strip()]
     except Unreadable as error:
         return [_unusable(path, str(error))]
-    if not lines:
-        return [_unusable(path, "it is empty")]
-    return [_read_statement(path, line, trusted) for line in lines]
+    statements = [_read_statement(path, line, trusted) for line in lines]
+    return statements or [_unusable(path, "it is empty")]
 
 
 def _unusable(path: Path, reason: str) -> SignedStatement:
@@ -266,17 +254,11 @@ def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement])
     if not believed:
         first = statements[0]
         return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
-    return _decide([_compare(path, digest, signed) for signed in believed], path, believed)
-
-
-def _decide(
-    findings: Sequence[Finding], path: Path, statements: Sequence[SignedStatement]
-) -> Finding:
-    """Return the finding that counts of those with several statements."""
+    findings = [_compare(path, digest, signed) for signed in believed]
     # A statement that names the file by its path must not be contradicted by another one.
     contradictions = [
         finding
-        for finding, signed in zip(findings, statements, strict=True)
+        for finding, signed in zip(findings, believed, strict=True)
         if not finding.good
         and signed.statement
         and _relative_name(path, signed) in signed.statement.subjects

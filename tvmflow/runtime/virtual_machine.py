@@ -1,7 +1,4 @@
-"""Libraries that TVM's virtual machine runs.
-
-Here are its runtime without the compiler, calls, and tensors in this process.
-"""
+"""Libraries that TVM's virtual machine runs: its runtime without the compiler, calls, and tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _POOLED_ALLOCATOR: Final = 2
 
 
 class ExecutionDevice:
-    """The device of a backend in this process: a library runs there, and its tensors are there."""
+    """The device of a backend in this process, with a library's calls and tensors."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -92,7 +89,7 @@ def _find_nonzero(tensor: Any) -> Any:
     """Return the indices of nonzero elements, a row for each axis."""
     import numpy as np
 
-    return _own_tensor(np.stack(np.atleast_1d(fetch_array(tensor)).nonzero()))
+    return send_array(np.stack(np.atleast_1d(fetch_array(tensor)).nonzero()))
 
 
 def _find_unique(
@@ -103,7 +100,7 @@ def _find_unique(
     return_counts: int,
     axis: int | None = None,
 ) -> Any:
-    """Return the different values of a tensor, or slices along an axis, and other requested results."""
+    """Return the unique values of a tensor, or slices along an axis, and other requested results."""
     import numpy as np
 
     array = fetch_array(tensor)
@@ -119,22 +116,15 @@ def _find_unique(
         values = np.take(values, order, axis=axis or 0)
         first, inverse, counts = first[order], place[inverse], counts[order]
     wanted = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
-    others = [_own_tensor(found) for is_wanted, found in wanted if is_wanted]
-    return (_own_tensor(values), *others) if others else _own_tensor(values)
+    others = [send_array(found) for is_wanted, found in wanted if is_wanted]
+    return (send_array(values), *others) if others else send_array(values)
 
 
 def _shape_to_tensor(shape: Any) -> Any:
     """Return the sizes of a shape as a tensor."""
     import numpy as np
 
-    return _own_tensor(np.array([int(size) for size in shape], "int64"))
-
-
-def _own_tensor(array: Array) -> Any:
-    """Return a tensor of the runtime with the content of an array."""
-    aligned = allocate_aligned(TensorSpec("", array.shape, str(array.dtype)))
-    aligned[...] = array
-    return view_tensor(aligned)
+    return send_array(np.array([int(size) for size in shape], "int64"))
 
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -158,8 +148,7 @@ def _copy(source: Any, destination: Any) -> None:
     tvm_ffi.get_global_func("runtime.TVMTensorCopyFromTo")(source, destination)
 
 
-def copy_and_wait(source: Any, destination: Any) -> None:
-    """Copy the content of one of the runtime's tensors to another, and wait until the copy has ended."""
+def _copy_and_wait(source: Any, destination: Any) -> None:
     _copy(source, destination)
     for tensor in (source, destination):
         if not CPU.holds(tensor):
@@ -173,10 +162,7 @@ def _synchronize(device: Any) -> None:
 
 
 class InputBuffer:
-    """An input of a library.
-
-    `array` is filled by the caller; `tensor` is the argument of `main` after `send()`.
-    """
+    """An input of a library: the caller fills `array`; `tensor` is the argument of `main` after `send()`."""
 
     def __init__(self, spec: TensorSpec, device: ExecutionDevice) -> None:
         self.array = allocate_aligned(spec)
@@ -190,13 +176,7 @@ class InputBuffer:
 
 
 class VirtualMachine:
-    """A library with one compiled model, and the virtual machine that runs it: one call at a time.
-
-    Args:
-        library: The library as TVM's runtime loads it.
-        device: The device that it was compiled for.
-        pool: The threads that kernels run in.
-    """
+    """A model's library, and TVM's virtual machine that runs it: one call at a time."""
 
     def __init__(
         self,
@@ -231,7 +211,7 @@ class VirtualMachine:
         return vm
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs for inputs; in place of None there is an array that takes an output."""
+        """Return the outputs, each in the given array or, for None, in a new one."""
         import numpy as np
 
         with self.bound(inputs) as call:
@@ -254,10 +234,7 @@ class VirtualMachine:
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Yield such a call, which reports each kernel and each step of the runtime.
-
-        The instrument adds a few microseconds to each; on a GPU each is waited for.
-        """
+        """Yield such a call, which reports each kernel and step, and takes a few microseconds more for each."""
         with self._lock:
             self.pool.enter()
             yield partial(self._instrumented_main(record), *self._fill(inputs))
@@ -306,10 +283,9 @@ class VirtualMachine:
         copied = self._copies.get(spec.name)
         shape = tuple(tensor.shape)
         if copied is None or tuple(copied.shape) != shape:
-            copied = self.device.allocate(spec._replace(shape=shape))
-            self._copies[spec.name] = copied
+            copied = self._copies[spec.name] = self.device.allocate(spec._replace(shape=shape))
         # the part that computed the tensor reuses its memory as soon as it is called again
-        copy_and_wait(tensor, copied)
+        _copy_and_wait(tensor, copied)
         return copied
 
     def main(self, *tensors: Any) -> list[Any]:
@@ -373,7 +349,7 @@ def load_library(library: Path, device: ExecutionDevice = CPU) -> Any:
     return tvm_ffi.load_module(library)
 
 
-def send_array(content: Array, device: ExecutionDevice) -> Any:
+def send_array(content: Array, device: ExecutionDevice = CPU) -> Any:
     """Return a tensor of the runtime on a device, with the content of an array."""
     import numpy as np
 
@@ -385,7 +361,7 @@ def send_array(content: Array, device: ExecutionDevice) -> Any:
 
 
 def read_array(tensor: Any) -> Array:
-    """Return one of the runtime's tensors as an array: a copy only where it is on a GPU."""
+    """Return one of the runtime's tensors as an array, which is a copy only for a GPU."""
     import numpy as np
 
     return np.from_dlpack(tensor) if CPU.holds(tensor) else fetch_array(tensor)
@@ -398,5 +374,5 @@ def fetch_array(tensor: Any) -> Array:
     if CPU.holds(tensor):
         return np.array(np.from_dlpack(tensor))
     array = allocate_aligned(TensorSpec("", tuple(tensor.shape), str(tensor.dtype)))
-    copy_and_wait(tensor, view_tensor(array))
+    _copy_and_wait(tensor, view_tensor(array))
     return array

@@ -49,8 +49,7 @@ def read_weights_for(
 ) -> dict[str, Array]:
     """Return the weights that a library's `main` takes after the inputs, in its order.
 
-    They are `params`, a file that one of the keys must have signed for, or arrays by name; None for a bundle that
-    has its own.
+    `params` is a file, which one of the keys must have signed, or arrays by name; None for a bundle with weights.
 
     Raises:
         BundleError: when weights are missing, unknown, or of another shape or dtype.
@@ -64,14 +63,12 @@ def read_weights_for(
             f"{path} has no weights of its own",
             fix=f"load it with params=, such as the {manifest['name']}.safetensors that was built with it",
         )
-    if isinstance(params, Mapping):
-        arrays = dict(params)
-    else:
-        arrays = read_params(params, trusted_keys, max_bytes)
-    specs = [TensorSpec.from_json(entry) for entry in manifest["params"]]
-    known = {spec.name for spec in specs}
-    problems = [f"there is no weight '{name}'" for name in arrays if name not in known]
-    for spec in specs:
+    arrays = params
+    if not isinstance(arrays, Mapping):
+        arrays = read_params(arrays, trusted_keys, max_bytes)
+    specs = {spec.name: spec for spec in map(TensorSpec.from_json, manifest["params"])}
+    problems = [f"there is no weight '{name}'" for name in arrays if name not in specs]
+    for spec in specs.values():
         array = arrays.get(spec.name)
         if array is None:
             problems.append(f"weight '{spec.name}' is missing")
@@ -83,7 +80,7 @@ def read_weights_for(
             f"the weights do not fit {path}: {'; '.join(problems)}",
             fix="use the weights of a build of the same model for the same target",
         )
-    return {spec.name: arrays[spec.name] for spec in specs}
+    return {name: arrays[name] for name in specs}
 
 
 def weights_included_error(path: str | Path) -> BundleError:
@@ -113,13 +110,7 @@ def read_params(
 
 
 def read_safetensors(path: str | Path) -> dict[str, Array]:
-    """Return the arrays of a `.safetensors` file that does not change, mapped from it.
-
-    They take no memory.
-
-    Raises:
-        BundleError: when the file is damaged.
-    """
+    """Return arrays mapped from an unchanging `.safetensors` file; BundleError if it is damaged."""
     with Path(path).open("rb") as stream:
         is_empty = not os.fstat(stream.fileno()).st_size
         # TVM accepts only writable arrays; with copy-on-write, changes do not reach the file
@@ -161,18 +152,16 @@ class _Cursor:
     """Reads little-endian values from bytes, one after the other."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = memoryview(content)
-        self._position = 0
+        self._rest = memoryview(content)
 
     def values(self, layout: str) -> tuple[int, ...]:
         return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}")))
 
     def take(self, count: int) -> memoryview:
-        end = self._position + count
-        if not 0 <= count <= len(self._content) - self._position:
+        if not 0 <= count <= len(self._rest):
             raise ValueError("its end is missing")
-        self._position, start = end, self._position
-        return self._content[start:end]
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
 
 
 def _parse_tvm_params(path: str | Path, content: bytes) -> dict[str, Array]:

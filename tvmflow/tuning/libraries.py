@@ -291,9 +291,9 @@ class Libraries:
         ]
         self._weights = [_draw_weight(_spec("", variable.ty)) for variable in weights]
         if self._runtime != C_RUNTIME:
-            from tvmflow.runtime.virtual_machine import CPU, send_array
+            from tvmflow.runtime.virtual_machine import send_array
 
-            self._weights = [send_array(array, CPU) for array in self._weights]
+            self._weights = [send_array(array) for array in self._weights]
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""

@@ -26,7 +26,7 @@ from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED
 from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
 from tvmflow.graph.index_inputs import find_nodes_of
 from tvmflow.runtime.module import Module
-from tvmflow.runtime.programs import WatchedProgram
+from tvmflow.runtime.programs import PartProgram
 from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages.build import BuildSettings, schedule_kernels
 from tvmflow.stages.verify.inputs import ImportedModel
@@ -268,7 +268,7 @@ def find_in_memory(
         seen.update(n for n, content in contents.items() if n not in seen and content in memory)
 
     inputs = [np.ascontiguousarray(feed[spec.name]) for spec in library.inputs]
-    program = cast(WatchedProgram, library.module.program)
+    program = cast(PartProgram, library.module.program)
     for result in program.watch(inputs, observe):
         observe(result.tobytes())
     return seen
