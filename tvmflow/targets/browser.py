@@ -1,7 +1,7 @@
 """Runs a web package in headless Chromium on this machine.
 
-A local server gives it the package, a page and the inputs, and takes the outputs. WebGPU runs on the
-CPU there, by SwiftShader, so that no GPU is needed.
+A local server sends the package, a page and the inputs, and receives the outputs. SwiftShader runs WebGPU on
+the CPU, so that no GPU is needed.
 """
 
 from __future__ import annotations
@@ -82,12 +82,7 @@ class BrowserRun(NamedTuple):
 def run_package(
     package: Path, module: str, backend: str, batches: Sequence[Sequence[Array]]
 ) -> BrowserRun:
-    """Run the package of a model on batches of inputs.
-
-    Raises:
-        EnvironmentProblem: when Chromium is not installed.
-        StageError: when the package fails, or Chromium ends or gives no answer.
-    """
+    """Run the package of a model on batches of inputs; StageError when it or Chromium fails."""
     program = find_chromium()
     if program is None:
         raise EnvironmentProblem(

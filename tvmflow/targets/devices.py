@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 RUNTIME_FIX: Final = f"set ${RUNTIME_VARIABLE} to a folder of your own, or unset it"
-"""What to do where the device locks cannot be made."""
+"""The remedy if the device locks cannot be created."""
 CPU: Final = {"kind": CpuBackend.DEVICE}
 """This machine's CPU."""
 ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.values())
@@ -37,15 +37,12 @@ def device_locks_folder() -> str:
 
 
 def exclusive(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Hold the exclusive lock of a device, to measure on it.
-
-    The lock is the operating system's and dies with this process.
-    """
+    """Hold the exclusive lock of a device, to measure on it. The lock dies with this process."""
     return _hold(locks, device, shared=False)
 
 
 def shared(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Keep a device busy together with others: nothing is measured on it meanwhile."""
+    """Hold the shared lock of a device, with which nothing is measured on it."""
     return _hold(locks, device, shared=True)
 
 
@@ -82,10 +79,10 @@ def find_privacy_problem(path: Path, status: os.stat_result) -> str:
 
 
 def _open_private_folder(locks: Path) -> int:
-    """Return a descriptor of the folder of the device locks, made where it is missing.
+    """Return a descriptor of the folder of the device locks, created if it is missing.
 
-    Its base may be a folder of all users: whoever is first there could lead the locks to any file by a link. So
-    it is an error when another user can change the folder.
+    Its base may be a folder of all users, where another user could create links to other files. So it is an error
+    when another user can change the folder.
     """
     base = locks.parents[1]
     os.makedirs(base, mode=0o700, exist_ok=True)

@@ -1,7 +1,4 @@
-"""CPU features under two names, LLVM's and the Linux kernel's, and the ISA levels that sum them up.
-
-They are what code for a target needs of a machine.
-"""
+"""CPU features by LLVM's and the Linux kernel's names, and ISA levels, which are sets of features."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ _Names = Mapping[str, tuple[str, ...]]
 
 # Only features that code generation may use by itself are listed. Features that only intrinsics
 # use, which no kernel has (AES on a Raspberry Pi, where LLVM's cortex-a72 has it and the chip does
-# not), and features that only tune code (`fast-gather`) do not decide where a library runs.
+# not), and features that only tune code (`fast-gather`) do not determine where a library runs.
 
-# First the features for which the kernel has LLVM's name, then the others.
+# First the features with the same name in LLVM and Linux, then the others.
 _X86: Final[_Names] = {
     **{
         name: (name,)
@@ -101,10 +98,7 @@ _FLOAT16: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64
 
 
 def slow_float16_reason(arch: str, features: Iterable[str]) -> str:
-    """Return why code for a CPU converts float16 one element at a time, or an empty string.
-
-    The architecture and the features have the kernel's names.
-    """
+    """Return why code for a CPU converts float16 one element at a time; names are the Linux kernel's."""
     if arch not in _FLOAT16:
         return f"there is no code for {arch} that converts float16 in vectors"
     needed = _FLOAT16[arch]
@@ -157,7 +151,7 @@ def list_kernel_names(arch: str) -> frozenset[str]:
 
 
 class IsaLevel(NamedTuple):
-    """A set of CPU instructions: an architecture, LLVM's CPU, and its features besides those of the CPU.
+    """A set of CPU instructions: LLVM's CPU with further features.
 
     The `flags` are the features, by the kernel's names, that code for it may use and code for the level before
     it may not.
@@ -165,43 +159,30 @@ class IsaLevel(NamedTuple):
 
     arch: str
     cpu: str
+    description: str
+    flags: str
     features: tuple[str, ...] = ()
-    description: str = ""
-    flags: str = ""
 
 
+_V2: Final = "sse sse2 pni ssse3 sse4_1 sse4_2 popcnt"
+_V3: Final = "abm avx avx2 bmi1 bmi2 f16c fma movbe"
+_V4: Final = "avx512bw avx512cd avx512dq avx512f avx512vl"
+_DOTPROD: Final = "asimddp asimdhp asimdrdm atomics fphp"
 _ARMV8_2: Final = ("+v8.2a", "+fullfp16", "+dotprod")
+_GENERIC_ARM: Final = IsaLevel("aarch64", "generic", "every 64-bit ARM", "asimd fp")
 
 LEVELS: Final[Mapping[str, IsaLevel]] = {
-    "x86-64-v2": IsaLevel(
-        "x86_64", "x86-64-v2", description="SSE4.2", flags="sse sse2 pni ssse3 sse4_1 sse4_2 popcnt"
+    "x86-64-v2": IsaLevel("x86_64", "x86-64-v2", "SSE4.2", _V2),
+    "x86-64-v3": IsaLevel("x86_64", "x86-64-v3", "AVX2 and FMA", _V3),
+    "x86-64-v4": IsaLevel("x86_64", "x86-64-v4", "AVX-512", _V4),
+    "armv8-a": _GENERIC_ARM,
+    "dotprod": _GENERIC_ARM._replace(
+        description="Armv8.2 with products of int8", flags=_DOTPROD, features=_ARMV8_2
     ),
-    "x86-64-v3": IsaLevel(
-        "x86_64",
-        "x86-64-v3",
-        description="AVX2 and FMA",
-        flags="abm avx avx2 bmi1 bmi2 f16c fma movbe",
-    ),
-    "x86-64-v4": IsaLevel(
-        "x86_64",
-        "x86-64-v4",
-        description="AVX-512",
-        flags="avx512bw avx512cd avx512dq avx512f avx512vl",
-    ),
-    "armv8-a": IsaLevel("aarch64", "generic", description="every 64-bit ARM", flags="asimd fp"),
-    "dotprod": IsaLevel(
-        "aarch64",
-        "generic",
-        _ARMV8_2,
-        description="Armv8.2 with products of int8",
-        flags="asimddp asimdhp asimdrdm atomics fphp",
-    ),
-    "i8mm": IsaLevel(
-        "aarch64",
-        "generic",
-        (*_ARMV8_2, "+i8mm", "+bf16"),
+    "i8mm": _GENERIC_ARM._replace(
         description="with products of matrices of int8",
         flags="bf16 i8mm",
+        features=(*_ARMV8_2, "+i8mm", "+bf16"),
     ),
 }
 """By name; those of one architecture in order, each with all instructions of those before it."""
@@ -227,10 +208,10 @@ def flags_of(level: str) -> frozenset[str]:
 
 def isa_level_config(base: TvmTarget, level: str) -> dict[str, Json]:
     """Return TVM's target of a level for the triple of a base, or for Linux with glibc."""
-    arch, cpu, features, *_ = LEVELS[level]
-    target = {"kind": "llvm", "mtriple": _TRIPLES[arch], **base, "mcpu": cpu}
+    known = LEVELS[level]
+    target = {"kind": "llvm", "mtriple": _TRIPLES[known.arch], **base, "mcpu": known.cpu}
     target.pop("mattr", None)
-    return {**target, "mattr": list(features)} if features else target
+    return {**target, "mattr": list(known.features)} if known.features else target
 
 
 def find_problem(base: TvmTarget, names: Sequence[str]) -> str:

@@ -1,7 +1,4 @@
-"""The names of the forms in which `build` compiles a model. An exporter names the form that it needs.
-
-Apart from `compiler.forms`, because exporters must not import TVM.
-"""
+"""The names of the forms in which `build` compiles a model, for exporters, which do not import TVM."""
 
 from __future__ import annotations
 

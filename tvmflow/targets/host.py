@@ -1,4 +1,4 @@
-"""The host: this machine, as far as compiled code is concerned. Cheap enough to be read on every run."""
+"""The host: the properties of this machine that matter to compiled code, cheap to read on every run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CPUINFO = "/proc/cpuinfo"
 # sys.platform -> the system's name in a Platform; other systems keep Python's name.
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 
-# Arm's part numbers, as the kernel reports them. Other vendors' cores are shown as numbers.
+# Arm's part numbers, as the kernel reports them. Other vendors' cores are shown by number.
 _ARM_CORES = {
     "0xc07": "Cortex-A7",
     "0xc09": "Cortex-A9",
@@ -44,15 +44,11 @@ _GENERAL = ("i", "m", "a", "f", "d", "zicsr", "zifencei")
 
 
 class Host(NamedTuple):
-    """This machine as far as compiled code is concerned.
+    """The properties of this machine that matter to compiled code.
 
-    Attributes:
-        arch: As in a `Platform`, as are `system` and `libc`.
-        model: The CPU's model.
-        flags: The CPU's features by the Linux kernel's names; empty if nothing reports them.
-        cores: How many CPUs this process may keep busy.
-        reported: All features that the system reports, present or not; None for a kernel that reports all.
-        capped_to: The level of `levels.LEVELS` that `TVMFLOW_CPU` caps the features at; empty without a cap.
+    `arch`, `system` and `libc` are those of a `Platform`. `flags` are the CPU's features by the Linux kernel's names,
+    empty if unknown; `reported` are all features that the system reports, present or not, and None if it reports
+    all. `capped_to` is the ISA level that `TVMFLOW_CPU` caps the features at.
     """
 
     arch: str
@@ -79,7 +75,7 @@ class Host(NamedTuple):
         return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """Return what decides which target `host` is: the same on every machine with this CPU."""
+        """Return what determines the target `host`: the same on every machine with this CPU."""
         reported = None if self.reported is None else sorted(self.reported)
         fields = {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
         del fields["cores"]
@@ -87,22 +83,15 @@ class Host(NamedTuple):
 
 
 def read_host() -> Host:
-    """Return this machine as its system describes it, with no more features than `TVMFLOW_CPU` allows.
-
-    Raises:
-        EnvironmentProblem: when `TVMFLOW_CPU` names no level that this machine has.
-    """
+    """Return this machine as its system describes it, with the cap of `TVMFLOW_CPU` (see `cap_host`)."""
     host, level = _read_whole_host(), os.environ.get(CPU_VARIABLE, "")
     return cap_host(host, level) if level else host
 
 
 def cap_host(host: Host, level: str) -> Host:
-    """Return a machine as if its CPU had only the features of a level.
+    """Return a machine as if its CPU had only the features of a level, or raise EnvironmentProblem.
 
-    The model's name says so, since measurements and results are kept by it.
-
-    Raises:
-        EnvironmentProblem: when the machine does not have the level.
+    The model's name says so, because measurements and results are stored under it.
     """
     # no run without a cap needs them
     from tvmflow.targets.features import LEVELS, flags_of, list_kernel_names
@@ -134,8 +123,6 @@ def _read_whole_host() -> Host:
     )
     if system not in _SYSTEMS.values():
         return host
-    # not on Linux: an up-to-date run saves the import
-
     features = read_reported_features(system, host.arch)
     return host._replace(flags=features.present, reported=features.reported)
 
@@ -144,12 +131,18 @@ def parse_host(
     cpuinfo: str, machine: str, cores: int, system: str = "linux", libc: str = "gnu"
 ) -> Host:
     """Return the machine that a text of /proc/cpuinfo describes; `machine` is the output of `uname -m`."""
-    fields = _parse_first_processor(cpuinfo)
+    # fields of the first processor, and of all: old ARM kernels list these at the end
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
     arch = parse_triple(machine).arch
+    flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
     return Host(
         arch=arch,
         model=_model_name(fields, arch),
-        flags=_parse_flags(fields),
+        flags=_parse_riscv_isa(fields["isa"]) if "isa" in fields else flags,
         cores=cores,
         system=system,
         libc=libc,
@@ -167,7 +160,7 @@ class SystemMismatch(NamedTuple):
 
 
 def find_system_mismatch(platform: Platform, host: Host) -> SystemMismatch | None:
-    """Return the systems of a library and of the host where the library cannot run on the host's."""
+    """Return the systems of a library and of the host if the library cannot run on the host's."""
     if not platform.system or not host.system:
         return None
     if platform.system != host.system:
@@ -211,16 +204,6 @@ def _read_cpuinfo() -> str:
 _FLAGS = ("flags", "Features", "isa")
 
 
-def _parse_first_processor(cpuinfo: str) -> dict[str, str]:
-    """Return the fields of the first processor, and of all: old ARM kernels list these at the end."""
-    fields: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(name.strip(), value.strip())
-    return fields
-
-
 def _model_name(fields: Mapping[str, str], arch: str) -> str:
     """Return the CPU's model: for people, and to distinguish the measurements of machines."""
     part = fields.get("CPU part")
@@ -232,12 +215,6 @@ def _model_name(fields: Mapping[str, str], arch: str) -> str:
     model = fields.get("model name") or fields.get("uarch") or fields.get("isa") or arch
     detail = [fields[name] for name in ("cpu family", "model") if name in fields]
     return " ".join([model, *detail])
-
-
-def _parse_flags(fields: Mapping[str, str]) -> frozenset[str]:
-    if "isa" in fields:
-        return _parse_riscv_isa(fields["isa"])
-    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def _parse_riscv_isa(isa: str) -> frozenset[str]:
@@ -261,37 +238,13 @@ _LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 _KERNEL32 = "kernel32"
 
 # A sysctl of macOS on x86 -> its words (see cpuid.c in XNU), as far as macOS 11 has them.
-_MACOS_X86: Mapping[str, Mapping[str, str]] = {
-    "machdep.cpu.features": {
-        "SSE": "sse",
-        "SSE2": "sse2",
-        "SSE3": "pni",
-        "SSSE3": "ssse3",
-        "SSE4.1": "sse4_1",
-        "SSE4.2": "sse4_2",
-        "POPCNT": "popcnt",
-        "AVX1.0": "avx",
-        "FMA": "fma",
-        "F16C": "f16c",
-        "MOVBE": "movbe",
-        "AES": "aes",
-        "PCLMULQDQ": "pclmulqdq",
-        "RDRAND": "rdrand",
-    },
-    "machdep.cpu.leaf7_features": {
-        "BMI1": "bmi1",
-        "BMI2": "bmi2",
-        "AVX2": "avx2",
-        "RDSEED": "rdseed",
-        "ADX": "adx",
-        "AVX512F": "avx512f",
-        "AVX512CD": "avx512cd",
-        "AVX512DQ": "avx512dq",
-        "AVX512BW": "avx512bw",
-        "AVX512VL": "avx512vl",
-    },
-    "machdep.cpu.extfeatures": {"LZCNT": "abm"},
+_MACOS_X86: Mapping[str, str] = {
+    "machdep.cpu.features": "SSE SSE2 SSE3 SSSE3 SSE4.1 SSE4.2 POPCNT AVX1.0 FMA F16C MOVBE AES PCLMULQDQ RDRAND",
+    "machdep.cpu.leaf7_features": "BMI1 BMI2 AVX2 RDSEED ADX AVX512F AVX512CD AVX512DQ AVX512BW AVX512VL",
+    "machdep.cpu.extfeatures": "LZCNT",
 }
+# Words of macOS -> the Linux kernel's names that are not the words in lower case.
+_RENAMED = {"SSE3": "pni", "SSE4.1": "sse4_1", "SSE4.2": "sse4_2", "AVX1.0": "avx", "LZCNT": "abm"}
 # A sysctl of macOS on arm64, 1 or 0 (Apple's "Determining instruction set characteristics") -> features.
 _MACOS_ARM: Mapping[str, tuple[str, ...]] = {
     "hw.optional.arm.FEAT_BF16": ("bf16",),
@@ -311,14 +264,7 @@ _MACOS_ARM: Mapping[str, tuple[str, ...]] = {
     "hw.optional.arm.FEAT_SME2": ("sme2",),
 }
 # PF_…_AVAILABLE in winnt.h. Windows returns 0 also for a number that it does not know: these came together.
-_WINDOWS_X86: Mapping[int, str] = {
-    36: "ssse3",
-    37: "sse4_1",
-    38: "sse4_2",
-    39: "avx",
-    40: "avx2",
-    41: "avx512f",
-}
+_WINDOWS_X86 = {36: "ssse3", 37: "sse4_1", 38: "sse4_2", 39: "avx", 40: "avx2", 41: "avx512f"}
 # Every x86-64 CPU since 2011 has it.
 _PF_SSSE3 = 36
 
@@ -334,14 +280,14 @@ NOTHING = ReportedFeatures(frozenset(), frozenset())
 
 
 def read_reported_features(system: str, arch: str) -> ReportedFeatures:
-    """Return what this machine's system reports of its CPU, on macOS and Windows."""
+    """Return the CPU features that macOS or Windows reports on this machine."""
     try:
         if system == "macos":
             return _read_macos(arch, _open_sysctl())
         if system == "windows" and arch == "x86_64":
             return _read_windows(_open_feature_query())
     except (AttributeError, ImportError, OSError, ValueError):
-        # without a report a library is loaded all the same: it may run
+        # a library is loaded without a report, too: it may run
         pass
     return NOTHING
 
@@ -351,8 +297,9 @@ def _read_macos(arch: str, sysctl: Callable[[str], bytes | None]) -> ReportedFea
     present: set[str] = set()
     # under Rosetta x86 code may use more than is reported
     if arch == "x86_64" and not any(sysctl("sysctl.proc_translated") or b""):
-        for text_name, names in _MACOS_X86.items():
+        for text_name, known in _MACOS_X86.items():
             if text := sysctl(text_name):
+                names = {word: _RENAMED.get(word, word.lower()) for word in known.split()}
                 reported.update(names.values())
                 words = text.rstrip(b"\0").decode("ascii", "replace").split()
                 present.update(names[word] for word in words if word in names)

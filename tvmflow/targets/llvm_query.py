@@ -1,6 +1,6 @@
-"""Queries to TVM and LLVM about targets, in a process of its own: loading TVM takes a second.
+"""Queries to TVM and LLVM about targets, in another process.
 
-LLVM ends its process over some targets, which must not end a run.
+Loading TVM takes a second, and LLVM ends its process for some targets, which must not end a run.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
-# The first word of the lines that the process prints; LLVM may print other lines.
+# The first words of lines that the process prints; LLVM may print other lines.
 _LOADED: Final = "loaded"
 _ANSWER: Final = "answer"
 # Signals by which others end a process; LLVM ends its own by SIGABRT, SIGSEGV and the like.
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 _RunProcess = Callable[..., Any]
-# Of one answer, with the time in which the server loads TVM.
+# For one answer, including the time in which the server loads TVM.
 _TIMEOUT_S: Final = 120.0
 
 
 class TargetFacts(NamedTuple):
-    """TVM's and LLVM's description of a target.
+    """TVM's and LLVM's description of a target; an invalid one has an error, or CPUs to choose from.
 
-    The triple is empty for a target that is no CPU, and the architecture then TVM's kind, otherwise the Linux
-    kernel's name. The features of the CPU, or of a GPU's host, have LLVM's names. An invalid target has an
-    error, and names to choose from where the CPU is not valid.
+    For a target that is not a CPU, the triple is empty, and the architecture is TVM's kind, not the Linux kernel's
+    name. Features of the CPU, or of a GPU's host, have LLVM's names.
     """
 
     triple: str = ""
@@ -56,10 +55,7 @@ class TargetFacts(NamedTuple):
 
 
 def query_target(tvm: TvmTarget | None) -> TargetFacts:
-    """Return what TVM and LLVM say of a target (None: of this machine).
-
-    Runs in a process that may import tvm.
-    """
+    """Return TVM's and LLVM's facts about a target (None: this machine), in a process that may import tvm."""
     import tvm as tvm_package
 
     if tvm is None:
@@ -104,10 +100,7 @@ def _query_cpu(tvm: TvmTarget, target: Any) -> TargetFacts:
 
 
 def query_cpus(triple: str) -> list[str]:
-    """Return the names of the CPUs that LLVM knows for a triple, sorted.
-
-    Runs in a process that may import tvm.
-    """
+    """Return the names of LLVM's CPUs for a triple, sorted, in a process that may import tvm."""
     import tvm
     from tvm.target import codegen
 
@@ -118,9 +111,9 @@ def query_cpus(triple: str) -> list[str]:
 def query_targets_in_process(
     targets: Sequence[Json], run_process: _RunProcess = subprocess.run
 ) -> list[Json]:
-    """Return the facts of each target as JSON, from a new process: this one does not load TVM.
+    """Return the facts of each target as JSON, from a new process.
 
-    A target over which LLVM ends its process is invalid; another process answers for the targets after it.
+    A target for which LLVM ends its process is invalid; another process answers for the targets after it.
     """
     answers: list[Json] = []
     while len(answers) < len(targets):
@@ -141,9 +134,9 @@ def answer_query(target: Json, _: Emit) -> Json:
 
 
 def query_targets_in_children(targets: Sequence[Json], fork_server: ForkServer) -> list[Json]:
-    """Return what `query_targets_in_process` does, from children of a fork server that has TVM loaded.
+    """Return the facts of each target from children of a fork server, which has TVM loaded.
 
-    What is wrong with a server that has ended is seen where a process is started anew.
+    If the server has ended, a new process answers, which also reports the cause.
     """
     answers = []
     for target in targets:
@@ -207,7 +200,7 @@ def _query_in_process(
 
 
 # ---------------------------------------------------------------- facts in the store
-# LLVM is queried once for this machine and TVM build, then its answers are read from the store.
+# LLVM is queried once for each machine and build of TVM; then its answers are read from the store.
 
 _WAIT: Final = (
     "asking LLVM about the targets: a few seconds, once for each target and version of TVM"

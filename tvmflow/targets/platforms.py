@@ -1,7 +1,4 @@
-"""Platforms: architecture, system and C library of a triple, and the suffixes of library files.
-
-The triples are LLVM's.
-"""
+"""Platforms: architecture, system and C library of an LLVM triple, and the suffixes of library files."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ _SHARED: Final[Mapping[str, str]] = {"macos": ".dylib", "wasi": ".wasm", "window
 
 
 class Platform(NamedTuple):
-    """An architecture as the Linux kernel calls it, a system, and its C library.
-
-    The C library is `gnu`, `musl`, `msvc`, … or nothing.
-    """
+    """An architecture as the Linux kernel calls it, a system, and its C library (`gnu`, `musl`, …) if any."""
 
     arch: str
     system: str
@@ -46,9 +40,7 @@ class Platform(NamedTuple):
     @property
     def shared_suffix(self) -> str:
         """The suffix of shared libraries, or of static ones if there are no others."""
-        if not self.has_shared_libraries:
-            return self.static_suffix
-        return _SHARED.get(self.system, ".so")
+        return _SHARED.get(self.system, ".so") if self.has_shared_libraries else self.static_suffix
 
     @property
     def address_bits(self) -> int:
@@ -90,7 +82,7 @@ def parse_triple(triple: str) -> Platform:
     return Platform(_ARCHS.get(arch, arch), system, libc)
 
 
-# Linux's name of an architecture -> zig's, and the end of its C library's name where numbers are in registers of their own.
+# Linux's name of an architecture -> zig's, and the suffix of its C library's name for the hard-float ABI.
 _ZIG_ARCHS: Final[Mapping[str, tuple[str, str]]] = {"armv7": ("arm", "eabihf"), "i386": ("x86", "")}
 
 # System -> zig's name of it. Objects for Windows are linked with either C library; zig has the headers of one.

@@ -11,12 +11,9 @@ from tvmflow.targets.tvm_target import TvmTarget
 
 
 class Preset(NamedTuple):
-    """A named target.
+    """A named target: TVM's (None for the host), a description, and ISA levels of its library.
 
-    Attributes:
-        tvm: TVM's target; None for the host. It has `num-cores` where all such machines have one number of cores.
-        description: For people.
-        levels: The levels of CPUs (`levels.LEVELS`) that one library has code for; none for code of one CPU.
+    TVM's target has `num-cores` if all such machines have the same number of cores.
     """
 
     tvm: TvmTarget | None
@@ -213,17 +210,9 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "windows-arm64": "aarch64-windows",
     "windows-x86_64": "x86-64-windows",
 }
-"""What machines are called -> the preset whose code runs best on them. Recipes may use either name."""
+"""Names of machines -> the preset whose code runs best on them. Recipes may use either name."""
 
-_NVIDIA: Final = (
-    "cuda-sm61",
-    "cuda-sm70",
-    "cuda-sm75",
-    "cuda-sm80",
-    "cuda-sm86",
-    "cuda-sm89",
-    "cuda-sm90",
-)
+_NVIDIA: Final = tuple(f"cuda-sm{number}" for number in (61, 70, 75, 80, 86, 89, 90))
 _ANY_X86: Final = ("x86-64-v3", "x86-64-any")
 _ANY_ARM: Final = ("aarch64", "aarch64-any")
 _PHONES: Final = ("snapdragon", "android-arm64-v8a")
@@ -306,10 +295,10 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
     "amd|radeon.*|rocm|gfx[0-9].*": ("amd-gpu",),
     "vulkan": ("opencl",),
 }
-"""Patterns of what people call a target -> the presets that they may mean; a recipe has to choose one.
+"""Patterns of names that people use for a target -> presets to suggest.
 
-Names are in lower case, with hyphens. The first pattern that matches a whole name decides; no presets
-means that none has code for such a machine, whatever name looks like its name.
+Names are in lower case, with hyphens. The first pattern that matches a whole name counts; an empty tuple means
+that no preset has code for such a machine, although a name may look similar.
 """
 
 NAMES: Final = tuple(sorted({*PRESETS, *OTHER_NAMES}))
@@ -326,7 +315,7 @@ def preset_name(name: str) -> str:
 
 
 def find_presets(name: str) -> Sequence[str] | None:
-    """Return the presets that somebody may mean by a name that is none, or None for an unknown name.
+    """Return the presets that somebody may mean by another name, or None for an unknown name.
 
     >>> find_presets("Snapdragon 8 Gen 3"), find_presets("zen4"), find_presets("stm32f4")
     (['snapdragon', 'android-arm64-v8a'], ['x86-64-v4'], [])

@@ -1,7 +1,4 @@
-"""Resolved targets: triple, CPU, features and threads of a recipe's target.
-
-They are known before anything is keyed.
-"""
+"""Resolved targets (triple, CPU, features, threads), and the capabilities of this machine for them."""
 
 from __future__ import annotations
 
@@ -22,25 +19,23 @@ _log = logging.getLogger(__name__)
 
 
 class ResolvedTarget(NamedTuple):
-    """A target with nothing left to guess.
-
-    A target that runs only a part of a model computes `output_tensors` from `input_tensors`.
+    """A fully specified target.
 
     Attributes:
         name: As in the recipe; of a part `<target>.<part>`.
-        tvm: What TVM takes. It has no `num-cores`: code is the same for any number of threads.
+        tvm: TVM's target, without `num-cores`: code is the same for any number of threads.
         threads: How many threads kernels are tuned and timed with.
         features: The CPU instructions that code may use, by the Linux kernel's names.
-        device: What is measured on: `kind`, and `class` where it is known.
+        device: The device of measurements: `kind`, and `class` if it is known.
         unrunnable_reason: The reason why it cannot run on this machine, or an empty string.
-        remote: How to reach the devices that it is tuned on, where they are behind RPC.
+        remote: The address of the devices for tuning, if they are behind RPC.
         toolchain: The identity of a linker other than tvmflow's (see `targets.toolchain`), or None.
         partitioned_target: The name of the target that this one runs a part of, or an empty string.
-        input_tensors: The tensors at which the model is cut that the parts before this one compute.
-        output_tensors: The tensors at which the model is cut that this part computes.
-        levels: The levels that its library has code for, in order; the fields above are those of the first.
+        input_tensors: The inputs of a part that earlier parts compute.
+        output_tensors: The outputs of a part that are inputs of later parts.
+        levels: The ISA levels of its library, in order; the fields above are those of the first.
         isa_level_target: The name of the target that this one is a level of, or an empty string.
-        webgpu: The target of the code for the browser's GPU, which is delivered beside that of this one, or None.
+        webgpu: The target of the code for the browser's GPU, which is delivered beside this one's, or None.
     """
 
     name: str
@@ -60,7 +55,7 @@ class ResolvedTarget(NamedTuple):
 
     @property
     def compiled_targets(self) -> tuple[ResolvedTarget, ...]:
-        """All that code is compiled for: each level, or the target itself, and WebGPU."""
+        """The targets that code is compiled for: each level, or the target itself, and WebGPU."""
         return (*(self.levels or (self,)), *([self.webgpu] if self.webgpu else []))
 
     @property
@@ -77,9 +72,8 @@ class ResolvedTarget(NamedTuple):
     @property
     def part(self) -> str:
         """The name of the part that it runs; empty if it runs the whole model."""
-        if not self.partitioned_target:
-            return ""
-        return self.name.removeprefix(f"{self.partitioned_target}.")
+        whole = self.partitioned_target
+        return self.name.removeprefix(f"{whole}.") if whole else ""
 
     @property
     def unmeasurable_reason(self) -> str:
@@ -112,8 +106,10 @@ def resolve(
     resolved, features = _complete(capped_target(host) if tvm is None else tvm, host, facts)
     backend = backend_for(resolved)
     resolved, own_threads = split_threads(backend.complete_target(resolved))
-    threads = threads or own_threads or host.cores
-    arch = _cpu_arch(resolved, host, facts)
+    arch = facts.arch
+    if not backend.RUNS_ON_HOST_CPU:
+        # the architecture of a GPU's host
+        arch = parse_triple(cpu_triple(resolved) or host.arch).arch
     required = required_features(arch, features)
     reason = _unrunnable_reason(resolved, arch, required, host)
     _log.debug("target %s: %s; %s", name, resolved, reason or "it runs on this machine")
@@ -123,7 +119,7 @@ def resolve(
     return ResolvedTarget(
         name=name,
         tvm=resolved,
-        threads=threads,
+        threads=threads or own_threads or host.cores,
         features=required,
         device=device,
         unrunnable_reason=reason,
@@ -138,24 +134,15 @@ def _complete(
     """Return TVM's target with its triple and CPU, and LLVM's features of the CPU."""
     features = list(facts.features)
     if tvm is not None:
-        completed = dict(tvm)
-        if facts.triple:
-            # TVM's own default depends on how LLVM was built
-            completed.setdefault("mtriple", facts.triple)
-        return completed, features
+        # TVM's own default depends on how LLVM was built
+        default = {"mtriple": facts.triple} if facts.triple else {}
+        return {**default, **tvm}, features
     # a hypervisor may hide instructions that this CPU model has: code must not use them
     hidden = [name for name in features if host.find_missing(kernel_feature_names(host.arch, name))]
     completed = {"kind": "llvm", "mtriple": facts.triple, "mcpu": facts.cpu}
     if hidden:
         completed["mattr"] = [f"-{name}" for name in sorted(hidden)]
     return completed, [name for name in features if name not in hidden]
-
-
-def _cpu_arch(tvm: TvmTarget, host: Host, facts: TargetFacts) -> str:
-    """Return the architecture of the CPU: of a GPU, that of its host."""
-    if backend_for(tvm).RUNS_ON_HOST_CPU:
-        return facts.arch
-    return parse_triple(cpu_triple(tvm) or host.arch).arch
 
 
 def _unrunnable_reason(tvm: TvmTarget, arch: str, required: tuple[str, ...], host: Host) -> str:
@@ -175,13 +162,12 @@ def _unrunnable_reason(tvm: TvmTarget, arch: str, required: tuple[str, ...], hos
 
 
 # ---------------------------------------------------------------- capabilities
-# What can be done for a target on this machine (build, link, run, measure), and the reason where not.
 
 _NOT_BUILT = "nothing is built"
 
 
 class Capabilities(NamedTuple):
-    """For each capability an empty string, or the reason why it is missing."""
+    """For each capability of this machine an empty string, or the reason why it is missing."""
 
     built: str
     linked: str
@@ -198,16 +184,14 @@ def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
 
 
 def has_schedule_rules(triple: str) -> bool:
-    """Return whether kernels for a CPU can have a schedule: there are rules for CPUs with vectors only."""
+    """Return whether there are schedule rules for a CPU: only for those with vectors."""
     return not parse_triple(triple).arch.startswith("thumb")
 
 
 def emulator_name(target: ResolvedTarget) -> str:
     """Return the emulator of a target that this machine does not run, installed or not; empty for none."""
-    if not target.unrunnable_reason:
-        return ""
     arch = find_emulated_arch(str(target.tvm.get("mtriple", "")))
-    return arch.program if arch else ""
+    return arch.program if arch and target.unrunnable_reason else ""
 
 
 def find_capabilities(target: ResolvedTarget) -> Capabilities:

@@ -1,6 +1,6 @@
 """Threads: how many a process may run at a time, by CPU affinity and by the quota of its container.
 
-Imported by runs that are up to date, so it imports next to nothing.
+Up-to-date runs import it, so it imports next to nothing.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def count_usable_cores(cpus: str = _CPUS) -> int:
 
 
 def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the threads of kernels where no program says otherwise: the environment, or usable cores.
+    """Return the default number of threads of kernels: the environment's, or that of usable cores.
 
     TVM obeys both variables, and would otherwise take half of the machine's CPUs.
     """
@@ -59,8 +59,7 @@ def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
 def thread_variables(count: int) -> dict[str, str]:
     """Return the environment with which TVM starts `count` threads on the CPUs that the process may use.
 
-    TVM would otherwise bind threads to the first CPUs of the machine, even to CPUs that the process was told
-    not to use: all processes of a machine would share these.
+    TVM would otherwise bind threads of all processes to the first CPUs of the machine, whatever their affinity.
     """
     return {VARIABLE: str(count), _BINDING: os.environ.get(_BINDING, "0")}
 

@@ -1,8 +1,7 @@
 """Toolchains: a linker that a recipe names for a target, its identity, and the call of it.
 
-A recipe names a compiler driver (`aarch64-linux-gnu-g++`) or a linker by the name that it has on
-PATH. Its identity, in the key of `export`, is the digest of the program and the version that it
-reports: another program under the same name links again.
+A recipe names a compiler driver (`aarch64-linux-gnu-g++`) or a linker on PATH. The key of `export` has its
+identity, with the digest of the program, so that another program under the same name links again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _VERSION_TIMEOUT_S: Final = 30.0
 _LINKED: Final = "linked.so"
 
 ToolchainIdentity = Mapping[str, Json]
-"""Everything that decides a linker's output: `linker`, `flags`, `version`, `sha256`. In settings and keys."""
+"""Everything that determines a linker's output: `linker`, `flags`, `version`, `sha256`. In settings and keys."""
 
 
 class ProgramNotFound(LookupError):
@@ -45,11 +44,7 @@ class Program(NamedTuple):
 
 
 def find_program(linker: str) -> Program:
-    """Return the program that a recipe names.
-
-    Raises:
-        ProgramNotFound: when it is not on PATH.
-    """
+    """Return the program that a recipe names; ProgramNotFound when it is not on PATH."""
     path = shutil.which(linker)
     if path is None:
         raise ProgramNotFound(linker)
@@ -82,11 +77,7 @@ def identify(linker: str, flags: Sequence[str], digest: str, version: str) -> di
 
 
 def link(folder: Path, names: Sequence[str], identity: ToolchainIdentity) -> str:
-    """Link files of a folder there, by relative names, and return the library's name.
-
-    Raises:
-        StageError: when the linker is missing, has changed or fails.
-    """
+    """Link files of a folder there, and return the library's name; StageError if that fails."""
     linker = str(identity["linker"])
     try:
         path = find_program(linker).path

@@ -1,8 +1,7 @@
-"""TVM's RPC tracker: which devices it lists, a lease of one of them, and this machine as a device.
+"""TVM's RPC tracker: its devices, a lease of one of them, and this machine as a device.
 
-The client needs no TVM. TVM's own waits forever for an answer and tries for a minute to connect; here every wait
-has a limit, and a request takes a millisecond where loading TVM would take a second. The
-messages are those of `tvm/rpc/tracker.py`.
+The client needs no TVM, which takes a second to load. TVM's own client waits forever for an answer and tries for a
+minute to connect; here every wait has a limit. The messages are those of `tvm/rpc/tracker.py`.
 """
 
 from __future__ import annotations
@@ -68,11 +67,7 @@ class DeviceLease(NamedTuple):
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`.
-
-    Raises:
-        ValueError: for any other text.
-    """
+    """Return host and port of `HOST:PORT`; ValueError for any other text."""
     host, colon, port = text.rpartition(":")
     name = host.removeprefix("[").removesuffix("]")
     if not (colon and name and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -134,12 +129,11 @@ def _parse_summary(summary: Json) -> dict[str, DevicePoolStatus]:
     pools = {}
     for key, servers in sorted(addresses.items()):
         queue = summary["queue_info"].get(key, {})
-        free, pending = queue.get("free", 0), queue.get("pending", 0)
         pools[key] = DevicePoolStatus(
             key=key,
             total=len(servers),
-            free=free,
-            pending=pending,
+            free=queue.get("free", 0),
+            pending=queue.get("pending", 0),
             addresses=tuple(sorted(servers)),
         )
     return pools
@@ -204,8 +198,8 @@ Say = Callable[[str], object]
 def serve_device(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn:
     """Serve sessions, at the first free one of some ports, until this process is ended.
 
-    The tracker lists this device by its key; `say` receives messages for people. Kernels run with as many
-    threads as TVM_NUM_THREADS says, else as there are cores.
+    The tracker lists this device by its key; `say` receives messages for people. Kernels have $TVM_NUM_THREADS
+    threads, by default one for each usable CPU.
 
     Raises:
         EnvironmentProblem: when the tracker cannot be reached, or no port is free.

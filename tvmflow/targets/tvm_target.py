@@ -1,4 +1,4 @@
-"""TVM's description of a target, and the one place that reads its fields."""
+"""TVM's description of a target; only this module reads its fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TvmTarget = Mapping[str, Json]
 """A target as `tvm.target.Target` takes it: `kind`, and `mtriple`, `mcpu`, `mattr`, `num-cores`, `arch`, `host`."""
 
 _THREADS = "num-cores"
-"""The field of TVM's target with the number of threads that a search makes parallel loops for."""
+"""The field of TVM's target with the number of threads for parallel loops of a search."""
 
 
 def make_target(mapping: TvmTarget) -> tvm_module.target.Target:

@@ -1,9 +1,7 @@
-"""Backends: the kinds of code that tvmflow builds, measures and loads.
+"""Backends: the kinds of code that tvmflow builds, measures and loads, with their traits.
 
-They own all that others must know of each.
-
-May import the rest of targets (host, platforms, TVM's targets), store and core. To add a backend,
-write one module with a class of the kind `base.Backend`, and name that here.
+May import the rest of targets, store and core. To add a backend, write a module with a subclass of
+`base.Backend`, and name that here.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ def is_supported(kind: str) -> bool:
 
 
 def backend_for(tvm: TvmTarget) -> Backend:
-    """Return the backend of a target. Kinds without one (`c`) are compiled as code for a CPU is."""
+    """Return the backend of a target; that of CPUs for kinds without one (`c`)."""
     return BACKENDS.get(target_kind(tvm), BACKENDS[CpuBackend.KIND])
 
 

@@ -1,7 +1,7 @@
-"""Probes of drivers for the first device: OpenCL's, and NVIDIA's for GPUs.
+"""Probes of OpenCL's and NVIDIA's drivers for the first device.
 
-Also run as a program, by its path, with nothing but the standard library: in a process of its own, since one
-in which a driver was started must not be forked.
+Also run as a program, by its path and with the standard library only, in a process of its own: one in which a
+driver was started must not be forked.
 """
 
 import ctypes
@@ -23,13 +23,9 @@ _MOST = 16
 
 
 def probe_opencl() -> tuple[int, str, int, int]:
-    """Return OpenCL's report about its first device.
+    """Return how many platforms there are, and name, threads and shared bytes of the first device.
 
-    That is the number of platforms, the device's name, empty if there is none, the most threads of a block, and the
-    bytes of its shared memory. The driver is started in this process, which must not be forked afterwards.
-
-    Raises:
-        OSError: when OpenCL is not installed.
+    The driver is started in this process, which must not be forked afterwards; OSError without OpenCL.
     """
     library = ctypes.CDLL(OPENCL_LIBRARY)
     platforms, devices = (ctypes.c_void_p * _MOST)(), (ctypes.c_void_p * _MOST)()
@@ -63,13 +59,9 @@ NO_DEVICE = 100
 
 
 def probe_cuda() -> tuple[int, int, str, int, int]:
-    """Return the driver's report about the first GPU.
+    """Return CUDA's error code, the driver's version, and the first GPU's name and compute capability.
 
-    That is CUDA's error code (0: there is a GPU), the driver's version, and the GPU's name and compute
-    capability. The driver is started in this process, which must not be forked afterwards.
-
-    Raises:
-        OSError: when there is no driver.
+    The driver is started in this process, which must not be forked afterwards; OSError without a driver.
     """
     driver = ctypes.CDLL(CUDA_DRIVER)
     version, count, device, major, minor = (ctypes.c_int() for _ in range(5))

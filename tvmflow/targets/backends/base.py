@@ -1,4 +1,4 @@
-"""A backend, and shared parts of backends."""
+"""The base class of backends."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 
 class Backend(ABC):
-    """One kind of code, described for other modules. The default is a GPU's code as TVM makes it.
+    """One kind of code; by default, a GPU's code as TVM generates it.
 
     A function that ends in `_reason` returns why something is impossible, as a clause for a
-    message, or an empty string where it is possible.
+    message, or an empty string if it is possible.
 
     Attributes:
         KIND: TVM's target kind.
         DEVICE: The name of its device: TVM's, that of its lock, and that in reports.
         DLPACK_DEVICE_TYPE: DLPack's number of that device's type.
-        RUNS_ON_HOST_CPU: True if kernels run on the CPU that calls them: with its cores, threads and
-            memory. Where they do not, a library needs a runtime of its own in the process that loads it,
-            so that it is delivered only in forms that load one.
+        RUNS_ON_HOST_CPU: True if kernels run on the CPU that calls them. Otherwise a library needs a runtime in
+            the process that loads it, and is delivered only in forms that load one.
         IS_BESIDE_HOST: True if code is delivered beside that of its host, which runs if there is no device.
         HAS_INT64: True if kernels may compute with integers of 64 bits.
         EXECUTOR: The file of `targets.c_runtime` that launches kernels in a C library; empty for none.
-        TOOLS: Distributions whose code shapes what is compiled: in the keys of all stages that compile.
+        TOOLS: Distributions that affect compiled code: in the keys of all stages that compile.
         PYTHON_REQUIREMENTS: Requirements, for pip, of a program that loads a library, besides TVM.
         ENVIRONMENT_VARIABLES: Environment variables that decide which device this machine has.
         SEARCH_RULES: The name of MetaSchedule's rules for its kernels; empty if TVM chooses them by the target.
-        LIMITS: What its devices have, and a search must know, where a target does not say it.
+        LIMITS: Default limits of its devices, which a search needs.
         INTRINSICS: The modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name.
         NO_FLOAT16: Why kernels cannot compute in float16; empty if they can.
         NO_BFLOAT16: Why kernels cannot multiply bfloat16; empty if they can.
@@ -67,10 +66,7 @@ class Backend(ABC):
         return {**self.LIMITS, **tvm}
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-        """Return the device on which kernels are measured: `{"kind": …, "class": …}`.
-
-        It has a class where that is known.
-        """
+        """Return the device on which kernels are measured: `{"kind": …}`, with its `class` if that is known."""
         return {"kind": self.DEVICE}
 
     @abstractmethod
@@ -89,23 +85,20 @@ class Backend(ABC):
         """
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why float16 weights would only make a library slow; `features` are the kernel's names."""
+        """Return why float16 weights would only slow a library; `features` are the Linux kernel's names."""
         # every GPU converts float16 in vectors
         return ""
 
     def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why kernels cannot compute in float16, or an empty string; `features` are the kernel's names."""
+        """Return why kernels cannot compute in float16; `features` are the Linux kernel's names."""
         return self.NO_FLOAT16
 
     def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why kernels cannot multiply bfloat16, or an empty string; `features` are the kernel's names."""
+        """Return why kernels cannot multiply bfloat16; `features` are the Linux kernel's names."""
         return self.NO_BFLOAT16
 
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
-        """Return what a device behind RPC has in place of what the target needs, or an empty string.
-
-        The device is TVM's `Device`.
-        """
+        """Return how a device behind RPC, TVM's `Device`, differs from the target's; empty if it fits."""
         return self.NO_RPC
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
@@ -113,10 +106,7 @@ class Backend(ABC):
         return self.INTRINSICS
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
-        """Return why TVM's wheel has no runtime for a target, or an empty string.
-
-        A target with only a kind is for most devices of that kind.
-        """
+        """Return why TVM's wheel has no runtime for a target; one with only a kind means most such devices."""
         return f"TVM's wheel has no runtime for {self.KIND}"
 
     def lowering_target(self, target: Any) -> Any:
@@ -131,23 +121,16 @@ class Backend(ABC):
         return str(build(mod, target).inspect_source()).encode()
 
     def load_runtime(self) -> None:  # noqa: B027 - most have nothing to load
-        """Load shared libraries that compiled libraries need, except TVM's runtime and those they load.
-
-        Raises:
-            EnvironmentProblem: when it is not installed or cannot be loaded.
-        """
+        """Load the device's runtime, besides TVM's; EnvironmentProblem when that is not possible."""
 
     def load_compiler(self, *, runs: bool) -> None:  # noqa: B027 - TVM mostly does it by itself
-        """Make this process able to compile kernels, and to run them where `runs` is set.
+        """Make this process able to compile kernels, and to run them if `runs`, or raise EnvironmentProblem.
 
         The process may be forked until the first kernel has run.
-
-        Raises:
-            EnvironmentProblem: when something is not installed.
         """
 
     def call_builder(self, function: Callable[..., Json], *arguments: Json) -> Json:
-        """Call a module's function, which compiles, where this backend can: in this process or in another.
+        """Call a module's function, which compiles, in a process where this backend can do so.
 
         The function is at the top level of its module; arguments and result are JSON.
 
@@ -158,7 +141,7 @@ class Backend(ABC):
         return function(*arguments)
 
     def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return TVM's tensors copied to where kernels take them on this machine."""
+        """Return TVM's tensors in the memory of this machine's device."""
         return list(arguments)
 
 

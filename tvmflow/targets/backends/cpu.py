@@ -1,4 +1,4 @@
-"""The backend of CPUs: code that LLVM makes, and that runs in the process that loads it."""
+"""The backend of CPUs: code by LLVM that runs in the process that loads it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ class CpuBackend(Backend):
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
         """Return this machine's CPU where it has the target's architecture."""
-        if (
-            target_kind(tvm) == self.KIND
-            and parse_triple(cpu_triple(tvm) or host.arch).arch == host.arch
-        ):
+        if target_kind(tvm) == self.KIND and _arch(tvm, host.arch) == host.arch:
             return {"kind": self.DEVICE, "class": host.model}
         return {"kind": target_kind(tvm)}
 
@@ -46,7 +43,7 @@ class CpuBackend(Backend):
         return True
 
     def unbuildable_reason(self, tvm: TvmTarget) -> str:
-        """Return why this backend cannot compile for a target: TVM's kind is not a CPU's. Empty if it can."""
+        """Return that TVM's kind is not a CPU's, or an empty string."""
         kind = target_kind(tvm)
         if kind in _UNSUPPORTED_KINDS:
             return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm), NVIDIA GPUs (kind: cuda) and OpenCL (kind: opencl)"
@@ -61,21 +58,20 @@ class CpuBackend(Backend):
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why the CPU converts float16 one element at a time."""
-        if target_kind(tvm) != self.KIND:
-            return ""
-        return cpu_features.slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+        is_cpu = target_kind(tvm) == self.KIND
+        return cpu_features.slow_float16_reason(_arch(tvm), features) if is_cpu else ""
 
     def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return which instruction the CPU lacks."""
-        return cpu_features.no_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+        return cpu_features.no_float16_reason(_arch(tvm), features)
 
     def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return which instruction the CPU lacks."""
-        return cpu_features.no_bfloat16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+        return cpu_features.no_bfloat16_reason(_arch(tvm), features)
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules with the intrinsics of the CPU's architecture."""
-        return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())
+        return _INTRINSICS.get(_arch(tvm, os.uname().machine), ())
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
         """Return an empty string: TVM's runtime runs on every CPU."""
@@ -84,3 +80,7 @@ class CpuBackend(Backend):
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
         """Return nothing: there is no device."""
         return b""
+
+
+def _arch(tvm: TvmTarget, default: str = "") -> str:
+    return parse_triple(cpu_triple(tvm) or default).arch

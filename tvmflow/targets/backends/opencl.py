@@ -13,7 +13,7 @@ from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget
 
 _LEAST_THREADS: Final = 16
-# What TVM writes again and again -> a macro.
+# Frequent expressions in TVM's code -> macros.
 _MACROS: Final[Mapping[str, str]] = {
     f"(convert_int(get_{kind}_id({axis})))": f"tf_{kind}{axis}"
     for kind in ("group", "local")
@@ -34,7 +34,7 @@ class OpenclBackend(Backend):
     INTRINSICS = ("cuda",)
     NO_BFLOAT16 = "OpenCL has float16 alone (precision: mixed)"
     NO_RPC = "libraries for OpenCL have a runtime of their own"
-    # What devices have that a target does not describe: OpenCL's least for a GPU of 2012, and what a search must know.
+    # OpenCL's minimum for a GPU of 2012
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_threads_per_block": 256,
         "max_shared_memory_per_block": 32768,
@@ -84,7 +84,7 @@ class OpenclBackend(Backend):
         return ""
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""
+        """Return TVM's OpenCL C, without indentation and with macros for the indices of a thread."""
         source = super().generate_device_code(mod, target).decode()
         for text, macro in _MACROS.items():
             source = source.replace(text, macro)
@@ -121,7 +121,7 @@ def detect_device() -> Detection:
 
 @functools.cache
 def _start_device() -> Detection:
-    """Return this machine's first device for a process that is about to use it."""
+    """Return this machine's first device, whose driver is started in this process."""
     try:
         return _parse(*probe_opencl())
     except OSError:

@@ -1,7 +1,4 @@
-"""The backend of WebGPU: WGSL for the GPU of a browser.
-
-It is delivered beside the WebAssembly that browsers without WebGPU run.
-"""
+"""The backend of WebGPU: WGSL for a browser's GPU, beside WebAssembly for browsers without WebGPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Libraries with code for several levels of CPUs: shared weights, and their C code.
+"""Multi-ISA libraries: shared weights, and their C code.
 
-Each level is a C library of its own inside, under names of its own. `levels.c` is the code between it and programs.
+Each ISA level is a C library inside, with its own names; `levels.c` dispatches calls to one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tvmflow.targets.linking import ALIGNMENT, find_data, padded, write_data
 from tvmflow.targets.platforms import parse_triple
 
 PLACES: Final = "constants.json"
-"""The file with the bytes and the digest of each constant of a level, in their order in the object."""
+"""The file with size and digest of each constant of a level, in the order of the object."""
 
 # Systems whose programs read environment variables by `getenv`.
 _WITH_ENVIRONMENT: Final = ("linux", "android", "macos")
 
 
 class IsaLevelCode(NamedTuple):
-    """A level as a C library has it: its name, and the CPU features that its kernels need."""
+    """An ISA level in a C library: its name, and the CPU features that its kernels need."""
 
     name: str
     features: tuple[str, ...]
 
     def file(self, name: str) -> str:
-        """Return the name of a file of the level among those of all."""
+        """Return the name of a file of the level among those of all levels."""
         return f"{self.name}.{name}"
 
 
@@ -49,9 +49,9 @@ def constant_place(index: int) -> str:
 def join_constants(
     files: Mapping[str, Mapping[str, Path]], program: str, constants: str, folder: Path
 ) -> dict[str, Path]:
-    """Write the constants of all levels, each content once, and where each level finds its own.
+    """Write the constants of all levels, without duplicates, and their positions in each level's program.
 
-    Return all files of the library; names of those of one level begin with that of the level.
+    Return all files of the library; the names of one level's files begin with the level's name.
     """
     pieces: dict[str, tuple[Path, int, int]] = {}
     digests: dict[str, list[str]] = {}
@@ -126,15 +126,10 @@ def write_features(features: Iterable[str], triple: str) -> list[str]:
     platform = parse_triple(triple)
     known = [name for name, level in LEVELS.items() if level.arch == platform.arch]
     if known and platform.system in _WITH_ENVIRONMENT:
-        entries = [
-            f"{{{c_string(name)}, {c_string(_between_spaces(flags_of(name)))}}}" for name in known
-        ]
+        flags = {name: f" {' '.join(sorted(flags_of(name)))} " for name in known}
+        entries = [f"{{{c_string(name)}, {c_string(words)}}}" for name, words in flags.items()]
         lines.append(f"#define TF_CPU_LEVELS {', '.join(entries)}")
     return lines
-
-
-def _between_spaces(words: Iterable[str]) -> str:
-    return f" {' '.join(sorted(words))} "
 
 
 def write_code(prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, triple: str) -> str:

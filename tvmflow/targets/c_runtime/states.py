@@ -1,7 +1,4 @@
-"""States of a C library: the table that `states.c` reads, and the part of the header.
-
-A state is a tensor that a step leaves for the next one, in memory of the context.
-"""
+"""States of a C library: the table of `states.c`, and the parts of header and loader."""
 
 from __future__ import annotations
 
@@ -28,10 +25,8 @@ FUNCTIONS: Final = (
 
 
 def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the definitions that `states.c` reads; none for a model without states."""
+    """Return the definitions that `states.c` reads."""
     states = State.list_of(signature)
-    if not states:
-        return []
     inputs, outputs = (_by_name(signature, direction) for direction in ("inputs", "outputs"))
     contents = list[str]()
     rows, growing = [], [place for place, state in enumerate(states) if state.axis is not None]
@@ -39,7 +34,8 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
         (place, spec), (output, _) = inputs[state.input], outputs[state.output]
         outer, row = _divide(spec, state.axis)
         initial = f"tf_initial_{place}" if state.initial else "NULL"
-        rows.append(f"{{{place}, {output}, {outer}, {row}, {_axis(state)}, {initial}}}")
+        axis = -1 if state.axis is None else state.axis
+        rows.append(f"{{{place}, {output}, {outer}, {row}, {axis}, {initial}}}")
         if state.initial:
             content = ", ".join(map(str, state.content(0)))
             contents += [f"static const unsigned char {initial}[] = {{"]
@@ -65,7 +61,7 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
 def find_length_dimension(
     signature: Mapping[str, Json], dimensions: Sequence[Dimension]
 ) -> int | None:
-    """Return the place of the dimension that is the length of the growing states; None where none grows."""
+    """Return the index of the dimension that is the length of the growing states; None if none grows."""
     length = State.find_length(signature)
     return None if length is None else [entry.name for entry in dimensions].index(length.name)
 
@@ -73,10 +69,6 @@ def find_length_dimension(
 def _by_name(signature: Mapping[str, Json], direction: str) -> dict[str, tuple[int, TensorSpec]]:
     specs = map(TensorSpec.from_json, signature[direction])
     return {spec.name: (place, spec) for place, spec in enumerate(specs)}
-
-
-def _axis(state: State) -> int:
-    return -1 if state.axis is None else state.axis
 
 
 def _divide(spec: TensorSpec, axis: int | None) -> tuple[int, int]:
@@ -110,18 +102,16 @@ def list_steps(signature: Mapping[str, Json]) -> dict[str, list[str]]:
 
 
 def list_step_places(signature: Mapping[str, Json]) -> dict[str, list[int]]:
-    """Return the places of what `list_steps` names among the inputs or the outputs."""
-    tensors = {direction: _by_name(signature, direction) for direction in ("inputs", "outputs")}
-    return {
-        kind: [
-            tensors["outputs" if kind == "step_outputs" else "inputs"][name][0] for name in names
-        ]
-        for kind, names in list_steps(signature).items()
-    }
+    """Return the indices of the tensors of `list_steps` among the inputs or the outputs."""
+    places: dict[str, list[int]] = {}
+    for kind, names in list_steps(signature).items():
+        tensors = _by_name(signature, "outputs" if kind == "step_outputs" else "inputs")
+        places[kind] = [tensors[name][0] for name in names]
+    return places
 
 
 def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> dict[str, str]:
-    """Return what the part of the loader in JavaScript names."""
+    """Return the values of the loader's template in JavaScript."""
     places = list_step_places(signature)
     return {
         "steps": json.dumps([places["step_inputs"], places["step_outputs"]]),
@@ -129,19 +119,13 @@ def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]
     }
 
 
-def describe(signature: Mapping[str, Json]) -> list[str]:
-    """Return a line for each state: `keeps past_key: float32 [1, 2, past, 64], which grows along past`."""
+def header_values(signature: Mapping[str, Json]) -> dict[str, str]:
+    """Return the values of the header's template: a line for each state."""
     lines = []
     tensors = {tensor["name"]: tensor for tensor in signature["inputs"]}
     for state in State.list_of(signature):
         tensor = tensors[state.input]
         how = "replaced by" if state.axis is None else f"grows along axis {state.axis} to"
-        lines.append(
-            f"keeps {state.input}: {tensor['dtype']} {shape_text(tensor)}, {how} {state.output}"
-        )
-    return lines
-
-
-def header_values(signature: Mapping[str, Json]) -> dict[str, str]:
-    """Return what the part of the header names."""
-    return {"states": "\n".join(f" *   {comment(line)}" for line in describe(signature))}
+        text = f"keeps {state.input}: {tensor['dtype']} {shape_text(tensor)}, {how} {state.output}"
+        lines.append(f" *   {comment(text)}")
+    return {"states": "\n".join(lines)}

@@ -1,9 +1,7 @@
-"""Weights in a file of their own, for C libraries without them.
+"""The weights file of C libraries without weights, and the lines of a header about it.
 
-Here are the file, and the lines of a header about it.
-
-A library takes the file that was built with it and no other: both hold the same head. The file is a page with the
-head, then the constants as the library would hold them, so that it can be used where it is mapped.
+A library takes only the file that was built with it: both hold the same head. The file is a page with the head,
+then the constants as in a library, so that it can be used where it is mapped.
 """
 
 from __future__ import annotations
@@ -53,10 +51,7 @@ _CREATE: Final = " *   int status = %(name)s_create(%(options)s, &context);"
 
 
 def write_weights(constants: Path, output: Path) -> bytes:
-    """Write the file of the weights from the object file that a library with weights is linked from.
-
-    Return its head, by which a library knows it.
-    """
+    """Write the weights file from the object file of a library with weights, and return its head."""
     begin, size = find_data(constants)
     digest = hashlib.sha256()
     with constants.open("rb") as source, output.open("wb") as target:
@@ -86,8 +81,8 @@ def write_code(head: bytes, maps_files: bool) -> list[str]:
 def header_values(values: Mapping[str, str], head: bytes, maps_files: bool) -> dict[str, str]:
     """Return the values of the public header's template that depend on where the weights are.
 
-    `values` are the names in the header; the head of the file of the weights is empty for weights in the
-    library, and `maps_files` says whether the system maps files.
+    `values` are the names in the header. The weights are in the library if `head` is empty; `maps_files`: the system
+    maps files.
     """
     if not head:
         create = _CREATE % {**values, "options": "NULL"}

@@ -31,7 +31,6 @@ class CudaBackend(Backend):
     SEARCH_RULES = "cuda"
     INTRINSICS = ("cuda",)
     NO_BFLOAT16 = "kernels for GPUs compute with float16 (precision: mixed)"
-    # What GPUs have, and what a search must know.
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_threads_per_block": 1024,
         "max_shared_memory_per_block": 49152,
@@ -116,10 +115,7 @@ class CudaBackend(Backend):
         return nvrtc.call(function, *arguments)
 
     def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return copies in the GPU's memory.
-
-        Whatever is wrong with the GPU is raised here, before a kernel runs.
-        """
+        """Return copies in the GPU's memory. Errors of the GPU are raised here, before a kernel runs."""
         import tvm
 
         copies = [argument.copyto(tvm.cuda()) for argument in arguments]

@@ -1,9 +1,8 @@
-"""Code for NVIDIA GPUs out of device functions, which needs nothing but the driver where it runs.
+"""Code of device functions for NVIDIA GPUs, which needs only the driver where it runs.
 
-NVRTC compiles machine code and PTX, the form that a driver compiles for later GPUs, from CUDA C. For
-GPUs that CUDA 13 does not know, LLVM writes PTX. TVM 0.27 does not fit the LLVM 22 of its wheel: its
-barriers lack their argument, its shuffles a part of theirs, and LLVM does not heed what marks a
-function as a kernel. So barriers and shuffles are LLVM's own here, and LLVM reads TVM's code once more.
+NVRTC compiles CUDA C to machine code, and to PTX for later GPUs. For GPUs that CUDA 13 does not know, LLVM
+generates PTX. TVM 0.27 does not fit the LLVM 22 of its wheel: barriers and shuffles lack arguments, and LLVM
+ignores the attribute of kernels. So barriers and shuffles are LLVM's own here, and LLVM reads TVM's code once more.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from tvmflow.targets.backends.cuda import gpu, nvrtc
 
 _IMAGE_ALIGNMENT: Final = 8
 _TRIPLE: Final = "nvptx64-nvidia-cuda"
-# TVM takes no version of PTX. With this CPU, LLVM's is 6.0, the first that synchronizes a warp.
+# TVM cannot set the version of PTX. With this CPU, LLVM's is 6.0, the first that synchronizes a warp.
 _FIRST_CPU: Final = "sm_70"
-# What the driver of CUDA 10.0 reads: that of the boards whose last CUDA is 10.2.
+# The version that the driver of CUDA 10.0 reads; some boards have no CUDA after 10.2.
 _PTX_VERSION: Final = "+ptx63"
 _WARP_SIZE: Final = 32
 _WHOLE_WARP: Final = -1
@@ -92,11 +91,8 @@ def lowering_target(target: tvm.target.Target) -> tvm.target.Target:
 def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """Return the code of kernels; a driver takes the first image that it can load.
 
-    It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`).
-
-    Raises:
-        EnvironmentProblem: when a compiler is not installed.
-        StageError: when a kernel cannot be compiled.
+    It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`). EnvironmentProblem
+    is raised without a compiler, StageError for a kernel that cannot be compiled.
     """
     arch = str(target.arch)
     if gpu.is_unknown_to_nvrtc(arch):
@@ -106,7 +102,7 @@ def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> 
 
 
 def _write_cuda(functions: tvm.IRModule, target: tvm.target.Target) -> str:
-    """Return CUDA C, which TVM would compile itself where it finds a driver."""
+    """Return CUDA C, which TVM itself would compile if it finds a driver."""
     compiler = tvm.get_global_func(_COMPILER_CALLBACK)
     tvm_ffi.register_global_func(_COMPILER_CALLBACK, lambda _: b"//", override=True)
     try:
@@ -116,7 +112,7 @@ def _write_cuda(functions: tvm.IRModule, target: tvm.target.Target) -> str:
 
 
 def _join_images(images: Sequence[bytes]) -> bytes:
-    """Return images after each other, each with a 0 after it, as a driver reads text."""
+    """Return concatenated images, each with a 0 after it, because a driver reads PTX as text."""
     head = struct.Struct(f"<Q{2 * len(images)}Q")
     places, content = list[int](), b""
     for image in images:
@@ -130,13 +126,17 @@ def _join_images(images: Sequence[bytes]) -> bytes:
 
 def generate_ptx(functions: tvm.IRModule, arch: str) -> bytes:
     """Return PTX in which each function is a kernel; arguments and errors as of `generate_device_code`."""
-    mended = {var: _mend(function) for var, function in functions.functions_items()}
-    threads = {str(var.name_hint): _count_threads(mended[var]) for var in mended}
+    fixed = {
+        # barriers and shuffles as LLVM has them
+        var: function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, _fix_call)))
+        for var, function in functions.functions_items()
+    }
+    threads = {str(var.name_hint): _count_threads(function) for var, function in fixed.items()}
     target = tvm.target.Target({"kind": "nvptx", "mcpu": _FIRST_CPU})
     libdevice = str(gpu.find_libdevice())
     tvm_ffi.register_global_func(_LIBDEVICE_CALLBACK, lambda _: libdevice, override=True)
     build = tvm.get_global_func("target.build.nvptx")
-    llvm_ir = str(build(tvm.IRModule(mended), target).inspect_source("ll"))
+    llvm_ir = str(build(tvm.IRModule(fixed), target).inspect_source("ll"))
     return compile_llvm(_annotate(llvm_ir, arch, threads), sorted(threads))
 
 
@@ -188,12 +188,7 @@ def _count_threads(function: tirx.PrimFunc) -> int:
     return prod(extent for tag, extent in extents.items() if tag.startswith("threadIdx"))
 
 
-def _mend(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function with barriers, shuffles and functions of vectors as LLVM has them."""
-    return function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, _mend_call)))
-
-
-def _mend_call(call: Any) -> Any:
+def _fix_call(call: Any) -> Any:
     name = str(getattr(call.op, "name", ""))
     if name == "tirx.tvm_storage_sync":
         intrinsic, argument = _BARRIERS[str(call.args[0].value)]
@@ -225,7 +220,7 @@ def _call_libdevice(call: Any) -> Any:
     name, dtype = _LIBDEVICE_FUNCTIONS[str(call.op.name)], call.ty.dtype
     bits = max(dtype.bits, _SMALLEST_BITS)
     function = f"__nv_{name}{'f' if bits == _SMALLEST_BITS else ''}"
-    arguments = [_widen(argument, bits) for argument in call.args]
+    arguments = [_promote(argument, bits) for argument in call.args]
     results = [
         tirx.call_pure_extern(f"float{bits}", function, *(_lane(each, lane) for each in arguments))
         for lane in range(dtype.lanes)
@@ -235,7 +230,6 @@ def _call_libdevice(call: Any) -> Any:
 
 
 def _call_llvm(call: Any) -> Any:
-    """Return a call of an intrinsic, which takes vectors as it takes numbers."""
     dtype = str(call.ty.dtype)
     return tirx.call_llvm_pure_intrin(dtype, _LLVM_FUNCTIONS[str(call.op.name)], *call.args)
 
@@ -246,7 +240,7 @@ def _count_leading_zeros(call: Any) -> Any:
     return tirx.call_llvm_pure_intrin(str(call.ty.dtype), "llvm.ctlz", *arguments)
 
 
-def _widen(value: Any, bits: int) -> Any:
+def _promote(value: Any, bits: int) -> Any:
     dtype = value.ty.dtype
     if dtype.bits == bits or not str(dtype).startswith("float"):
         return value

@@ -23,15 +23,15 @@ OLDEST_ARCH: Final = "sm_50"
 """The oldest architecture that kernels are built for."""
 
 _RUNTIME: Final = "libcudart.so.13"
-# The CUDA that NVRTC and TVM's wheel are of, and the one of the PTX for older GPUs, in the driver's notation.
+# The versions of CUDA of NVRTC and TVM's wheel, and of the PTX for older GPUs, in the driver's notation.
 _OLDEST_DRIVER: Final = 13000
 _OLDEST_DRIVER_OF_PTX: Final = 10000
 _PROBE_TIMEOUT_S: Final = 30.0
 # GPUs of Jetson boards, whose code runs on no other GPU.
 _TEGRA: Final = frozenset({"87", "101", "110"})
 # The oldest architecture that CUDA 13 knows.
-_OLDEST_OF_NVRTC: Final = 75
-# The folder of nvidia-cuda-nvcc-cu12, and what LLVM links into kernels of it.
+_OLDEST_OF_NVRTC: Final = "sm_75"
+# The folder of nvidia-cuda-nvcc-cu12, and its library that LLVM links into kernels.
 _CUDA_12: Final = "cuda_nvcc"
 _LIBDEVICE: Final = "nvvm/libdevice/libdevice.*.bc"
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
@@ -39,11 +39,7 @@ _ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
 
 
 class Gpu(NamedTuple):
-    """The first GPU that programs see.
-
-    `arch` is its compute capability as compilers name it (`sm_90`), and `driver` the CUDA that its driver is
-    for, in the driver's notation: 12040 is 12.4.
-    """
+    """The first GPU that programs see: compute capability (`sm_90`) and its driver's CUDA (12040 is 12.4)."""
 
     name: str
     arch: str
@@ -72,7 +68,7 @@ def detect_gpu() -> GpuDetection:
 
 @functools.cache
 def start_gpu() -> GpuDetection:
-    """Return this machine's GPU for a process that is about to use it: the driver is started in it."""
+    """Return this machine's GPU, whose driver is started in this process."""
     try:
         return _parse_probe(*probe_cuda())
     except OSError:
@@ -134,11 +130,7 @@ def is_arch(text: str) -> bool:
 
 
 def load_runtime() -> None:
-    """Load CUDA's runtime library, and TVM's runtime for it, into this process.
-
-    Raises:
-        EnvironmentProblem: when one of them is missing or the driver is.
-    """
+    """Load CUDA's runtime and TVM's for it; EnvironmentProblem if one of them or the driver is missing."""
     import tvm_ffi
 
     for path in (_RUNTIME, str(find_packaged(f"lib/{_RUNTIME}") or _RUNTIME)):
@@ -167,14 +159,17 @@ def is_unknown_to_nvrtc(arch: str) -> bool:
     >>> is_unknown_to_nvrtc("sm_62"), is_unknown_to_nvrtc("sm_75"), is_unknown_to_nvrtc("sm_90a")
     (True, False, False)
     """
-    number = arch.removeprefix("sm_").rstrip(_LETTERS)
-    return number.isdigit() and int(number) < _OLDEST_OF_NVRTC
+    return _is_before(arch, _OLDEST_OF_NVRTC)
 
 
 def is_unknown_to_ptx(arch: str) -> bool:
-    """Return whether an architecture is older than all that PTX is made for here."""
-    number = arch.removeprefix("sm_").rstrip(_LETTERS)
-    return number.isdigit() and int(number) < int(OLDEST_ARCH.removeprefix("sm_"))
+    """Return whether an architecture is older than all that PTX is generated for here."""
+    return _is_before(arch, OLDEST_ARCH)
+
+
+def _is_before(arch: str, oldest: str) -> bool:
+    number, limit = (name.removeprefix("sm_").rstrip(_LETTERS) for name in (arch, oldest))
+    return number.isdigit() and int(number) < int(limit)
 
 
 def has_libdevice() -> bool:
@@ -183,11 +178,7 @@ def has_libdevice() -> bool:
 
 
 def find_libdevice() -> Path:
-    """Return NVIDIA's library of mathematical functions, as bitcode of LLVM.
-
-    Raises:
-        EnvironmentProblem: when it is not installed.
-    """
+    """Return NVIDIA's library of mathematical functions as LLVM bitcode; EnvironmentProblem without it."""
     path = find_packaged(_LIBDEVICE, _CUDA_12)
     if path is None:
         raise EnvironmentProblem(
@@ -198,10 +189,7 @@ def find_libdevice() -> Path:
 
 
 def find_packaged(pattern: str, package: str = "cu13") -> Path | None:
-    """Return the first file or folder that matches a glob, where NVIDIA's Python packages install it.
-
-    The package by default has the folder of all packages of CUDA 13.
-    """
+    """Return the first match of a glob in NVIDIA's Python packages, by default those of CUDA 13."""
     from importlib.util import find_spec
 
     spec = find_spec("nvidia")

@@ -1,7 +1,4 @@
-"""CUDA's compiler as a package: machine code for NVIDIA GPUs out of TVM's kernels.
-
-The compiler is NVRTC, called through its C interface (docs.nvidia.com/cuda/nvrtc).
-"""
+"""CUDA's compiler NVRTC, called through its C interface (docs.nvidia.com/cuda/nvrtc)."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ PACKAGES: Final = (
     *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime"),
     *("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc-cu12"),
 )
-"""Distributions that come with `tvmflow[cuda]`; their code shapes what is built."""
+"""Distributions that come with `tvmflow[cuda]` and affect compiled code."""
 
-# What a compiler for host code would define before it reads TVM's kernels.
+# Definitions that a compiler for host code would have before it reads TVM's kernels.
 _PREAMBLE: Final = """\
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -58,11 +55,7 @@ def is_installed() -> bool:
 
 
 def find_toolkit() -> Toolkit:
-    """Return the installed toolkit.
-
-    Raises:
-        EnvironmentProblem: when a part is missing; its fix says what to install.
-    """
+    """Return the installed toolkit; EnvironmentProblem when a part is missing."""
     toolkit = _search()
     if toolkit is None:
         raise EnvironmentProblem("CUDA's compiler is not installed", fix=INSTALL)
@@ -82,19 +75,16 @@ def _search() -> Toolkit | None:
 
 
 class Compiled(NamedTuple):
-    """Kernels as machine code for one architecture (a cubin), and as the PTX that it was made of."""
+    """Kernels as machine code for one architecture (a cubin), and as PTX."""
 
     cubin: bytes
     ptx: bytes
 
 
 def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
-    """Compile CUDA source.
+    """Compile CUDA source; StageError with the compiler's log when it rejects the source.
 
-    Compiles without `--use_fast_math`, which TVM sets when it calls nvcc: it changes results.
-
-    Raises:
-        StageError: when the compiler rejects the source; the message holds its log.
+    `--use_fast_math`, which TVM sets when it calls nvcc, is not used: it changes results.
     """
     # the compiler looks for its builtins by name only
     ctypes.CDLL(str(toolkit.builtins), ctypes.RTLD_GLOBAL)
@@ -165,11 +155,9 @@ def _check(library: Any, code: int) -> None:
 
 
 # ---------------------------------------------------------------- builds on machines without a GPU
-# They run in a process with an empty stub of the driver's library.
-#
 # TVM compiles CUDA kernels ahead of time only where its CUDA runtime can be loaded; without it, their source would go
 # into the library and be compiled on the user's machine. The runtime needs the driver's library to exist but calls
-# nothing in it while it builds. So it gets an empty one, in a process that does nothing else and never runs a kernel.
+# nothing in it while it builds. So it gets an empty stub, in a process that does nothing else and never runs a kernel.
 
 # The symbols of the driver's library that TVM's CUDA runtime needs when it is loaded.
 _DRIVER_SYMBOLS: Final = (
@@ -185,12 +173,7 @@ _log = logging.getLogger(__name__)
 
 
 def call(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call a function in a new process that can build for CUDA; see `Backend.call_builder`.
-
-    Raises:
-        TvmflowError: what the function raises.
-        StageError: when the process ends without a result.
-    """
+    """Call a function in a new process that can build for CUDA; see `Backend.call_builder`."""
     _log.debug("%s runs in a process that can build for CUDA", function.__name__)
     done = subprocess.run(
         module_command(__name__, f"{function.__module__}:{function.__name__}"),
@@ -234,10 +217,7 @@ def _main(name: str) -> None:
 def load_without_driver(errors: list[TvmflowError]) -> None:
     """Make this process, which must run nothing on a GPU, able to compile for one.
 
-    `errors` receives every error of a compilation.
-
-    Raises:
-        EnvironmentProblem: when CUDA's compiler or TVM's CUDA runtime is missing.
+    `errors` receives every error of a compilation. Without compiler or runtime, EnvironmentProblem is raised.
     """
     from tvmflow.targets.linking import link_stub
 
