@@ -18,7 +18,7 @@ from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, InputFile, Plan
 from tvmflow.engine import delivery
 from tvmflow.exporters.archives import write_zip
-from tvmflow.provenance import sidecar
+from tvmflow.provenance import find_sidecars, write_sidecars
 from tvmflow.runtime.bundles import LIBRARY_FORMAT
 from tvmflow.store.local import LocalStore
 
@@ -163,11 +163,11 @@ class World:
     def deliver(self) -> list[str]:
         """As a run does it; the names of all that is in the target's folder then."""
         paths = delivery.deliver(self.plan, self.artifacts, self.store, str(self.dist))
-        paths += sidecar.write_sidecars(self.plan, self.artifacts, self.store, str(self.dist))
+        paths += write_sidecars(self.plan, self.artifacts, self.store, str(self.dist))
         return [Path(path).relative_to(self.folder).as_posix() for path in paths]
 
     def pending(self) -> bool:
-        return sidecar.find_sidecars(self.plan, self.artifacts, self.store, str(self.dist)) is None
+        return find_sidecars(self.plan, self.artifacts, self.store, str(self.dist)) is None
 
     @property
     def statement(self) -> Path:

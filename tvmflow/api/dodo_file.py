@@ -37,8 +37,13 @@ from tvmflow.engine.session import SessionOptions
 from tvmflow.engine.stage_runs import RunContext, StageRuns
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.prepare import RunRequest
-from tvmflow.provenance import sidecar
-from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX, README
+from tvmflow.provenance import (
+    BOM_SUFFIX,
+    MEASUREMENTS_SUFFIX,
+    README,
+    find_sidecars,
+    write_sidecars,
+)
 from tvmflow.store.garbage_collection import remove_result
 from tvmflow.store.local import LocalStore
 
@@ -208,7 +213,7 @@ class DodoTasks:
             if missing:
                 return f"there is no result of {', '.join(missing)}"
             paths = delivery.deliver(plan, artifacts, store, self._dist)
-            paths += sidecar.write_sidecars(plan, artifacts, store, self._dist)
+            paths += write_sidecars(plan, artifacts, store, self._dist)
         except TvmflowError as error:
             return str(error)
         sys.stdout.writelines(f"  {path}\n" for path in paths)
@@ -221,7 +226,7 @@ class DodoTasks:
             if any(spec.id not in artifacts for spec in plan.stages):
                 return "a stage before it has no result"
             files = delivery.delivered_paths(plan, artifacts, store, self._dist)
-            sidecars = sidecar.find_sidecars(plan, artifacts, store, self._dist)
+            sidecars = find_sidecars(plan, artifacts, store, self._dist)
         except (TvmflowError, OSError) as error:
             return str(error)
         if files is None or sidecars is None:

@@ -125,7 +125,7 @@ def _read_evidence(options: StatementOptions) -> _Evidence:
 
 def inspect(options: InspectOptions) -> int:
     from tvmflow.core.documents import Unreadable
-    from tvmflow.provenance.check import UnknownFile, format_inspection, inspect_file
+    from tvmflow.provenance import UnknownFile, format_inspection, inspect_file
 
     evidence = _read_evidence(options.statements)
     for path in [path for file in options.files for path in _find_statements(file)]:
@@ -149,7 +149,7 @@ def inspect(options: InspectOptions) -> int:
 
 def verify(options: VerifyOptions) -> int:
     from tvmflow.core.logs import explain_wait
-    from tvmflow.provenance.check import check_delivered
+    from tvmflow.provenance import check_delivered
 
     evidence = _read_evidence(options.statements)
     with explain_wait("reading the delivered files: as long as your disk takes"):
@@ -167,12 +167,12 @@ def verify(options: VerifyOptions) -> int:
 def sign(options: SignOptions) -> int:
     from tvmflow.core import signing
     from tvmflow.core.documents import Unreadable
-    from tvmflow.provenance import write
+    from tvmflow.provenance import sign_statements
 
     key = _load_signing_key(options.key)
     for path in [path for file in options.files for path in _find_statements(file)]:
         try:
-            write.sign_statements(path, key)
+            sign_statements(path, key)
         except (Unreadable, signing.InvalidEnvelope) as error:
             raise UsageError(
                 f"{path} holds no statement that can be signed: {error}",

@@ -24,7 +24,7 @@ from tvmflow.engine.stage_runs import RunContext
 from tvmflow.engine.timeline import TimelineRecording
 from tvmflow.executors import EXECUTORS, Event, ExecutorContext
 from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
-from tvmflow.provenance.delivered import read_builder_id
+from tvmflow.provenance import read_builder_id
 from tvmflow.store.downloads import OnProgress
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient

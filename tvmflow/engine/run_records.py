@@ -42,7 +42,7 @@ from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_runs import log_path
 from tvmflow.executors import Event
 from tvmflow.planning.environment import without_password
-from tvmflow.provenance.delivered import read_source_state
+from tvmflow.provenance import read_source_state
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import read_host
 

@@ -28,7 +28,7 @@ from tvmflow.engine.report import (
 from tvmflow.engine.stage_runs import RunContext, StageRuns, choose_again
 from tvmflow.executors import Event, Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
-from tvmflow.provenance import sidecar
+from tvmflow.provenance import write_sidecars
 from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote.client import Fetched, RemoteCacheClient
@@ -248,7 +248,7 @@ class Session:
         artifacts, dist = self.state.artifacts, self._options.dist
         with spans.span("deliver"):
             paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
-            return paths + sidecar.write_sidecars(self._plan, artifacts, self._context.store, dist)
+            return paths + write_sidecars(self._plan, artifacts, self._context.store, dist)
 
     def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         from tvmflow.engine.doit_adapter import EngineTask

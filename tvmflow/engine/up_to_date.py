@@ -18,8 +18,11 @@ from tvmflow.engine.summary import render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
 from tvmflow.planning.prepare import PreparedRun
-from tvmflow.provenance import sidecar
-from tvmflow.provenance.delivered import list_repository_files
+from tvmflow.provenance import (
+    find_sidecars,
+    list_repository_files,
+    list_sidecars_to_write,
+)
 from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import LocalStore
 
@@ -56,13 +59,13 @@ def confirm_run(
 def list_files_to_write(plan: Plan, state: PlanState, dist: str) -> list[str]:
     """Return the paths in `dist` that a run would write from the results that are there."""
     results = (plan, state.artifacts, state.store, dist)
-    return [*delivery.list_files_to_copy(*results), *sidecar.list_sidecars_to_write(*results)]
+    return [*delivery.list_files_to_copy(*results), *list_sidecars_to_write(*results)]
 
 
 def list_delivered(plan: Plan, state: PlanState, dist: str) -> list[str]:
     """Return the paths of all files in `dist`, where a run would write none."""
     results = (plan, state.artifacts, state.store, dist)
-    return [*(delivery.delivered_paths(*results) or ()), *(sidecar.find_sidecars(*results) or ())]
+    return [*(delivery.delivered_paths(*results) or ()), *(find_sidecars(*results) or ())]
 
 
 def save_answer(
@@ -120,7 +123,7 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
         return None
     update_recipe_pins(state.store, plan.origins)
     delivered = delivery.delivered_paths(plan, state.artifacts, state.store, dist)
-    sidecars = sidecar.find_sidecars(plan, state.artifacts, state.store, dist)
+    sidecars = find_sidecars(plan, state.artifacts, state.store, dist)
     if delivered is None or sidecars is None:
         return None
     stages = tuple(

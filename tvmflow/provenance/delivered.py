@@ -1,19 +1,32 @@
-"""Delivered targets: their files, the stages behind them, and the state of their sources.
+"""Delivered targets: their files, stages, sidecar files and sources.
 
-The state of sources is a function of recipe, pipeline and the commit of their repository: who builds the same
-commit elsewhere gets the same values. An up-to-date run imports this module, which imports next to nothing.
+Sidecar files are statements of provenance and measurements, a bill of materials, and a README. They describe finished
+results, and may be signed, so that they are not in the store. A note there with their stamps tells a run that they
+are up to date. Up-to-date runs import this module, so it imports next to nothing.
 """
 
 import functools
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Delivery, Plan, RecipeOrigin, StageSpec
-from tvmflow.store.file_digests import stamp
+from tvmflow.core.project import shortest_path
+from tvmflow.core.types import (
+    STATEMENT_SUFFIX,
+    Artifact,
+    Delivery,
+    Json,
+    Plan,
+    RecipeOrigin,
+    StageSpec,
+)
+from tvmflow.store.file_digests import note_name, stamp
+from tvmflow.store.local import LocalStore
 
 BOM_SUFFIX = ".cdx.json"
 MEASUREMENTS_SUFFIX = ".measurements" + STATEMENT_SUFFIX
@@ -22,6 +35,11 @@ README = "README.md"
 
 MEASURED_FILES = ("measurements.json",)
 """Delivered files with figures that differ whenever they are measured; all other files are reproducible."""
+
+# The version of sidecar files: raised when the same results are described differently.
+_VERSION: Final = 3
+# The same as in core.signing, whose import costs far more than the rest of an up-to-date run.
+_KEY_VARIABLE: Final = "TVMFLOW_SIGNING_KEY"
 
 
 class SidecarPaths(NamedTuple):
@@ -34,11 +52,7 @@ class SidecarPaths(NamedTuple):
 
 
 class DeliveredTarget(NamedTuple):
-    """The delivered files of one recipe for one target, and every stage behind them.
-
-    `files` are names in the folder with their sha256, `stages` are in the order of the plan,
-    `artifacts` has their results by stage id, and `origin` says where the recipe is.
-    """
+    """The delivered files (name, sha256) of a recipe for a target, and all stages behind them."""
 
     recipe: str
     target: str
@@ -50,13 +64,9 @@ class DeliveredTarget(NamedTuple):
     def sidecar_paths(self, dist: str) -> SidecarPaths:
         """Return the paths of the sidecar files."""
         folder = os.path.join(dist, self.recipe, self.target)
-        base = os.path.join(folder, self.recipe)
-        return SidecarPaths(
-            base + STATEMENT_SUFFIX,
-            base + BOM_SUFFIX,
-            base + MEASUREMENTS_SUFFIX,
-            os.path.join(folder, README),
-        )
+        suffixes = (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
+        names = (*(f"{self.recipe}{suffix}" for suffix in suffixes), README)
+        return SidecarPaths(*(os.path.join(folder, name) for name in names))
 
     @property
     def reproducible_files(self) -> tuple[tuple[str, str], ...]:
@@ -87,25 +97,22 @@ def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> lis
             digests = delivery.digests(artifacts)
             files += [(delivered, digests[stored]) for stored, delivered in delivery.files]
         if files:
-            stages = _with_needs(makers | gates, plan.stages, positions)
-            origin = origins.get(recipe)
-            targets.append(
-                DeliveredTarget(
-                    recipe=recipe,
-                    target=target,
-                    files=tuple(sorted(files)),
-                    stages=stages,
-                    artifacts=artifacts,
-                    origin=origin,
-                )
+            delivered = DeliveredTarget(
+                recipe=recipe,
+                target=target,
+                files=tuple(sorted(files)),
+                stages=_with_needs(makers | gates, plan.stages, positions),
+                artifacts=artifacts,
+                origin=origins.get(recipe),
             )
+            targets.append(delivered)
     return targets
 
 
 def _with_needs(
     ids: set[str], stages: tuple[StageSpec, ...], positions: Mapping[str, int]
 ) -> tuple[StageSpec, ...]:
-    """Return the stages with these ids and all that they need, directly or not, in the order of the plan."""
+    """Return the stages with these ids and their transitive inputs, in the order of the plan."""
     needed: set[int] = set()
     pending = list(ids)
     # Scanning the whole plan for every target would take quadratic time.
@@ -117,7 +124,131 @@ def _with_needs(
     return tuple(stages[position] for position in sorted(needed))
 
 
+# ---------------------------------------------------------------- sidecar files
+
+
+def find_sidecars(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str] | None:
+    """Return the paths of all sidecar files in `dist`; None when one has to be written."""
+    targets = list(_list_targets(plan, artifacts, store, dist))
+    if not all(is_current for _, is_current in targets):
+        return None
+    return [path for delivered, _ in targets for path in delivered.sidecar_paths(dist)]
+
+
+def list_sidecars_to_write(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Return the paths of the sidecar files that have to be written."""
+    targets = _list_targets(plan, artifacts, store, dist)
+    old = (delivered for delivered, is_current in targets if not is_current)
+    return [path for delivered in old for path in delivered.sidecar_paths(dist)]
+
+
+def write_sidecars(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Write the sidecar files that are missing or describe other results; return all their paths."""
+    paths: list[str] = []
+    for delivered, is_current in _list_targets(plan, artifacts, store, dist):
+        written = delivered.sidecar_paths(dist)
+        paths += written
+        if not is_current:
+            # An up-to-date run imports this module only to find out that it is up to date.
+            from tvmflow.provenance.write import write_target_sidecars
+
+            _warn_of_replaced_recipe(store, delivered, written)
+            write_target_sidecars(delivered, store, written)
+            _write_note(store, delivered, written)
+    return paths
+
+
+def _list_targets(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> Iterator[tuple[DeliveredTarget, bool]]:
+    """Yield each target, and whether its sidecar files are present and describe its results."""
+    for delivered in list_delivered_targets(plan, artifacts):
+        yield delivered, _is_current(store, delivered, delivered.sidecar_paths(dist))
+
+
+def _is_current(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths) -> bool:
+    note = _read_note(store, paths)
+    try:
+        if note.get("of") != _fingerprint(delivered):
+            return False
+        if note.get("stamps") != [stamp(path) for path in paths]:
+            return False
+        # A run without a key does not remove another's signature.
+        return not os.environ.get(_KEY_VARIABLE) or note.get("key") == _key_stamp()
+    except OSError:
+        return False
+
+
+def _warn_of_replaced_recipe(
+    store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths
+) -> None:
+    """Log that the folder had the files of another recipe, which has the same name."""
+    import logging
+
+    other = _read_note(store, paths).get("recipe")
+    # a recipe may have been moved, and those of `build`, which are in the store, are not the user's
+    if not isinstance(other, str) or other == _recipe_path(delivered) or not os.path.isfile(other):
+        return
+    if os.path.commonpath([store.root, other]) != store.root:
+        logging.getLogger(__name__).warning(
+            "%s had the files of %s, which has the same name as %s: they were replaced; "
+            "to keep both, give one of the recipes another name",
+            os.path.dirname(paths.statement),
+            *map(shortest_path, (other, _recipe_path(delivered))),
+        )
+
+
+def _recipe_path(delivered: DeliveredTarget) -> str:
+    return os.path.abspath(delivered.origin.path) if delivered.origin else ""
+
+
+def _write_note(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths) -> None:
+    note = {
+        "of": _fingerprint(delivered),
+        "stamps": [stamp(path) for path in paths],
+        "key": _key_stamp(),
+        "recipe": _recipe_path(delivered),
+    }
+    store.notes.write(json.dumps(note), "delivered", note_name(paths[0]))
+
+
+def _read_note(store: LocalStore, paths: SidecarPaths) -> dict[str, Json]:
+    try:
+        value = json.loads(store.notes.read("delivered", note_name(paths[0])) or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _key_stamp() -> Json:
+    path = os.environ.get(_KEY_VARIABLE)
+    return [os.path.abspath(path), stamp(path)] if path else None
+
+
+def _fingerprint(delivered: DeliveredTarget) -> str:
+    """Return a digest of everything that the sidecar files depend on."""
+    stages = [
+        [
+            spec.label,
+            delivered.artifacts[spec.id].key,
+            [file.digest for file in delivered.artifacts[spec.id].files],
+            [file.url for file in spec.files],
+        ]
+        for spec in delivered.stages
+    ]
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    of = [_VERSION, delivered.recipe, delivered.target, delivered.files, stages]
+    return digest_of([*of, sources, read_builder_id()])
+
+
 # ---------------------------------------------------------------- the state of the sources
+# It depends only on recipe, pipeline and the commit of their repository: it is the same wherever that is built.
 
 BUILDER_VARIABLE: Final = "TVMFLOW_BUILDER_ID"
 DEFAULT_BUILDER: Final = "urn:tvmflow:builder:v1"
@@ -139,10 +270,10 @@ class SourceFile(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """The sources of a planned recipe: files of recipe and pipeline, and the commit that is checked out.
+    """The sources of a planned recipe: files of recipe and pipeline, and the checked-out commit.
 
-    `clean` says whether the files are as in that commit: `yes`, `no`, or why that is unknown. The variant is
-    empty for the recipe itself.
+    `clean`: the files are as in that commit (`yes`, `no`, or why that is unknown). The variant is empty for the
+    recipe itself.
     """
 
     files: tuple[SourceFile, ...]
@@ -196,7 +327,7 @@ def _read_source_state(origin: RecipeOrigin, stamps: tuple[object, ...]) -> Sour
 
 
 def list_repository_files(origin: RecipeOrigin) -> list[str]:
-    """Return the files of git whose change may mean another commit, whether they exist or not."""
+    """Return the files of git that change with the commit, whether they exist or not."""
     repository = _find_repository(os.path.dirname(os.path.abspath(origin.path)))
     if repository is None:
         return []
@@ -206,11 +337,7 @@ def list_repository_files(origin: RecipeOrigin) -> list[str]:
 
 
 def read_builder_id() -> str:
-    """Return the id of the builder: `$TVMFLOW_BUILDER_ID`, or that of any tvmflow.
-
-    Raises:
-        UsageError: when it is not a URI.
-    """
+    """Return the id of the builder, `$TVMFLOW_BUILDER_ID` or a default; UsageError when it is not a URI."""
     import urllib.parse
 
     value = os.environ.get(BUILDER_VARIABLE, "")
@@ -261,34 +388,25 @@ def _read_text(path: str) -> str:
 
 
 def _read_commit(repository: _Repository) -> str:
-    """Return the commit that is checked out, read without git; empty when there is none yet."""
+    """Return the checked-out commit, read without git; empty when there is none yet."""
     value = _read_text(f"{repository.folder}/HEAD")
     for _ in range(_MAX_LINKS):
         if not value.startswith("ref: "):
-            return value if _is_commit(value) else ""
+            is_commit = len(value) in (40, 64) and not set(value) - set("0123456789abcdef")
+            return value if is_commit else ""
         name = value.removeprefix("ref: ")
+        packed = _read_text(f"{repository.common}/packed-refs").splitlines()
+        commits = {ref: commit for commit, _, ref in (line.partition(" ") for line in packed)}
         value = (
             _read_text(f"{repository.folder}/{name}")
             or _read_text(f"{repository.common}/{name}")
-            or _find_packed(repository, name)
+            or commits.get(name, "")
         )
     return ""
 
 
-def _find_packed(repository: _Repository, name: str) -> str:
-    for line in _read_text(f"{repository.common}/packed-refs").splitlines():
-        commit, _, packed = line.partition(" ")
-        if packed == name:
-            return commit
-    return ""
-
-
-def _is_commit(text: str) -> bool:
-    return len(text) in (40, 64) and not set(text) - set("0123456789abcdef")
-
-
 def _read_cleanliness(root: str, paths: Sequence[str]) -> str:
-    """Return whether files are as in the commit; git knows, and neither writes nor asks here."""
+    """Return whether files are as in the commit, by git, which here neither writes nor prompts."""
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}

@@ -1,7 +1,7 @@
 """Deliveries and releases as artifacts in an OCI registry.
 
-A folder is an artifact of ModelPack whose layers are its files, one each. Statements with their
-signatures, and bills of materials, refer to it, so that a later signature changes no digest.
+A folder is an artifact of ModelPack with a layer for each file. Signed statements and bills of materials are
+referrers, so that a later signature changes no digest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX
-from tvmflow.provenance.check import check_delivered
-from tvmflow.provenance.delivered import BOM_SUFFIX
+from tvmflow.provenance import BOM_SUFFIX, check_delivered
 from tvmflow.runtime.statements import PAYLOAD_TYPE, SignedStatement, read_statements
 from tvmflow.store.addresses import OciReference
 from tvmflow.store.downloads import OnProgress, download
@@ -42,9 +41,9 @@ from tvmflow.store.oci import (
 _MODEL: Final = "application/vnd.cncf.model.manifest.v1+json"
 _CONFIG: Final = "application/vnd.cncf.model.config.v1+json"
 _LAYER: Final = "application/vnd.cncf.model.{}.v1.raw"
-# The files that refer to an artifact, by the ends of their names.
+# Suffixes of the files that refer to an artifact -> media types.
 _REFERRERS: Final = {STATEMENT_SUFFIX: PAYLOAD_TYPE, BOM_SUFFIX: "application/vnd.cyclonedx+json"}
-# What ModelPack calls a file, by the end of its name; weights are all others.
+# ModelPack's kinds of files -> suffixes; all other files are weights.
 _KINDS: Final = {
     "code": (".h", ".hpp", ".c", ".cpp", ".cmake", ".js", ".ts", ".py", ".java", "CMakeLists.txt"),
     "doc": (".md", ".html", ".svg"),
@@ -57,7 +56,7 @@ _SHOWN_PROBLEMS: Final = 3
 
 
 class Pushed(NamedTuple):
-    """An artifact that was pushed, by its digest, with numbers of files and bytes."""
+    """A pushed artifact, with its address by digest, and counts of files and bytes."""
 
     address: str
     files: int
@@ -68,7 +67,7 @@ class Pushed(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """An artifact that was pulled, by its digest, and whether its files were there before."""
+    """A pulled artifact, with its address by digest; it is not new if its files were there before."""
 
     address: str
     files: int
@@ -81,14 +80,12 @@ class Pulled(NamedTuple):
 
 
 def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
-    """Push the files of a folder to a registry; files that it has are not sent again.
-
-    The tag names the artifact once everything is there.
+    """Push the files of a folder to a registry, without those that it has; then set the tag.
 
     Raises:
-        UsageError: when there is something in the folder that no registry can have.
-        VerifyFailed: when a file is not as its statement says.
-        OciError: when the registry does not take it.
+        UsageError: when the folder has something that registries do not accept.
+        VerifyFailed: when a file differs from its statement.
+        OciError: when the registry refuses it.
     """
     layers: list[Descriptor] = []
     referrers: dict[str, list[Descriptor]] = {}
@@ -105,7 +102,13 @@ def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
         _check(folder, (), f"{folder} is not as it was delivered", f"`tvmflow verify {folder}`")
     signed = [entry for path in statements for entry in read_statements(path, ())]
     annotations = _annotate(folder, signed)
-    config = _make_config(layers, annotations[f"{_IMAGE}.title"])
+    config = canonical(
+        {
+            "descriptor": {"name": annotations[f"{_IMAGE}.title"]},
+            "config": {"format": "tvmflow"},
+            "modelfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
+        }
+    )
     content = make_manifest(_MODEL, layers, annotations, describe(config, _CONFIG))
     subject = describe(content, MANIFEST)
     repository = Repository(reference)
@@ -160,20 +163,13 @@ def _list_files(folder: Path) -> list[str]:
 def _annotate(folder: Path, signed: Sequence[SignedStatement]) -> dict[str, str]:
     texts = {"title": folder.absolute().name}
     for statement in (entry.statement for entry in signed if entry.statement):
-        parameters = ("predicate", "buildDefinition", "externalParameters")
         for source in statement.dependencies("repository"):
             texts["revision"] = get_field(source, "digest", "gitCommit", of=str)
-        license_ = get_field(statement.settings, "export", "license", of=str)
-        version = get_field(statement.body, *parameters, "version", of=str)
-        texts |= {"licenses": license_} if license_ else {}
-        texts |= {"version": version} if version else {}
+        if license_ := get_field(statement.settings, "export", "license", of=str):
+            texts["licenses"] = license_
+        if version := statement.version:
+            texts["version"] = version
     return {f"{_IMAGE}.{name}": text for name, text in texts.items() if text}
-
-
-def _make_config(layers: Sequence[Descriptor], name: str) -> bytes:
-    files = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
-    value = {"descriptor": {"name": name}, "config": {"format": "tvmflow"}, "modelfs": files}
-    return canonical(value)
 
 
 # ---------------------------------------------------------------- pull
@@ -186,15 +182,15 @@ def pull(
     trusted: Sequence[PublicKey],
     on_progress: OnProgress | None = None,
 ) -> Pulled:
-    """Pull an artifact's files, and the statements about them, into a new folder: all or none.
+    """Pull an artifact's files and their statements into a new folder: all or none.
 
-    The store keeps downloads, so that what was interrupted goes on. One of the trusted keys must have
-    signed the statements; with none, no signature is checked.
+    The store keeps downloads, so that an interrupted pull continues. One of the trusted keys must have signed the
+    statements; without keys, no signature is checked.
 
     Raises:
         UsageError: when the folder has other files.
         VerifyFailed: when no trusted key signed the files.
-        DownloadError: when something cannot be fetched, or is not what the manifest says.
+        DownloadError: when a file cannot be fetched, or differs from the manifest.
     """
     repository = Repository(reference)
     try:
@@ -242,7 +238,7 @@ def _list_layers(repository: Repository, manifest: Manifest) -> Iterator[Descrip
     for kind in _REFERRERS.values():
         found = [entry for entry in reversed(listed) if entry.artifact_type == kind]
         if found:
-            # of several, the one with most signatures, and then the last one
+            # the one with most signatures, and of several the last one
             best = max(found, key=lambda one: len(one.annotations.get(_SIGNED_BY, "").split()))
             attached = repository.find_manifest(best.digest)
             yield from attached.layers if attached.subject == manifest.digest else ()
@@ -258,9 +254,9 @@ def _check_same(folder: Path, files: Sequence[Descriptor]) -> None:
 
 
 def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> str:
-    """Check files and their paths against statements, and return who signed these.
+    """Check files and their paths against statements, and return the signers.
 
-    A content that is signed could be harmful at another path, such as that of a module that Python imports.
+    Signed content could be harmful at another path, such as that of a module that Python imports.
     """
     findings = list(check_delivered(folder, trusted))
     bad = [
@@ -270,7 +266,7 @@ def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> 
         for finding in findings
         if not finding.good or finding.is_renamed
     ]
-    # a statement that is not believed is why all of its files are not
+    # a statement that is not believed is the cause for all of its files
     causes = [finding for finding in bad if finding.path.name.endswith(STATEMENT_SUFFIX)] or bad
     problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in causes]
     if problems:
@@ -278,7 +274,7 @@ def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> 
         more = [f"and {hidden} more"] if hidden > 0 else []
         raise VerifyFailed(f"{about}: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}", fix=fix)
     signed = [finding.source for finding in findings if finding.source]
-    # whoever pushed it chose the folders of whole deliveries, which no statement names
+    # the publisher chose the folders of whole deliveries, which statements do not name
     folders = sorted({entry.path.parent.relative_to(folder).as_posix() for entry in signed} - {"."})
     where = f", in {names_text(folders)}" if folders else ""
     return ", ".join(sorted({entry.signature for entry in signed})) + where

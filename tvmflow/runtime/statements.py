@@ -52,8 +52,13 @@ class Statement(NamedTuple):
     @property
     def about(self) -> str:
         """A recipe for a target, or a release with its version, for people."""
-        release, version = self._parameter("release"), self._parameter("version")
-        return f"{release} {version}" if release else f"{self.recipe} for {self.target}"
+        release = self._parameter("release")
+        return f"{release} {self.version}" if release else f"{self.recipe} for {self.target}"
+
+    @property
+    def version(self) -> str:
+        """The version of a release; empty for a target."""
+        return self._parameter("version")
 
     @property
     def recipe(self) -> str:

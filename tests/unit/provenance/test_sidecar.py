@@ -14,7 +14,7 @@ import pytest
 from tests.support.provenance import World, contents
 from tvmflow.core import signing
 from tvmflow.core.errors import StoreError
-from tvmflow.provenance import delivered, sidecar, write
+from tvmflow.provenance import delivered, write
 from tvmflow.stages import verify
 from tvmflow.store.local import DamagedBlob
 
@@ -257,7 +257,7 @@ def test_the_fast_path_imports_hardly_anything() -> None:
         "tvmflow.provenance.statement",
     )
     code = (
-        "import sys; import tvmflow.provenance.sidecar; "
+        "import sys; import tvmflow.provenance.delivered; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -267,4 +267,4 @@ def test_the_fast_path_imports_hardly_anything() -> None:
 
 
 def test_the_variable_is_that_of_core_signing() -> None:
-    assert sidecar._KEY_VARIABLE == signing.KEY_VARIABLE
+    assert delivered._KEY_VARIABLE == signing.KEY_VARIABLE
