@@ -13,6 +13,12 @@ SPEC_VERSION: Final = "1.6"
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:tvmflow:bom:v1")
 
 
+def file_component(name: str, sha256: str) -> dict[str, Json]:
+    """Return the component of a file with a SHA-256 digest (hex)."""
+    hashes = digest_fields(sha256)
+    return {"bom-ref": f"file:{name}", "type": "file", "name": name, "hashes": hashes}
+
+
 def encode_bom(fields: Mapping[str, Json]) -> bytes:
     """Return a document as canonical JSON; its serial number is a digest of the content."""
     document = {"bomFormat": "CycloneDX", "specVersion": SPEC_VERSION, "version": 1, **fields}

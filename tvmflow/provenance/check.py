@@ -1,7 +1,4 @@
-"""Checks and inspects delivered files: against statements and signatures, and by their content.
-
-Nothing in a file is run or loaded.
-"""
+"""Checks and inspects delivered files, by statements, signatures and content. Nothing in them is run."""
 
 from __future__ import annotations
 
@@ -99,9 +96,9 @@ def check_delivered(
     statements: Sequence[Path] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Iterator[Finding]:
-    """Yield a finding for a file, or for every file in a folder and every one that is missing.
+    """Yield a finding for a file, or for every file in a folder and every missing one.
 
-    One of the trusted keys must have signed; with none, all statements are believed. By default, statements are
+    One of the trusted keys must have signed; without keys, all statements are believed. By default, statements are
     those beside each file or in folders above.
     """
     read_once = functools.cache(functools.partial(read_statements, trusted=tuple(trusted)))
@@ -118,7 +115,7 @@ def check_delivered(
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield everything in a folder but folders; links to folders are not followed."""
+    """Yield all files and links in a folder; links to folders are not followed."""
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if Path(parent, name).is_symlink()]
         folders.sort()
@@ -126,7 +123,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 
 def _check_statements(path: Path, trusted: Sequence[PublicKey]) -> Iterator[Finding]:
-    """Yield whether each statement in a file is believed, and which of its files are missing."""
+    """Yield whether each statement in a file is believed, and its missing files."""
     for signed in read_statements(path, trusted):
         if signed.problem or signed.statement is None:
             _log.debug("%s: %s", path, signed.problem)
@@ -150,12 +147,12 @@ _MAX_HEADER_BYTES: Final = 1 << 20
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
-# The errors of readers of archives that are damaged, or made to do harm.
+# The errors of readers of damaged or hostile archives.
 _ARCHIVE_ERRORS: Final = (*ZIP_ERRORS, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 class FoundBundle(NamedTuple):
-    """A bundle, and its place in an archive or wheel; that is empty for a file of its own."""
+    """A bundle, and its path in an archive or wheel; empty for a separate file."""
 
     bundle: Bundle
     path_in_archive: str = ""
@@ -204,7 +201,7 @@ def _too_large(max_bytes: int) -> Unreadable:
 
 @contextlib.contextmanager
 def _archive_errors() -> Iterator[None]:
-    """Raise Unreadable for whatever a damaged or harmful archive makes its reader raise."""
+    """Raise Unreadable for all errors of readers of archives."""
     try:
         yield
     except Unreadable:
@@ -229,7 +226,7 @@ def _find_in_zip(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a tar whose extended header, which is read as a whole, is not large."""
+    """A member of a tar whose extended header, which is read at once, is not large."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
@@ -278,7 +275,7 @@ def _find_in_tar(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
 
 
 def _read_packed(inner: IO[bytes], name: str, max_bytes: int) -> FoundBundle:
-    """Return the content of a bundle in an archive, which is unpacked into a temporary file."""
+    """Return the content of a bundle in an archive, by a temporary file."""
     with tempfile.TemporaryFile() as copy:
         while chunk := inner.read(_CHUNK):
             copy.write(chunk)
@@ -303,13 +300,10 @@ def inspect_file(
     statements: Sequence[Path] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Json:
-    """Return everything that is known of a file.
-
-    One of the trusted keys must have signed a statement; with none, all are believed. By default, statements are
-    those beside the file or in folders above; `max_bytes` limits a bundle, and what an archive unpacks to.
+    """Return everything that is known about a file, by its content and statements (`check_delivered`).
 
     Raises:
-        UnknownFile: Nothing is known of it.
+        UnknownFile: Nothing is known about it.
         Unreadable: It is of a kind that tvmflow delivers, and damaged.
         OSError: It cannot be read.
     """
@@ -379,7 +373,14 @@ def _statement_json(signed: SignedStatement) -> dict[str, Json]:
         "recipe": statement.recipe,
         "target": statement.target,
         "subjects": dict(statement.subjects),
-        "sources": [_source_json(entry) for entry in statement.dependencies("source")],
+        "sources": [
+            {
+                "name": get_field(entry, "name", of=str),
+                "sha256": get_field(entry, "digest", "sha256", of=str),
+                **({"url": get_field(entry, "uri", of=str)} if "uri" in entry else {}),
+            }
+            for entry in statement.dependencies("source")
+        ],
         "tools": {
             get_field(entry, "name", of=str): get_field(entry, "annotations", "version", of=str)
             for entry in statement.dependencies("tool")
@@ -389,16 +390,8 @@ def _statement_json(signed: SignedStatement) -> dict[str, Json]:
     }
 
 
-def _source_json(entry: Mapping[str, Json]) -> Json:
-    return {
-        "name": get_field(entry, "name", of=str),
-        "sha256": get_field(entry, "digest", "sha256", of=str),
-        **({"url": get_field(entry, "uri", of=str)} if "uri" in entry else {}),
-    }
-
-
 def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the parts of a verdict that say how good a library is; empty when there is none."""
+    """Return the result, accuracy, errors and latency of a verdict; empty when there is none."""
     if not verdict:
         return {}
     outputs = [
@@ -513,7 +506,7 @@ def _bundle_json(bundle: Bundle) -> dict[str, Json]:
 
 
 def _read_images(bundle: Bundle) -> tuple[dict[str, Json], list[str]]:
-    """Return how images become inputs, with the labels of the scores, and why these are damaged, if so."""
+    """Return preprocessing and labels of a bundle, and the problems with them."""
     manifest = bundle.manifest
     if not manifest.keys() & {"images", "labels"}:
         return {}, []
@@ -527,7 +520,6 @@ def _read_images(bundle: Bundle) -> tuple[dict[str, Json], list[str]]:
 
 
 # ---------------------------------------------------------------- inspection text
-# Formats the result of an inspection for people.
 
 _SHORT_ID: Final = 12
 _MAX_NAME_WIDTH: Final = 60
@@ -604,7 +596,9 @@ def _bundle_lines(content: Mapping[str, Json], indent: str = "") -> Iterator[str
         )
         yield _line("image", f"{indent}{name}: {_scaling_text(image)}")
     if "labels" in content:
-        yield _line("labels", indent + _labels_text(content["labels"]))
+        names = content["labels"]["names"]
+        count = count_text(len(names), "class", "classes")
+        yield _line("labels", f"{indent}{count}: {names_text(names, _SHOWN_LABELS)}")
     for file, digest in content["model"].items():
         yield _line("model", f"{indent}{file} {digest}")
     for part, part_content in content.get("parts", {}).items():
@@ -625,14 +619,10 @@ def _size_text(image: Mapping[str, Json]) -> str:
         steps.append(f"resized to {resize} on the shorter side ({image['interpolation']})")
     elif resize:
         bars = f", with bars of level {pad}" if pad is not None else ""
-        steps.append(f"resized to {_by(resize)} ({image['interpolation']}){bars}")
+        steps.append(f"resized to {'x'.join(map(str, resize))} ({image['interpolation']}){bars}")
     if crop:
-        steps.append(f"the middle {_by(crop)} of it")
+        steps.append(f"the middle {'x'.join(map(str, crop))} of it")
     return ", ".join(steps)
-
-
-def _by(size: Sequence[int]) -> str:
-    return "x".join(map(str, size))
 
 
 def _scaling_text(image: Mapping[str, Json]) -> str:
@@ -648,11 +638,6 @@ def _scaling_text(image: Mapping[str, Json]) -> str:
 def _numbers_text(numbers: Sequence[float]) -> str:
     texts = [f"{number:g}" for number in numbers]
     return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"
-
-
-def _labels_text(labels: Mapping[str, Json]) -> str:
-    names = labels["names"]
-    return f"{count_text(len(names), 'class', 'classes')}: {names_text(names, _SHOWN_LABELS)}"
 
 
 # ---------------------------------------------------------------- provenance

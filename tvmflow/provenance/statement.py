@@ -1,8 +1,7 @@
-"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, and how they are made.
+"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1.
 
-Equal results give equal bytes: there are no paths and no names of machines, and the only times are
-those at which the ledger says that a trial was measured, in the statement about measurements.
-A result that is missing or not what it should be is a DamagedBlob.
+Equal results give equal bytes: there are no paths and no names of machines, and the only times are those of
+measured trials in the ledger, in the statement about measurements. A missing or damaged result is a DamagedBlob.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ class Source(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A package whose code can change a result.
-
-    `record` is the beginning of the digest of its list of files (see `core.packages`).
-    """
+    """A package whose code can change a result; `record` is part of the digest of its list of files."""
 
     name: str
     version: str
@@ -101,29 +97,27 @@ class FinishedStage(NamedTuple):
         return locked_settings(self.spec._replace(settings=dict(self.settings)))
 
     def used_results(self) -> Iterator[tuple[str, str]]:
-        """Yield `LABEL/FILE` and sha256 of every file of another stage that it read."""
-        for need in self.spec.needs:
-            label = need.stage_id.partition(":")[2]
-            for role, digest in self._inputs_of(need):
-                if not STAGES[need.maker].TRAITS.run.searches:
-                    yield label + role.removeprefix(need.stage), digest
+        """Yield `LABEL/FILE` and sha256 of every file of another stage that it read, except of searches."""
+        for need, role, digest in self._list_needed_files(of_searches=False):
+            yield need.stage_id.partition(":")[2] + role.removeprefix(need.stage), digest
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files from outside that are part of its key, and the result of a search.
+        """Yield the files from outside that are part of its key, and the results of searches.
 
-        A locked run has that result from its lock file, and the same is said of both.
+        A locked run has the latter from its lock file, and both runs must have the same statement.
         """
         for name, files in group_files(self.spec.files).items():
             yield Source(name, self.preimage["inputs"][name], without_secrets(files[0].url))
-        for need in self.spec.needs:
-            if STAGES[need.maker].TRAITS.run.searches:
-                yield from (Source(role, digest, "") for role, digest in self._inputs_of(need))
+        for _, role, digest in self._list_needed_files(of_searches=True):
+            yield Source(role, digest, "")
 
-    def _inputs_of(self, need: Need) -> Iterator[tuple[str, str]]:
-        """Yield role and sha256 of every file of a need that it read."""
-        for role, digest in self.preimage["inputs"].items():
-            if role.startswith(f"{need.stage}/"):
-                yield role, str(digest)
+    def _list_needed_files(self, *, of_searches: bool) -> Iterator[tuple[Need, str, str]]:
+        """Yield need, role and sha256 of the files of other stages that it read."""
+        for need in self.spec.needs:
+            if STAGES[need.maker].TRAITS.run.searches == of_searches:
+                for role, digest in self.preimage["inputs"].items():
+                    if role.startswith(f"{need.stage}/"):
+                        yield need, role, str(digest)
 
     def tools(self) -> Iterator[Tool]:
         """Yield the packages that it used."""
@@ -143,26 +137,26 @@ class Lineage(NamedTuple):
     store: LocalStore
 
     def find_stages(self, name: str) -> tuple[FinishedStage, ...]:
-        """Return the stages of a name: several where a model is in parts."""
+        """Return the stages with a name, of which a model in parts has several."""
         return tuple(stage for stage in self.stages if stage.spec.stage == name)
 
     @property
     def exports(self) -> tuple[FinishedStage, ...]:
-        """The stages that made the files: the one that joined the parts of a model before those of the parts."""
+        """The stages that wrote the files: the one that joins the parts of a model, then those of the parts."""
         return (*self.find_stages(join.NAME), *self.find_stages(export.NAME))
 
     def read(self, stage: FinishedStage, name: str) -> Json:
-        """Return the value of a JSON file of a stage; None when it gave none of that name."""
+        """Return the value of a JSON file of a stage; None when it has none of that name."""
         digest = stage.artifact.digests((name,)).get(name)
         try:
             return digest and json.loads(Path(self.store.blobs.verified_path(digest)).read_bytes())
         except ValueError:
-            # A stage of a plug-in may use the name for something else.
+            # A stage of a plug-in may use the name for other content.
             return None
 
     @property
     def repeatable(self) -> tuple[FinishedStage, ...]:
-        """The stages that a locked run has too: all except searches."""
+        """The stages of a locked run: all except searches."""
         return tuple(stage for stage in self.stages if not stage.spec.traits.searches)
 
     def sources(self) -> list[Source]:
@@ -181,15 +175,17 @@ class Lineage(NamedTuple):
                 return verdict, stage.artifact.digests(())[name]
         return None, ""
 
+    def _export_setting(self, name: str) -> str:
+        return str(self.exports[0].settings.get(name, "")) if self.exports else ""
+
     @property
     def version(self) -> str:
         """The version in the recipe; empty if nothing was exported."""
-        return str(self.exports[0].settings.get("version", "")) if self.exports else ""
+        return self._export_setting("version")
 
     def license(self) -> str:
         """Return the license that the recipe names for the model, or else the Hub; empty if none does."""
-        named = str(self.exports[0].settings.get("license", "")) if self.exports else ""
-        return named or next(filter(None, self._licenses_on_hub()), "")
+        return self._export_setting("license") or next(filter(None, self._licenses_on_hub()), "")
 
     def _licenses_on_hub(self) -> Iterator[str]:
         """Yield the licenses of the repositories that the model's files are from."""
@@ -207,7 +203,7 @@ class Lineage(NamedTuple):
 
 
 def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
-    """Return the lineage behind delivered files."""
+    """Return the lineage of delivered files."""
     stages = []
     for spec in delivered.stages:
         artifact = delivered.artifacts[spec.id]
@@ -235,38 +231,17 @@ _PRIVATE_SETTING: Final = "tracker"
 def make_statement(
     lineage: Lineage, subjects: Mapping[str, str], sources: SourceState | None = None
 ) -> bytes:
-    """Return the statement about delivered files as canonical JSON.
+    """Return the statement about delivered files, given by sha256, as canonical JSON.
 
-    A locked run gives the same bytes: what is measured, and how schedules were found, is in the
-    statement of `make_measurement_statement`.
-
-    `subjects` has the sha256 of the files by name, `sources` the state of the recipe and its repository, where
-    that is known.
+    A locked run gives the same bytes: measurements, and the search of schedules, are in the statement of
+    `make_measurement_statement`. `sources` is the state of the recipe and its repository, if known.
     """
-    stages = lineage.repeatable
-    definition = {
-        "buildType": BUILD_TYPE,
-        "externalParameters": {
-            **_target_parameters(lineage, sources and sources._replace(locked=False)),
-            "settings": {
-                stage.spec.label: _public_settings(stage.locked_settings) for stage in stages
-            },
-        },
-        "internalParameters": {
-            "stages": {stage.spec.label: _stage_json(stage) for stage in stages}
-        },
-        "resolvedDependencies": [
-            *(_describe_sources(sources) if sources else ()),
-            *_dependencies(lineage),
-        ],
-    }
-    byproducts = []
-    verdict, digest = lineage.verdict()
-    if verdict is not None:
-        byproducts.append(_resource(VERIFICATION, digest, annotations={"verdict": verdict}))
+    stages = [(stage, stage.locked_settings) for stage in lineage.repeatable]
+    dependencies = [*(_describe_sources(sources) if sources else ()), *_dependencies(lineage)]
+    invoked = sources and sources._replace(locked=False)
+    definition = _define_build(BUILD_TYPE, lineage, invoked, stages, dependencies)
     kernels = [_without_measurements(kernel) for kernel in list_kernels(lineage)]
-    if kernels:
-        byproducts.append({"name": KERNELS, "annotations": {"kernels": kernels}})
+    byproducts = _list_byproducts(lineage.verdict(), {"kernels": kernels})
     return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
 
 
@@ -276,37 +251,59 @@ def make_measurement_statement(
     statement: bytes,
     sources: SourceState | None = None,
 ) -> bytes:
-    """Return the statement with measurements of delivered files as canonical JSON.
+    """Return the statement with measurements of delivered files, given by sha256, as canonical JSON.
 
-    Measured files are given by their sha256; `statement` is the text of `make_statement`, and `sources` are the
-    recipe and its pipeline, if it is known where they are.
+    `statement` is the text of `make_statement`, and `sources` has the recipe and its pipeline, if known.
     """
-    stages = [stage for stage in lineage.stages if not stage.spec.traits.is_locked]
-    stages += [stage for stage in lineage.stages if stage.spec.traits.searches]
+    stages = [
+        (stage, stage.settings)
+        for stage in lineage.stages
+        if stage.spec.traits.searches or not stage.spec.traits.is_locked
+    ]
     name = f"{lineage.recipe}{STATEMENT_SUFFIX}"
-    definition = {
-        "buildType": MEASUREMENTS_TYPE,
+    dependencies = [
+        _statement_resource(name, hashlib.sha256(statement).hexdigest()),
+        *(_describe_files(sources, "pipeline") if sources else ()),
+    ]
+    definition = _define_build(MEASUREMENTS_TYPE, lineage, sources, stages, dependencies)
+    kernels = {"kernels": list_kernels(lineage), "coverage": _coverage(lineage)}
+    byproducts = _list_byproducts(lineage.verdict(verify.MEASUREMENTS), kernels)
+    return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
+
+
+def _define_build(
+    build_type: str,
+    lineage: Lineage,
+    sources: SourceState | None,
+    stages: Sequence[tuple[FinishedStage, Mapping[str, Json]]],
+    dependencies: Sequence[Json],
+) -> Json:
+    """Return the definition of a build of stages with their settings."""
+    invocation = {"invocation": sources.invocation(lineage.target)} if sources else {}
+    settings = {stage.spec.label: _public_settings(own) for stage, own in stages}
+    return {
+        "buildType": build_type,
         "externalParameters": {
-            **_target_parameters(lineage, sources),
-            "settings": {stage.spec.label: _public_settings(stage.settings) for stage in stages},
+            "recipe": lineage.recipe,
+            "target": lineage.target,
+            **invocation,
+            "settings": settings,
         },
         "internalParameters": {
-            "stages": {stage.spec.label: _stage_json(stage) for stage in stages}
+            "stages": {stage.spec.label: _stage_json(stage) for stage, _ in stages}
         },
-        "resolvedDependencies": [
-            _statement_resource(name, hashlib.sha256(statement).hexdigest()),
-            *(_describe_pipeline(sources) if sources else ()),
-        ],
+        "resolvedDependencies": dependencies,
     }
-    byproducts = []
-    verdict, digest = lineage.verdict(verify.MEASUREMENTS)
-    if verdict is not None:
-        byproducts.append(_resource(VERIFICATION, digest, annotations={"verdict": verdict}))
-    kernels = list_kernels(lineage)
-    if kernels:
-        annotations = {"kernels": kernels, "coverage": _coverage(lineage)}
-        byproducts.append({"name": KERNELS, "annotations": annotations})
-    return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
+
+
+def _list_byproducts(verdict: tuple[Json, str], kernels: Mapping[str, Json]) -> list[Json]:
+    value, digest = verdict
+    byproducts: list[Json] = []
+    if value is not None:
+        byproducts.append(_resource(VERIFICATION, digest, annotations={"verdict": value}))
+    if kernels["kernels"]:
+        byproducts.append({"name": KERNELS, "annotations": kernels})
+    return byproducts
 
 
 def make_release_statement(
@@ -320,8 +317,8 @@ def make_release_statement(
 ) -> bytes:
     """Return a statement about the folder of a release as canonical JSON.
 
-    Files and the texts of other statements in it are given by their sha256; another statement covers the files
-    `measured`. `MEASUREMENTS_TYPE` is the build type of the statement about what was measured.
+    Files and the texts of other statements in it are given by their sha256; another statement, with the build type
+    `MEASUREMENTS_TYPE`, covers the files `measured`.
     """
     parameters: dict[str, Json] = {"release": name, "version": version}
     if measured:
@@ -347,20 +344,13 @@ def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> 
     )
 
 
-def _target_parameters(lineage: Lineage, sources: SourceState | None) -> dict[str, Json]:
-    invocation = {"invocation": sources.invocation(lineage.target)} if sources else {}
-    return {"recipe": lineage.recipe, "target": lineage.target, **invocation}
-
-
 def _builder() -> dict[str, Json]:
     return {"id": read_builder_id(), "version": {"tvmflow": VERSION}}
 
 
 def _describe_sources(sources: SourceState) -> Iterator[Json]:
     """Yield the recipe, and the commit of its repository."""
-    for file in sources.files:
-        if file.kind == "recipe":
-            yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+    yield from _describe_files(sources, "recipe")
     if sources.commit:
         yield {
             "name": "repository",
@@ -369,14 +359,11 @@ def _describe_sources(sources: SourceState) -> Iterator[Json]:
         }
 
 
-def _describe_pipeline(sources: SourceState) -> Iterator[Json]:
-    """Yield the pipeline, annotated: it affects files only through settings, which are recorded.
-
-    A release that is made again may have another folder and baseline.
-    """
+def _describe_files(sources: SourceState, kind: str) -> Iterator[Json]:
+    """Yield the recipe, or the pipeline, which affects delivered files only through recorded settings."""
     for file in sources.files:
-        if file.kind == "pipeline":
-            yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+        if file.kind == kind:
+            yield _resource(file.name, file.sha256, annotations={"kind": kind})
 
 
 def _public_settings(settings: Mapping[str, Json]) -> Json:
@@ -401,7 +388,7 @@ def _statement_resource(name: str, sha256: str) -> dict[str, Json]:
 
 
 def _dependencies(lineage: Lineage) -> Iterator[Json]:
-    """Yield files from outside, packages, and results that one stage read of another."""
+    """Yield files from outside, packages, and results that one stage read from another."""
     for source in lineage.sources():
         uri = {"uri": source.url} if source.url else {}
         yield _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
@@ -423,7 +410,7 @@ def _dependencies(lineage: Lineage) -> Iterator[Json]:
 
 
 def _without_measurements(kernel: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a kernel with nothing of its trial but the id, which the trace gives."""
+    """Return a kernel with only the id of its trial, which the trace determines."""
     if "record" not in kernel:
         return dict(kernel)
     return {**kernel, "record": {"trial": kernel["record"]["trial"]}}
@@ -447,10 +434,10 @@ def _coverage(lineage: Lineage) -> Json:
 
 
 def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
-    """Return the entry of each kernel in the library, as a statement has it.
+    """Return the entry of each kernel in the library for a statement.
 
-    It has `name` and `schedule` (`tuned` or a rule); for a model in parts, the `part`; for a tuned model, the
-    key of its `workload`; for a tuned kernel, the trial (`record`); a locked run knows only its id.
+    It has `name` and `schedule` (`tuned` or a rule), the `part` of a partitioned model, the key of its `workload` in
+    a tuned model, and the trial (`record`) of a tuned kernel, of which a locked run knows only the id.
     """
     return [
         kernel
@@ -502,7 +489,7 @@ def _locked_choice(built: FinishedStage) -> Mapping[str, Json]:
 
 
 def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload: str) -> Json:
-    """Return the trial that won: as the ledger has it, and as `pick_best` measured it again (seconds)."""
+    """Return the best trial, with its seconds in the ledger and as `pick_best` measured it again."""
     tuned = stages[tune.NAME]
     judged = lineage.read(stages[pick_best.NAME], pick_best.FINALISTS)[workload]
     finalists = lineage.read(tuned, tune.RECORDS)[workload]
@@ -518,9 +505,8 @@ def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload
 
 
 # ---------------------------------------------------------------- installed packages
-# Metadata of packages: their licenses, and the wheels that they were installed from.
 
-# Older license fields of packages that mean one license.
+# License fields of older packages -> SPDX identifiers.
 _SPDX: Final = {
     "apache 2.0": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
@@ -538,9 +524,9 @@ _CLASSIFIER: Final = "License ::"
 
 
 def find_license(tool: Tool) -> dict[str, Json]:
-    """Return a package's license as an SPDX expression, or by the name that its metadata has.
+    """Return a package's license as an SPDX expression, or by its name in the metadata.
 
-    Nothing where the metadata names none, or another build of the package is installed now.
+    Empty if the metadata names none, or another build of the package is installed now.
     """
     folder = _metadata_folder(tool)
     if folder is None:
@@ -564,11 +550,9 @@ def find_license(tool: Tool) -> dict[str, Json]:
 
 
 def wheel_digest(tool: Tool) -> str:
-    """Return the sha256 (hex) of the archive that a package was installed from.
+    """Return the sha256 (hex) of the archive that a package was installed from; empty if unknown.
 
-    It is empty where that is not known.
-
-    pip notes it for an archive that was named by its file or URL, and not for one from an index.
+    pip records it for an archive that was named by its file or URL, not for one from an index.
     """
     folder = _metadata_folder(tool)
     if folder is None:

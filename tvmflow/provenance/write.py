@@ -1,7 +1,6 @@
-"""Writes the sidecar files of deliveries and releases, signed where a key is set.
+"""Writes the sidecar files of deliveries and releases, signed if a key is set.
 
-Functions raise a DamagedBlob for a result that is not what it should be, and a StoreError for a file that
-cannot be written.
+Functions raise DamagedBlob for a damaged result, and StoreError for a file that cannot be written.
 """
 
 from __future__ import annotations
@@ -15,7 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core import signing
-from tvmflow.core.bill_of_materials import digest_fields, encode_bom, stated_license_fields
+from tvmflow.core.bill_of_materials import (
+    digest_fields,
+    encode_bom,
+    file_component,
+    stated_license_fields,
+)
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.documents import Unreadable, get_field, read_file, read_json
@@ -64,24 +68,19 @@ _log = logging.getLogger(__name__)
 def write_target_sidecars(
     delivered: DeliveredTarget, store: LocalStore, paths: SidecarPaths
 ) -> None:
-    """Write the sidecar files of a target; its statement also covers the bill of materials.
-
-    Signatures of others stay on a statement whose text does not change.
-    """
+    """Write the sidecar files of a target, and keep signatures of others on an unchanged statement."""
     lineage = load_lineage(delivered, store)
-    text = _write_reproducible(lineage, delivered, paths)
-    # A statement must be about something, also where nothing was verified.
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    text = _write_reproducible(lineage, delivered, sources, paths)
+    # A statement must have a subject, also if nothing was verified.
     measured = dict(delivered.measured_files or delivered.files)
-    sources = _read_sources(delivered)
     measurements = statement.make_measurement_statement(lineage, measured, text, sources)
     _write_statement(Path(paths.measurements), measurements)
 
 
-def _read_sources(delivered: DeliveredTarget) -> SourceState | None:
-    return read_source_state(delivered.origin) if delivered.origin else None
-
-
-def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: SidecarPaths) -> bytes:
+def _write_reproducible(
+    lineage: Lineage, delivered: DeliveredTarget, sources: SourceState | None, paths: SidecarPaths
+) -> bytes:
     """Write the statement, the bill of materials and the README, and return the text of the statement."""
     reproducible = lineage._replace(files=delivered.reproducible_files)
     others = [Path(path).name for path in (paths.statement, paths.bom)]
@@ -91,7 +90,7 @@ def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: Sid
     }
     digests = {path.name: hashlib.sha256(text).hexdigest() for path, text in documents.items()}
     subjects = {**dict(reproducible.files), **digests}
-    text = statement.make_statement(reproducible, subjects, _read_sources(delivered))
+    text = statement.make_statement(reproducible, subjects, sources)
     for path, content in documents.items():
         write_if_changed(path, content)
     _write_statement(Path(paths.statement), text)
@@ -103,12 +102,13 @@ def write_release_targets(
 ) -> None:
     """Write statement, bill of materials and README of every target in a release."""
     for delivered in targets:
+        sources = read_source_state(delivered.origin) if delivered.origin else None
         paths = delivered.sidecar_paths(str(folder))
-        _write_reproducible(load_lineage(delivered, store), delivered, paths)
+        _write_reproducible(load_lineage(delivered, store), delivered, sources, paths)
 
 
 def write_release_statements(
-    folder: Path, name: str, version: str, measured: Sequence[str] = ()
+    folder: Path, name: str, version: str, measured: Sequence[str]
 ) -> None:
     """Write the statement about all files of a release but the measured ones, and one about those."""
     statements = sorted(folder.rglob(f"*{STATEMENT_SUFFIX}"))
@@ -122,15 +122,14 @@ def write_release_statements(
         measured=measured,
     )
     _write_statement(folder / RELEASE_STATEMENT, text)
-    if measured:
-        measurements = statement.make_release_statement(
-            name,
-            version,
-            {path: digests[path] for path in measured},
-            {RELEASE_STATEMENT: hashlib.sha256(text).hexdigest()},
-            build_type=MEASUREMENTS_TYPE,
-        )
-        _write_statement(folder / MEASUREMENTS_STATEMENT, measurements)
+    measurements = statement.make_release_statement(
+        name,
+        version,
+        {path: digests[path] for path in measured},
+        {RELEASE_STATEMENT: hashlib.sha256(text).hexdigest()},
+        build_type=MEASUREMENTS_TYPE,
+    )
+    _write_statement(folder / MEASUREMENTS_STATEMENT, measurements)
 
 
 def _write_statement(path: Path, text: bytes) -> None:
@@ -143,11 +142,11 @@ def _write_statement(path: Path, text: bytes) -> None:
 
 
 def text_digest(path: Path) -> str:
-    """Return the sha256 (hex) of a statement's text, which is the same whoever signs it later.
+    """Return the sha256 (hex) of a statement's text, which does not depend on signatures.
 
     Raises:
-        Unreadable: The file cannot be read, or holds no single statement.
-        InvalidEnvelope: It holds no envelope of a statement.
+        Unreadable: The file cannot be read, or does not hold one statement.
+        InvalidEnvelope: It does not hold the envelope of a statement.
     """
     text = signing.open_envelope(read_json(read_file(path)), PAYLOAD_TYPE)
     return hashlib.sha256(text).hexdigest()
@@ -207,24 +206,22 @@ def write_if_changed(path: Path, content: bytes) -> None:
 
 # ---------------------------------------------------------------- bill of materials
 # CycloneDX 1.6 with the model, its files, its weights, and its libraries. Equal results give equal bytes: the
-# serial number is a digest of the content, and there is no time. Accuracy, errors and latencies differ
-# whenever they are measured, and are beside the other measurements.
+# serial number is a digest of the content, and there are no times and no measured figures.
 
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
-# The packages that a delivered library needs to run, unless it has no dependencies (required), and those
-# that only `tvmflow.load` needs (optional). All others are build tools.
-_RUNTIME: Final[Mapping[str, str]] = {"apache-tvm": "required", "apache-tvm-ffi": "required"}
-_LOADER: Final[Mapping[str, str]] = {"numpy": "optional"}
+# Packages that only `tvmflow.load` needs, and those that a library for TVM's runtime needs. Others are build tools.
+_LOADER: Final = {"numpy": "optional"}
+_RUNTIME: Final = {**_LOADER, "apache-tvm": "required", "apache-tvm-ffi": "required"}
 _MADE_WITH: Final = "excluded"
-# The role of a file that is a data set; the model was made from all others.
+# The role of a data set; all other files are sources of the model.
 _DATASET: Final = "data"
 
 
 def make_bom(lineage: Lineage) -> bytes:
     """Return the bill of materials of one recipe's files for one target as canonical JSON."""
-    scopes = {**_RUNTIME, **_LOADER} if _needs_tvm(lineage) else _LOADER
+    scopes = _RUNTIME if _needs_tvm(lineage) else _LOADER
     libraries = [_library(tool, scopes) for tool in lineage.tools()]
     sources = [_source(source) for source in lineage.sources()]
     source_refs = [source["bom-ref"] for source in sources]
@@ -259,15 +256,7 @@ def _model(lineage: Lineage) -> Json:
         "name": lineage.recipe,
         **({"version": version} if version else {}),
         **stated_license_fields(lineage.license()),
-        "components": [
-            {
-                "bom-ref": f"file:{name}",
-                "type": "file",
-                "name": name,
-                "hashes": digest_fields(digest),
-            }
-            for name, digest in lineage.files
-        ],
+        "components": [file_component(name, digest) for name, digest in lineage.files],
         "modelCard": _model_card(lineage),
         "properties": [
             {"name": "tvmflow:target", "value": lineage.target},
@@ -283,15 +272,14 @@ def _model_card(lineage: Lineage) -> Json:
     kinds = [get_field(stage.settings, "model", "kind", of=str) for stage in imports]
     return {
         "modelParameters": {
-            side: [{"format": _tensor_format(tensor)} for tensor in signature[side]]
+            side: [
+                {"format": f"{tensor['name']}: {tensor['dtype']}{shape_text(tensor)}"}
+                for tensor in signature[side]
+            ]
             for side in ("inputs", "outputs")
         },
         "properties": [{"name": "tvmflow:source", "value": kind} for kind in kinds if kind],
     }
-
-
-def _tensor_format(tensor: Mapping[str, Json]) -> str:
-    return f"{tensor['name']}: {tensor['dtype']}{shape_text(tensor)}"
 
 
 def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
@@ -372,7 +360,12 @@ _PURPOSES: Final = (
 )
 """The purpose of files by name: of several patterns, the first counts."""
 
-# With more inputs than this, an example makes them in a loop.
+_CHECK: Final = """\
+## Check
+
+`tvmflow verify .` in this folder compares every file with its statement; `--trusted KEY.pub` asks for a signature \
+as well. `tvmflow inspect FILE` shows what a file was made from."""
+# With more inputs than this, an example creates them in a loop.
 _FEW_INPUTS: Final = 3
 
 
@@ -387,13 +380,13 @@ def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
         _describe_dimensions(signature),
         _describe_files(names, lineage.recipe),
         *_list_examples(names, lineage, signature),
-        _describe_check(),
+        _CHECK,
     ]
     return ("\n\n".join(filter(None, sections)) + "\n").encode()
 
 
 def describe_purpose(name: str) -> str:
-    """Return the purpose of a delivered file, or folder, of this name; empty for an unknown one."""
+    """Return the purpose of a delivered file or folder; empty for an unknown name."""
     return next((text for pattern, text in _PURPOSES if fnmatchcase(name, pattern)), "")
 
 
@@ -413,35 +406,18 @@ def _describe(lineage: Lineage) -> str:
 def _describe_tensors(signature: Mapping[str, Json]) -> str:
     rows = [
         f"| {kind} | {markdown_code(tensor['name'])} | {_shape(tensor)} | {tensor['dtype']} |"
-        for kind, field in (("input", "inputs"), ("output", "outputs"))
-        for tensor in signature[field]
+        for kind in ("input", "output")
+        for tensor in signature[f"{kind}s"]
     ]
     return "\n".join(["| | name | shape | type |", "|---|---|---|---|", *rows]) if rows else ""
 
 
 def _describe_files(names: Sequence[str], recipe: str) -> str:
-    rows = [f"| {markdown_code(name)} | {describe_purpose(name)} |" for name in names]
-    measured = f"`measurements.json` and `{recipe}{MEASUREMENTS_SUFFIX}`"
-    return "\n".join(
-        [
-            "## Files",
-            "",
-            "| file | purpose |",
-            "|---|---|",
-            *rows,
-            "",
-            f"{measured}, where they are beside these: latencies, errors and what measured them. "
-            "They differ from run to run; all other files are the same whenever they are built.",
-        ]
-    )
-
-
-def _describe_check() -> str:
+    rows = (f"| {markdown_code(name)} | {describe_purpose(name)} |\n" for name in names)
     return (
-        "## Check\n\n"
-        "`tvmflow verify .` in this folder compares every file with its statement; "
-        "`--trusted KEY.pub` asks for a signature as well. `tvmflow inspect FILE` shows what a file "
-        "was made from."
+        f"## Files\n\n| file | purpose |\n|---|---|\n{''.join(rows)}\n"
+        f"`measurements.json` and `{recipe}{MEASUREMENTS_SUFFIX}`, where they are beside these: latencies, "
+        "errors and what measured them. They differ from run to run; all other files are the same whenever they are built."
     )
 
 
@@ -456,13 +432,8 @@ def _list_examples(
     numpy = "" if call else "numpy as np, "
     call = call or f"outputs = model.run({_feed(signature)})"
     if f"{recipe}.tvmflow" in names:
-        code = [
-            f"import {numpy}tvmflow",
-            "",
-            f'model = tvmflow.load("{recipe}.tvmflow")',
-            call,
-        ]
-        yield _example("Python", "python", code)
+        load = f'model = tvmflow.load("{recipe}.tvmflow")'
+        yield _example("Python", "python", [f"import {numpy}tvmflow", "", load, call])
     for name in names:
         if name.endswith(".whl"):
             module = name.partition("-")[0]
@@ -470,12 +441,9 @@ def _list_examples(
             code = [f"import {numpy}{module}", "", f"model = {module}.load()", call]
             yield markdown_block("python", code)
     if f"{recipe}-cpp" in names:
-        code = [
-            f"add_subdirectory({recipe}-cpp)",
-            f"target_link_libraries(program PRIVATE {recipe}::{recipe})",
-        ]
-        text = f"`{recipe}-cpp/README.md` has a program.\n"
-        yield _example("C++", "cmake", code, text)
+        link = f"target_link_libraries(program PRIVATE {recipe}::{recipe})"
+        code = [f"add_subdirectory({recipe}-cpp)", link]
+        yield _example("C++", "cmake", code, f"`{recipe}-cpp/README.md` has a program.\n")
     for folder in (name for name in names if name.endswith("-c-library")):
         paths = [name for name, _ in lineage.files if name.startswith(f"{folder}/")]
         static = next((path for path in paths if path.endswith((".a", "_static.lib"))), "")
@@ -494,22 +462,19 @@ def _list_examples(
 
 
 def _example(title: str, language: str, code: Sequence[str], text: str = "") -> str:
-    lines = [f"## {title}", "", *([text] if text else []), markdown_block(language, code)]
-    return "\n".join(lines)
+    return "\n".join([f"## {title}", "", *filter(None, [text]), markdown_block(language, code)])
 
 
 def _image_call(lineage: Lineage) -> str:
     """Return the call of a model on the file of an image; empty for one that takes other inputs."""
     exported = next(iter(lineage.exports), None)
-    if exported is None or len(lineage.signature()["inputs"]) != 1:
+    has_image = exported is not None and bool(exported.settings.get("inputs"))
+    if exported is None or not has_image or len(lineage.signature()["inputs"]) != 1:
         return ""
-    if not exported.settings.get("inputs"):
-        return ""
+    call = 'outputs = model.run(model.preprocess("image.png"))'
     if any(file.role == LABELS for file in exported.spec.files):
-        return (
-            'classes = model.classify("image.png")  # needs Pillow; an array of uint8 will do, too'
-        )
-    return 'outputs = model.run(model.preprocess("image.png"))  # needs Pillow; an array of uint8 will do, too'
+        call = 'classes = model.classify("image.png")'
+    return f"{call}  # needs Pillow; an array of uint8 will do, too"
 
 
 def _feed(signature: Mapping[str, Json]) -> str:
@@ -518,17 +483,13 @@ def _feed(signature: Mapping[str, Json]) -> str:
     if len(inputs) > _FEW_INPUTS and not dimensions:
         return "{tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}"
     least = {entry["name"]: entry["min"] for entry in dimensions}
-    entries = (
-        f"{python_string(tensor['name'])}: np.zeros({tuple(_extents(tensor, least))}, {tensor['dtype']!r})"
-        for tensor in inputs
-    )
+    entries = []
+    for tensor in inputs:
+        sizes = [least.get(size, size) for size in tensor.get("sizes") or tensor["shape"]]
+        # 1 for a size that is known only when the model runs
+        shape = tuple(size if isinstance(size, int) else 1 for size in sizes)
+        entries.append(f"{python_string(tensor['name'])}: np.zeros({shape}, {tensor['dtype']!r})")
     return f"{{{', '.join(entries)}}}"
-
-
-def _extents(tensor: Mapping[str, Json], least: Mapping[str, int]) -> list[int]:
-    """Return the extents of a tensor; one for each that is known only when the model runs."""
-    sizes = (least.get(size, size) for size in tensor.get("sizes") or tensor["shape"])
-    return [size if isinstance(size, int) else 1 for size in sizes]
 
 
 def _describe_dimensions(signature: Mapping[str, Json]) -> str:
