@@ -21,7 +21,7 @@ from tvmflow.planning.recipes import Pipeline
 from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, find_folder, make_release
-from tvmflow.release.gates import CONTENT_GATE, LOCK, Comparison, list_checked_gates
+from tvmflow.release.gates import CONTENT_GATE, LOCK, TargetComparison, list_checked_gates
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
 from tvmflow.release.retune import TuningProgress, select_stage, spend_budget, with_spent_trials
@@ -135,7 +135,7 @@ def _format_release(result: ReleaseResult) -> Iterator[str]:
         yield f"already released with the same files: {result.folder}"
 
 
-def _format_comparison(comparison: Comparison, previous: str) -> Iterator[str]:
+def _format_comparison(comparison: TargetComparison, previous: str) -> Iterator[str]:
     if comparison.latencies:
         current_s, previous_s = comparison.latencies
         yield (

@@ -1,7 +1,4 @@
-"""Gates: limits that every recipe and target must pass before a release is made. Pure functions.
-
-The content of a release by name is compared here, too: what is new, and what is gone.
-"""
+"""Gates: limits for every recipe and target of a release; measurements and content of releases."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.engine.builds import list_builds
 from tvmflow.engine.report import RunReport, StageReport, compare_libraries
 from tvmflow.recipe import Gates, Release
-from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements, read_lock
+from tvmflow.recipe.lock_file import LockFile, Measurements, read_lock
 from tvmflow.release.timing import LatencyPair
 from tvmflow.stages import export, join, verify
 
@@ -28,15 +25,14 @@ LOCK: Final = "release.lock.yaml"
 MEASUREMENTS: Final = "measurements.json"
 MEASUREMENTS_PAGE: Final = "measurements.html"
 MEASURED_FILES: Final = (MEASUREMENTS, MEASUREMENTS_PAGE)
-"""The files of a release that differ whenever it is made; their statement is the only other one."""
+"""The files of a release that differ whenever it is made, as does only their statement besides."""
 
 
 class MeasuredTarget(ClosedModel):
     """The measurements of one target, and those of the previous release.
 
-    `current_s` and `previous_s` are latencies of both libraries, measured alternately, or there is a reason why
-    not. The bytes are those of all parts of a partitioned target. No library for the same machine and inputs is
-    better in all respects than one that is Pareto-optimal.
+    `current_s` and `previous_s` are latencies of both libraries from an interleaved measurement, or there is a reason
+    why there is none. The bytes are those of all parts of a partitioned target.
     """
 
     measured: Measurements
@@ -50,10 +46,10 @@ class MeasuredTarget(ClosedModel):
 
 
 class MeasurementsFile(ClosedModel):
-    """The content of the measured file, whose format is version 1.
+    """The file of measurements of a release.
 
-    It has the name of the previous release, empty if there is none, and what is new and gone since then; the limits
-    that every recipe and target had to meet; and what was measured, and all that `verify` measured, by both.
+    It has the name of the previous release or "", changed content, gates, and measurements by recipe and target;
+    `verification` has all those of `verify`.
     """
 
     measurements: FormatVersion
@@ -67,13 +63,13 @@ class MeasurementsFile(ClosedModel):
 
 def make_measurements(
     previous: str,
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[TargetComparison],
     content: ContentChange,
     gates: Gates,
     plan: Plan,
     artifacts: Mapping[str, Artifact],
 ) -> MeasurementsFile:
-    """Return the measured file of a release; `previous` is empty if there is no previous release."""
+    """Return the file of measurements of a release; `previous` is empty if there is no previous release."""
     builds = list_builds(RunReport(list_results(plan, artifacts), origins=plan.origins))
     sizes = {build.name: build.size_bytes for build in builds}
     libraries = compare_libraries(plan, artifacts)
@@ -117,36 +113,34 @@ def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageRe
     )
 
 
-def read_comparisons(file: MeasurementsFile) -> list[Comparison]:
-    """Return the comparisons with the previous release that a measured file has."""
-    return [
-        Comparison(
-            recipe=recipe,
-            target=name,
-            current=target.measured,
-            previous=target.previous,
-            latencies=None
-            if target.current_s is None or target.previous_s is None
-            else LatencyPair(target.current_s, target.previous_s),
-            not_timed_reason=target.not_timed_reason,
-            is_same_library=target.is_same_library,
-        )
-        for recipe, targets in file.recipes.items()
-        for name, target in targets.items()
-    ]
+def read_comparisons(file: MeasurementsFile) -> list[TargetComparison]:
+    """Return the comparisons with the previous release in a file of measurements."""
+    comparisons = []
+    for recipe, targets in file.recipes.items():
+        for name, target in targets.items():
+            pair = None
+            if target.current_s is not None and target.previous_s is not None:
+                pair = LatencyPair(target.current_s, target.previous_s)
+            comparison = TargetComparison(
+                recipe=recipe,
+                target=name,
+                current=target.measured,
+                previous=target.previous,
+                latencies=pair,
+                not_timed_reason=target.not_timed_reason,
+                is_same_library=target.is_same_library,
+            )
+            comparisons.append(comparison)
+    return comparisons
 
 
 def measurements_text(file: MeasurementsFile) -> str:
-    """Return the JSON of the measured file."""
+    """Return the JSON of a file of measurements."""
     return json.dumps(file.model_dump(), indent=1, sort_keys=True) + "\n"
 
 
 def read_measurements(folder: Path) -> MeasurementsFile | None:
-    """Return the measured file in the folder of a release; None if there is none, as in older releases.
-
-    Raises:
-        RecipeError: It cannot be read.
-    """
+    """Return the file of measurements in a folder; None if it has none, RecipeError if it cannot be read."""
     path = folder / MEASUREMENTS
     if not path.is_file():
         return None
@@ -161,51 +155,42 @@ def read_measurements(folder: Path) -> MeasurementsFile | None:
 
 
 def without_measurements(lock: LockFile) -> LockFile:
-    """Return the lock file of a release: without what `verify` measures in each run.
-
-    The figures of the search stay, because they come with the schedules that it chose.
-    """
-
-    def keep_lasting(recipe: str, name: str, target: LockedTarget) -> Measurements:
-        measured = target.measured
-        return Measurements(coverage=measured.coverage, bytes=measured.bytes)
-
-    return _replace_measured(lock, keep_lasting)
+    """Return the lock file of a release: without the measurements of `verify`, which differ in each run."""
+    return _replace_measured(
+        lock,
+        lambda _, __, measured: Measurements(coverage=measured.coverage, bytes=measured.bytes),
+    )
 
 
 def with_measurements(lock: LockFile, file: MeasurementsFile) -> LockFile:
-    """Return the lock file of a release with what is in its measured file."""
+    """Return the lock file of a release with the measurements in its file."""
 
-    def find_measured(recipe: str, name: str, target: LockedTarget) -> Measurements:
-        entry = file.recipes.get(recipe, {}).get(name)
-        return entry.measured if entry else target.measured
+    def find_measured(recipe: str, target: str, measured: Measurements) -> Measurements:
+        entry = file.recipes.get(recipe, {}).get(target)
+        return entry.measured if entry else measured
 
     return _replace_measured(lock, find_measured)
 
 
 def read_lock_with_measurements(path: Path) -> LockFile:
-    """Return a lock file; that of a release with the measurements that are beside it."""
+    """Return a lock file, with the measurements beside it if it is that of a release."""
     lock = read_lock(path).file
     file = read_measurements(path.parent) if path.name == LOCK else None
     return lock if file is None else with_measurements(lock, file)
 
 
 def _replace_measured(
-    lock: LockFile, find: Callable[[str, str, LockedTarget], Measurements]
+    lock: LockFile, find: Callable[[str, str, Measurements], Measurements]
 ) -> LockFile:
-    recipes = {
-        name: recipe.model_copy(
-            update={
-                "targets": {
-                    target_name: target.model_copy(
-                        update={"measured": find(name, target_name, target)}
-                    )
-                    for target_name, target in recipe.targets.items()
-                }
-            }
-        )
-        for name, recipe in lock.recipes.items()
-    }
+    recipes = {}
+    for name, recipe in lock.recipes.items():
+        targets = {
+            target_name: target.model_copy(
+                update={"measured": find(name, target_name, target.measured)}
+            )
+            for target_name, target in recipe.targets.items()
+        }
+        recipes[name] = recipe.model_copy(update={"targets": targets})
     return lock.model_copy(update={"recipes": recipes})
 
 
@@ -213,11 +198,10 @@ CONTENT_GATE: Final = "content"
 """The gate that is always on: nothing of the previous release is gone but what `release.drop` names."""
 
 
-class Comparison(NamedTuple):
+class TargetComparison(NamedTuple):
     """A recipe and target of a release beside the previous release, whose measurements may be empty.
 
-    Both latencies are there if they were measured alternately; otherwise there is a reason, or both releases
-    have the same library.
+    Without latencies of an interleaved measurement, there is a reason, or both releases have the same library.
     """
 
     recipe: str
@@ -235,13 +219,13 @@ class Comparison(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """The latency of the new library, as it was measured last."""
-        return self.latencies.current_s if self.latencies else _latency_s(self.current)
+        """The last measured latency of the new library."""
+        return self.latencies.current_s if self.latencies else latency_of(self.current)
 
     @property
     def previous_seconds(self) -> float | None:
-        """The latency of the previous library, as it was measured last."""
-        return self.latencies.previous_s if self.latencies else _latency_s(self.previous)
+        """The last measured latency of the previous library."""
+        return self.latencies.previous_s if self.latencies else latency_of(self.previous)
 
 
 class FailedGate(NamedTuple):
@@ -252,14 +236,15 @@ class FailedGate(NamedTuple):
     message: str
 
 
-def _latency_s(measured: Measurements) -> float | None:
+def latency_of(measured: Measurements) -> float | None:
+    """Return the latency in seconds; None if it was not measured."""
     return None if measured.latency_us is None else measured.latency_us / 1e6
 
 
-def compare_releases(current: LockFile, previous: LockFile | None) -> list[Comparison]:
+def compare_releases(current: LockFile, previous: LockFile | None) -> list[TargetComparison]:
     """Return every recipe and target of a lock file beside its entry in the previous one."""
     return [
-        Comparison(name, target, locked.measured, _find_measured(previous, name, target))
+        TargetComparison(name, target, locked.measured, _find_measured(previous, name, target))
         for name, recipe in current.recipes.items()
         for target, locked in recipe.targets.items()
     ]
@@ -271,12 +256,12 @@ def _find_measured(lock: LockFile | None, recipe: str, target: str) -> Measureme
     return locked.measured if locked else Measurements()
 
 
-def find_failed_gates(comparisons: Sequence[Comparison], gates: Gates) -> list[FailedGate]:
+def find_failed_gates(comparisons: Sequence[TargetComparison], gates: Gates) -> list[FailedGate]:
     """Return every gate that a recipe fails on a target."""
     return [
         FailedGate(comparison.label, gate, message)
         for comparison in comparisons
-        for gate, check in _CHECKS.items()
+        for gate, (_, check) in _GATES.items()
         if (limit := getattr(gates, gate)) is not None
         for message in check(comparison, limit)
     ]
@@ -301,7 +286,7 @@ class CheckedGate(NamedTuple):
 
 
 def list_checked_gates(
-    comparisons: Sequence[Comparison], gates: Mapping[str, float]
+    comparisons: Sequence[TargetComparison], gates: Mapping[str, float]
 ) -> list[CheckedGate]:
     """Return every gate with a limit, for each recipe and target."""
     return [
@@ -309,50 +294,19 @@ def list_checked_gates(
             label=comparison.label,
             gate=gate,
             limit=gates[gate],
-            value=_VALUES[gate](comparison),
+            value=measure(comparison),
             is_failed=any(check(comparison, gates[gate])),
         )
-        for gate, check in _CHECKS.items()
+        for gate, (measure, check) in _GATES.items()
         if gate in gates
         for comparison in comparisons
     ]
 
 
-def _measure_accuracy_drop(comparison: Comparison) -> float | None:
-    accuracy, previous = comparison.current.accuracy, comparison.previous.accuracy
-    return None if accuracy is None or previous is None else previous - accuracy
+# ---------------------------------------------------------------- the value and the check of each gate
 
 
-def _measure_slowdown(comparison: Comparison) -> float | None:
-    seconds, previous = comparison.seconds, comparison.previous_seconds
-    if seconds is None or previous is None:
-        return None
-    return 0.0 if comparison.is_same_library else seconds / previous - 1
-
-
-def _measure_growth(comparison: Comparison) -> float | None:
-    previous = comparison.previous.bytes
-    current = comparison.current.bytes.items()
-    growths = [size / previous[name] - 1 for name, size in current if previous.get(name)]
-    return max(growths, default=None)
-
-
-_VALUES: Final[Mapping[str, Callable[[Comparison], float | None]]] = {
-    "min_accuracy": lambda comparison: comparison.current.accuracy,
-    "max_accuracy_drop": _measure_accuracy_drop,
-    "min_coverage": lambda comparison: comparison.current.coverage,
-    "max_slowdown": _measure_slowdown,
-    "max_growth": _measure_growth,
-    "max_bytes": lambda comparison: max(comparison.current.bytes.values(), default=None),
-}
-
-
-# ---------------------------------------------------------------- one check for each gate
-
-_Check: TypeAlias = Callable[[Comparison, float], Iterator[str]]
-
-
-def _check_minimum(field: str, comparison: Comparison, limit: float) -> Iterator[str]:
+def _check_minimum(field: str, comparison: TargetComparison, limit: float) -> Iterator[str]:
     value: float | None = getattr(comparison.current, field)
     if value is None:
         if getattr(comparison.previous, field) is not None:
@@ -361,21 +315,28 @@ def _check_minimum(field: str, comparison: Comparison, limit: float) -> Iterator
         yield f"{field} {value:.2%}, below {limit:.2%}"
 
 
-def _check_accuracy_drop(comparison: Comparison, limit: float) -> Iterator[str]:
-    accuracy = comparison.current.accuracy
-    previous = comparison.previous.accuracy
-    if previous is None:
-        return
-    if accuracy is None:
+def _measure_accuracy_drop(comparison: TargetComparison) -> float | None:
+    accuracy, previous = comparison.current.accuracy, comparison.previous.accuracy
+    return None if accuracy is None or previous is None else previous - accuracy
+
+
+def _check_accuracy_drop(comparison: TargetComparison, limit: float) -> Iterator[str]:
+    drop, previous = _measure_accuracy_drop(comparison), comparison.previous.accuracy
+    if drop is None and previous is not None:
         yield "accuracy is no longer measured"
-    elif previous - accuracy > limit:
-        yield (
-            f"accuracy {accuracy:.2%}, {previous - accuracy:.2%} below the {previous:.2%} "
-            "of the previous release"
-        )
+    elif drop is not None and drop > limit:
+        accuracy = f"{comparison.current.accuracy:.2%}"
+        yield f"accuracy {accuracy}, {drop:.2%} below the {previous:.2%} of the previous release"
 
 
-def _check_slowdown(comparison: Comparison, limit: float) -> Iterator[str]:
+def _measure_slowdown(comparison: TargetComparison) -> float | None:
+    seconds, previous = comparison.seconds, comparison.previous_seconds
+    if seconds is None or previous is None:
+        return None
+    return 0.0 if comparison.is_same_library else seconds / previous - 1
+
+
+def _check_slowdown(comparison: TargetComparison, limit: float) -> Iterator[str]:
     seconds, previous = comparison.seconds, comparison.previous_seconds
     if previous is None or comparison.is_same_library:
         return
@@ -389,7 +350,14 @@ def _check_slowdown(comparison: Comparison, limit: float) -> Iterator[str]:
         )
 
 
-def _check_growth(comparison: Comparison, limit: float) -> Iterator[str]:
+def _measure_growth(comparison: TargetComparison) -> float | None:
+    previous = comparison.previous.bytes
+    current = comparison.current.bytes.items()
+    growths = [size / previous[name] - 1 for name, size in current if previous.get(name)]
+    return max(growths, default=None)
+
+
+def _check_growth(comparison: TargetComparison, limit: float) -> Iterator[str]:
     previous = comparison.previous.bytes
     for name, size in comparison.current.bytes.items():
         if name in previous and size > previous[name] * (1 + limit):
@@ -397,33 +365,32 @@ def _check_growth(comparison: Comparison, limit: float) -> Iterator[str]:
             yield f"{name} has {size:,} bytes, {growth:.1%} more than the previous release"
 
 
-def _check_size(comparison: Comparison, limit: float) -> Iterator[str]:
+def _check_size(comparison: TargetComparison, limit: float) -> Iterator[str]:
     for name, size in comparison.current.bytes.items():
         if size > limit:
             yield f"{name} has {size:,} bytes, more than {limit:,}"
 
 
-_CHECKS: Final[Mapping[str, _Check]] = {
-    "min_accuracy": partial(_check_minimum, "accuracy"),
-    "max_accuracy_drop": _check_accuracy_drop,
-    "min_coverage": partial(_check_minimum, "coverage"),
-    "max_slowdown": _check_slowdown,
-    "max_growth": _check_growth,
-    "max_bytes": _check_size,
+_Measure: TypeAlias = Callable[[TargetComparison], float | None]
+_Check: TypeAlias = Callable[[TargetComparison, float], Iterator[str]]
+_GATES: Final[Mapping[str, tuple[_Measure, _Check]]] = {
+    "min_accuracy": (lambda one: one.current.accuracy, partial(_check_minimum, "accuracy")),
+    "max_accuracy_drop": (_measure_accuracy_drop, _check_accuracy_drop),
+    "min_coverage": (lambda one: one.current.coverage, partial(_check_minimum, "coverage")),
+    "max_slowdown": (_measure_slowdown, _check_slowdown),
+    "max_growth": (_measure_growth, _check_growth),
+    "max_bytes": (lambda one: max(one.current.bytes.values(), default=None), _check_size),
 }
 
 
 # ---------------------------------------------------------------- content
-
-StageSettings = tuple[str, str, Mapping[str, Json]]
-"""The recipe, the label and the settings of a stage."""
 
 
 class ContentChange(NamedTuple):
     """Names that only a release has, and names that only its predecessor has.
 
     Names are `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, and `RECIPE/TARGET/verify` for a
-    target that is verified against a reference. What is inside of one that is named is not.
+    target that is verified against a reference. A name stands for everything in it.
     """
 
     added: tuple[str, ...] = ()
@@ -436,7 +403,7 @@ def list_planned(plan: Plan) -> frozenset[str]:
 
 
 def list_locked(lock: LockFile) -> frozenset[str]:
-    """Return the names of everything that the release of a lock file has."""
+    """Return the names of everything in the release of a lock file."""
     return _list_content(
         (name, label, stage.settings)
         for name, recipe in lock.recipes.items()
@@ -445,33 +412,27 @@ def list_locked(lock: LockFile) -> frozenset[str]:
 
 
 def compare_content(current: Collection[str], previous: Collection[str]) -> ContentChange:
-    """Return what is new and what is gone, without what is inside of it."""
-    added = {name for name in current if name not in previous}
-    removed = {name for name in previous if name not in current}
+    """Return the outermost names that are new, and those that are gone."""
+    added, removed = set(current) - set(previous), set(previous) - set(current)
     return ContentChange(_outermost(added), _outermost(removed))
 
 
 def list_missing(removed: Iterable[str], declared: Collection[str]) -> list[str]:
     """Return the names that are gone and that `release.drop` does not declare, themselves or a parent."""
-    return [name for name in removed if not _is_within(name, declared)]
+    return [name for name in removed if name not in declared and not _is_inside(name, declared)]
 
 
 def _outermost(names: Collection[str]) -> tuple[str, ...]:
-    return tuple(
-        name for name in sorted(names) if not any(parent in names for parent in _parents(name))
-    )
+    return tuple(name for name in sorted(names) if not _is_inside(name, names))
 
 
-def _is_within(name: str, names: Collection[str]) -> bool:
-    return name in names or any(parent in names for parent in _parents(name))
+def _is_inside(name: str, names: Collection[str]) -> bool:
+    """Return whether a parent of a name is among names: `net/host` or `net` for `net/host/wheel`."""
+    return any(str(parent) in names for parent in PurePosixPath(name).parents)
 
 
-def _parents(name: str) -> Iterator[str]:
-    """Yield what a name is in, such as `net/host` and `net` for `net/host/wheel`."""
-    yield from (str(parent) for parent in PurePosixPath(name).parents)
-
-
-def _list_content(stages: Iterable[StageSettings]) -> frozenset[str]:
+def _list_content(stages: Iterable[tuple[str, str, Mapping[str, Json]]]) -> frozenset[str]:
+    """Return the names of everything delivered by stages, given by recipe, label and settings."""
     rows = [(recipe, *label.partition("/")[::2], settings) for recipe, label, settings in stages]
     joined = {(recipe, target) for recipe, stage, target, _ in rows if stage == join.NAME}
     names: set[str] = set()

@@ -18,12 +18,12 @@ from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.recipe import Retune
 from tvmflow.recipe.lock_file import Measurements
 from tvmflow.release.folder import ReleaseResult
-from tvmflow.release.gates import CONTENT_GATE, Comparison, ContentChange, FailedGate
+from tvmflow.release.gates import CONTENT_GATE, ContentChange, FailedGate, TargetComparison
 from tvmflow.release.reproduce import FirstDifference, ReproducibilityReport
 from tvmflow.release.timing import LatencyPair
 
 FOLDER = Path("releases/all-1.1")
-COMPARISON = Comparison("net", "host", Measurements(latency_us=90.0))
+COMPARISON = TargetComparison("net", "host", Measurements(latency_us=90.0))
 TIMED = COMPARISON._replace(latencies=LatencyPair(9e-5, 1e-4))
 
 
@@ -38,7 +38,7 @@ TIMED = COMPARISON._replace(latencies=LatencyPair(9e-5, 1e-4))
         ),
     ],
 )
-def test_each_comparison_has_a_line(comparison: Comparison, line: str) -> None:
+def test_each_comparison_has_a_line(comparison: TargetComparison, line: str) -> None:
     result = ReleaseResult(FOLDER, True, "all-1.0", (comparison,))
     assert list(_format_release(result)) == [line, f"released: {FOLDER}"]
 

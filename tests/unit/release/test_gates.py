@@ -8,15 +8,15 @@ import pytest
 
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import Measurements
-from tvmflow.release.gates import Comparison, find_failed_gates, list_checked_gates
+from tvmflow.release.gates import TargetComparison, find_failed_gates, list_checked_gates
 from tvmflow.release.timing import LatencyPair
 
 CURRENT = Measurements(accuracy=0.9, coverage=0.8, latency_us=110.0, bytes={"a.so": 120})
 PREVIOUS = Measurements(accuracy=0.95, coverage=0.8, latency_us=100.0, bytes={"a.so": 100})
 
 
-def comparison(**changes: Any) -> Comparison:
-    return Comparison("net", "host", CURRENT, PREVIOUS)._replace(**changes)
+def comparison(**changes: Any) -> TargetComparison:
+    return TargetComparison("net", "host", CURRENT, PREVIOUS)._replace(**changes)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,9 @@ def test_a_checked_gate_has_its_value(
     is_failed: bool,
 ) -> None:
     """None where nothing was measured, whether that fails it or not."""
-    (checked,) = list_checked_gates([Comparison("net", "host", current, previous)], {gate: limit})
+    (checked,) = list_checked_gates(
+        [TargetComparison("net", "host", current, previous)], {gate: limit}
+    )
     assert (checked.label, checked.gate, checked.limit) == ("net/host", gate, limit)
     assert checked.value == (None if value is None else pytest.approx(value))
     assert checked.is_failed is is_failed
