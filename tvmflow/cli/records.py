@@ -192,13 +192,13 @@ def export(options: ExportOptions) -> int:
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
     from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
-    from tvmflow.release.lock import SUFFIXES, import_lock
+    from tvmflow.release.lock import LOCK_SUFFIXES, import_lock
     from tvmflow.tuning.ledger import this_machine_class
     from tvmflow.tuning.packs import import_pack
 
     store = options.store.open()
     check_kind(options.file, TRIALS, LOCK)
-    import_file = import_lock if options.file.suffix in SUFFIXES else import_pack
+    import_file = import_lock if options.file.suffix in LOCK_SUFFIXES else import_pack
     with store.running(), start_trace_check(store, options.check) as checker:
         result = import_file(options.file, Path(store.ledger), this_machine_class(), checker)
     return _show_import(result, options)

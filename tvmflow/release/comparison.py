@@ -1,7 +1,4 @@
-"""The comparison of two runs, releases, lock files or deliveries.
-
-It says what became better or worse, and what changed.
-"""
+"""The comparison of two runs, releases, lock files or deliveries: figures and other changes."""
 
 from __future__ import annotations
 
@@ -27,7 +24,13 @@ from tvmflow.engine.summary import verdict_text
 from tvmflow.pages.content import Change
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe.lock_file import LockFile
-from tvmflow.release.gates import LOCK, MEASUREMENTS, read_lock_with_measurements, read_measurements
+from tvmflow.release.gates import (
+    LOCK,
+    MEASUREMENTS,
+    latency_of,
+    read_lock_with_measurements,
+    read_measurements,
+)
 from tvmflow.release.lock import diff_locks
 from tvmflow.stages import verify
 from tvmflow.stages.base import find_facts
@@ -46,11 +49,10 @@ class InterleavedLatencies(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One side of a comparison: its name for people, and builds, with what else is known of them by name.
+    """One side of a comparison: its builds by name, and its lock file or run record, if any.
 
-    There is the lock file, unless it is a run with its record, or a delivery; `release` is the name of the
-    folder of a release. A release measured latencies `interleaved` with those of another one, and `same_as` is the
-    release whose library it has unchanged. `kernels` has the seconds of each in one call of a library.
+    `release` is the name of a release's folder. By build, `interleaved` has its latencies measured with those of another
+    release, `same_as` the release with the same library, and `kernels` the seconds of each kernel in one call.
     """
 
     name: str
@@ -64,9 +66,7 @@ class Side(NamedTuple):
 
 
 def load_side(name: str, store: LocalStore) -> Side:
-    """Return the release, lock file, recipe, delivery or run that a command line names.
-
-    Of a recipe, that is what it delivered last.
+    """Return the release, lock file, delivery or run with a name, or the last delivery of a recipe.
 
     Raises:
         UsageError: There is nothing of this name.
@@ -92,7 +92,7 @@ def load_side(name: str, store: LocalStore) -> Side:
 
 
 def _read_last_delivery(path: Path, store: LocalStore) -> Side:
-    """Return what the last run that delivered libraries of a recipe has of it."""
+    """Return the builds of a recipe in the last run that delivered them."""
     recipe = load_recipe(path).recipe
     names = {recipe.name, *(f"{recipe.name}-{variant}" for variant in recipe.variants)}
     for run in list_runs(store).runs:
@@ -109,7 +109,7 @@ def _read_last_delivery(path: Path, store: LocalStore) -> Side:
 
 
 def make_side(run: RunRecord) -> Side:
-    """Return what a run has for a comparison."""
+    """Return a run as a side of a comparison."""
     kernels = {
         f"{stage.recipe}/{stage.target}": read_kernel_times(find_facts(Verdict, stage.facts))
         for stage in run.stages
@@ -120,7 +120,7 @@ def make_side(run: RunRecord) -> Side:
 
 
 def _read_release(name: str, folder: Path) -> Side:
-    """Return what is in the folder of a release: its lock file with all that it measured."""
+    """Return the release in a folder: its lock file with all measurements."""
     side = _read_lock(name, folder / LOCK)._replace(release=folder.resolve().name)
     file = read_measurements(folder)
     if file is None:
@@ -151,13 +151,12 @@ def _read_lock(name: str, path: Path) -> Side:
     for recipe_name, recipe in lock.recipes.items():
         for target_name, target in recipe.targets.items():
             measured = target.measured
-            latency_us = measured.latency_us
             build = Build(
                 recipe_name,
                 target_name,
                 error=measured.max_abs_error,
                 accuracy=measured.accuracy,
-                latency_s=None if latency_us is None else latency_us / 1e6,
+                latency_s=latency_of(measured),
                 size_bytes=_add_sizes(measured.bytes.items()) or None,
                 kernels=len(target.kernels) or None,
                 tuned_kernels=len(target.choice) if target.kernels else None,
@@ -167,7 +166,7 @@ def _read_lock(name: str, path: Path) -> Side:
 
 
 def _read_delivery(name: str, folder: Path) -> Side:
-    """Return what is in `dist`, in the folder of a recipe in it, or in that of a target."""
+    """Return the builds in `dist`, in the folder of a recipe in it, or in that of a target."""
     paths = [path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}{MEASUREMENTS}")]
     if not paths:
         raise UsageError(
@@ -193,7 +192,7 @@ def _read_delivered_build(path: Path) -> tuple[Build, dict[str, float]]:
 
 
 def _make_build(recipe: str, target: str, facts: Json, path: Path) -> Build:
-    """Return what `verify` says of a library; `path` is where that was read, for messages."""
+    """Return a build by the facts of `verify`, which messages call `path`."""
     stage = StageReport.of_result(f"{recipe}:{verify.NAME}/{target}", facts)
     (build,) = list_builds(RunReport((stage,)))
     for warning in build.warnings:
@@ -228,7 +227,7 @@ def read_sizes(side: Side, build: Build) -> Mapping[str, int]:
 _DEVIATIONS: Final = 2.0
 # The speed of a machine differs by this from one day to the next.
 _DRIFT: Final = 0.02
-# What `diff` of lock files says of measurements is among the figures.
+# Differences of lock files that are also figures.
 _MEASURED: Final = frozenset({"latency", "accuracy", "coverage", "error"})
 # Figures whose relative change is shown.
 _RELATIVE: Final = ("latency", "untuned", "library", "files")
@@ -241,8 +240,7 @@ class Figure(NamedTuple):
     """A figure of a build before and after (None if unknown), also as text.
 
     `what` is `latency`, `library` and `files` (seconds and bytes, less is better), `untuned`, `error`,
-    `accuracy`, `result`, or `tuned kernels`. `judgement` says whether a changed latency is a significant difference; None for
-    other figures.
+    `accuracy`, `result`, or `tuned kernels`. Latencies have a judgement on the significance of the difference.
     """
 
     build: str
@@ -266,7 +264,7 @@ class Figure(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The comparison of two sides by name: figures of builds that both have, and what else changed."""
+    """The comparison of two sides by name: figures of common builds, and other changes."""
 
     before: str
     after: str
@@ -275,21 +273,27 @@ class Comparison(NamedTuple):
 
     def list_regressions(self, percent: float) -> list[Figure]:
         """Return latencies and sizes that grew by more than a percentage, and libraries not verified any more."""
-        return [figure for figure in self.figures if _is_regression(figure, percent / 100)]
-
-
-def _is_regression(figure: Figure, limit: float) -> bool:
-    if figure.what == "result":
-        return figure.before == "verified" and figure.after != "verified"
-    is_cost = figure.what in _COSTS and not figure.is_noise
-    return is_cost and figure.change is not None and figure.change > limit
+        return [
+            figure
+            for figure in self.figures
+            if (
+                figure.what == "result"
+                and figure.before == "verified"
+                and figure.after != "verified"
+            )
+            or (
+                figure.what in _COSTS
+                and not figure.is_noise
+                and (figure.change or 0) > percent / 100
+            )
+        ]
 
 
 # ---------------------------------------------------------------- differences
 
 
 def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
-    """Return all differences of two sides; the store has what stages of runs depended on."""
+    """Return all differences of two sides; the store has the pre-images of stages of runs."""
     common = _pair_builds(before, after)
     figures = [
         figure
@@ -302,39 +306,36 @@ def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
     changes += [Change(name, "build", "removed") for name in before.builds if name not in paired]
     if before.lock and after.lock:
         figures += _list_file_sizes(before, after)
-        differences = diff_locks(before.lock, after.lock)
-        changes += [change for change in differences if not _is_said(change)]
+        # without those that are among figures, and among builds of one side
+        changes += [
+            change
+            for change in diff_locks(before.lock, after.lock)
+            if change.what not in _MEASURED
+            and not (change.what == "target" and change.text in ("added", "removed"))
+        ]
     if before.run and after.run:
         changes += _compare_runs(before.run, after.run, store)
     return Comparison(before.name, after.name, tuple(figures), tuple(changes))
 
 
 def _pair_builds(before: Side, after: Side) -> dict[str, str]:
-    """Return the names of builds of the second side, each with that of the first side to compare it with.
+    """Return names of builds of the second side with those of the first side to compare them with.
 
-    Where no name is on both sides, as of a float and an int8 recipe, builds for the same target are compared.
+    Without common names, as of a float and an int8 recipe, builds for the same target are compared.
     """
     common = {name: name for name in after.builds if name in before.builds}
     if common:
         return common
-    targets = [
-        {
-            target: [name for name, build in side.builds.items() if build.target == target]
-            for target in {build.target for build in side.builds.values()}
-        }
-        for side in (before, after)
-    ]
-    return {
-        names[0]: targets[0][target][0]
-        for target, names in sorted(targets[1].items())
-        if len(names) == len(targets[0].get(target, ())) == 1
-    }
+    old, new = (_group_by_target(side) for side in (before, after))
+    pairs = ((names, old.get(target, ())) for target, names in sorted(new.items()))
+    return {names[0]: others[0] for names, others in pairs if len(names) == len(others) == 1}
 
 
-def _is_said(change: Change) -> bool:
-    """Return whether the figures, or the builds of one side, say what a difference of lock files does."""
-    is_build = change.what == "target" and change.text in ("added", "removed")
-    return is_build or change.what in _MEASURED
+def _group_by_target(side: Side) -> dict[str, list[str]]:
+    targets: dict[str, list[str]] = {}
+    for name, build in side.builds.items():
+        targets.setdefault(build.target, []).append(name)
+    return targets
 
 
 def _list_figures(before: Build, after: Build) -> Iterator[Figure]:
@@ -373,9 +374,9 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
 
 
 def _measured_interleaved(figure: Figure, before: Side, after: Side) -> Figure:
-    """Return a figure; a latency as the second release measured it alternately with the first.
+    """Return a figure; a latency from the interleaved measurement of the second release with the first.
 
-    One library that was measured twice is as fast as itself, whatever the machine did meanwhile.
+    Different latencies of the same library are noise.
     """
     if figure.what != "latency" or not before.release:
         return figure
@@ -403,22 +404,19 @@ def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
 
 
 def _find_deviation(before: Build, after: Build) -> float:
-    """Return how far the ratio of two latencies may lie from the true one, by how their repeats vary."""
-    parts = [
-        (build.latency_std_s or 0.0) / build.latency_s
-        for build in (before, after)
-        if build.latency_s
-    ]
-    return _DEVIATIONS * math.hypot(*parts)
+    """Return the uncertainty of the ratio of two latencies, by the deviation of their repeats."""
+    builds = [build for build in (before, after) if build.latency_s]
+    return _DEVIATIONS * math.hypot(
+        *((b.latency_std_s or 0.0) / (b.latency_s or 1) for b in builds)
+    )
 
 
 def judge_change(
     before_s: float | None, after_s: float | None, deviation: float = 0.0
 ) -> Judgement | None:
-    """Return what two latencies say; None if one of them is not known.
+    """Return the judgement on two latencies; None if one of them is unknown.
 
-    The deviation is how far their ratio may lie from the true one, relative to it. The speed of a machine
-    changes from day to day, so that it is never less than that.
+    The deviation is the relative uncertainty of their ratio, and at least the drift of a machine's speed.
     """
     if not before_s or after_s is None:
         return None
@@ -427,7 +425,7 @@ def judge_change(
 
 
 def _compare_runs(before: RunRecord, after: RunRecord, store: LocalStore) -> Iterator[Change]:
-    """Yield what differs in the tools, the machines, the recipes, and in what stages depend on."""
+    """Yield the differences of tools, machines, recipes, and of the pre-images of stages."""
     for field in ("name", "cpu", "cpus", "platform"):
         old, new = getattr(before.machine, field), getattr(after.machine, field)
         if old != new:

@@ -1,7 +1,4 @@
-"""The release folder: files, lock file, checksums and report of one version.
-
-It appears complete and never changes.
-"""
+"""The release folder: files, lock file, checksums and report of one version, never changed."""
 
 from __future__ import annotations
 
@@ -27,10 +24,12 @@ from tvmflow.engine.report import StageReport
 from tvmflow.pages.collect import list_kernels, list_stages, read_recipes
 from tvmflow.pages.document import render_page
 from tvmflow.planning.recipes import Pipeline
-from tvmflow.provenance.delivered import BOM_SUFFIX, README, list_delivered_targets
-from tvmflow.provenance.write import (
+from tvmflow.provenance import (
+    BOM_SUFFIX,
     MEASUREMENTS_STATEMENT,
+    README,
     RELEASE_STATEMENT,
+    list_delivered_targets,
     text_digest,
     write_release_statements,
     write_release_targets,
@@ -42,10 +41,9 @@ from tvmflow.release.gates import (
     MEASURED_FILES,
     MEASUREMENTS,
     MEASUREMENTS_PAGE,
-    Comparison,
     ContentChange,
     FailedGate,
-    MeasurementsFile,
+    TargetComparison,
     check_content,
     compare_content,
     compare_releases,
@@ -71,7 +69,7 @@ _SHOWN_PROBLEMS: Final = 5
 
 
 class PreviousRelease(NamedTuple):
-    """The release to compare with: its folder, and its lock file with the measurements of that time."""
+    """The release to compare with: its folder, and its lock file with measurements."""
 
     folder: Path
     lock: LockFile
@@ -92,11 +90,11 @@ def find_folder(pipeline: Pipeline, release: Release) -> Path:
 
 
 def find_previous(pipeline: Pipeline, release: Release) -> PreviousRelease | None:
-    """Return the release to compare with, which was verified; None when there is none yet.
+    """Return the verified release to compare with; None when there is none yet.
 
     Raises:
         RecipeError: when `against` names a release that does not exist.
-        LockMismatch: when the release is not as it was made, or not signed by a key that is trusted.
+        LockMismatch: when the release was changed, or not signed by a trusted key.
     """
     if release.against == NO_RELEASE:
         return None
@@ -132,13 +130,11 @@ def _list_releases(name: str, home: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _read_verified(folder: Path, about: str) -> PreviousRelease:
-    problems = list(find_problems(folder, about))
+    problems = list(_find_problems(folder, about))
     if problems:
-        shown = problems[:_SHOWN_PROBLEMS]
-        more = len(problems) - len(shown)
-        if more:
-            shown.append(f"and {count_text(more, 'problem')} more")
-        lines = "".join(f"\n  {problem}" for problem in shown)
+        hidden = len(problems) - _SHOWN_PROBLEMS
+        more = [f"and {count_text(hidden, 'problem')} more"] if hidden > 0 else []
+        lines = "".join(f"\n  {problem}" for problem in (*problems[:_SHOWN_PROBLEMS], *more))
         raise LockMismatch(
             f"{folder}, the release to compare with, is not as it was made:{lines}",
             fix="restore it from a copy, or compare with another release (release.against: a version, "
@@ -156,50 +152,47 @@ def _read_verified(folder: Path, about: str) -> PreviousRelease:
 # ---------------------------------------------------------------- verification
 
 
-def find_problems(folder: Path, about: str) -> Iterator[str]:
-    """Yield what is wrong with a release, whose statements must give `about`, its name and version."""
+def _find_problems(folder: Path, about: str) -> Iterator[str]:
+    """Yield the problems of a release, whose statements must be about its name and version."""
     trusted = _trusted_keys(folder / RELEASE_STATEMENT)
-    for problem, statement in _read_statement(folder, RELEASE_STATEMENT, about, trusted):
-        yield from problem
-        if statement is None:
-            continue
-        yield from _find_wrong_files(folder, statement, (LOCK, SUMS))
-        yield from _find_wrong_statements(folder, statement, trusted)
-        measured = statement.measured_files
-        if measured:
-            yield from _find_wrong_measurements(folder, about, measured, trusted)
-
-
-def _find_wrong_measurements(
-    folder: Path, about: str, measured: Sequence[str], trusted: Sequence[PublicKey]
-) -> Iterator[str]:
-    for problem, statement in _read_statement(folder, MEASUREMENTS_STATEMENT, about, trusted):
-        yield from problem
-        if statement is None:
-            continue
-        yield from _find_wrong_files(folder, statement, measured)
-        # The statement of another release's measurements would also be valid.
-        for entry in statement.dependencies("statement"):
-            if not _has_text(
-                folder / RELEASE_STATEMENT, get_field(entry, "digest", "sha256", of=str)
-            ):
-                yield f"{MEASUREMENTS_STATEMENT}: it is about other files than those of this release"
+    statement, problems = _read_statement(folder, RELEASE_STATEMENT, about, trusted)
+    yield from problems
+    if statement is None:
+        return
+    yield from _find_wrong_files(folder, statement, (LOCK, SUMS))
+    yield from _find_wrong_statements(folder, statement, trusted)
+    if not statement.measured_files:
+        return
+    measured, problems = _read_statement(folder, MEASUREMENTS_STATEMENT, about, trusted)
+    yield from problems
+    if measured is None:
+        return
+    yield from _find_wrong_files(folder, measured, statement.measured_files)
+    # The statement of another release's measurements would also be valid.
+    for entry in measured.dependencies("statement"):
+        if not _has_text(folder / RELEASE_STATEMENT, get_field(entry, "digest", "sha256", of=str)):
+            yield f"{MEASUREMENTS_STATEMENT}: it is about other files than those of this release"
 
 
 def _read_statement(
     folder: Path, name: str, about: str, trusted: Sequence[PublicKey]
-) -> Iterator[tuple[list[str], Statement | None]]:
-    for signed in read_statements(folder / name, trusted):
-        if signed.problem or signed.statement is None:
-            yield [f"{name}: {signed.problem}"], None
-        elif signed.statement.about != about:
-            yield [f"{name}: it is about {signed.statement.about}, not {about}"], None
-        else:
-            yield [], signed.statement
+) -> tuple[Statement | None, list[str]]:
+    """Return the statement in a file, None if it is not the only one or not believed, and its problems."""
+    signed = read_statements(folder / name, trusted)
+    problems = [f"{name}: {entry.problem}" for entry in signed if entry.problem]
+    statements = [entry.statement for entry in signed if entry.statement]
+    if len(signed) > 1:
+        problems.append(f"{name}: it has {len(signed)} statements")
+    problems += [
+        f"{name}: it is about {statement.about}, not {about}"
+        for statement in statements
+        if statement.about != about
+    ]
+    return (None if problems else statements[0]), problems
 
 
 def _trusted_keys(statement: Path) -> tuple[PublicKey, ...]:
-    """Return the keys that the environment trusts; without them, the own key if it signed the statement."""
+    """Return the environment's trusted keys; without them, the own key if it signed the statement."""
     trusted = signing.load_trusted_keys()
     own = None if trusted else signing.load_signing_key()
     if own and any(own.public.id in signed.key_ids for signed in read_statements(statement, ())):
@@ -248,7 +241,7 @@ _log = logging.getLogger(__name__)
 
 _BUNDLE: Final = ".tvmflow"
 
-# Files that describe the others: the same files may have been tuned, or verified, another time.
+# Files that describe the others, which may have been tuned or verified another time.
 _DESCRIPTIONS: Final = (
     *(LOCK, REPORT, BOM_SUFFIX),
     *(verify.DELIVERED_VERDICT, pick_best.ROOFLINE),
@@ -257,21 +250,20 @@ _DESCRIPTIONS: Final = (
 # RECIPE/TARGET/README.md
 _TARGET_DEPTH: Final = 3
 
-_SHA256_DIGITS: Final = 64
 _SUMS_SEPARATOR: Final = "  "
 
 
 class ReleaseResult(NamedTuple):
-    """The outcome of a release.
+    """The outcome of a release: its folder, which does not exist when gates failed, and the comparison.
 
-    The folder does not exist when gates failed. The comparisons are of all recipes and targets with the
-    previous release, whose name is empty if there is none, and `content` is what is new and gone since then.
+    `comparisons` has all recipes and targets, and `content` what is new and gone since the previous release, whose
+    name is empty if there is none.
     """
 
     folder: Path
     is_new: bool
     previous: str = ""
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[TargetComparison, ...] = ()
     failed_gates: tuple[FailedGate, ...] = ()
     content: ContentChange = ContentChange()
 
@@ -279,13 +271,13 @@ class ReleaseResult(NamedTuple):
 def check_before_build(
     pipeline: Pipeline, release: Release, plan: Plan, requested: Collection[str]
 ) -> None:
-    """Check what is known of a release before anything is built: the previous one, and what would be lost.
+    """Check the previous release, and what a release would lack, before anything is built.
 
-    `requested` are the recipes and targets of the pipeline, whatever the command line selects of them.
+    `requested` are all recipes and targets of the pipeline, whether or not the command line selects them.
 
     Raises:
-        RecipeError: when there is no release to compare with, or when `drop` names what is there.
-        LockMismatch: when the previous release is not as it was made.
+        RecipeError: when there is no release to compare with, or when `drop` names something that is there.
+        LockMismatch: when the previous release was changed.
         VerifyFailed: when the release would lack something that it must have.
     """
     planned = list_planned(plan)
@@ -300,7 +292,8 @@ def check_before_build(
     if not find_folder(pipeline, release).is_dir():
         previous = find_previous(pipeline, release)
         if previous is not None:
-            lost += _check_content(planned, previous, release)
+            change = compare_content(planned, list_locked(previous.lock))
+            lost += check_content(change, previous.name, release)
     if lost:
         unique = {failed.label: failed for failed in reversed(lost)}
         lines = [f"{name}: {unique[name].gate}: {unique[name].message}" for name in sorted(unique)]
@@ -323,8 +316,8 @@ def make_release(
 ) -> ReleaseResult:
     """Check the gates and create the release folder if all pass.
 
-    The lock file has all measurements, and all stages of the plan have results; `stages` is what became of them
-    in the run that makes the release.
+    The lock file has all measurements, all stages of the plan have results, and `stages` are their reports in the
+    run that makes the release.
 
     Raises:
         LockMismatch: when the release exists with other files, or was changed.
@@ -342,8 +335,7 @@ def make_release(
         shutil.rmtree(part, ignore_errors=True)
         try:
             _copy_files(part, files, store)
-            result = _compare(folder, part, lock, release, previous, device_locks)
-            result = _add_content(result, plan, previous, release)
+            result = _compare(folder, part, lock, plan, release, previous, device_locks)
             if not result.failed_gates:
                 write_release_targets(part, list_delivered_targets(plan, artifacts), store)
                 _write_documents(part, result, lock)
@@ -351,18 +343,19 @@ def make_release(
                     *(result.previous, result.comparisons, result.content),
                     *(release.gates, plan, artifacts),
                 )
-                details = _read_details(plan, stages, store)
-                _write_measurements(part, folder.name, lock, measurements, details)
+                details = Details(
+                    list_stages(stages, store),
+                    list_kernels(stages, store),
+                    read_recipes(plan.origins),
+                )
+                page = render_page(describe_measurements(folder.name, lock, measurements, details))
+                (part / MEASUREMENTS).write_text(measurements_text(measurements), encoding="utf-8")
+                (part / MEASUREMENTS_PAGE).write_text(page, encoding="utf-8")
                 write_release_statements(part, pipeline.name, release.version, MEASURED_FILES)
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return result
-
-
-def _read_details(plan: Plan, stages: Sequence[StageReport], store: LocalStore) -> Details:
-    kernels = list_kernels(stages, store)
-    return Details(list_stages(stages, store), kernels, read_recipes(plan.origins))
 
 
 def _is_description(name: str) -> bool:
@@ -373,7 +366,7 @@ def _is_description(name: str) -> bool:
 
 
 def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple[str, str]]:
-    """Yield `(RECIPE/TARGET/NAME, sha256)` of delivered files; of measured ones, a release has its own."""
+    """Yield `(RECIPE/TARGET/NAME, sha256)` of delivered files, except measured ones."""
     for delivered in list_delivered_targets(plan, artifacts):
         for name, digest in delivered.reproducible_files:
             yield f"{delivered.recipe}/{delivered.target}/{name}", digest
@@ -392,42 +385,27 @@ def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
     report = describe_release(result.folder.name, without_measurements(lock))
     (part / REPORT).write_text(render_page(report), encoding="utf-8")
     (part / README).write_text(make_readme(result.folder.name, lock), encoding="utf-8")
-    # The text of a statement never changes, but somebody may sign it later.
-    paths = [path for path in part.rglob("*") if path.is_file()]
-    sums = {
-        path.relative_to(part).as_posix(): hash_file(path)
-        for path in paths
-        if not path.name.endswith(STATEMENT_SUFFIX)
-    }
-    (part / SUMS).write_text(_format_sums(sums), encoding="utf-8")
-
-
-def _write_measurements(
-    part: Path, name: str, lock: LockFile, file: MeasurementsFile, details: Details
-) -> None:
-    (part / MEASUREMENTS).write_text(measurements_text(file), encoding="utf-8")
-    html = render_page(describe_measurements(name, lock, file, details))
-    (part / MEASUREMENTS_PAGE).write_text(html, encoding="utf-8")
-
-
-def _format_sums(files: Mapping[str, str]) -> str:
-    return "".join(f"{digest}{_SUMS_SEPARATOR}{name}\n" for name, digest in sorted(files.items()))
-
-
-def _parse_sums(text: str) -> dict[str, str]:
-    start = _SHA256_DIGITS + len(_SUMS_SEPARATOR)
-    return {line[start:]: line[:_SHA256_DIGITS] for line in text.splitlines()}
+    # Statements may be signed later.
+    names = sorted(
+        path.relative_to(part).as_posix()
+        for path in part.rglob("*")
+        if path.is_file() and not path.name.endswith(STATEMENT_SUFFIX)
+    )
+    sums = "".join(f"{hash_file(part / name)}{_SUMS_SEPARATOR}{name}\n" for name in names)
+    (part / SUMS).write_text(sums, encoding="utf-8")
 
 
 def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
     """Check that a release has the same files, apart from measurements, and that none was changed."""
     try:
-        recorded = _parse_sums((folder / SUMS).read_text(encoding="utf-8"))
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise LockMismatch(
             f"{folder} is not a release that tvmflow made: {SUMS}: {error.strerror}",
             fix="move it away, or raise release.version",
         ) from error
+    rows = (line.partition(_SUMS_SEPARATOR) for line in lines)
+    recorded = {name: digest for digest, _, name in rows}
     lasting = sorted(name for name in {*files, *recorded} if not _is_description(name))
     for name in lasting:
         if files.get(name) != recorded.get(name):
@@ -446,28 +424,11 @@ def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- comparison
 
 
-def _check_content(
-    planned: Collection[str], previous: PreviousRelease, release: Release
-) -> list[FailedGate]:
-    change = compare_content(planned, list_locked(previous.lock))
-    return check_content(change, previous.name, release)
-
-
-def _add_content(
-    result: ReleaseResult, plan: Plan, previous: PreviousRelease | None, release: Release
-) -> ReleaseResult:
-    if previous is None:
-        return result
-    planned = list_planned(plan)
-    failed = (*result.failed_gates, *_check_content(planned, previous, release))
-    content = compare_content(planned, list_locked(previous.lock))
-    return result._replace(is_new=not failed, failed_gates=failed, content=content)
-
-
 def _compare(
     folder: Path,
     part: Path,
     current: LockFile,
+    plan: Plan,
     release: Release,
     previous: PreviousRelease | None,
     device_locks: Path,
@@ -476,21 +437,25 @@ def _compare(
         _measure_latencies(comparison, part, previous, device_locks)
         for comparison in compare_releases(current, previous and previous.lock)
     )
-    failed = tuple(find_failed_gates(comparisons, release.gates))
+    failed, content = find_failed_gates(comparisons, release.gates), ContentChange()
+    if previous is not None:
+        content = compare_content(list_planned(plan), list_locked(previous.lock))
+        failed += check_content(content, previous.name, release)
     return ReleaseResult(
         folder=folder,
         is_new=not failed,
         previous=previous.name if previous else "",
         comparisons=comparisons,
-        failed_gates=failed,
+        failed_gates=tuple(failed),
+        content=content,
     )
 
 
 def _measure_latencies(
-    comparison: Comparison, part: Path, previous: PreviousRelease | None, device_locks: Path
-) -> Comparison:
-    """Return a comparison with both latencies, where both releases have a bundle that runs here."""
-    # A library that was not timed when it was verified does not run on this machine.
+    comparison: TargetComparison, part: Path, previous: PreviousRelease | None, device_locks: Path
+) -> TargetComparison:
+    """Return a comparison with both latencies, if both releases have a bundle that runs here."""
+    # A library without latency from its verification does not run on this machine.
     is_timed = comparison.current.latency_us is not None and comparison.previous_seconds is not None
     if previous is None or not is_timed:
         return comparison
@@ -506,8 +471,7 @@ def _measure_latencies(
     return comparison._replace(latencies=timed)
 
 
-# ---------------------------------------------------------------- readme
-# The README of a release: what is where, and how to check it.
+# ---------------------------------------------------------------- README
 
 _FILES: Final = (
     (REPORT, "what the release has, for a browser"),
@@ -522,26 +486,21 @@ _FILES: Final = (
 
 def make_readme(name: str, lock: LockFile) -> str:
     """Return the README of a release: the same text for the same lock file."""
-    folders = [
-        f"- [`{recipe}/{target}`]({recipe}/{target}/{README})"
+    folders = "".join(
+        f"- [`{recipe}/{target}`]({recipe}/{target}/{README})\n"
         for recipe, locked in lock.recipes.items()
         for target in locked.targets
-    ]
-    rows = [f"| [`{file}`]({file}) | {text} |" for file, text in _FILES]
-    return "\n".join(
-        [
-            f"# {name}",
-            "",
-            "Tuned and verified libraries, made by tvmflow. Each folder has a README of its own:",
-            "",
-            *folders,
-            "",
-            "| file | purpose |",
-            "|---|---|",
-            *rows,
-            "",
-            "`tvmflow verify .` in this folder compares every file with the statements about them; "
-            "`--trusted KEY.pub` asks for signatures as well.",
-            "",
-        ]
     )
+    rows = "".join(f"| [`{file}`]({file}) | {text} |\n" for file, text in _FILES)
+    return f"""\
+# {name}
+
+Tuned and verified libraries, made by tvmflow. Each folder has a README of its own:
+
+{folders}
+| file | purpose |
+|---|---|
+{rows}
+`tvmflow verify .` in this folder compares every file with the statements about them; `--trusted KEY.pub` asks for \
+signatures as well.
+"""

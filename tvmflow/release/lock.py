@@ -1,11 +1,10 @@
-"""Lock files: made from a finished run, compared, and updated with their schedules kept.
+"""Lock files: written for a finished run, compared, updated, and imported into a ledger.
 
-After a change of the model or of tools, a lock file is updated and nothing is searched: new weights get the schedules
-that it has. Kernels that it does not have, because the model has changed further, are scheduled by rules and named.
+An update after a change of the model or of tools keeps schedules and searches nothing. Kernels that are not in the
+lock file are scheduled by rules and reported.
 
-A ledger is seeded with them, too. A lock file does not say on which machine its schedules were measured:
-they enter the ledger as trials of another device, so that a search measures them here before all others
-(see `tuning.proposals`), and no time from elsewhere is compared with one of this machine.
+A lock file does not name the machine of its measurements. So its schedules enter a ledger as trials of another device:
+a search measures them first (see `tuning.proposals`), and does not compare their times with those of this machine.
 """
 
 from __future__ import annotations
@@ -86,10 +85,10 @@ def make_lock(
     folder: Path,
     enforced: Lock | None = None,
 ) -> LockFile:
-    """Return a lock file. The same results give the same one on every machine.
+    """Return a lock file, the same for the same results on every machine.
 
-    All stages of the plan have results, and the paths of recipes are relative to `folder`. The lock file that the run
-    enforced has the results of the search, which a locked run does not repeat.
+    All stages of the plan have results; paths of recipes become relative to `folder`. A locked run takes the results
+    of the search from the lock file that it `enforced`.
     """
     entries = {}
     for planned in sorted(recipes, key=lambda planned: planned.recipe.name):
@@ -106,7 +105,13 @@ def make_lock(
                 for spec in sorted(specs, key=lambda spec: spec.label)
                 if not spec.traits.searches
             },
-            targets=dict(_lock_targets(planned, results, previous)),
+            targets={
+                resolved.name: results.lock_target(
+                    resolved, target, previous.targets.get(resolved.name) if previous else None
+                )
+                for target in sorted(planned.targets, key=lambda target: target.name)
+                for resolved in resolved_targets(target)
+            },
         )
         _log.debug("locked %s: %d stages", name, len(specs))
     preimages = [plan_state.keys[spec.id].preimage for spec in plan.stages]
@@ -125,7 +130,7 @@ def lock_text(lock: LockFile) -> str:
 
 
 def pin_lock(store: LocalStore, path: Path, plan_state: PlanState) -> None:
-    """Pin the results of a lock file. To be called while the run that made them holds its lease."""
+    """Pin the results of a lock file; the run that computed them must still hold its lease."""
     keys = [key.digest for key in plan_state.keys.values()]
     add_pin(store, f"lock:{path.absolute()}", keys, file=str(path.absolute()))
 
@@ -147,15 +152,6 @@ def _is_locked(role: str) -> bool:
     return stage not in STAGES or STAGES[stage].TRAITS.run.is_locked
 
 
-def _lock_targets(
-    planned: PlannedRecipe, results: _RecipeResults, previous: LockedRecipe | None
-) -> Iterator[tuple[str, LockedTarget]]:
-    for target in sorted(planned.targets, key=lambda target: target.name):
-        for resolved in resolved_targets(target):
-            enforced = previous.targets.get(resolved.name) if previous else None
-            yield resolved.name, results.lock_target(resolved, target, enforced)
-
-
 class _RecipeResults:
     def __init__(self, store: LocalStore, artifacts: Mapping[str, Artifact]) -> None:
         self._store = store
@@ -163,10 +159,8 @@ class _RecipeResults:
 
     def signature(self) -> dict[str, Json]:
         """Return the inputs, outputs and operators of the model."""
-        # A model in parts has one import for each target that partitions it in a different way.
-        labels = [
-            label for label in self._artifacts if label.partition("/")[0] == import_model.NAME
-        ]
+        # A model in parts has one import for each different partition.
+        labels = (name for name in self._artifacts if name.partition("/")[0] == import_model.NAME)
         facts = self._facts(ImportFacts, min(labels, default="")) or ImportFacts()
         return {
             "inputs": {tensor.name: _format_shape(tensor) for tensor in facts.inputs},
@@ -179,54 +173,56 @@ class _RecipeResults:
     ) -> LockedTarget:
         """Return a target with its kernels and measurements.
 
-        It may be the target of one part of the model, resolved from the one that the recipe names; `enforced` is its entry
-        in the lock file that the run enforced.
+        `resolved` is that of `target`, or of one of its parts; `enforced` is its entry in the enforced lock file.
         """
-        coverage = enforced.measured.coverage if enforced else None
+        name = resolved.name
+        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{name}")
+        measured = self._measurements(name, target.name, chosen)
+        if enforced:
+            coverage = enforced.measured.coverage
+            measured = (
+                measured if coverage is None else measured.model_copy(update={"coverage": coverage})
+            )
+            peak, choices = enforced.peak_gflops, enforced.choices
+        else:
+            peak = chosen and chosen.peak_gflops
+            choices = self._read_json(f"{choose.NAME}/{name}", choose.CHOICES) or {}
         return LockedTarget(
             tvm=json.loads(canonical(resolved.tvm)),
             cores=resolved.threads,
             features=list(resolved.features),
             toolchain=resolved.toolchain or None,
-            measured=self._measurements(resolved.name, target.name, coverage),
-            peak_gflops=enforced.peak_gflops if enforced else self._peak(resolved.name),
-            kernels=(enforced and enforced.kernels) or self._kernels(resolved.name),
-            choices=enforced.choices
-            if enforced
-            else self._read_json(f"{choose.NAME}/{resolved.name}", choose.CHOICES) or {},
+            measured=measured,
+            peak_gflops=peak,
+            kernels=(enforced and enforced.kernels) or self._kernels(name, chosen),
+            choices=choices,
         )
 
-    def _measurements(self, resolved: str, target: str, coverage: float | None) -> Measurements:
-        verdict = self._facts(Verdict, f"{verify.NAME}/{target}")
-        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{resolved}")
+    def _measurements(
+        self, resolved: str, target: str, chosen: PickBestFacts | None
+    ) -> Measurements:
+        verdict: Mapping[str, Json] = self._facts(Verdict, f"{verify.NAME}/{target}") or {}
         exported = self._facts(ExportFacts, f"{export.NAME}/{resolved}")
-        outputs = verdict.get("outputs", {}).values() if verdict else ()
-        latency = verdict.get("latency", {}).get("library") if verdict else None
-        compared = verdict.get("compared", {}).values() if verdict else ()
-        if coverage is None:
-            coverage = (chosen and chosen.coverage) or None
+        latency = verdict.get("latency", {}).get("library")
         return Measurements(
-            accuracy=verdict.get("accuracy") if verdict else None,
-            max_abs_error=largest(output["max_abs_error"] for output in outputs),
+            accuracy=verdict.get("accuracy"),
+            max_abs_error=largest(
+                output["max_abs_error"] for output in verdict.get("outputs", {}).values()
+            ),
             latency_us=_microseconds(latency) if latency else None,
             compared_us={
                 runtime["name"]: _microseconds(runtime["latency"])
-                for runtime in compared
+                for runtime in verdict.get("compared", {}).values()
                 if "latency" in runtime
             },
-            coverage=coverage,
+            coverage=(chosen and chosen.coverage) or None,
             bytes=dict(exported.files) if exported else {},
         )
 
-    def _peak(self, target: str) -> float | None:
-        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{target}")
-        return chosen and chosen.peak_gflops
-
-    def _kernels(self, target: str) -> dict[str, LockedKernel]:
+    def _kernels(self, target: str, chosen: PickBestFacts | None) -> dict[str, LockedKernel]:
         """Return every kernel by the key of its workload, with the chosen schedule if there is one."""
         tasks = self._read_json(f"{extract_tasks.NAME}/{target}", extract_tasks.TASKS) or []
         traces = self._read_json(f"{pick_best.NAME}/{target}", pick_best.CHOSEN) or {}
-        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{target}")
         times = {kernel.name: kernel for kernel in chosen.kernels} if chosen else {}
         return {
             task["key"]: _lock_kernel(task, times.get(task["names"][0]), traces.get(task["key"]))
@@ -239,10 +235,12 @@ class _RecipeResults:
 
     def _read_json(self, label: str, name: str) -> Json:
         artifact = self._artifacts.get(label)
-        if artifact is None:
-            return None
-        digest = artifact.digests((name,))[name]
-        return json.loads(Path(self._store.blobs.verified_path(digest)).read_text())
+        return artifact and _read_json(artifact, name, self._store)
+
+
+def _read_json(artifact: Artifact, name: str, store: LocalStore) -> Json:
+    digest = artifact.digests((name,))[name]
+    return json.loads(Path(store.blobs.verified_path(digest)).read_bytes())
 
 
 def _microseconds(latency: Latency) -> float:
@@ -271,13 +269,13 @@ def _format_shape(tensor: TensorSpec) -> str:
 _SHOWN_KERNELS: Final = 8
 _EVERYWHERE: Final = "everywhere"
 
-# Settings that have lines of their own.
+# Settings that are reported in other lines.
 _REPORTED_SETTINGS: Final = ("target", "inputs", "version")
-# Settings that several stages share, and the stage that they are reported for.
+# Settings of several stages, and the stage that they are reported for.
 _SHARED_SETTINGS: Final = {"lowering": lower.NAME, "schedules": build.NAME}
 
-Differences = Iterator[tuple[str, str]]
-"""Kinds and texts of differences in one place."""
+# The kind and the text of each difference of a recipe or target.
+_Differences = Iterator[tuple[str, str]]
 
 
 def diff_locks(before: LockFile, after: LockFile) -> list[Change]:
@@ -302,7 +300,7 @@ def diff_locks(before: LockFile, after: LockFile) -> list[Change]:
     return changes
 
 
-def _diff_recipes(old: LockedRecipe, new: LockedRecipe) -> Differences:
+def _diff_recipes(old: LockedRecipe, new: LockedRecipe) -> _Differences:
     if old.version != new.version:
         yield "version", f"{old.version} -> {new.version}"
     weights_changed, graph_changed = (
@@ -322,7 +320,7 @@ def _diff_recipes(old: LockedRecipe, new: LockedRecipe) -> Differences:
 
 
 def _settings_preimage(recipe: LockedRecipe, label: str) -> dict[str, Json]:
-    """Return the settings of a stage that have no lines of their own, as a pre-image with nothing else."""
+    """Return a pre-image with only those settings of a stage that are not reported in other lines."""
     locked = recipe.stages[label]
     stage = label.partition("/")[0]
     others = (name for name, owner in _SHARED_SETTINGS.items() if stage != owner)
@@ -332,7 +330,7 @@ def _settings_preimage(recipe: LockedRecipe, label: str) -> dict[str, Json]:
     return {**preimage, "inputs": {}, "tools": {}, "machine": ""}
 
 
-def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str) -> Differences:
+def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str) -> _Differences:
     old, new = old_recipe.targets[name], new_recipe.targets[name]
     for text in _values(old.tvm, new.tvm):
         yield "target", text
@@ -352,7 +350,7 @@ def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str)
     yield from _diff_measurements(old.measured, new.measured)
 
 
-def _diff_kernels(old: Mapping[str, LockedKernel], new: Mapping[str, LockedKernel]) -> Differences:
+def _diff_kernels(old: Mapping[str, LockedKernel], new: Mapping[str, LockedKernel]) -> _Differences:
     common = [key for key in old if key in new]
     rows = {
         "with another schedule": [
@@ -371,14 +369,10 @@ def _diff_kernels(old: Mapping[str, LockedKernel], new: Mapping[str, LockedKerne
         unchanged = len(common) - len(rows["with another schedule"])
         counts = [f"{len(texts)} {verb}" for verb, texts in rows.items() if texts]
         yield "kernels", ", ".join([f"{unchanged} unchanged", *counts])
-        yield from _limit_rows([text for texts in rows.values() for text in texts])
-
-
-def _limit_rows(rows: Sequence[str]) -> Differences:
-    for row in rows[:_SHOWN_KERNELS]:
-        yield "kernel", row
-    if len(rows) > _SHOWN_KERNELS:
-        yield "kernel", f"and {len(rows) - _SHOWN_KERNELS} more, which are in the lock files"
+        lines = [text for texts in rows.values() for text in texts]
+        yield from (("kernel", text) for text in lines[:_SHOWN_KERNELS])
+        if len(lines) > _SHOWN_KERNELS:
+            yield "kernel", f"and {len(lines) - _SHOWN_KERNELS} more, which are in the lock files"
 
 
 def _name(kernel: LockedKernel) -> str:
@@ -392,7 +386,7 @@ def _latencies(old: LockedKernel, new: LockedKernel) -> str:
     return f", {latency_text(before / 1e6)} -> {latency_text(after / 1e6)}"
 
 
-def _diff_files(old_recipe: LockedRecipe, new_recipe: LockedRecipe, target: str) -> Differences:
+def _diff_files(old_recipe: LockedRecipe, new_recipe: LockedRecipe, target: str) -> _Differences:
     recipes = (old_recipe, new_recipe)
     old, new = (_outputs(recipe, f"{export.NAME}/{target}") for recipe in recipes)
     old_sizes, new_sizes = (recipe.targets[target].measured.bytes for recipe in recipes)
@@ -418,32 +412,23 @@ def _outputs(recipe: LockedRecipe, label: str) -> Mapping[str, str]:
     return stage.outputs if stage else {}
 
 
-# ---------------------------------------------------------------- measurements
+_LATENCY: Final = "latency"
+# A measurement -> its field, and its format.
+_MEASUREMENTS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
+    _LATENCY: ("latency_us", lambda us: latency_text(us / 1e6)),
+    "accuracy": ("accuracy", "{:.2%}".format),
+    "coverage": ("coverage", "{:.0%}".format),
+    "error": ("max_abs_error", "{:.2g}".format),
+}
 
 
-class _Measurement(NamedTuple):
-    """A measurement of a lock file, and how it is shown; a `relative` change as a percentage, too."""
-
-    what: str
-    field: str
-    show: Callable[[float], str]
-    relative: bool = False
-
-
-_MEASUREMENTS: Final = (
-    _Measurement("latency", "latency_us", lambda us: latency_text(us / 1e6), relative=True),
-    _Measurement("accuracy", "accuracy", "{:.2%}".format),
-    _Measurement("coverage", "coverage", "{:.0%}".format),
-    _Measurement("error", "max_abs_error", "{:.2g}".format),
-)
-
-
-def _diff_measurements(before: Measurements, after: Measurements) -> Differences:
-    for what, field, show, relative in _MEASUREMENTS:
+def _diff_measurements(before: Measurements, after: Measurements) -> _Differences:
+    for what, (field, show) in _MEASUREMENTS.items():
         old, new = getattr(before, field), getattr(after, field)
         if old != new:
             texts = ["unknown" if value is None else show(value) for value in (old, new)]
-            change = f" ({new / old - 1:+.1%})" if relative and old and new is not None else ""
+            has_ratio = what == _LATENCY and old and new is not None
+            change = f" ({new / old - 1:+.1%})" if has_ratio else ""
             yield what, f"{' -> '.join(texts)}{change}"
 
 
@@ -459,7 +444,7 @@ class UncoveredKernels(NamedTuple):
 
 
 class LockUpdate(NamedTuple):
-    """The plan, without a search, and the lock file for the kernels of now; what it does not cover."""
+    """The plan without a search, the lock file for its kernels, and kernels that it does not cover."""
 
     plan: Plan
     lock: Lock
@@ -467,16 +452,17 @@ class LockUpdate(NamedTuple):
 
 
 def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
-    """Return a plan without its search, with the schedules of a lock file in its place.
+    """Return a plan with the schedules of a lock file in place of the search.
 
-    The state has the results of at least the stages that extract tasks.
+    The state has at least the results of the stages that extract tasks.
     """
     recipes = dict(lock.recipes)
     uncovered: list[UncoveredKernels] = []
     for spec in (spec for spec in plan.stages if spec.stage == extract_tasks.NAME):
         locked = recipes.get(spec.recipe)
         target = locked.targets.get(spec.target) if locked else None
-        kernels, missing = _match_kernels(_read_tasks(spec, state), target)
+        tasks = _read_json(state.artifacts[spec.id], extract_tasks.TASKS, state.store)
+        kernels, missing = _match_kernels(tasks, target)
         if missing:
             uncovered.append(UncoveredKernels(spec.recipe, spec.target, tuple(missing)))
         target = target or _describe_target(spec, plan)
@@ -496,8 +482,8 @@ def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
 def run_update(
     lock: Lock, plan: Plan, store: LocalStore, run: Callable[[Plan], RunReport]
 ) -> LockUpdate | RunReport:
-    """Find the kernels of the models, and return the plan that builds them; the report when that failed."""
-    # kernels are those of the locked choices
+    """Extract the kernels, and return the plan that builds them; the report when that failed."""
+    # kernels depend on the locked choices
     stages = (spec for spec in plan.stages if spec.stage != choose.NAME)
     plan = plan._replace(
         stages=tuple(reuse_searched(lock, spec, (choose.NAME,), store) for spec in stages)
@@ -508,16 +494,10 @@ def run_update(
     return report if report.exit_code else update_plan(lock, plan, evaluate_plan(selected, store))
 
 
-def _read_tasks(spec: StageSpec, state: PlanState) -> list[Json]:
-    digest = state.artifacts[spec.id].digests((extract_tasks.TASKS,))[extract_tasks.TASKS]
-    tasks: list[Json] = json.loads(Path(state.store.blobs.verified_path(digest)).read_bytes())
-    return tasks
-
-
 def _match_kernels(
     tasks: Sequence[Json], target: LockedTarget | None
 ) -> tuple[dict[str, LockedKernel], list[str]]:
-    """Return the kernels of a model by workload, as locked where they are, and the names of the others."""
+    """Return kernels by workload, locked ones with their schedules, and the names of the others."""
     locked: Mapping[str, LockedKernel] = target.kernels if target else {}
     kernels: dict[str, LockedKernel] = {}
     missing: list[str] = []
@@ -526,9 +506,8 @@ def _match_kernels(
         kernel = locked.get(task["key"])
         if kernel is None and task["tunable"]:
             missing += task["names"][:1]
-        kernels[task["key"]] = (
-            kernel.model_copy(update=fields) if kernel else LockedKernel(**fields)
-        )
+        updated = kernel.model_copy(update=fields) if kernel else LockedKernel(**fields)
+        kernels[task["key"]] = updated
     return kernels, sorted(missing)
 
 
@@ -556,12 +535,11 @@ def _with_kernels(
 
 # ---------------------------------------------------------------- a ledger with the schedules of a lock file
 
-SUFFIXES: Final = (".yaml", ".yml")
-"""The ends of the names of lock files: trial packs have others."""
+LOCK_SUFFIXES: Final = (".yaml", ".yml")
+"""The suffixes of lock files; trial packs have others."""
 
 _TVM: Final = "apache-tvm"
 _DEVICE: Final = {"kind": "cpu", "class": "the machine of a lock file"}
-_US: Final = 1e-6
 
 
 def import_lock(
@@ -569,11 +547,11 @@ def import_lock(
 ) -> ImportResult:
     """Add the schedules of a lock file to a ledger, as trials of another device.
 
-    The `checker` applies each trace to its kernel first; without one, that is left to the tuning.
+    A `checker` applies each trace to its kernel first; otherwise the tuning does so.
 
     Raises:
         RecipeError: when it is not a valid lock file.
-        UsageError: when it has no schedules that could be used with this machine's TVM.
+        UsageError: when it has no schedules for this machine's TVM.
     """
     lock = read_lock(path)
     tvm = lock.file.tools.get(_TVM, "")
@@ -605,7 +583,7 @@ def _list_targets(lock: Lock) -> Iterator[LockedTarget]:
 
 
 def _describe(target: LockedTarget, tvm: str) -> TargetDescription:
-    """Return the target as a search knows it: with the number of threads that kernels run on."""
+    """Return the target of a search, with the number of threads of kernels."""
     code, _ = split_threads(target.tvm)
     return TargetDescription(with_threads(code, target.cores), tvm, _DEVICE)
 
@@ -623,19 +601,15 @@ def _list_workloads(lock: Lock, tvm: str) -> Iterator[ImportedWorkload]:
                 invalid = Problems([problem])
                 yield ImportedWorkload(key, workload, description, invalid=invalid)
             else:
-                trial = _make_trial(kernel, kernel.tuned_us, tvm, when)
+                trial = Trial(
+                    id=kernel.trial,
+                    trace=json.loads(kernel.trace),
+                    run_secs=(kernel.tuned_us * 1e-6,),
+                    failure=None,
+                    when=when,
+                    tvm=tvm,
+                    host={"model": _DEVICE["class"]},
+                    load=(),
+                    seed=0,
+                )
                 yield ImportedWorkload(key, workload, description, records=[trial])
-
-
-def _make_trial(kernel: LockedKernel, tuned_us: float, tvm: str, when: str) -> Trial:
-    return Trial(
-        id=kernel.trial,
-        trace=json.loads(kernel.trace),
-        run_secs=(tuned_us * _US,),
-        failure=None,
-        when=when,
-        tvm=tvm,
-        host={"model": _DEVICE["class"]},
-        load=(),
-        seed=0,
-    )

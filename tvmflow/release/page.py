@@ -1,8 +1,8 @@
-"""The pages of a release, and of a run beside another one: what it has, and what was measured of both."""
+"""The pages of a release, and pages that are compared with another run, release or delivery."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
@@ -27,8 +27,8 @@ from tvmflow.release.gates import (
     LOCK,
     MEASUREMENTS_PAGE,
     CheckedGate,
-    Comparison,
     MeasurementsFile,
+    TargetComparison,
     list_checked_gates,
     read_comparisons,
 )
@@ -42,18 +42,15 @@ _BYTES: Final = "max_bytes"
 
 
 class Details(NamedTuple):
-    """The details that only the store has of a release: stages, kernels, and the text of recipes."""
+    """The details of a release that are only in the store: stages, kernels, and the text of recipes."""
 
     stages: tuple[StageEntry, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()
     recipes: tuple[RecipeText, ...] = ()
 
 
-NO_DETAILS: Final = Details()
-
-
 def describe_release(name: str, lock: LockFile) -> Page:
-    """Return the report: what a release has. The same lock file gives the same page."""
+    """Return the report on the content of a release, the same for the same lock file."""
     return Page(
         kind="Release",
         title=name,
@@ -65,12 +62,13 @@ def describe_release(name: str, lock: LockFile) -> Page:
 
 
 def describe_measurements(
-    name: str, lock: LockFile, file: MeasurementsFile, details: Details = NO_DETAILS
+    name: str, lock: LockFile, file: MeasurementsFile, details: Details | None = None
 ) -> Page:
     """Return the page with the measurements of a release beside those of the previous one.
 
-    Without `details`, which are what the store knows, the kernels in the lock file are shown.
+    Without details from the store, it shows the kernels in the lock file.
     """
+    details = details or Details()
     comparisons = {comparison.label: comparison for comparison in read_comparisons(file)}
     builds = {build.name: build for build in _read_builds(file)}
     return Page(
@@ -113,42 +111,36 @@ def _list_provenance(lock: LockFile) -> tuple[tuple[str, tuple[tuple[str, str], 
     )
 
 
-def _list_locked(lock: LockFile) -> list[Library]:
-    return [
-        Library(
-            Build(
-                name,
-                target_name,
-                name.removeprefix(base).removeprefix("-"),
-                kernels=len(target.kernels) or None,
-                tuned_kernels=sum(1 for kernel in target.kernels.values() if kernel.trial)
-                if target.kernels
-                else None,
-            ),
-            base,
-            machine=" ".join(target_words(target.tvm)),
-            files=target.measured.bytes,
-        )
-        for base, names in _group_by_file(lock).items()
-        for name in names
-        for target_name, target in lock.recipes[name].targets.items()
-    ]
-
-
-def _group_by_file(lock: LockFile) -> dict[str, list[str]]:
-    """Return the planned recipes by the name of the recipe: variants have a common file and beginning."""
+def _list_locked(lock: LockFile) -> Iterator[Library]:
+    # variants of a recipe have its file, and its name as the beginning of theirs
     files: dict[str, list[str]] = {}
     for name, recipe in lock.recipes.items():
         files.setdefault(recipe.recipe, []).append(name)
-    return {_find_base(names): names for names in files.values()}
+    for base, names in ((_find_base(names), names) for names in files.values()):
+        for name in names:
+            for target_name, target in lock.recipes[name].targets.items():
+                tuned = sum(1 for kernel in target.kernels.values() if kernel.trial)
+                build = Build(
+                    name,
+                    target_name,
+                    name.removeprefix(base).removeprefix("-"),
+                    kernels=len(target.kernels) or None,
+                    tuned_kernels=tuned if target.kernels else None,
+                )
+                yield Library(
+                    build,
+                    base,
+                    machine=" ".join(target_words(target.tvm)),
+                    files=target.measured.bytes,
+                )
 
 
 def _find_base(names: Sequence[str]) -> str:
-    """Return the longest beginning, up to a dash, that several names share; a single name is its own."""
-    words = names[0].split("-")
-    for number in range(len(words) - 1, 0, -1):
-        base = "-".join(words[:number])
-        if len(names) > 1 and all(name.startswith(f"{base}-") for name in names):
+    """Return the longest common beginning of several names up to a dash, or a single name."""
+    base = names[0]
+    while len(names) > 1 and "-" in base:
+        base = base.rpartition("-")[0]
+        if all(name.startswith(f"{base}-") for name in names):
             return base
     return names[0]
 
@@ -167,7 +159,7 @@ def _read_builds(file: MeasurementsFile) -> tuple[Build, ...]:
 
 
 def _measure(
-    library: Library, comparison: Comparison, verified: Build | None, file: MeasurementsFile
+    library: Library, comparison: TargetComparison, verified: Build | None, file: MeasurementsFile
 ) -> Library:
     locked, current = library.build, comparison.current
     measured = file.recipes[locked.recipe][locked.target]
@@ -190,24 +182,19 @@ def _measure(
             accuracy=comparison.previous.accuracy,
             error=comparison.previous.max_abs_error,
         )
+    reason = comparison.not_timed_reason
+    note = f"not timed again: {reason}" if reason else ""
+    if comparison.is_same_library or comparison.latencies:
+        note = "the same library" if comparison.is_same_library else "measured alternately"
     return library._replace(
         build=build,
         previous=previous,
         judgement=judge_change(comparison.previous_seconds, comparison.seconds),
         is_same=comparison.is_same_library,
-        note=_describe_timing(comparison),
+        note=note,
         files=current.bytes,
         previous_files=comparison.previous.bytes,
     )
-
-
-def _describe_timing(comparison: Comparison) -> str:
-    if comparison.is_same_library:
-        return "the same library"
-    if comparison.latencies:
-        return "measured alternately"
-    reason = comparison.not_timed_reason
-    return f"not timed again: {reason}" if reason else ""
 
 
 def _list_notes(file: MeasurementsFile) -> list[str]:
@@ -233,9 +220,8 @@ def _format_gate(checked: CheckedGate) -> Gate:
     )
 
 
-def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
+def _list_locked_kernels(lock: LockFile) -> Iterator[LibraryKernels]:
     note = "The course of the search is in the store that the release was made with."
-    libraries = []
     for name, recipe in lock.recipes.items():
         for target_name, target in recipe.targets.items():
             kernels = [
@@ -250,10 +236,8 @@ def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
             ]
             kernels.sort(key=lambda kernel: -kernel.calls * (kernel.seconds or 0.0))
             if kernels:
-                label = f"{name}/{target_name}"
-                peak = target.peak_gflops
-                libraries.append(LibraryKernels(label, tuple(kernels), peak, notes=(note,)))
-    return libraries
+                label, peak = f"{name}/{target_name}", target.peak_gflops
+                yield LibraryKernels(label, tuple(kernels), peak, notes=(note,))
 
 
 # ---------------------------------------------------------------- page comparison
@@ -261,15 +245,13 @@ def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
 
 # The profile times each kernel in few calls: smaller differences may be noise.
 _MIN_CHANGE: Final = 0.1
-# Of the library's latency: who looks for what became slower need not see less.
+# The share of the library's latency, below which changes are not shown.
 _MIN_SHARE: Final = 0.01
 _SHOWN_NAMES: Final = 3
 
 
 def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Page:
-    """Return a page whose builds are compared with those of another side, instead of with what they were.
-
-    The store has what the stages of runs depended on.
+    """Return a page with its builds compared with those of another side; the store has pre-images of runs.
 
     Raises:
         UsageError: Both are the same, or have no build in common.
@@ -277,18 +259,23 @@ def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Pa
     _check_sides(before, after)
     comparison = compare_sides(before, after, store)
     latencies = {figure.build: figure for figure in comparison.figures if figure.what == "latency"}
-    libraries = page.libraries
-    # the page of a release knows how its libraries were measured beside those of the one before it
-    knows_before = bool(before.release) and before.release == page.previous
-    if not knows_before:
+    libraries, notes = page.libraries, page.notes
+    # the page of a release has its interleaved measurements with the previous release
+    if not before.release or before.release != page.previous:
         libraries = tuple(
             _compare_library(library, before, after, latencies.get(library.label))
             for library in libraries
         )
+        if not after.run:
+            is_gated = page.gates and page.previous
+            notes = (f"The gates compared it with {page.previous}.",) if is_gated else ()
+    previous = before.release or before.name
+    if before.run:
+        previous = f"{before.name} of {time_text(before.run.began_s)}"
     return page._replace(
-        previous=_describe_side(before),
+        previous=previous,
         libraries=libraries,
-        notes=page.notes if after.run or knows_before else _describe_gates(page),
+        notes=notes,
         kernel_changes=tuple(
             change
             for library in libraries
@@ -313,17 +300,6 @@ def _check_sides(before: Side, after: Side) -> None:
             f"{before.name} and {after.name} have no build in common: {names[0]}; {names[1]}",
             fix="name a run or a release with the same recipe and target",
         )
-
-
-def _describe_side(side: Side) -> str:
-    if side.run:
-        return f"{side.name} of {time_text(side.run.began_s)}"
-    return side.release or side.name
-
-
-def _describe_gates(page: Page) -> tuple[str, ...]:
-    is_relative = page.gates and page.previous
-    return (f"The gates compared it with {page.previous}.",) if is_relative else ()
 
 
 def _compare_library(
@@ -359,33 +335,22 @@ def _find_measurement(side: Side, library: Library) -> str:
 
 
 def _list_kernel_changes(library: Library, before: Side, after: Side) -> list[KernelChange]:
-    """Return the kernels that only one side has or whose time has changed, the largest difference first.
+    """Return the kernels of only one side, and those whose time has changed, the largest difference first.
 
-    Where the library is as fast as before, times of kernels vary with that of the whole: they are noise.
+    If the library is as fast as before, differences of its kernels are noise.
     """
     old, new = (side.kernels.get(library.label, {}) for side in (before, after))
     if not old or not new:
         return []
     smallest = _MIN_SHARE * max(sum(old.values()), sum(new.values()))
-    is_slower_or_faster = not (library.is_noise or library.is_same)
-    changes = [
-        KernelChange(library.label, name, old.get(name), new.get(name))
-        for name in dict.fromkeys([*new, *old])
-    ]
-    changes = [
-        change
-        for change in changes
-        if change.before_s is None
-        or change.after_s is None
-        or (is_slower_or_faster and _is_telling(change.before_s, change.after_s, smallest))
-    ]
-    return sorted(changes, key=lambda change: -abs(_difference(change)))
-
-
-def _is_telling(before_s: float, after_s: float, smallest: float) -> bool:
-    difference = abs(after_s - before_s)
-    return difference >= smallest and difference > _MIN_CHANGE * before_s
-
-
-def _difference(change: KernelChange) -> float:
-    return (change.after_s or 0.0) - (change.before_s or 0.0)
+    is_noise = library.is_noise or library.is_same
+    changes: list[tuple[float, KernelChange]] = []
+    for name in dict.fromkeys([*new, *old]):
+        change = KernelChange(library.label, name, old.get(name), new.get(name))
+        difference = abs((change.after_s or 0.0) - (change.before_s or 0.0))
+        if change.before_s is not None and change.after_s is not None:
+            is_small = difference < smallest or difference <= _MIN_CHANGE * change.before_s
+            if is_noise or is_small:
+                continue
+        changes.append((difference, change))
+    return [change for _, change in sorted(changes, key=lambda row: -row[0])]

@@ -1,9 +1,7 @@
-"""The reproducibility check: what a lock file names is built twice more and compared.
-
-The environments of the two builds differ.
+"""The reproducibility check: the content of a lock file is built twice more, and compared.
 
 Both builds start from an empty store, in folders of different depth, with different hash seeds, time
-zones, locales, thread counts and numbers of jobs. They share only downloads, which are known by their
+zones, locales, thread counts and numbers of jobs. They share only downloads, which are identified by
 digests. Schedules come from the lock file, because a search is not a function of its inputs.
 """
 
@@ -31,18 +29,15 @@ from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import copy_snapshots
 
 # ---------------------------------------------------------------- binary diff
-# Binary diff: the first place in which two files differ, named by member, section, symbol, tensor,
-# path, line or byte.
 
 _AR_MAGIC: Final = b"!<arch>\n"
 _AR_HEADER: Final = 60
 _MAX_DEPTH: Final = 5
 _SHOWN_CHARACTERS: Final = 60
 
-Location = tuple[str, ...]
-"""The steps to a difference, the outermost first: members, a section, a symbol, an offset."""
-
-Finder = Callable[[bytes, bytes, int], Location | None]
+# The steps to a difference, the outermost first: members, a section, a symbol, an offset.
+_Location = tuple[str, ...]
+_Finder = Callable[[bytes, bytes, int], _Location | None]
 
 
 class _Member(NamedTuple):
@@ -51,13 +46,11 @@ class _Member(NamedTuple):
     content: bytes
 
 
-def find_difference(first: bytes, second: bytes, depth: int = 0) -> Location | None:
+def find_difference(first: bytes, second: bytes, depth: int = 0) -> _Location | None:
     """Return where two contents first differ; None when they are equal.
 
     Archives (zip, tar, ar) are compared by member, ELF files by section and symbol, JSON by path,
-    safetensors by tensor, text by line, and everything else by byte.
-
-    `depth` is the number of archives that both are nested in.
+    safetensors by tensor, text by line, and everything else by byte. `depth` counts the archives around them.
     """
     if first == second:
         return None
@@ -66,7 +59,7 @@ def find_difference(first: bytes, second: bytes, depth: int = 0) -> Location | N
             try:
                 location = find(first, second, depth)
             except Exception as error:
-                # What only looks like this format, or is damaged, is compared as another one.
+                # Content that is damaged, or has another format, is compared as another one.
                 _log.debug("compared as another format than %s: %s", name, error)
                 continue
             if location is not None:
@@ -92,7 +85,7 @@ def _find_offset(first: bytes, second: bytes) -> int:
 
 def _archive_difference(
     read: Callable[[bytes], Iterable[_Member]], first: bytes, second: bytes, depth: int
-) -> Location | None:
+) -> _Location | None:
     members, others = list(read(first)), list(read(second))
     names, other_names = [member.name for member in members], [other.name for other in others]
     if names != other_names:
@@ -142,16 +135,12 @@ class _Section(NamedTuple):
     data: bytes
 
 
-def _elf_difference(first: bytes, second: bytes, depth: int) -> Location | None:
-    """Return the section, the symbol and the offset of the first difference; None when there is none.
-
-    Code and data are compared before the tables that follow from them.
-    """
+def _elf_difference(first: bytes, second: bytes, depth: int) -> _Location | None:
+    """Return the section, the symbol and the offset of the first difference; None when there is none."""
     sections, others = _read_sections(first), _read_sections(second)
-    order = sorted(
-        sections, key=lambda name: (not name.startswith((".text", ".rodata", ".data")), name)
-    )
-    for name in order:
+    # code and data come before the tables that depend on them
+    is_table = {name: not name.startswith((".text", ".rodata", ".data")) for name in sections}
+    for name in sorted(sections, key=lambda name: (is_table[name], name)):
         if name not in others:
             return (f"only one has the section {name}",)
         section, other = sections[name], others[name]
@@ -195,7 +184,7 @@ def _find_symbol(content: bytes, section: _Section, other: _Section) -> str:
 # ---------------------------------------------------------------- JSON, tensors and text
 
 
-def _json_difference(first: bytes, second: bytes, depth: int) -> Location | None:
+def _json_difference(first: bytes, second: bytes, depth: int) -> _Location | None:
     location = _compare_json(json.loads(first), json.loads(second), "$")
     return (location,) if location else None
 
@@ -224,28 +213,27 @@ def _shorten(value: object) -> str:
     return excerpt(json.dumps(value), _SHOWN_CHARACTERS)
 
 
-def _tensor_difference(first: bytes, second: bytes, depth: int) -> Location | None:
-    starts = [8 + int.from_bytes(content[:8], "little") for content in (first, second)]
-    header, other_header = (
-        json.loads(content[8:start]) for content, start in zip((first, second), starts, strict=True)
-    )
+def _tensor_difference(first: bytes, second: bytes, depth: int) -> _Location | None:
+    (header, values), (other_header, other_values) = map(_split_tensors, (first, second))
     for name, fields in header.items():
         if name not in other_header:
             return (f"only one has the tensor {name}",)
         if fields != other_header[name]:
             return (f"tensor {name}", f"{_shorten(fields)} and {_shorten(other_header[name])}")
         if name != "__metadata__":
-            low, high = fields["data_offsets"]
-            data, other = (
-                content[start + low : start + high]
-                for content, start in zip((first, second), starts, strict=True)
-            )
-            if data != other:
-                return (f"tensor {name}", _describe_offset(data, other))
+            own = slice(*fields["data_offsets"])
+            if values[own] != other_values[own]:
+                return (f"tensor {name}", _describe_offset(values[own], other_values[own]))
     return None
 
 
-def _text_difference(first: bytes, second: bytes, depth: int) -> Location | None:
+def _split_tensors(content: bytes) -> tuple[dict[str, Json], bytes]:
+    """Return the header and the values of a safetensors file."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:start]), content[start:]
+
+
+def _text_difference(first: bytes, second: bytes, depth: int) -> _Location | None:
     lines, others = (content.decode().split("\n") for content in (first, second))
     pairs = enumerate(zip(lines, others, strict=False), 1)
     number = next((n for n, (a, b) in pairs if a != b), min(len(lines), len(others)) + 1)
@@ -261,17 +249,14 @@ def _is_tar(content: bytes) -> bool:
     return content.startswith(b"\x1f\x8b") or content[257:262] == b"ustar"
 
 
-_FORMATS: Final[Mapping[str, tuple[Callable[[bytes], bool], Finder]]] = {
-    "ELF": (lambda content: content.startswith(b"\x7fELF"), _elf_difference),
-    "zip": (
-        lambda content: content.startswith(b"PK\x03\x04"),
-        partial(_archive_difference, _read_zip),
-    ),
-    "ar": (lambda content: content.startswith(_AR_MAGIC), partial(_archive_difference, _read_ar)),
+_FORMATS: Final[Mapping[str, tuple[Callable[[bytes], bool], _Finder]]] = {
+    "ELF": (lambda data: data.startswith(b"\x7fELF"), _elf_difference),
+    "zip": (lambda data: data.startswith(b"PK\x03\x04"), partial(_archive_difference, _read_zip)),
+    "ar": (lambda data: data.startswith(_AR_MAGIC), partial(_archive_difference, _read_ar)),
     "tar": (_is_tar, partial(_archive_difference, _read_tar)),
-    "JSON": (lambda content: content[:1] in (b"{", b"["), _json_difference),
+    "JSON": (lambda data: data[:1] in (b"{", b"["), _json_difference),
     "safetensors": (_is_safetensors, _tensor_difference),
-    "text": (lambda content: b"\0" not in content[:4096], _text_difference),
+    "text": (lambda data: b"\0" not in data[:4096], _text_difference),
 }
 
 _log = logging.getLogger(__name__)
@@ -287,34 +272,28 @@ class BuildEnvironment(NamedTuple):
 
 # Before 3.12, Python does not start in the locale C where a .pth file names a folder beyond ASCII.
 _PLAIN_LOCALE: Final = "C" if f"{sys.prefix}{__file__}".isascii() else "C.UTF-8"
-ENVIRONMENTS: Final = (
+ENVIRONMENTS: Final = tuple(
     BuildEnvironment(
-        "one",
-        1,
+        folder,
+        threads,
         {
-            "PYTHONHASHSEED": "1",
-            "TZ": "Pacific/Kiritimati",
-            "LC_ALL": _PLAIN_LOCALE,
-            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": seed,
+            "TZ": zone,
+            "LC_ALL": locale,
+            "OMP_NUM_THREADS": str(threads),
         },
-    ),
-    BuildEnvironment(
-        "two/in a deeper folder/with a longer name than the other",
-        2,
-        {
-            "PYTHONHASHSEED": "4242",
-            "TZ": "America/Caracas",
-            "LC_ALL": "C.UTF-8",
-            "OMP_NUM_THREADS": "2",
-        },
-    ),
+    )
+    for folder, threads, seed, zone, locale in (
+        ("one", 1, "1", "Pacific/Kiritimati", _PLAIN_LOCALE),
+        ("two/in a deeper folder/with a longer name", 2, "4242", "America/Caracas", "C.UTF-8"),
+    )
 )
 
 _NOT_FAILED: Final = ("ran", "hit", "skipped")
 
 
 class FirstDifference(NamedTuple):
-    """The first difference of a build: the stage, its file, the place in the file, and which build."""
+    """The first difference of a build: the stage, its file, the position in the file, and which build."""
 
     stage_id: str
     file: str
@@ -323,7 +302,7 @@ class FirstDifference(NamedTuple):
 
 
 class ReproducibilityReport(NamedTuple):
-    """The result of the check; `difference` is None when all files of both builds are the locked ones."""
+    """The result of the check; `difference` is None if all files of both builds are the locked ones."""
 
     seconds: tuple[float, ...]
     stages: int
@@ -339,12 +318,9 @@ def build_again(
     folder: Path,
     on_build: Callable[[int], None],
 ) -> ReproducibilityReport:
-    """Build a plan in each of `ENVIRONMENTS` and compare the files of its stages.
+    """Build a plan, up to date in `store`, in each of `ENVIRONMENTS` and compare the files of its stages.
 
-    The plan is up to date in `store`; `on_build` gets the number of each build before it starts.
-
-    Raises:
-        StageError: when a build ends before its files can be compared.
+    `on_build` gets the number of each build before it starts; StageError if a build has no files to compare.
     """
     plan_state = evaluate_plan(plan, store)
     compared = [spec for spec in plan.stages if spec.traits.is_locked and not spec.traits.searches]
@@ -394,7 +370,7 @@ def _run_build(
 
 
 def _read_build(name: str, process: subprocess.CompletedProcess[str]) -> tuple[float, list[Json]]:
-    """Return how a build ended, from the last event of its process."""
+    """Return the duration and the failed stages in the last event of a build."""
     last_line = process.stdout.strip().rpartition("\n")[2]
     event: Json = json.loads(last_line) if last_line.startswith("{") else {}
     errors = process.stderr.strip()
@@ -405,15 +381,14 @@ def _read_build(name: str, process: subprocess.CompletedProcess[str]) -> tuple[f
         )
     if process.returncode != EXIT_OK and not any(stage["message"] for stage in event["stages"]):
         raise StageError(f"{name}: the build ended with exit code {process.returncode}: {errors}")
-    return float(event["seconds"]), [
-        stage for stage in event["stages"] if stage["outcome"] not in _NOT_FAILED
-    ]
+    failures = [stage for stage in event["stages"] if stage["outcome"] not in _NOT_FAILED]
+    return float(event["seconds"]), failures
 
 
 def _find_difference(
     spec: StageSpec, plan_state: PlanState, store: LocalStore, built_store: LocalStore, build: str
 ) -> FirstDifference | None:
-    """Return where the built result of a stage differs; None when it has no result, or the same one."""
+    """Return where the built result of a stage differs; None when it is missing or the same."""
     reference = plan_state.artifacts[spec.id]
     built = built_store.find(reference.key)
     if built is None:

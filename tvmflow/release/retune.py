@@ -1,9 +1,8 @@
 """Retuning: a budget of trials for several recipes and targets, spent in rounds where it gains most.
 
 Each round gives one recipe and target more trials and compares the estimate of its latency: calls
-times the best time of each kernel. The next round goes to the one that gained most in its last round
-(a greedy bandit): the gains of a search fall as it proceeds, so that the last gain of each predicts
-its next one. A search that has nothing left to try gets no further round.
+times the best time of each kernel. The next round goes to the one with the largest gain in its last round
+(a greedy bandit): gains decrease, so that the last one predicts the next. An exhausted search gets no more rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
 _log = logging.getLogger(__name__)
 
-# How often a round starts again because the ledger had all of its trials.
+# How often a round is extended because the ledger had all of its trials.
 _MAX_EXTENSIONS: Final = 8
 
 _STOP_REASONS: Final[Mapping[str, str]] = {
@@ -30,15 +29,14 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
 }
 
 TuneStage = Callable[[StageSpec], TuneFacts | None]
-"""Runs a `tune` stage with what it needs; None when it did not succeed."""
+"""Runs a `tune` stage with its inputs; None when it failed."""
 
 
 class TuningProgress(NamedTuple):
     """The progress of one recipe and target, with its `tune` stage.
 
-    `trials` is the budget of all rounds, and `measured` what was spent. Latencies are estimated in µs, before
-    the first round and now, None if they are not known. The gain is the share of the latency that the last
-    round saved; a stage with a reason to stop gets no further round.
+    `trials` is the budget of all rounds, of which `measured` is spent. Latencies are estimates in µs, before the first
+    round and now. The gain is the share of the latency that the last round saved.
     """
 
     spec: StageSpec
@@ -62,7 +60,7 @@ def spend_budget(
     tune: TuneStage,
     on_round: Callable[[TuningProgress], None],
 ) -> list[TuningProgress]:
-    """Tune until the budget is spent or no round gains anything, and return the progress of each stage."""
+    """Tune until the budget is spent or a round gains too little, and return the progress of each stage."""
     progress = {spec.id: TuningProgress(spec, spec.settings["tune"]["trials"]) for spec in specs}
     started = time.monotonic()
     while True:
@@ -85,14 +83,11 @@ def _trials_left(progress: Iterable[TuningProgress], budget: Retune, seconds: fl
 
 
 def _choose_next(progress: Sequence[TuningProgress], min_gain: float) -> TuningProgress | None:
-    """Return which one gets the next round: each of them once, then the one with the largest last gain."""
-
-    def expected_gain(row: TuningProgress) -> float:
-        return math.inf if row.gain is None else row.gain
-
+    """Return the stage of the next round: each once, then the one with the largest last gain."""
     running = [row for row in progress if not row.stop_reason]
-    best = max(running, key=expected_gain, default=None)
-    return None if best is None or expected_gain(best) < min_gain else best
+    gains = [math.inf if row.gain is None else row.gain for row in running]
+    best = max(gains, default=-math.inf)
+    return running[gains.index(best)] if running and best >= min_gain else None
 
 
 def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> TuningProgress:
@@ -102,7 +97,7 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
         facts = tune(with_trials(progress.spec, total))
         if facts is None or facts.measured or facts.stopped not in ("budget", "finished"):
             break
-        # The ledger had all of these trials: a round begins where the ledger ends.
+        # The ledger had all of these trials: the round continues after them.
         total = max(total, facts.known)
     if facts is None:
         return progress._replace(stop_reason="failed")
@@ -124,7 +119,7 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
 def _estimate_us(
     facts: TuneFacts, tuned_us: Callable[[WorkloadFacts], float | None]
 ) -> float | None:
-    """Return the µs of one inference in kernels with known times; None when no time is known."""
+    """Return the µs of one inference in kernels with known times; None without any."""
     total = 0.0
     for workload in facts.workloads:
         times = [us for us in (workload.untuned_us, tuned_us(workload)) if us is not None]

@@ -1,7 +1,4 @@
-"""Interleaved timing of two libraries in one process.
-
-What slows the machine slows both.
-"""
+"""Interleaved measurement of two libraries in one process: other load of the machine affects both."""
 
 from __future__ import annotations
 
@@ -11,10 +8,12 @@ import logging
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.processes import module_command
+from tvmflow.core.statistics import interleave
 from tvmflow.targets import devices
 
 _log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ _TIMEOUT_S: Final = 600.0
 
 
 class LatencyPair(NamedTuple):
-    """Latencies of the new and the previous library in seconds, measured alternately."""
+    """Latencies of the new and the previous library in seconds, from interleaved measurements."""
 
     current_s: float
     previous_s: float
@@ -34,12 +33,12 @@ class LatencyPair(NamedTuple):
 def time_alternately(current: Path, previous: Path, locks: Path) -> LatencyPair | str:
     """Return the latencies of two bundles, or the reason why they cannot be measured here.
 
-    They run in a process of their own, with exclusive use of this machine's CPU and GPU.
+    They run in another process, with exclusive use of this machine's CPU and GPU.
     """
     command = module_command(__name__, str(current), str(previous))
     _log.debug("timing %s and %s alternately", current, previous)
     with contextlib.ExitStack() as stack:
-        # Nobody holds the lock of a device that this machine does not have.
+        # Locks of devices that this machine does not have are free.
         for device in devices.ALL_DEVICES:
             stack.enter_context(devices.exclusive(locks, device))
         try:
@@ -70,12 +69,12 @@ def _main(paths: list[str]) -> int:
         sys.stderr.write("their inputs differ\n")
         return 1
     feed = samples.random_samples(modules[0].inputs, {}, batches=1, seed=0).batches[0]
-    times: list[list[float]] = [[], []]
-    for number in range(_ROUNDS):
-        # Each of them goes first in every other round.
-        for index in (0, 1) if number % 2 else (1, 0):
-            times[index] += modules[index].latency(feed, repeat=1, min_seconds=_MIN_SECONDS)
-    sys.stdout.write(json.dumps([statistics.median(row) for row in times]) + "\n")
+    calls = [
+        partial(module.latency, feed, repeat=1, min_seconds=_MIN_SECONDS) for module in modules
+    ]
+    rounds = [interleave(calls, number) for number in range(_ROUNDS)]
+    medians = [statistics.median(row[0] for row in rows) for rows in zip(*rounds, strict=True)]
+    sys.stdout.write(json.dumps(medians) + "\n")
     return 0
 
 
