@@ -1,11 +1,8 @@
-"""`wheel`: a Python package that pip installs, with the model and everything that loads it inside.
+"""`wheel`: a Python package with the model and a copy of tvmflow's runtime, which loads it.
 
-Its loader is tvmflow's own runtime, copied when the wheel is made: a machine that runs the model
-needs numpy, and TVM where that executes it, not tvmflow.
-
-The wheel `tvmflow-runtime` is for machines that load and run bundles and need nothing else of tvmflow:
-`python -m tvmflow.exporters.wheel FOLDER` writes it (`make runtime-wheel`). In both, modules have other
-names: `tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
+A machine that runs the model needs numpy, and TVM if that executes it, but not tvmflow. The wheel `tvmflow-runtime`
+only loads and runs bundles: `python -m tvmflow.exporters.wheel FOLDER` writes it (`make runtime-wheel`). In both,
+`tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
+from tvmflow.core.bill_of_materials import encode_bom, file_component, license_fields
 from tvmflow.core.formatting import printable
 from tvmflow.core.generated_text import identifier
 from tvmflow.core.types import Json
@@ -39,53 +36,29 @@ IMAGES_EXTRA: Final = ("Provides-Extra: images", 'Requires-Dist: pillow >=9.5; e
 PACKAGE: Final = Path(__file__).parent.parent
 """The folder of tvmflow's own package."""
 
-# All modules that loading a bundle needs, below `tvmflow/`, whatever its runtime.
-_COPIED: Final = (
-    "core/__init__.py",
-    "core/canonical_json.py",
-    "core/dimensions.py",
-    "core/disk_errors.py",
-    "core/documents.py",
-    "core/errors.py",
-    "core/files.py",
-    "core/formatting.py",
-    "core/processes.py",
-    "core/project.py",
-    "core/signing.py",
-    "core/types.py",
-    "runtime/__init__.py",
-    "runtime/arrays.py",
-    "runtime/bundles.py",
-    "runtime/c_loader.py",
-    "runtime/image_files.py",
-    "runtime/images.py",
-    "runtime/labels.py",
-    "runtime/loading.py",
-    "runtime/module.py",
-    "runtime/npz.py",
-    "runtime/programs.py",
-    "runtime/samples.py",
-    "runtime/statements.py",
-    "runtime/weights.py",
-    "targets/__init__.py",
-    "targets/features.py",
-    "targets/host.py",
-    "targets/platforms.py",
-    "targets/threads.py",
-    "targets/tvm_target.py",
-)
+# All modules that a loaded bundle needs, whatever its runtime, by folder of `tvmflow/`.
+_COPIED: Final[Mapping[str, str]] = {
+    "core": "__init__ canonical_json dimensions disk_errors documents errors files formatting processes "
+    "project signing types",
+    "runtime": "__init__ arrays bundles c_loader image_files images labels loading module npz programs "
+    "samples sessions statements weights",
+    "targets": "__init__ features host platforms threads tvm_target",
+}
 # Those for TVM's virtual machine.
 _COPIED_FOR_VM: Final = ("runtime/virtual_machine.py", "targets/backends/**/*.py")
 
 
 def list_modules(*, for_vm: bool) -> tuple[Path, ...]:
     """Return the modules that a package needs; `for_vm` if it runs TVM's virtual machine."""
-    patterns = (*_COPIED, *_COPIED_FOR_VM) if for_vm else _COPIED
+    patterns = [
+        f"{folder}/{name}.py" for folder, names in _COPIED.items() for name in names.split()
+    ]
+    patterns += _COPIED_FOR_VM if for_vm else ()
     return tuple(sorted(path for pattern in patterns for path in PACKAGE.glob(pattern)))
 
 
 def module_files(package: str, *, for_vm: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield name, below the package, and content of its modules, which import each other."""
+    """Yield name in the package and content of the copied modules."""
     yield f"{COPIES}/__init__.py", b""
     for path in list_modules(for_vm=for_vm):
         name = path.relative_to(PACKAGE).as_posix()
@@ -93,7 +66,7 @@ def module_files(package: str, *, for_vm: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def rename_imports(text: str, package: str) -> str:
-    """Return a module's text with imports from the copies in a package."""
+    """Return a module's text with imports of the copies in a package."""
     return text.replace("from tvmflow.", f"from {package}.{COPIES}.")
 
 
@@ -106,10 +79,9 @@ def write_wheel(
     is_pure: bool,
     generator: str = VERSION,
 ) -> None:
-    """Write a wheel: a zip of a package and of the metadata for pip, with the digest of every file.
+    """Write a wheel, `NAME-VERSION-TAG.whl`: a package and metadata, with the digest of every file.
 
-    The path is `NAME-VERSION-TAG.whl`, with the tag of Python, ABI and platform; the files are those of the
-    package, and others in its `.dist-info`. A pure wheel holds no machine code.
+    Files may be in the `.dist-info`, too. A pure wheel has no machine code.
     """
     info = f"{'-'.join(path.name.split('-')[:2])}.dist-info"
     content = dict(files)
@@ -192,21 +164,21 @@ _MAIN: Final = "exporters/_wheel_main.py"
 
 SOURCES: Final = (PACKAGE / _INIT, PACKAGE / _MAIN, *list_modules(for_vm=True))
 
-# Tracebacks name classes as programs import them, not the modules of the copied runtime.
+# Tracebacks show the names that programs import, not the modules of the copied runtime.
 _PUBLIC_NAMES: Final = """
 for _name in ("BundleError", "EnvironmentProblem", "Error", "Model"):
     _kind = globals()[_name]
     _kind.__module__, _kind.__name__, _kind.__qualname__ = __name__, _name, _name
 """
 
-# A system and the prefix of its C library's name -> the wheel tag. The runtime's own wheels need glibc 2.27.
+# A system and the prefix of its C library's name -> the wheel tag. TVM's runtime needs glibc 2.27.
 _TAGS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "gnu"): "manylinux_2_27_{arch}",
     ("linux", "musl"): "musllinux_1_2_{arch}",
     ("macos", ""): "macosx_11_0_{arch}",
     ("windows", ""): "win_{arch}",
 }
-# An architecture in tags, where that is not the Linux kernel's name.
+# Architectures in tags that are not the Linux kernel's names.
 _ARCHS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "armv7"): "armv7l",
     ("linux", "i386"): "i686",
@@ -319,10 +291,9 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
     return "\n".join([*fields, "", *usage, "", *tensors, ""])
 
 
-# ---------------------------------------------------------------- wheel bom
-# The bill of materials inside a wheel (PEP 770): the model, its code and weights, and the runtime that is copied.
+# ---------------------------------------------------------------- bill of materials inside a wheel (PEP 770)
 
-# The fields of a manifest with the versions of the tools that made the library.
+# Fields of a manifest with versions -> tools.
 _TOOLS: Final = {"tvmflow": "tvmflow", "tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
 _OWN_LICENSE: Final = "Apache-2.0"
 _MODEL: Final = "model"
@@ -346,10 +317,13 @@ def make_wheel_bom(
         "name": built.name,
         "version": built.request.version,
         **license_fields(str(manifest.get("license", ""))),
-        "components": [_file(name, data) for name, data in content.items() if not is_runtime[name]],
+        "components": _list_files({n: data for n, data in content.items() if not is_runtime[n]}),
         "properties": [
             {"name": "tvmflow:target", "value": built.request.target},
-            *_describe_model(manifest.get("model", {})),
+            *(
+                {"name": f"tvmflow:{name}", "value": str(digest)}
+                for name, digest in sorted(manifest.get("model", {}).items())
+            ),
         ],
     }
     copied: dict[str, Json] = {
@@ -361,7 +335,7 @@ def make_wheel_bom(
         "description": "The modules of tvmflow that load a bundle, copied with other import paths",
         **license_fields(_OWN_LICENSE),
         "pedigree": {"notes": "imports are rewritten"},
-        "components": [_file(name, data) for name, data in content.items() if is_runtime[name]],
+        "components": _list_files({n: data for n, data in content.items() if is_runtime[n]}),
     }
     tools = [
         {"type": "application", "name": name, "version": str(manifest[field])}
@@ -376,20 +350,8 @@ def make_wheel_bom(
     )
 
 
-def _file(name: str, data: bytes) -> dict[str, Json]:
-    digest = hashlib.sha256(data).hexdigest()
-    return {
-        "bom-ref": f"file:{name}",
-        "type": "file",
-        "name": name,
-        "hashes": digest_fields(digest),
-    }
-
-
-def _describe_model(digests: Mapping[str, Json]) -> list[Json]:
-    return [
-        {"name": f"tvmflow:{name}", "value": str(value)} for name, value in sorted(digests.items())
-    ]
+def _list_files(content: Mapping[str, bytes]) -> list[Json]:
+    return [file_component(n, hashlib.sha256(data).hexdigest()) for n, data in content.items()]
 
 
 if __name__ == "__main__":

@@ -244,6 +244,17 @@ def test_its_errors_bear_the_name_of_the_package(site: Path) -> None:
     assert text.endswith(f"this model takes {shown}") and "_tvmflow" not in text
 
 
+def test_it_has_the_modules_that_its_runtime_imports_when_they_are_used() -> None:
+    """`Model.session` imports that of sessions, which wheels once lacked."""
+    copied = {
+        path.relative_to(wheel.PACKAGE).as_posix() for path in wheel.list_modules(for_vm=True)
+    }
+    imports = re.compile(r"^\s+from tvmflow\.(runtime\.\w+) import", re.MULTILINE)
+    for path in (wheel.PACKAGE / name for name in copied if name.startswith("runtime/")):
+        for module in imports.findall(path.read_text()):
+            assert f"{module.replace('.', '/')}.py" in copied, path
+
+
 def test_nothing_in_it_imports_tvmflow(site: Path) -> None:
     """The wheel has every module that its modules import: a new dependency of the runtime must be added to `_COPIED`."""
     for module in (site / "digits_model").rglob("*.py"):
