@@ -1,9 +1,7 @@
-"""Exporters: every form in which a built library can be delivered.
-
-The names are those under `outputs:` in a recipe.
+"""Exporters: every form in which a built library can be delivered, by its name in a recipe.
 
 Imports frontends and the layers below. To add an exporter, write one module with the shape of
-`base.Exporter`, or a `Form` in the table of a module, and its line here.
+`exporter.Exporter`, or a `Form` in the table of a module, and its line here.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ EXPORTERS: Final[dict[str, Exporter]] = {
     web.NAME: web,
     "wheel": wheel,
     "xcframework": c_library.XCFRAMEWORK,
-    # holds the files of all others, so it comes last
+    # it contains the files of all others, so it comes last
     "archive": archives,
 }
 
@@ -33,4 +31,4 @@ PARTITIONED_EXPORTERS: Final[dict[str, PartitionedExporter]] = {
     "wheel": wheel,
     "archive": archives,
 }
-"""The exporters that hold a partitioned model as one; the others write files for each part."""
+"""The exporters with one file for a partitioned model; the others write files for each part."""

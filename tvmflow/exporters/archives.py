@@ -1,7 +1,7 @@
 """Archives whose bytes depend only on their content, and the output `archive`.
 
-An archive has no times, no owners and one order. The output holds all else that is delivered for a
-target, in one compressed file.
+Archives have no times, no owners and one order. The output contains all other files that are delivered for a
+target.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _COMPRESSED: Final = frozenset({"archive", "c-source"})
 
 
 def compressor_versions(outputs: Collection[str]) -> dict[str, str]:
-    """Return the tools that the bytes of these outputs depend on: versions of zlib differ."""
+    """Return the version of zlib if the bytes of these outputs depend on it."""
     return {"zlib": zlib.ZLIB_RUNTIME_VERSION} if _COMPRESSED & set(outputs) else {}
 
 
 def write_zip(output: Path, content: Mapping[str, Path | bytes]) -> None:
-    """Write a zip of files, or of contents, without compression, its entries in the order of `content`."""
+    """Write a zip of files, or of contents, in their order and without compression."""
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as archive:
         for name, source in content.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
@@ -63,7 +63,7 @@ def write_tar(output: Path, files: Mapping[str, Path | bytes]) -> None:
 
 
 def write_tar_gz(output: Path, files: Mapping[str, Path | bytes]) -> None:
-    """Write a compressed tar, sorted by name, of files or contents, without its own name and time."""
+    """Write a compressed tar of files, or of contents, sorted by name."""
     with (
         output.open("wb") as stream,
         gzip.GzipFile("", "wb", _LEVEL, fileobj=stream, mtime=0) as compressed,

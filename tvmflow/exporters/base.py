@@ -33,11 +33,10 @@ _OF_LIBRARY: Final = ("runtime", "prefix", "params")
 
 
 class ExportRequest(NamedTuple):
-    """The request of a recipe for one target: all that the names of the files depend on.
+    """The request of a recipe for one target, which determines the names of files.
 
-    The kind is TVM's, and the LLVM triple that of the CPU; it is empty for a partitioned model whose parts, in
-    order, are for several systems. `has_images` says that an input takes images, and `has_webgpu` that there is
-    code for the GPU of a browser, too.
+    The kind is TVM's. The LLVM triple is that of the CPU, empty for a partitioned model with parts for several
+    systems. `has_images`: an input takes images; `has_webgpu`: there is code for a browser's GPU, too.
     """
 
     name: str
@@ -52,22 +51,20 @@ class ExportRequest(NamedTuple):
 
     @property
     def platform(self) -> Platform:
-        """The platform that the files are for."""
+        """The platform of the files."""
         return parse_triple(self.triple)
 
     @property
     def library_name(self) -> str:
-        """The library's name in a bundle: loaders go by the suffix."""
+        """The library's name in a bundle, with the suffix that loaders expect."""
         return f"library{self.platform.shared_suffix}"
 
 
 class BuiltModel(NamedTuple):
-    """A linked library, its object files, and its description.
+    """A linked library with its signature and manifest, and its library for TVM's virtual machine, if any.
 
     `forms` are files of every form that `build` compiled (form -> file name -> path), and `exported_files`
-    those of the exporters before this one, by their names in `dist`. A loader checks the manifest (target, CPU
-    features, TVM's version, digests, how the library is verified) before it loads the bundle. There may be a
-    library for TVM's virtual machine, and a folder with C code and objects that `library` was linked from.
+    those of earlier exporters, by their names in `dist`. `c_code` is the folder with the library's C code and objects.
     """
 
     request: ExportRequest
@@ -99,10 +96,7 @@ class BuiltModel(NamedTuple):
         )
 
     def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
-        """Return the model with another library and its objects.
-
-        Their digests and `fields` go into the manifest, in place of those of the library before.
-        """
+        """Return the model with another library, whose digests and `fields` are in the manifest."""
         digests = {self.request.library_name: hash_file(str(library))}
         digests.update({path.name: hash_file(str(path)) for path in objects})
         others = {name: self.manifest[name] for name in self.manifest if name not in _OF_LIBRARY}
@@ -111,7 +105,7 @@ class BuiltModel(NamedTuple):
 
 
 class PartitionedModel(NamedTuple):
-    """A model in parts: several libraries in one bundle. Fields as in `BuiltModel`."""
+    """A model in parts: several libraries in one bundle, with the fields of `BuiltModel`."""
 
     request: ExportRequest
     signature: Mapping[str, Json]
@@ -137,17 +131,13 @@ class Exporter(Protocol):
         """Files of this package that it copies: their content is in the key."""
 
     def unsupported_reason(self, request: ExportRequest, /) -> str:
-        """Return why the form cannot be made for a target, or an empty string. Called when a run is planned."""
+        """Return why a plan cannot have the form for a target, or an empty string."""
 
     def files(self, request: ExportRequest, /) -> tuple[str, ...]:
-        """Return the names in `dist` of all files that `export` writes. Called when a run is planned."""
+        """Return the names in `dist` of all files that `export` writes, for a plan."""
 
     def export(self, built: BuiltModel, folder: Path, /) -> None:
-        """Write the files into a folder: the same bytes for the same input, on any machine.
-
-        Raises:
-            StageError: when a compiler or the linker fails; the message holds its error.
-        """
+        """Write the files: the same bytes for the same input; StageError when a compiler or linker fails."""
 
 
 class Form(NamedTuple):
@@ -168,11 +158,7 @@ class PartitionedExporter(Exporter, Protocol):
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file that no longer changes; copy it if the file system has no links.
-
-    Raises:
-        OSError: when `target` cannot be written.
-    """
+    """Hard-link a file that no longer changes, or copy it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -190,18 +176,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def json_bytes(value: Json) -> bytes:
-    """Return a JSON document for people and programs, the same for equal values."""
+    """Return an indented JSON document, the same for equal values."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def cpu_only_reason(request: ExportRequest) -> str:
-    """Return why a form cannot be made that holds only code for the CPU of one process."""
+    """Return why a form with code only for the CPU of one process is not possible."""
     return single_process_reason(request, _CPU_KINDS)
-
-
-def c_library_reason(request: ExportRequest) -> str:
-    """Return why a form cannot be made that holds a C library."""
-    return single_process_reason(request, _C_LIBRARY_KINDS)
 
 
 def loadable_vm_reason(request: ExportRequest) -> str:
@@ -210,10 +191,7 @@ def loadable_vm_reason(request: ExportRequest) -> str:
 
 
 def loadable_reason(request: ExportRequest) -> str:
-    """Return why a form cannot be made that programs load.
-
-    On some systems they are linked with all that they run.
-    """
+    """Return why programs cannot load a form: on some systems they are linked statically."""
     for triple in (request.triple, *(part.triple for part in request.parts)):
         if parse_triple(triple).system not in LINKERS and not c_runtime.unsupported_reason(triple):
             return f"nothing loads a library on {triple}: use c-library"
@@ -221,17 +199,17 @@ def loadable_reason(request: ExportRequest) -> str:
 
 
 def loadable_cpu_reason(request: ExportRequest) -> str:
-    """Return why programs cannot load a form with code for the CPU of one process alone."""
+    """Return why programs cannot load a form with code only for the CPU of one process."""
     return cpu_only_reason(request) or loadable_reason(request)
 
 
 def no_reason(request: ExportRequest) -> str:
-    """Return an empty string: the form can be made for every target."""
+    """Return an empty string: the form is possible for every target."""
     return ""
 
 
 def single_process_reason(request: ExportRequest, kinds: Sequence[str] = _C_LIBRARY_KINDS) -> str:
-    """Return why a form cannot be made that runs all parts, of these kinds alone, in one process."""
+    """Return why a form that runs all parts, only of these kinds, in one process is not possible."""
     supported = " or ".join(kinds)
     for part in request.parts:
         if part.kind not in kinds:

@@ -44,7 +44,7 @@ def write_partitioned(
     parts: Mapping[str, Path],
     output: Path,
 ) -> None:
-    """Write the bundle of a partitioned model: the bundle of each part, in order, in place of the library."""
+    """Write the bundle of a partitioned model, with the bundles of its parts in place of the library."""
     part_files = {name: f"parts/{name}.tvmflow" for name in parts}
     listed = [{"name": name, "file": file} for name, file in part_files.items()]
     content: dict[str, Path | bytes] = {SIGNATURE: base.json_bytes(signature)}

@@ -1,9 +1,7 @@
-"""`c-library`: the model as a plain C library that needs nothing of TVM: libraries and a header.
+"""`c-library`: the model as a plain C library without TVM: libraries and a header.
 
-`c-library-weights` is such a library without its weights, and these in a file that it maps or that a
-program has in memory.
-A model of images has a second header, with their preprocessing and the names of the classes; C++ projects
-have it, too. `xcframework` is the static library for iPhones and for the simulator.
+`c-library-weights` has the weights in a separate file. Models of images have a second header, with preprocessing and
+the names of classes; C++ projects have it, too. `xcframework` is the static library for iPhones and the simulator.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from tvmflow.exporters.base import (
     Exporter,
     ExportRequest,
     Form,
-    c_library_reason,
     fill_template,
+    single_process_reason,
     write_text,
 )
 from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
@@ -34,7 +32,7 @@ from tvmflow.targets.c_runtime.weights import write_weights
 from tvmflow.targets.linking import macho
 
 _IMAGE_SOURCES: Final = (Path(__file__).with_name("images.h"),)
-# The types of C for values whose type is not NumPy's with `_t`. Values of float16 are their bits.
+# Types of C that are not NumPy's with `_t`. Values of float16 are their bits.
 _TYPES: Final[Mapping[str, str]] = {"float32": "float", "float64": "double", "float16": "uint16_t"}
 
 
@@ -89,7 +87,7 @@ def _write_table(prefix: str, place: int, entry: Preprocessing) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Return a number of NumPy as one of C with exactly this value."""
+    """Return a NumPy scalar as a literal of C with exactly this value."""
     kind = value.dtype.kind
     if kind == "f":
         return float(value).hex() + ("f" if value.dtype.itemsize == 4 else "")
@@ -122,13 +120,13 @@ SOURCES: Final = (*c_runtime.SOURCES, *_IMAGE_SOURCES)
 
 def unsupported_reason(request: ExportRequest) -> str:
     """Return why there is no C library for a target: its kind, or a system without headers."""
-    return c_library_reason(request) or c_runtime.unsupported_reason(request.triple)
+    return single_process_reason(request) or c_runtime.unsupported_reason(request.triple)
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
     """Return the headers and the libraries, in a folder `<name>-c-library`."""
     names = (*LibraryFiles.of(request.name, request.triple), *_image_headers(request))
-    return tuple(f"{_folder_name(request)}/{file}" for file in names if file)
+    return tuple(f"{request.name}-c-library/{file}" for file in names if file)
 
 
 def _image_headers(request: ExportRequest) -> list[str]:
@@ -140,13 +138,9 @@ def _write_image_headers(built: BuiltModel, folder: Path) -> None:
         write_text(folder / name, write_image_header(built.c_model, built.manifest))
 
 
-def _folder_name(request: ExportRequest) -> str:
-    return f"{request.name}-c-library"
-
-
 def export(built: BuiltModel, folder: Path) -> None:
     """Compile the C code, and write the libraries and the headers."""
-    place = folder / _folder_name(built.request)
+    place = folder / f"{built.name}-c-library"
     place.mkdir(exist_ok=True)
     names = LibraryFiles.of(built.name, built.request.triple)
     write_library(built.c_model, built.forms[FORM], names, place, place, built.c_code)
@@ -161,9 +155,9 @@ def write_library(
     headers: Path | None,
     code: Path | None = None,
 ) -> None:
-    """Write those files of a C library that have a name.
+    """Write the files of a C library that have a name, without a header if `headers` is None.
 
-    Without the folder `headers`, the header is written already. `code` has C code and objects of the same model.
+    `code` is a folder with C code and objects of the same model.
     """
     c_runtime.link(
         model,
@@ -182,25 +176,18 @@ def write_library(
 
 
 def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
-    """Return the headers, the libraries and the weights, in a folder `<name>-c-library-weights`."""
-    folder, weights = _weights_folder_name(request), f"{request.name}.weights"
-    names = (*_libraries(request), weights, *_image_headers(request))
-    return tuple(f"{folder}/{file}" for file in names if file)
-
-
-def _weights_folder_name(request: ExportRequest) -> str:
-    return f"{request.name}-c-library-weights"
+    names = (*_libraries(request), f"{request.name}.weights", *_image_headers(request))
+    return tuple(f"{request.name}-c-library-weights/{file}" for file in names if file)
 
 
 def _libraries(request: ExportRequest) -> LibraryFiles:
-    """Return the names of header and libraries; a module of WebAssembly has no access to memory of others."""
+    """Return the names of header and libraries; WebAssembly cannot access memory of other modules."""
     names = LibraryFiles.of(request.name, request.triple)
     return names._replace(shared="", loader="") if names.loader else names
 
 
 def _export_with_weights(built: BuiltModel, folder: Path) -> None:
-    """Write the weights, compile the C code, and write the libraries and the headers."""
-    place = folder / _weights_folder_name(built.request)
+    place = folder / f"{built.name}-c-library-weights"
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])
     head = write_weights(compiled.pop(c_runtime.CONSTANTS), place / f"{built.name}.weights")
@@ -220,7 +207,6 @@ WITH_WEIGHTS: Final[Exporter] = Form(
 
 
 # ---------------------------------------------------------------- frameworks for iOS
-# The model as a static library for iPhones and for the simulator, as Xcode takes it.
 
 _MODULE_MAP: Final = "module.modulemap"
 # The first simulator on Macs with this CPU.
@@ -242,7 +228,6 @@ _SLICES: Final = (
 
 
 def _no_framework_reason(request: ExportRequest) -> str:
-    """Return why there is no framework for a target: it is not for iOS."""
     reason = unsupported_reason(request)
     if not reason and request.platform.system != "ios":
         return f"{request.triple} is not iOS: name the preset ios"
@@ -250,7 +235,6 @@ def _no_framework_reason(request: ExportRequest) -> str:
 
 
 def _framework_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the files of the framework, in a folder `<name>.xcframework`."""
     names = LibraryFiles.of(request.name, request.triple)
     headers = f"Headers/{request.name}"
     in_slice = (names.static, f"{headers}/{names.header}", f"{headers}/{_MODULE_MAP}")
@@ -259,7 +243,7 @@ def _framework_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_framework(built: BuiltModel, folder: Path) -> None:
-    """Write the framework: the same kernels for both, and C code that is compiled for each."""
+    """Write the framework, with the same kernels for both, and C code compiled for each."""
     framework = folder / f"{built.name}.xcframework"
     names = LibraryFiles.of(built.name, built.request.triple)
     for part in _SLICES:

@@ -1,7 +1,7 @@
-"""Libraries for TVM's runtime, and the files that other linkers and compilers make them of.
+"""Libraries for TVM's runtime, and the files that other linkers and compilers build them from.
 
-`objects` and `shared-library` are loaded by TVM; `params` is a library without weights, with these in
-files of their own; `static-library`, `system-library` and `c-source` become part of a larger program.
+TVM loads `objects` and `shared-library`; `params` is a library and separate weights; `static-library`,
+`system-library` and `c-source` become part of a larger program.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ def _export_shared(built: BuiltModel, folder: Path) -> None:
 
 
 def _static_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return `lib<name>.a`, or `<name>.lib` for Microsoft's linker."""
     return (_static_name(request, request.name),)
 
 
 def _static_name(request: ExportRequest, stem: str) -> str:
-    """Return the file name that linkers of the target's system expect of the static library `stem`."""
+    """Return `lib<stem>.a`, or `<stem>.lib` for Microsoft's linker."""
     suffix = request.platform.static_suffix
     return f"{stem}{suffix}" if suffix == ".lib" else f"lib{stem}{suffix}"
 
@@ -73,8 +72,8 @@ def _export_static(built: BuiltModel, folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- system library
-# A static library that registers itself with TVM's runtime when the program starts. All its symbols
-# begin with a prefix of its own, so that one program may hold several.
+# A static library that registers itself with TVM's runtime when the program starts. Its symbols have a prefix of
+# their own, so that one program may have several.
 
 
 def _system_files(request: ExportRequest) -> tuple[str, ...]:
@@ -109,8 +108,7 @@ def write_system_header(built: BuiltModel) -> str:
 
 
 # ---------------------------------------------------------------- params
-# The weights are in the form that the kernels take, folded and laid out at build time. They
-# are made from the model's own weights, and are not the same.
+# The weights are as the kernels take them, folded and laid out at build time: not those of the model.
 
 
 def _params_files(request: ExportRequest) -> tuple[str, ...]:
@@ -153,19 +151,17 @@ _C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
 
 def _no_c_source_reason(request: ExportRequest) -> str:
-    """Return why there is no C source: only for a CPU, and without types that C compilers do not share."""
     missing = _MISSING_TYPES.get(request.precision)
     no_type = f"C has no {missing} (kernels.precision: {request.precision})" if missing else ""
     return cpu_only_reason(request) or no_type
 
 
 def _c_source_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return `<name>-c.tar.gz`."""
     return (f"{request.name}-c.tar.gz",)
 
 
 def _export_c_source(built: BuiltModel, folder: Path) -> None:
-    """Write `kernels.c`, `model.c` (weights, order of calls), the signature, and how to compile them."""
+    """Write `kernels.c`, `model.c` (weights, order of calls), the signature, and a README."""
     base = f"{built.name}-c"
     content: dict[str, Path | bytes] = {
         f"{base}/{_C_NAMES.get(name, name)}": path

@@ -1,7 +1,6 @@
 """`android`: a module for Android Studio: libraries, and a class of Java that calls them.
 
-Each target writes the module with the library of its ABI. The other files are the same for all, so that the folders
-of several targets become one by copying.
+Each target has the library of its ABI. The other files are the same for all targets, whose folders can be merged.
 """
 
 from __future__ import annotations
@@ -31,12 +30,9 @@ _ABIS: Final[Mapping[str, str]] = {
     "armv7": "armeabi-v7a",
     "x86_64": "x86_64",
 }
-# Errors of callers, with the codes of the header.
-_ARGUMENTS: Final = (
-    *("NULL_ARGUMENT", "WRONG_OPTION", "WRONG_COUNT", "OVERLAP", "WRONG_DIMENSION"),
-)
-# The last is the least code for a wrong value or size.
-_OTHERS: Final = ("OK", "NO_MEMORY", "MISSING_FEATURE", "WRONG_VALUE")
+# Statuses of the header for errors of callers, and others; the last is the first one for wrong values and sizes.
+_ARGUMENTS: Final = "NULL_ARGUMENT WRONG_OPTION WRONG_COUNT OVERLAP WRONG_DIMENSION".split()
+_OTHERS: Final = "OK NO_MEMORY MISSING_FEATURE WRONG_VALUE".split()
 _GRADLE: Final = """\
 plugins { id 'com.android.library' }
 

@@ -1,4 +1,4 @@
-"""`cpp`: a CMake project with C libraries, a C++17 header over them, and a command line tool."""
+"""`cpp`: a CMake project with C libraries, a C++17 header for them, and a command line tool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tvmflow.exporters.base import (
     write_text,
 )
 from tvmflow.exporters.c_library import read_images
-from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
+from tvmflow.runtime.bundles import C_RUNTIME, read_bundle, runtime_of
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
@@ -39,7 +39,7 @@ from tvmflow.targets.linking.zig import find_program_errors
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
 
-# The keywords of C++23 that may be the name of a recipe, and namespaces that programs have.
+# The keywords of C++23, and namespaces of programs, that may be the name of a recipe.
 _RESERVED: Final = frozenset(
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class "
     "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype "
@@ -49,9 +49,9 @@ _RESERVED: Final = frozenset(
     "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
     "while xor xor_eq main std tvmflow_models".split()
 )
-# A line that says for which models the lines after it are: those of fixed sizes, of dynamic shape, with states, or all.
+# A line before the lines for models of fixed shape, of dynamic shape, with states, or all.
 _MARK: Final = re.compile(r"^//@(all|fixed|open|states|states fixed|states open)\n", re.MULTILINE)
-# Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
+# Types of C++ that are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
 _TYPES: Final[Mapping[str, str]] = {
     "float32": "float",
     "float64": "double",
@@ -69,7 +69,7 @@ class Library(NamedTuple):
 
 
 class _Tensors(NamedTuple):
-    """All tensors that C libraries read and write: inputs, outputs, and tensors between parts.
+    """All inputs, outputs, and tensors between parts.
 
     `arguments` and `results` are the indices in `table` of each library's inputs and outputs. `copies` has
     (output, source) indices of outputs that no library writes.
@@ -82,7 +82,7 @@ class _Tensors(NamedTuple):
 
 
 def namespace(model: str) -> str:
-    """Return the namespace of a model with a prefix in C.
+    """Return the namespace of a model by its prefix in C.
 
     >>> namespace("digits"), namespace("float")
     ('digits', 'float_')
@@ -115,10 +115,7 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         **_write_dimensions(model),
         **(_write_states(model) if has_states else {}),
     }
-    has_dimensions = bool(model.dimensions)
-    return render_template(
-        "model.hpp", values, has_dimensions=has_dimensions, has_states=has_states
-    )
+    return render_template("model.hpp", values, bool(model.dimensions), has_states)
 
 
 def _holds_states(model: DescribedModel, libraries: Sequence[Library]) -> bool:
@@ -127,15 +124,11 @@ def _holds_states(model: DescribedModel, libraries: Sequence[Library]) -> bool:
 
 
 def render_template(
-    name: str,
-    values: Mapping[str, str],
-    *,
-    has_dimensions: bool = False,
-    has_states: bool = False,
+    name: str, values: Mapping[str, str], has_dimensions: bool = False, has_states: bool = False
 ) -> str:
-    """Return a template with `@NAME@` replaced by values, whose own text is not replaced.
+    """Return a template with values in place of `@NAME@`.
 
-    Lines after `//@open` are for models with dimensions alone, those after `//@fixed` for others, and those after
+    Lines after `//@open` are only for models of dynamic shape, those after `//@fixed` for others, and those after
     `//@states` for models with states.
     """
     first, *parts = _MARK.split((FOLDER / name).read_text(encoding="utf-8"))
@@ -181,7 +174,7 @@ def type_of(dtype: str) -> str:
 def _place_tensors(
     signature: Mapping[str, Sequence[Json]], libraries: Sequence[Library]
 ) -> _Tensors:
-    """Return which tensors each library reads and writes; tensors that no earlier one writes are inputs."""
+    """Return the tensors that each library reads and writes."""
     inputs, outputs = signature["inputs"], signature["outputs"]
     table = [*inputs, *outputs]
     places = {_key(tensor): place for place, tensor in enumerate(inputs)}
@@ -223,7 +216,7 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
             "RESULTS": ", ".join(map(str, results)),
         }
         values["EXPLANATION"] = "".join(_write_explanation(library.model))
-        yield render_template("library.hpp", values, has_dimensions=bool(library.model.dimensions))
+        yield render_template("library.hpp", values, bool(library.model.dimensions))
 
 
 def _write_explanation(model: DescribedModel) -> Iterator[str]:
@@ -292,7 +285,6 @@ def _write_states(model: DescribedModel) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------- images
-# Preprocessing and labels, over the header in C.
 
 IMAGES_TEMPLATES: Final = ("image.cpp",)
 IMAGES_COPIED: Final = ("image_file.hpp",)
@@ -319,7 +311,7 @@ _IMAGES_CMAKE: Final = """
 
 
 def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
-    """Return the header of C++ over that in C, by the manifest of the bundle."""
+    """Return the C++ header for that in C, by the manifest of the bundle."""
     labels = read_labels(manifest)
     values = {
         "TITLE": model.name,
@@ -328,11 +320,11 @@ def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> 
         "NAMESPACE": namespace(model.prefix),
         "ARE_PROBABILITIES": "true" if labels and labels.activation else "false",
     }
-    return render_template(IMAGES_HEADER, values, has_dimensions=bool(model.dimensions))
+    return render_template(IMAGES_HEADER, values, bool(model.dimensions))
 
 
 def describe_images(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:
-    """Return the values of a project's templates that are about images; empty texts if there are none."""
+    """Return the values of templates about images; empty for a model without image inputs."""
     entries = read_images(model, manifest)
     if not entries:
         return {"IMAGES_README": "", "IMAGES_CMAKE": ""}
@@ -371,7 +363,7 @@ SOURCES: Final = (
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no project for a target; all parts must be C libraries of one system."""
+    """Return why there is no project for a target; parts must be C libraries of one system."""
     reason = c_library.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:
@@ -438,12 +430,9 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     for name in _copied(request):
         shutil.copyfile(FOLDER / name, project / name)
     values = _describe(model, libraries, request) | describe_images(model, built.manifest)
-    kinds = {
-        "has_dimensions": bool(model.dimensions),
-        "has_states": _holds_states(model, libraries),
-    }
+    has_states = _holds_states(model, libraries)
     for name in _templates(request):
-        text = render_template(name, values, **kinds)
+        text = render_template(name, values, bool(model.dimensions), has_states)
         write_text(project / name, text)
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
@@ -480,7 +469,11 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
     bundles = read_bundle(built.bundle).parts
     for part in built.request.parts:
         bundle = bundles[part.name]
-        _check_runtime(part.name, bundle)
+        if runtime_of(bundle.manifest) != C_RUNTIME:
+            raise StageError(
+                f"the part '{part.name}' needs TVM's runtime, which a C++ project does not have",
+                fix="leave `cpp` out of `outputs`; TVM's C++ API loads `shared-library`",
+            )
         target = bundle.manifest["target"]
         name = str(bundle.manifest["name"])
         model = DescribedModel(
@@ -495,14 +488,6 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
         write_text(project / "include" / names.header, c_runtime.write_header(model))
         write_text(project / f"include/{name}.hpp", write_header(model, [Library(model)]))
         yield Library(model, part.name)
-
-
-def _check_runtime(part: str, bundle: Bundle) -> None:
-    if runtime_of(bundle.manifest) != C_RUNTIME:
-        raise StageError(
-            f"the part '{part}' needs TVM's runtime, which a C++ project does not have",
-            fix="leave `cpp` out of `outputs`; TVM's C++ API loads `shared-library`",
-        )
 
 
 def _describe(
@@ -522,18 +507,16 @@ def _describe(
         ),
         "EXAMPLE": "\n".join(f"  {line}" for line in example),
         "FIRST_INPUT": c_string(next((t["name"] for t in model.signature["inputs"]), "NAME")),
-        "FIRST_DIMENSION": _write_first_size(model),
+        # an argument of the command line tool, such as `batch=3`
+        "FIRST_DIMENSION": next(
+            (f"{entry.name}={choose_tuning_size(entry)}" for entry in model.dimensions), ""
+        ),
         **_describe_libraries(model, libraries),
     }
 
 
-def _write_first_size(model: DescribedModel) -> str:
-    """Return a size of the first dimension, as the command line tool takes it: `batch=3`."""
-    return next((f"{d.name}={choose_tuning_size(d)}" for d in model.dimensions), "")
-
-
 def _describe_libraries(model: DescribedModel, libraries: Sequence[Library]) -> dict[str, str]:
-    """Return the values of the templates that differ between a model in one piece and one in parts."""
+    """Return the values of templates that differ between a model in one piece and one in parts."""
     name, option = model.name, f"{model.prefix.upper()}_SHARED"
     command = f"c++ -std=c++17 -I{name}-cpp/include program.cpp"
     if not libraries[0].part:

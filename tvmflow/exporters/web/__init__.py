@@ -1,7 +1,6 @@
 """`web`: the model as an ES module for browsers, with types, a demo page, and the files for npm.
 
-It runs by WebGPU where the target has code for it, else as WebAssembly. The programs in this folder are copied;
-`model.js` and other files with names of the model are templates.
+It runs by WebGPU if the target has code for it, else as WebAssembly.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ FORM: Final = c_library.FORM
 _FOLDER: Final = Path(__file__).parent
 _COPIED: Final = ("images.js", "page.css", "page.js", "runtime.js")
 _WEBGPU: Final = "webgpu.js"
-# The files that WebGPU fetches, by the names in the module.
+# The module's names of the files that WebGPU fetches.
 _WEBGPU_FILES: Final[Mapping[str, str]] = {
     "program": form_names.WEBGPU_PROGRAM,
     "kernels": form_names.WEBGPU_KERNELS,
@@ -69,7 +68,7 @@ SOURCES: Final = (
 
 # npm takes no longer names.
 _MAX_NAME: Final = 214
-# The arrays of JavaScript for the elements of tensors; float16 and bfloat16 are their bits.
+# JavaScript's arrays for the elements of tensors; float16 and bfloat16 are stored as bits.
 _ARRAYS: Final[Mapping[str, str]] = {
     **{f"{kind}{bits}": f"{kind.capitalize()}{bits}Array" for kind in ("int", "uint") for bits in (8, 16, 32)},
     **{"bool": "Uint8Array", "float16": "Uint16Array", "bfloat16": "Uint16Array"},
@@ -143,7 +142,7 @@ class FetchedFile(NamedTuple):
         return cls(path.name, hash_file(str(path)), path.stat().st_size)
 
 
-# The files that the module fetches, by its names for them.
+# The module's names of files that it fetches -> the files.
 _Fetched = Mapping[str, FetchedFile]
 
 
@@ -153,7 +152,7 @@ def _render(template: str, values: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------- programs
 
-# The backends, the one that is tried first at first: how a program imports each, and its description.
+# The backends in the order in which they are tried: the import of each, and its description.
 _BACKENDS: Final[Mapping[str, tuple[str, str]]] = {
     "webgpu": (
         '() => import("./webgpu.js")',
@@ -171,7 +170,7 @@ async () => {
 
 
 def write_module(built: BuiltModel, fetched: _Fetched) -> str:
-    """Return the module of JavaScript that programs import."""
+    """Return the JavaScript module that programs import."""
     entries = (
         f"  {name}: {{ url: new URL({javascript_value(f'./{file.name}')}, import.meta.url), "
         f"sha256: {javascript_value(file.sha256)}, bytes: {file.bytes} }},"
@@ -252,12 +251,11 @@ def _describe_model(built: BuiltModel) -> dict[str, Json]:
 
 
 def write_page(built: BuiltModel) -> str:
-    """Return the page that shows the model."""
-    values = {"TITLE": html_text(built.name), "NAME": built.name}
+    """Return the demo page of the model."""
     version = built.request.version
-    # of a recipe that names none
     shown = "" if version == UNVERSIONED else f"Version {html_text(version)}"
-    return _render(_PAGE, values | {"VERSION": shown})
+    values = {"TITLE": html_text(built.name), "NAME": built.name, "VERSION": shown}
+    return _render(_PAGE, values)
 
 
 def write_package(built: BuiltModel) -> str:
@@ -278,9 +276,7 @@ def write_package(built: BuiltModel) -> str:
 
 
 def npm_version(version: str) -> str:
-    """Return a version of Python packages as npm has it, in the same order.
-
-    npm has no versions after a release but the next one: a post-release has the order of its release.
+    """Return npm's version for a version of Python packages, in the same order, except of post-releases.
 
     >>> npm_version("1.2"), npm_version("1!2.3.4.5rc1.dev2"), npm_version("3.0.post1")
     ('1.2.0', '2.3.4-rc.1.dev.2+5', '3.0.0+post.1')
@@ -288,12 +284,13 @@ def npm_version(version: str) -> str:
     match = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version)
     numbers = [str(int(number)) for number in match[1].split(".")] if match else ["0"]
     rest = re.findall(r"([a-z]+)[-_.]?(\d*)", version[match.end() :].lower()) if match else []
-    words = [(word, str(int(number or 0))) for word, number in rest]
-    before = [f"{word}.{number}" for word, number in words if word not in ("post", "rev", "r")]
-    after = [f"{word}.{number}" for word, number in words if word in ("post", "rev", "r")]
+    before, after = list[str](), numbers[3:]
+    for word, number in rest:
+        words = after if word in ("post", "rev", "r") else before
+        words.append(f"{word}.{int(number or 0)}")
     core = ".".join((*numbers, "0", "0")[:3])
-    build = ".".join((*numbers[3:], *after))
-    return core + (f"-{'.'.join(before)}" if before else "") + (f"+{build}" if build else "")
+    parts = (f"-{'.'.join(before)}" if before else "", f"+{'.'.join(after)}" if after else "")
+    return core + "".join(parts)
 
 
 _IMAGES: Final = """\
@@ -318,7 +315,7 @@ console.log(best.label, best.probability);
 def write_readme(
     built: BuiltModel, fetched: _Fetched, program: Mapping[str, Json] = MappingProxyType({})
 ) -> str:
-    """Return the text about the package for people; `program` is that of WebGPU."""
+    """Return the README of the package; `program` is that of WebGPU."""
     tensors = (f"- {line}" for line in describe_tensors(built.signature, markdown_code))
     example = ", ".join(
         f"{javascript_key(spec.name)}: new {_ARRAYS[spec.dtype]}({math.prod(spec.shape)})"
