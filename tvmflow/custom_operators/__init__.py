@@ -1,8 +1,7 @@
-"""Custom operators: files that a recipe lists under `operators`, for what tvmflow lacks.
+"""Custom operators: Python files that a recipe lists under `operators`.
 
 A file imports `operator` (and `Tensor`) from here. Only workers run such files (`load_operators`); planning lists
-them with the modules that they import (`list_operator_files`). Imports tuning and the layers below it, and no
-framework at its top level.
+them with the modules that they import (`list_operator_files`). Imports tuning and the layers below it.
 """
 
 from tvmflow.custom_operators.definition import Node as Node

@@ -1,4 +1,4 @@
-"""What a file of operators is written with: the decorator, and the node that an implementation gets."""
+"""The API of operator files: the decorator, and the node that an implementation receives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core.version import page_url
 
@@ -50,8 +50,8 @@ class Node:
     Attributes:
         operator: The name of the operator.
         version: The version of the domain that the model uses.
-        attributes: The attributes that the node sets: numbers, strings, lists of them, arrays for tensors.
-        inputs: Shape and dtype of each input; None for one that the node leaves out.
+        attributes: The node's attributes: numbers, strings, lists of them, arrays for tensors.
+        inputs: Shape and dtype of each input; None for an omitted one.
         outputs: The number of its outputs.
     """
 
@@ -75,8 +75,8 @@ class Node:
         Args:
             compute: Takes a `te.Tensor` for each tensor, and returns one, or a list of them.
             *tensors: The tensors.
-            schedule: Schedules the kernel: takes an `s_tir.Schedule`, whose function is `main`. Without
-                it, the kernel gets a schedule by tvmflow's rules, and may be fused and tuned.
+            schedule: Schedules the function `main` of an `s_tir.Schedule`. Without it, the kernel gets a schedule
+                by tvmflow's rules, and may be fused and tuned.
         """
         from tvm.relax.utils import gen_call_tir_inputs
 
@@ -118,9 +118,9 @@ class Node:
             schedule(scheduled)
             function, is_scheduled = scheduled.mod["main"], True
         if is_scheduled:
-            # TVM's kOpaque: what is scheduled is not fused with others.
+            # TVM's kOpaque: scheduled kernels are not fused.
             function = function.with_attrs({"tirx.is_scheduled": True, "op_pattern": 8})
-        # Two kernels of one name would be one symbol; the module names them apart.
+        # The module chooses a unique symbol.
         return self._call(function.without_attr("global_symbol"), tensors, buffers[count:])
 
     def c(
@@ -134,10 +134,9 @@ class Node:
     ) -> Any:
         """Return the result of a function in C11.
 
-        The function returns nothing and takes a pointer for each tensor, then one for each output, all
-        to dense memory that begins at a multiple of 64 bytes; then, with several tasks, the number of
-        the task as `int64_t`; then the arguments. It may be called from several threads, so it must not
-        write to variables that outlive a call.
+        The function returns nothing. It takes a pointer for each tensor and each output, to dense memory with an
+        alignment of 64 bytes; then, with several tasks, the index of the task as `int64_t`; then the arguments.
+        Several threads may call it, so it must not write to static variables.
 
         Args:
             source: A file of C that `operators` in the recipe names, or its text.
@@ -176,9 +175,7 @@ class Node:
         )
         if len(types) == 1:
             return result
-        return [
-            self._builder.emit(relax.TupleGetItem(result, index)) for index in range(len(types))
-        ]
+        return [self._builder.emit(relax.TupleGetItem(result, i)) for i in range(len(types))]
 
 
 def _with_root_block(function: Any) -> Any:
@@ -210,16 +207,7 @@ def _spec_of_type(kind: Any) -> tuple[tuple[int, ...], str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A registered operator.
-
-    Attributes:
-        name: Its name in models.
-        domain: Its domain; empty for ONNX's own.
-        since_version: The first version of the domain that it implements.
-        implement: The implementation.
-        reference: What it computes, with numpy; None if the model's framework has the operator.
-        where: `file:line` of its registration.
-    """
+    """An operator as it was registered (see `operator`) at `where`, a `file:line`."""
 
     name: str
     domain: str
@@ -247,13 +235,13 @@ def operator(
         domain: Its domain: "" for ONNX's own, "mxnet" for MXNet's `Custom`.
         since_version: The first version of the domain that it implements.
         reference: Takes the node and an array for each input, and returns an array for each output.
-            `verify` compares the library with it where the model's framework lacks the operator.
+            `verify` compares the library with it if the model's framework lacks the operator.
     """
     for text, what in ((name, "name"), (domain, "domain")):
         if not isinstance(text, str):
-            _refuse(f"the {what} of an operator is a string, not {text!r}")
+            raise OperatorError(f"the {what} of an operator is a string, not {text!r}")
     if not name:
-        _refuse("an operator needs a name")
+        raise OperatorError("an operator needs a name")
     domain = standard_domain(domain)
     caller = sys._getframe(1)
     where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
@@ -269,12 +257,9 @@ def operator(
         )
         for other in REGISTERED:
             if (other.name, other.domain, other.since_version) == (name, domain, since_version):
-                _refuse(f"the operator {entry} is registered already, at {other.where}")
+                text = f"the operator {entry} is registered already, at {other.where}"
+                raise OperatorError(text)
         REGISTERED.append(entry)
         return implement
 
     return register
-
-
-def _refuse(text: str) -> NoReturn:
-    raise OperatorError(text)

@@ -1,7 +1,4 @@
-"""Runs the files of operators in a worker.
-
-There is a time limit, and errors name file and line of the user's code.
-"""
+"""Runs operator files in a worker, with a time limit; errors name file and line of the user's code."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class OperatorFiles(NamedTuple):
-    """The files of a recipe's operators, and every path that was looked for, where one may appear later."""
+    """The files of a recipe's operators, and all paths that were searched for imported modules."""
 
     files: tuple[InputFile, ...] = ()
     candidates: tuple[Path, ...] = ()
@@ -53,12 +50,12 @@ class OperatorFiles(NamedTuple):
 def list_operator_files(
     names: Sequence[str], base: Path, where: Callable[..., str]
 ) -> OperatorFiles:
-    """Return the files that a recipe names, each followed by the modules that it imports from its folder.
+    """Return the files that a recipe names in a folder, and the modules that they import from there.
 
-    `where` returns the position of an entry in the recipe, from whose folder `base` the paths start.
+    `where` returns the position of an entry in the recipe.
 
     Raises:
-        RecipeError: when a file is not Python, or two files of one name differ in place.
+        RecipeError: when a file is not Python, or two files have the same name.
     """
     files: dict[str, InputFile] = {}
     candidates: list[Path] = []
@@ -88,25 +85,20 @@ def list_operator_files(
 
 
 def _imported_modules(path: Path, position: str) -> list[str]:
+    prefix, fix = f"{position}: operators: ", "correct the file"
     try:
         text = path.read_bytes()
         if len(text) > _MAX_BYTES:
-            raise RecipeError(
-                f"{position}: operators: {path} is larger than {size_text(_MAX_BYTES)}",
-                fix="divide it into several modules",
-            )
+            problem = f"{path} is larger than {size_text(_MAX_BYTES)}"
+            raise RecipeError(f"{prefix}{problem}", fix="divide it into several modules")
         tree = ast.parse(text, str(path))
     except OSError as error:
-        raise unreadable(f"{position}: operators: {path}", error) from error
+        raise unreadable(f"{prefix}{path}", error) from error
     except SyntaxError as error:
         line = f"{path}:{error.lineno}" if error.lineno else str(path)
-        raise RecipeError(
-            f"{position}: operators: {line}: {error.msg}", fix="correct the file"
-        ) from None
+        raise RecipeError(f"{prefix}{line}: {error.msg}", fix=fix) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(
-            f"{position}: operators: {path} is not Python: {error}", fix="correct the file"
-        ) from None
+        raise RecipeError(f"{prefix}{path} is not Python: {error}", fix=fix) from None
     return list(dict.fromkeys(_list_imports(tree)))
 
 
@@ -133,7 +125,7 @@ class Operators(NamedTuple):
     paths: tuple[str, ...] = ()
 
     def find(self, domain: str, name: str, version: int) -> Operator | None:
-        """Return the operator for a node: the newest that a version of its domain has; None if there is none."""
+        """Return the newest operator for a node by domain, name and version of the domain; None without one."""
         fitting = [
             entry
             for entry in self.operators
@@ -143,22 +135,14 @@ class Operators(NamedTuple):
         return max(fitting, key=lambda entry: entry.since_version, default=None)
 
     def call(self, entry: Operator, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a function of an operator's file.
-
-        Raises:
-            StageError: with file and line, whatever it raised.
-        """
+        """Call a function of an operator's file; any error of it is a StageError with file and line."""
         what = "reference" if function is entry.reference else "implementation"
         with _explaining(self.paths, f"the {what} of the operator {entry}", entry.where):
             return function(*arguments)
 
 
 def load_operators(files: Mapping[str, Path]) -> Operators:
-    """Run the files of operators among a stage's files.
-
-    Raises:
-        StageError: when a file raises, does not end, or registers nothing.
-    """
+    """Run the operator files of a stage; StageError when one raises, does not end, or registers nothing."""
     listed = _by_name(files, ROLE)
     if not listed:
         return Operators()
@@ -172,8 +156,8 @@ def load_operators(files: Mapping[str, Path]) -> Operators:
     for name, path in named.items():
         with _explaining(paths, f"the file of operators {path.name}", str(path)):
             importlib.import_module(name.removesuffix(_PYTHON))
-    places = {entry.where.rpartition(":")[0] for entry in REGISTERED}
-    silent = [path for path in named.values() if str(path) not in places]
+    registering = {entry.where.rpartition(":")[0] for entry in REGISTERED}
+    silent = [path for path in named.values() if str(path) not in registering]
     if silent or not named:
         raise StageError(
             f"{[*silent, *listed.values()][0]} registers no operator",
@@ -199,12 +183,14 @@ def _by_name(files: Mapping[str, Path], role: str) -> dict[str, Path]:
 
 
 def _prepare_imports(modules: Mapping[str, Path]) -> None:
-    """Let these modules be imported, and no longer those of another recipe."""
+    """Make these modules importable, and no longer those of another recipe."""
     forget_operators()
     for name, path in modules.items():
         installed = importlib.util.find_spec(name)
+        origin = installed and installed.origin
         # the folder of the file may be on the import path itself
-        if installed is not None and not _is_at(installed, path):
+        is_same = bool(origin) and Path(str(origin)).resolve() == path.resolve()
+        if installed is not None and not is_same:
             raise StageError(
                 f"{path} has the name of an installed module, '{name}'",
                 fix="rename the file: other code would import it instead",
@@ -213,7 +199,7 @@ def _prepare_imports(modules: Mapping[str, Path]) -> None:
 
 
 def operator_paths(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the files of operators among a stage's files, as JSON for another process."""
+    """Return the operator files of a stage as JSON for another process."""
     return {
         role: str(path.absolute())
         for role, path in files.items()
@@ -222,16 +208,12 @@ def operator_paths(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def forget_operators() -> None:
-    """Leave no operator, and no module of a recipe, in this process."""
+    """Remove all operators and modules of recipes from this process."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _Finder)]:
         sys.meta_path.remove(finder)
         for name in finder.modules:
             sys.modules.pop(name, None)
     REGISTERED.clear()
-
-
-def _is_at(spec: ModuleSpec, path: Path) -> bool:
-    return bool(spec.origin) and Path(str(spec.origin)).resolve() == path.resolve()
 
 
 def prepare_calls(scratch: Path) -> Path:
@@ -248,7 +230,7 @@ def calls_folder(scratch: Path) -> Path:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the files of a recipe's operators, and none beside them."""
+    """Imports only the files of a recipe's operators."""
 
     def __init__(self, modules: Mapping[str, Path]) -> None:
         self.modules = modules
@@ -273,12 +255,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _TimedOut(BaseException):
-    """A user's code does not end. It is no `Exception`, which that code may catch."""
+    """A user's code does not end. It is not an `Exception`, which that code may catch."""
 
 
 @contextmanager
 def _explaining(paths: Sequence[str], what: str, where: str) -> Iterator[None]:
-    """Turn every error of a user's code into one that names file and line."""
+    """Turn every error of a user's code into a StageError with file and line."""
     try:
         with _time_limit():
             yield
@@ -304,7 +286,7 @@ def _explaining(paths: Sequence[str], what: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise `_TimedOut` in the block when it takes too long, where a signal can do that."""
+    """Raise `_TimedOut` in the block after the limit, if this thread receives signals."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
