@@ -139,7 +139,7 @@ def _complete(
         return {**default, **tvm}, features
     # a hypervisor may hide instructions that this CPU model has: code must not use them
     hidden = [name for name in features if host.find_missing(kernel_feature_names(host.arch, name))]
-    completed = {"kind": "llvm", "mtriple": facts.triple, "mcpu": facts.cpu}
+    completed: dict[str, Json] = {"kind": "llvm", "mtriple": facts.triple, "mcpu": facts.cpu}
     if hidden:
         completed["mattr"] = [f"-{name}" for name in sorted(hidden)]
     return completed, [name for name in features if name not in hidden]
