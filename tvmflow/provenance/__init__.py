@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from tvmflow.provenance.delivered import list_sidecars_to_write as list_sidecars_to_write
     from tvmflow.provenance.delivered import read_builder_id as read_builder_id
     from tvmflow.provenance.delivered import read_source_state as read_source_state
-    from tvmflow.provenance.delivered import write_sidecars as write_sidecars
     from tvmflow.provenance.write import MEASUREMENTS_STATEMENT as MEASUREMENTS_STATEMENT
     from tvmflow.provenance.write import RELEASE_STATEMENT as RELEASE_STATEMENT
     from tvmflow.provenance.write import sign_statements as sign_statements
     from tvmflow.provenance.write import text_digest as text_digest
     from tvmflow.provenance.write import write_release_statements as write_release_statements
     from tvmflow.provenance.write import write_release_targets as write_release_targets
+    from tvmflow.provenance.write import write_sidecars as write_sidecars
 
 __getattr__ = lazy_names(
     __name__,
     {
         "check": "UnknownFile check_delivered format_inspection inspect_file",
         "delivered": "BOM_SUFFIX MEASUREMENTS_SUFFIX README find_sidecars list_delivered_targets "
-        "list_repository_files list_sidecars_to_write read_builder_id read_source_state write_sidecars",
+        "list_repository_files list_sidecars_to_write read_builder_id read_source_state",
         "write": "MEASUREMENTS_STATEMENT RELEASE_STATEMENT sign_statements text_digest "
-        "write_release_statements write_release_targets",
+        "write_release_statements write_release_targets write_sidecars",
     },
 )

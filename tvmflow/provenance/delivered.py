@@ -15,7 +15,6 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.project import shortest_path
 from tvmflow.core.types import (
     STATEMENT_SUFFIX,
     Artifact,
@@ -131,7 +130,7 @@ def find_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str] | None:
     """Return the paths of all sidecar files in `dist`; None when one has to be written."""
-    targets = list(_list_targets(plan, artifacts, store, dist))
+    targets = list(list_sidecars(plan, artifacts, store, dist))
     if not all(is_current for _, is_current in targets):
         return None
     return [path for delivered, _ in targets for path in delivered.sidecar_paths(dist)]
@@ -141,30 +140,12 @@ def list_sidecars_to_write(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
     """Return the paths of the sidecar files that have to be written."""
-    targets = _list_targets(plan, artifacts, store, dist)
+    targets = list_sidecars(plan, artifacts, store, dist)
     old = (delivered for delivered, is_current in targets if not is_current)
     return [path for delivered in old for path in delivered.sidecar_paths(dist)]
 
 
-def write_sidecars(
-    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
-) -> list[str]:
-    """Write the sidecar files that are missing or describe other results; return all their paths."""
-    paths: list[str] = []
-    for delivered, is_current in _list_targets(plan, artifacts, store, dist):
-        written = delivered.sidecar_paths(dist)
-        paths += written
-        if not is_current:
-            # An up-to-date run imports this module only to find out that it is up to date.
-            from tvmflow.provenance.write import write_target_sidecars
-
-            _warn_of_replaced_recipe(store, delivered, written)
-            write_target_sidecars(delivered, store, written)
-            _write_note(store, delivered, written)
-    return paths
-
-
-def _list_targets(
+def list_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> Iterator[tuple[DeliveredTarget, bool]]:
     """Yield each target, and whether its sidecar files are present and describe its results."""
@@ -173,7 +154,7 @@ def _list_targets(
 
 
 def _is_current(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths) -> bool:
-    note = _read_note(store, paths)
+    note = read_note(store, paths)
     try:
         if note.get("of") != _fingerprint(delivered):
             return False
@@ -185,40 +166,24 @@ def _is_current(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPat
         return False
 
 
-def _warn_of_replaced_recipe(
-    store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths
-) -> None:
-    """Log that the folder had the files of another recipe, which has the same name."""
-    import logging
-
-    other = _read_note(store, paths).get("recipe")
-    # a recipe may have been moved, and those of `build`, which are in the store, are not the user's
-    if not isinstance(other, str) or other == _recipe_path(delivered) or not os.path.isfile(other):
-        return
-    if os.path.commonpath([store.root, other]) != store.root:
-        logging.getLogger(__name__).warning(
-            "%s had the files of %s, which has the same name as %s: they were replaced; "
-            "to keep both, give one of the recipes another name",
-            os.path.dirname(paths.statement),
-            *map(shortest_path, (other, _recipe_path(delivered))),
-        )
-
-
-def _recipe_path(delivered: DeliveredTarget) -> str:
+def recipe_path(delivered: DeliveredTarget) -> str:
+    """Return the absolute path of the recipe of a target, or an empty string."""
     return os.path.abspath(delivered.origin.path) if delivered.origin else ""
 
 
-def _write_note(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths) -> None:
+def write_note(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths) -> None:
+    """Note in the store that the sidecar files of a target are up to date."""
     note = {
         "of": _fingerprint(delivered),
         "stamps": [stamp(path) for path in paths],
         "key": _key_stamp(),
-        "recipe": _recipe_path(delivered),
+        "recipe": recipe_path(delivered),
     }
     store.notes.write(json.dumps(note), "delivered", note_name(paths[0]))
 
 
-def _read_note(store: LocalStore, paths: SidecarPaths) -> dict[str, Json]:
+def read_note(store: LocalStore, paths: SidecarPaths) -> dict[str, Json]:
+    """Return the note of `write_note`; empty if there is none."""
     try:
         value = json.loads(store.notes.read("delivered", note_name(paths[0])) or "{}")
     except ValueError:

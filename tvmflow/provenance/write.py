@@ -31,9 +31,10 @@ from tvmflow.core.generated_text import (
     python_string,
     shell_word,
 )
-from tvmflow.core.types import STATEMENT_SUFFIX, Dimension, Json, shape_text
+from tvmflow.core.project import shortest_path
+from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Dimension, Json, Plan, shape_text
 from tvmflow.core.version import VERSION
-from tvmflow.exporters.base import UNVERSIONED
+from tvmflow.exporters.exporter import UNVERSIONED
 from tvmflow.provenance import statement
 from tvmflow.provenance.delivered import (
     BOM_SUFFIX,
@@ -41,7 +42,11 @@ from tvmflow.provenance.delivered import (
     DeliveredTarget,
     SidecarPaths,
     SourceState,
+    list_sidecars,
+    read_note,
     read_source_state,
+    recipe_path,
+    write_note,
 )
 from tvmflow.provenance.statement import (
     Lineage,
@@ -63,6 +68,38 @@ MEASUREMENTS_STATEMENT: Final = f"measurements{STATEMENT_SUFFIX}"
 """The name of the statement about the measurements of a release."""
 
 _log = logging.getLogger(__name__)
+
+
+def write_sidecars(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Write the sidecar files that are missing or describe other results; return all their paths."""
+    paths: list[str] = []
+    for delivered, is_current in list_sidecars(plan, artifacts, store, dist):
+        written = delivered.sidecar_paths(dist)
+        paths += written
+        if not is_current:
+            _warn_of_replaced_recipe(store, delivered, written)
+            write_target_sidecars(delivered, store, written)
+            write_note(store, delivered, written)
+    return paths
+
+
+def _warn_of_replaced_recipe(
+    store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths
+) -> None:
+    """Log that the folder had the files of another recipe, which has the same name."""
+    other, own = read_note(store, paths).get("recipe"), recipe_path(delivered)
+    # a recipe may have been moved, and those of `build`, which are in the store, are not the user's
+    if not isinstance(other, str) or other == own or not Path(other).is_file():
+        return
+    if not Path(other).is_relative_to(store.root):
+        _log.warning(
+            "%s had the files of %s, which has the same name as %s: they were replaced; "
+            "to keep both, give one of the recipes another name",
+            Path(paths.statement).parent,
+            *map(shortest_path, (other, own)),
+        )
 
 
 def write_target_sidecars(
