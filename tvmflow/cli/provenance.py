@@ -327,7 +327,7 @@ class PullOptions(_RegistryOptions):
 @with_disk_errors
 def push(options: PushOptions) -> int:
     from tvmflow.core.logs import explain_wait
-    from tvmflow.release.oci_artifacts import push as push_folder
+    from tvmflow.release import push_artifact
 
     reference = _parse(options.address, is_plain=options.plain_http)
     if reference.digest or not reference.tag:
@@ -337,7 +337,7 @@ def push(options: PushOptions) -> int:
         fix = "name the folder of a release or a target, such as dist/digits/host"
         raise UsageError(f"there is no folder {options.folder}", fix=fix)
     with explain_wait(f"sending files to {reference.host}: as long as your network takes"):
-        pushed = push_folder(options.folder, reference, options.store.open())
+        pushed = push_artifact(options.folder, reference, options.store.open())
     files = f"{count_text(pushed.files, 'file')} ({size_text(pushed.size)})"
     sent = f"{count_text(pushed.sent_files, 'file')} sent ({size_text(pushed.sent)})"
     about = count_text(pushed.statements, "statement") if pushed.statements else "no statement"
@@ -353,7 +353,7 @@ def push(options: PushOptions) -> int:
 @with_disk_errors
 def pull(options: PullOptions) -> int:
     from tvmflow.engine.progress import DownloadLine
-    from tvmflow.release.oci_artifacts import pull as pull_folder
+    from tvmflow.release import pull_artifact
 
     reference = _parse(options.address, is_plain=options.plain_http)
     if not reference.version:
@@ -361,7 +361,7 @@ def pull(options: PullOptions) -> int:
     trusted = _load_trusted_keys(options.trusted)
     folder = options.to or Path(reference.name.rpartition("/")[2])
     progress = DownloadLine() if sys.stderr.isatty() else None
-    pulled = pull_folder(reference, folder, options.store.open(), trusted, progress)
+    pulled = pull_artifact(reference, folder, options.store.open(), trusted, progress)
     verb = "pulled" if pulled.is_new else "already there:"
     lines = [
         f"{verb} {folder}: {count_text(pulled.files, 'file')} ({size_text(pulled.size)})",

@@ -192,7 +192,7 @@ def export(options: ExportOptions) -> int:
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
     from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
-    from tvmflow.release.lock import LOCK_SUFFIXES, import_lock
+    from tvmflow.release import LOCK_SUFFIXES, import_lock
     from tvmflow.tuning.ledger import this_machine_class
     from tvmflow.tuning.packs import import_pack
 

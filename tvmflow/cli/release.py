@@ -20,11 +20,26 @@ from tvmflow.planning.prepare import PreparedRun, RunRequest
 from tvmflow.planning.recipes import Pipeline
 from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
-from tvmflow.release.folder import ReleaseResult, check_before_build, find_folder, make_release
-from tvmflow.release.gates import CONTENT_GATE, LOCK, TargetComparison, list_checked_gates
-from tvmflow.release.lock import lock_text, make_lock, pin_lock
-from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
-from tvmflow.release.retune import TuningProgress, select_stage, spend_budget, with_spent_trials
+from tvmflow.release import (
+    CONTENT_GATE,
+    ENVIRONMENTS,
+    LOCK,
+    ReleaseResult,
+    ReproducibilityReport,
+    TargetComparison,
+    TuningProgress,
+    build_again,
+    check_before_build,
+    find_folder,
+    list_checked_gates,
+    lock_text,
+    make_lock,
+    make_release,
+    pin_lock,
+    select_stage,
+    spend_budget,
+    with_spent_trials,
+)
 from tvmflow.stages import export, verify
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder

@@ -21,7 +21,7 @@ from tvmflow.core.text import columns
 if TYPE_CHECKING:
     from tvmflow.engine.run_records import RunRecord
     from tvmflow.pages.content import Page
-    from tvmflow.release.comparison import Comparison, Figure, Side
+    from tvmflow.release import Comparison, Figure, Side
     from tvmflow.store.local import LocalStore
 
 
@@ -77,7 +77,7 @@ def report(options: ReportOptions) -> int:
 
     from tvmflow.engine.run_records import LATEST
     from tvmflow.pages.document import render_page
-    from tvmflow.release.page import compare_page
+    from tvmflow.release import compare_page
 
     store = options.store.locate()
     subject = _find_subject(options.what or LATEST, store)
@@ -101,12 +101,11 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     """Return the sources that a command line names."""
     from tvmflow.engine.run_records import read_run
     from tvmflow.pages.collect import describe_run
-    from tvmflow.release.comparison import load_side, make_side
-    from tvmflow.release.page import describe_gates
+    from tvmflow.release import describe_gates, load_side, make_side, read_release
 
     path = Path(what)
     if path.is_dir():
-        return _Subject(path.resolve().name, _read_release(path), load_side(what, store), path)
+        return _Subject(path.resolve().name, read_release(path), load_side(what, store), path)
     if path.suffix in RECIPE_SUFFIXES:
         record = find_run_of(path, store)
     else:
@@ -119,7 +118,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
 
 def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
     """Return the baseline of a page: from `--against`, else its predecessor, if there is one."""
-    from tvmflow.release.comparison import load_side
+    from tvmflow.release import load_side
 
     if against not in (None, _LAST):
         return load_side(against, store)
@@ -135,8 +134,7 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
     """Return the last run that measured a library of this one, or the release to compare it with."""
     from tvmflow.pages.collect import find_previous
-    from tvmflow.release.comparison import load_side, make_side
-    from tvmflow.release.gates import LOCK
+    from tvmflow.release import LOCK, load_side, make_side
 
     if subject.side.run:
         run = find_previous(subject.side.run, store)
@@ -148,22 +146,6 @@ def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
         return None
     side = load_side(shortest_path(str(folder)), store)
     return side if side.builds.keys() & subject.side.builds.keys() else None
-
-
-def _read_release(folder: Path) -> Page:
-    from tvmflow.recipe.lock_file import read_lock
-    from tvmflow.release.gates import LOCK, read_measurements, with_measurements
-    from tvmflow.release.page import describe_measurements
-
-    if not (folder / LOCK).is_file():
-        raise UsageError(
-            f"{folder} is not the folder of a release: it has no {LOCK}",
-            fix="give the folder of a release, a recipe, or a run that `tvmflow runs` lists",
-        )
-    lock, file = read_lock(folder / LOCK).file, read_measurements(folder)
-    if file is None:
-        raise UsageError(f"{folder} has no measurements: its page is report.html")
-    return describe_measurements(folder.resolve().name, with_measurements(lock, file), file)
 
 
 def find_run_of(path: Path, store: LocalStore) -> RunRecord:
@@ -223,7 +205,7 @@ class CompareOptions(StoreOptions):
 
 
 def compare(options: CompareOptions) -> int:
-    from tvmflow.release.comparison import compare_sides, load_side, to_json
+    from tvmflow.release import compare_sides, comparison_json, load_side
 
     store = options.store.locate()
     sides = [load_side(name, store) for name in (options.before, options.after)]
@@ -239,7 +221,7 @@ def compare(options: CompareOptions) -> int:
         print_lines(*_format_markdown(comparison, regressions))
     else:
         lines = _format(comparison, regressions)
-        print_result(to_json(comparison, regressions), lines, options)
+        print_result(comparison_json(comparison, regressions), lines, options)
     return EXIT_VERIFY if regressions else EXIT_OK
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tvmflow.pages.content import Change
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import PreparedRun, RunRequest
-    from tvmflow.release.lock import LockUpdate
+    from tvmflow.release import LockUpdate
     from tvmflow.store.local import LocalStore
 
 
@@ -458,7 +458,7 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
     from tvmflow.engine.report import RunReport
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.recipe.lock_file import lock_path, read_lock
-    from tvmflow.release.lock import LockUpdate, lock_text, make_lock, pin_lock, run_update
+    from tvmflow.release import LockUpdate, lock_text, make_lock, pin_lock, run_update
 
     path = options.lock or lock_path(options.recipes.recipes)
     request = options.recipes.request(str(path) if options.update else None)
@@ -512,8 +512,7 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
 
 def diff(options: DiffOptions) -> int:
-    from tvmflow.release.gates import read_lock_with_measurements
-    from tvmflow.release.lock import diff_locks
+    from tvmflow.release import diff_locks, read_lock_with_measurements
 
     changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))
     print_result({"changes": changes}, _format_changes(changes), options)

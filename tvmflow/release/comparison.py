@@ -452,7 +452,7 @@ def _compare_keys(old: StageReport, new: StageReport, store: LocalStore) -> Iter
         yield Change(new.stage_id, "because", cause)
 
 
-def to_json(comparison: Comparison, regressions: list[Figure]) -> dict[str, Json]:
+def comparison_json(comparison: Comparison, regressions: list[Figure]) -> dict[str, Json]:
     """Return a comparison as plain JSON."""
     figures = [
         {**figure._asdict(), "is_noise": figure.is_noise, "change": figure.change}

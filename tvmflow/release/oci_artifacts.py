@@ -79,7 +79,7 @@ class Pulled(NamedTuple):
 # ---------------------------------------------------------------- push
 
 
-def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
+def push_artifact(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
     """Push the files of a folder to a registry, without those that it has; then set the tag.
 
     Raises:
@@ -175,7 +175,7 @@ def _annotate(folder: Path, signed: Sequence[SignedStatement]) -> dict[str, str]
 # ---------------------------------------------------------------- pull
 
 
-def pull(
+def pull_artifact(
     reference: OciReference,
     folder: Path,
     store: LocalStore,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
@@ -21,7 +22,7 @@ from tvmflow.pages.content import (
     RecipeText,
     StageEntry,
 )
-from tvmflow.recipe.lock_file import LockFile, Measurements
+from tvmflow.recipe.lock_file import LockFile, Measurements, read_lock
 from tvmflow.release.comparison import Figure, Side, compare_sides, judge_change, read_sizes
 from tvmflow.release.gates import (
     LOCK,
@@ -31,6 +32,8 @@ from tvmflow.release.gates import (
     TargetComparison,
     list_checked_gates,
     read_comparisons,
+    read_measurements,
+    with_measurements,
 )
 from tvmflow.stages import verify
 from tvmflow.store.local import LocalStore
@@ -89,6 +92,19 @@ def describe_measurements(
         recipes=details.recipes,
         provenance=_list_provenance(lock),
     )
+
+
+def read_release(folder: Path) -> Page:
+    """Return the page of the release in a folder; UsageError for another folder."""
+    if not (folder / LOCK).is_file():
+        raise UsageError(
+            f"{folder} is not the folder of a release: it has no {LOCK}",
+            fix="give the folder of a release, a recipe, or a run that `tvmflow runs` lists",
+        )
+    lock, file = read_lock(folder / LOCK).file, read_measurements(folder)
+    if file is None:
+        raise UsageError(f"{folder} has no measurements: its page is {REPORT}")
+    return describe_measurements(folder.resolve().name, with_measurements(lock, file), file)
 
 
 def _list_facts(lock: LockFile) -> tuple[tuple[str, str], ...]:

@@ -35,7 +35,7 @@ from tvmflow.cli import main
 from tvmflow.core import signing
 from tvmflow.core.errors import DownloadError, EnvironmentProblem, UsageError, VerifyFailed
 from tvmflow.provenance.write import sign_statements
-from tvmflow.release.oci_artifacts import Pulled, Pushed, pull, push
+from tvmflow.release.oci_artifacts import Pulled, Pushed, pull_artifact, push_artifact
 from tvmflow.store import oci
 from tvmflow.store.addresses import OciReference, parse_oci_reference
 from tvmflow.store.local import LocalStore
@@ -86,7 +86,7 @@ class Site:
         return parse_oci_reference(f"oci://{self.registry.host}/{self.name}{within}:{tag}")
 
     def push(self, folder: Path | None = None, tag: str = "1", within: str = "") -> Pushed:
-        return push(folder or self.folder, self.reference(tag, within), self.store)
+        return push_artifact(folder or self.folder, self.reference(tag, within), self.store)
 
     def pull(
         self,
@@ -95,7 +95,7 @@ class Site:
         of: OciReference | None = None,
         store: LocalStore | None = None,
     ) -> Pulled:
-        return pull(of or self.reference(), self.root / to, store or self.store, keys)
+        return pull_artifact(of or self.reference(), self.root / to, store or self.store, keys)
 
     def refusal(
         self, within: str = "", of: OciReference | None = None, store: LocalStore | None = None

@@ -16,7 +16,7 @@ from tests.support.registry import docker_registry, front, needs_registry
 from tests.support.web import serving
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.types import InputFile
-from tvmflow.release.oci_artifacts import push
+from tvmflow.release.oci_artifacts import push_artifact
 from tvmflow.store.addresses import parse_oci_reference
 from tvmflow.store.downloads import download
 from tvmflow.store.local import LocalStore
@@ -334,9 +334,9 @@ def test_an_artifact_in_a_registry_pins_its_files(sources: SourceFiles, tmp_path
     (folder / "onnx/model.onnx").write_bytes(MODEL)
     with docker_registry(tmp_path / "registry") as upstream, front(upstream) as server:
         at_tag = f"oci://{server.host}/org/net:1"
-        one = push(folder, parse_oci_reference(at_tag), sources._store).address
+        one = push_artifact(folder, parse_oci_reference(at_tag), sources._store).address
         (folder / "README.md").write_text("read me")
-        two = push(folder, parse_oci_reference(at_tag), sources._store).address
+        two = push_artifact(folder, parse_oci_reference(at_tag), sources._store).address
         text, fix = refusal(sources, at(at_tag))
         assert text.endswith("names no digest, and a tag may be moved") and fix == f"write {two}"
         assert sources.pin(at_tag) == two and sources.pin(one) == one
