@@ -11,7 +11,7 @@ from tvmflow.executors import cluster_worker
 from tvmflow.planning import environment
 from tvmflow.targets import c_runtime, devices
 from tvmflow.targets.backends import BACKENDS, backend_for, is_supported
-from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.backend import Backend
 from tvmflow.targets.host import Host
 from tvmflow.targets.presets import PRESETS
 

@@ -13,7 +13,7 @@ from tests.support.exports import Exported
 from tests.support.umask import umask
 from tvmflow import exporters
 from tvmflow.exporters import EXPORTERS, bundle
-from tvmflow.exporters.base import BuiltModel, Exporter, ExportRequest, PartitionedModel
+from tvmflow.exporters.exporter import BuiltModel, Exporter, ExportRequest, PartitionedModel
 from tvmflow.provenance.write import describe_purpose
 from tvmflow.recipe import OUTPUT_NAMES
 

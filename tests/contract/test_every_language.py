@@ -28,8 +28,8 @@ from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.exporters import c_library, cpp, tvm_libraries, web, wheel
-from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.exporters.cpp import Library
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.pages.content import Change

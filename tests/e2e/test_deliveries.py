@@ -10,7 +10,7 @@ import pytest
 from tests.support.exports import files_below
 from tests.support.project import Project
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters.base import ExportRequest
+from tvmflow.exporters.exporter import ExportRequest
 from tvmflow.targets.host import read_host
 
 SIDECAR_FILES = (

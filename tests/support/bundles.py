@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tvmflow.exporters.base import BuiltModel
+    from tvmflow.exporters.exporter import BuiltModel
 
 
 OUTPUTS: Final = ("plus_one", "twice")
@@ -28,7 +28,7 @@ def _make(path: Path, runtime: str, outputs: Sequence[str]) -> None:
     import tvm_ffi
 
     from tvmflow.exporters import bundle
-    from tvmflow.exporters.base import BuiltModel, ExportRequest
+    from tvmflow.exporters.exporter import BuiltModel, ExportRequest
     from tvmflow.targets.host import read_host
 
     triple = f"{read_host().arch}-linux-gnu"

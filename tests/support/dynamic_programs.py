@@ -254,7 +254,7 @@ def make_bundles(folder: Path) -> DynamicBundles:
 
 def _make_bundles(bundles: DynamicBundles) -> None:
     from tvmflow.exporters import bundle
-    from tvmflow.exporters.base import BuiltModel, ExportRequest
+    from tvmflow.exporters.exporter import BuiltModel, ExportRequest
     from tvmflow.targets.linking import export_library
 
     tvm_target = target().tvm

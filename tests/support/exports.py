@@ -19,8 +19,8 @@ import numpy as np
 from tests.support.recipes import ROOT
 from tvmflow.core.files import write_atomically
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters.base import BuiltModel
 from tvmflow.exporters.c_library import write_library
+from tvmflow.exporters.exporter import BuiltModel
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvmflow.exporters import android, archives, bundle, c_library, cpp, tvm_libraries, web, wheel
-from tvmflow.exporters.base import Exporter, PartitionedExporter
+from tvmflow.exporters.exporter import Exporter, PartitionedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "android": android,

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Final
 
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel, no_reason
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest, PartitionedModel, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()

@@ -9,15 +9,15 @@ from typing import Final
 
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
-from tvmflow.exporters import base
+from tvmflow.exporters import exporter
 from tvmflow.exporters.archives import write_zip
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel, link_or_copy
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest, PartitionedModel, link_or_copy
 from tvmflow.runtime.bundles import LIBRARY_FORMAT, MANIFEST, PARTITIONED_FORMAT, SIGNATURE
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = base.loadable_reason
+unsupported_reason = exporter.loadable_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 def write(built: BuiltModel, output: Path) -> None:
     """Write a zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
     library = built.request.library_name
-    content: dict[str, Path | bytes] = {SIGNATURE: base.json_bytes(built.signature)}
+    content: dict[str, Path | bytes] = {SIGNATURE: exporter.json_bytes(built.signature)}
     content[library] = built.library
     _write({**built.manifest, "library": library}, LIBRARY_FORMAT, content, output)
 
@@ -47,7 +47,7 @@ def write_partitioned(
     """Write the bundle of a partitioned model, with the bundles of its parts in place of the library."""
     part_files = {name: f"parts/{name}.tvmflow" for name in parts}
     listed = [{"name": name, "file": file} for name, file in part_files.items()]
-    content: dict[str, Path | bytes] = {SIGNATURE: base.json_bytes(signature)}
+    content: dict[str, Path | bytes] = {SIGNATURE: exporter.json_bytes(signature)}
     content |= {part_files[name]: path for name, path in parts.items()}
     _write({**manifest, "parts": listed}, PARTITIONED_FORMAT, content, output)
 
@@ -61,7 +61,7 @@ def _write(
     known = manifest.get("sha256", {})
     files = {name: _describe(source, known.get(name)) for name, source in content.items()}
     document = {**manifest, "bundle": bundle_format, "files": files}
-    write_zip(output, {MANIFEST: base.json_bytes(document), **content})
+    write_zip(output, {MANIFEST: exporter.json_bytes(document), **content})
 
 
 def _describe(source: Path | bytes, digest: str | None) -> dict[str, Json]:

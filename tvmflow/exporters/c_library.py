@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.generated_text import c_string, class_name
 from tvmflow.core.types import Json, TensorSpec
-from tvmflow.exporters.base import (
+from tvmflow.exporters.exporter import (
     BuiltModel,
     Exporter,
     ExportRequest,

@@ -14,7 +14,7 @@ from typing import Final
 from tvmflow.core.generated_text import identifier
 from tvmflow.exporters import bundle
 from tvmflow.exporters.archives import write_tar, write_tar_gz
-from tvmflow.exporters.base import (
+from tvmflow.exporters.exporter import (
     BuiltModel,
     Exporter,
     ExportRequest,

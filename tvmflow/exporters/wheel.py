@@ -20,9 +20,9 @@ from tvmflow.core.formatting import printable
 from tvmflow.core.generated_text import identifier
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
-from tvmflow.exporters import base
+from tvmflow.exporters import exporter
 from tvmflow.exporters.archives import write_zip
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.runtime.bundles import VM, read_bundle, runtime_of
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import describe_tensors
@@ -218,7 +218,7 @@ def _platform_tag(request: ExportRequest) -> str:
 def unsupported_reason(request: ExportRequest) -> str:
     """Return why there is no wheel: Python has no tag for every platform."""
     no_tag = "" if _platform_tag(request) else f"there are no wheels for '{request.triple}'"
-    return base.single_process_reason(request) or no_tag
+    return exporter.single_process_reason(request) or no_tag
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

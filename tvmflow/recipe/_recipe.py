@@ -34,7 +34,7 @@ from tvmflow.core.schema import (
 from tvmflow.core.text import did_you_mean, parse_size
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
-from tvmflow.exporters.base import UNVERSIONED
+from tvmflow.exporters.exporter import UNVERSIONED
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
 from tvmflow.frontends.states import ANY

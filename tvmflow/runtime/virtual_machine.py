@@ -13,7 +13,7 @@ from typing import Any, Final
 from tvmflow.core.types import Array, TensorSpec
 from tvmflow.runtime.arrays import align, allocate_aligned
 from tvmflow.runtime.programs import Call, Observe, Record, ThreadPool, wrong_value_error
-from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.backend import Backend
 from tvmflow.targets.backends.cpu import CpuBackend
 
 # AllocatorType::kPooled in tvm/runtime/memory/memory_manager.h

@@ -18,7 +18,7 @@ from tvmflow.core.files import digest_files, hash_file, symlink_or_copy
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters.archives import compressor_versions
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages import images

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypedDict
 
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
-from tvmflow.exporters.base import ExportRequest, PartitionedModel
+from tvmflow.exporters.exporter import ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.stages import export, images
 from tvmflow.stages.base import Files, KnownFacts, Settings, StageContext, StageTraits, no_lines

@@ -15,7 +15,7 @@ from tests.support.exports import Exported
 from tests.support.hostile_names import draw_names
 from tests.support.recipes import ROOT
 from tvmflow.exporters import android
-from tvmflow.exporters.base import ExportRequest
+from tvmflow.exporters.exporter import ExportRequest
 from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.c_runtime import DescribedModel
 

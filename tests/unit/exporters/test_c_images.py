@@ -17,7 +17,7 @@ from tests.support.exports import MODELS, Exported
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import EXPORTERS, c_library
-from tvmflow.exporters.base import ExportRequest
+from tvmflow.exporters.exporter import ExportRequest
 from tvmflow.runtime.image_files import read_pixels
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.targets.c_runtime import DescribedModel

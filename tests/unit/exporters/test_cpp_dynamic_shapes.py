@@ -20,8 +20,8 @@ from tests.support.exports import Array
 from tests.support.recipes import ROOT
 from tvmflow.core.types import Json
 from tvmflow.exporters import cpp
-from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.exporters.cpp import Library
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest
 from tvmflow.graph.dynamic_shapes import with_dimensions
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.runtime.images import Preprocessing

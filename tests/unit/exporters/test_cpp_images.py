@@ -213,7 +213,7 @@ def test_damaged_streams_end_in_a_message(preprocess: Path, tmp_path: Path) -> N
 
 def test_a_project_without_images_has_no_files_for_them(exported: Exported) -> None:
     """And with them, CMake builds the tool."""
-    from tvmflow.exporters.base import ExportRequest
+    from tvmflow.exporters.exporter import ExportRequest
 
     request = ExportRequest("net", "0", "host", "llvm", "x86_64-linux-gnu")
     added = set(cpp.files(request._replace(has_images=True))) - set(cpp.files(request))

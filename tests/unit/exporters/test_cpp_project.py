@@ -17,8 +17,8 @@ from tests.support.exports import Exported
 from tests.support.recipes import ROOT
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import bundle, cpp
-from tvmflow.exporters.base import ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import Library
+from tvmflow.exporters.exporter import ExportRequest, PartitionedModel
 from tvmflow.targets.c_runtime import DescribedModel
 
 PROGRAMS: Final = ROOT / "tests" / "support" / "cpp"

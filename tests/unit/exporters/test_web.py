@@ -18,7 +18,7 @@ from tests.support.browser import read_modules, run_script
 from tests.support.recipes import ROOT
 from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import web
-from tvmflow.exporters.base import BuiltModel, ExportRequest
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.labels import Labels
 from tvmflow.targets import browser

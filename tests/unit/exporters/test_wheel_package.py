@@ -21,7 +21,7 @@ from tests.support import exports
 from tests.support.exports import MODELS, VERSION, Exported
 from tests.support.validation import check_bom
 from tvmflow.exporters import wheel
-from tvmflow.exporters.base import BuiltModel, ExportRequest
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.targets.tvm_target import cpu_triple
 

@@ -12,7 +12,7 @@ from typing import Final
 from tvmflow.core.generated_text import class_name, java_string, markdown_code
 from tvmflow.core.types import Json
 from tvmflow.exporters import c_library
-from tvmflow.exporters.base import BuiltModel, ExportRequest, write_text
+from tvmflow.exporters.exporter import BuiltModel, ExportRequest, write_text
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_shape, describe_tensors
 

@@ -15,14 +15,14 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import c_library
-from tvmflow.exporters.base import (
+from tvmflow.exporters.c_library import read_images
+from tvmflow.exporters.exporter import (
     BuiltModel,
     ExportRequest,
     PartitionedModel,
     fill_template,
     write_text,
 )
-from tvmflow.exporters.c_library import read_images
 from tvmflow.runtime.bundles import C_RUNTIME, read_bundle, runtime_of
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime

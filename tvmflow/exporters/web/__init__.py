@@ -26,7 +26,7 @@ from tvmflow.core.generated_text import (
 )
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import c_library
-from tvmflow.exporters.base import (
+from tvmflow.exporters.exporter import (
     UNVERSIONED,
     BuiltModel,
     ExportRequest,

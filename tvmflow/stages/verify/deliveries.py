@@ -23,7 +23,7 @@ from tvmflow.core.errors import TvmflowError
 from tvmflow.core.processes import code_command
 from tvmflow.core.types import Array, Json
 from tvmflow.exporters import wheel
-from tvmflow.exporters.base import link_or_copy
+from tvmflow.exporters.exporter import link_or_copy
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import Tolerance

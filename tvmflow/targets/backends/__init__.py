@@ -1,14 +1,14 @@
 """Backends: the kinds of code that tvmflow builds, measures and loads, with their traits.
 
 May import the rest of targets, store and core. To add a backend, write a module with a subclass of
-`base.Backend`, and name that here.
+`backend.Backend`, and name that here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.backend import Backend
 from tvmflow.targets.backends.cpu import CpuBackend
 from tvmflow.targets.backends.cuda import CudaBackend
 from tvmflow.targets.backends.opencl import OpenclBackend

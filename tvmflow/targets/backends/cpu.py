@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tvmflow.targets import features as cpu_features
-from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.backend import Backend
 from tvmflow.targets.host import Host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, target_kind

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from tvmflow.core.types import Json
 from tvmflow.targets.backends._driver_probes import probe_in_process, probe_opencl
-from tvmflow.targets.backends.base import Backend, find_host_problem
+from tvmflow.targets.backends.backend import Backend, find_host_problem
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget
 

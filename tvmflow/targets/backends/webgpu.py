@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
-from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.backend import Backend
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from tvmflow.core.types import Json
-from tvmflow.targets.backends.base import Backend, find_host_problem
+from tvmflow.targets.backends.backend import Backend, find_host_problem
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, gpu_arch
