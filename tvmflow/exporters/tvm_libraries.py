@@ -35,22 +35,19 @@ from tvmflow.targets.linking import archive_static, link_shared
 
 
 def _objects_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return `<name>.tar`: TVM's loader goes by the suffix."""
+    # TVM's loader depends on the suffix
     return (f"{request.name}.tar",)
 
 
 def _export_objects(built: BuiltModel, folder: Path) -> None:
-    """Write the objects under the names that they were compiled with; TVM links them when it loads them."""
     write_tar(folder / _objects_files(built.request)[0], built.forms[form_names.VM])
 
 
 def _shared_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return `<name>.so`, or the name with the suffix of the target's system."""
     return (f"{request.name}{request.platform.shared_suffix}",)
 
 
 def _export_shared(built: BuiltModel, folder: Path) -> None:
-    """Deliver the library for TVM's virtual machine: one self-contained file, weights inside."""
     assert built.vm_library is not None
     link_or_copy(built.vm_library, folder / _shared_files(built.request)[0])
 
@@ -66,7 +63,6 @@ def _static_name(request: ExportRequest, stem: str) -> str:
 
 
 def _export_static(built: BuiltModel, folder: Path) -> None:
-    """Write the objects of the shared library to an archive."""
     objects = list(built.forms[form_names.VM].values())
     archive_static(objects, folder / _static_files(built.request)[0], built.request.triple)
 
@@ -77,12 +73,10 @@ def _export_static(built: BuiltModel, folder: Path) -> None:
 
 
 def _system_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return `lib<name>-system.a` (`<name>-system.lib` for Microsoft's linker), `<name>-system.h`."""
     return (_static_name(request, f"{request.name}-system"), f"{request.name}-system.h")
 
 
 def _export_system(built: BuiltModel, folder: Path) -> None:
-    """Write the library, and a header with its prefix and the model's inputs and outputs."""
     library, header = _system_files(built.request)
     objects = tuple(built.forms[form_names.SYSTEM_LIBRARY].values())
     archive_static(objects, folder / library, built.request.triple)

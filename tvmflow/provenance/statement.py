@@ -280,18 +280,21 @@ def _define_build(
 ) -> Json:
     """Return the definition of a build of stages with their settings."""
     invocation = {"invocation": sources.invocation(lineage.target)} if sources else {}
-    settings = {stage.spec.label: _public_settings(own) for stage, own in stages}
+    names = {"recipe": lineage.recipe, "target": lineage.target, **invocation}
+    settings, internal = dict[str, Json](), dict[str, Json]()
+    for stage, own in stages:
+        label, remote = stage.spec.label, own.get("remote")
+        if isinstance(remote, dict):
+            remote = {name: value for name, value in remote.items() if name != _PRIVATE_SETTING}
+            own = {**own, "remote": remote}
+        settings[label] = own
+        internal[label] = {name: stage.preimage[name] for name in ("version", "machine", "tools")}
+        if stage.spec.traits.is_locked:
+            internal[label]["key"] = stage.artifact.key
     return {
         "buildType": build_type,
-        "externalParameters": {
-            "recipe": lineage.recipe,
-            "target": lineage.target,
-            **invocation,
-            "settings": settings,
-        },
-        "internalParameters": {
-            "stages": {stage.spec.label: _stage_json(stage) for stage, _ in stages}
-        },
+        "externalParameters": {**names, "settings": settings},
+        "internalParameters": {"stages": internal},
         "resolvedDependencies": dependencies,
     }
 
@@ -364,19 +367,6 @@ def _describe_files(sources: SourceState, kind: str) -> Iterator[Json]:
     for file in sources.files:
         if file.kind == kind:
             yield _resource(file.name, file.sha256, annotations={"kind": kind})
-
-
-def _public_settings(settings: Mapping[str, Json]) -> Json:
-    remote = settings.get("remote")
-    if isinstance(remote, dict) and _PRIVATE_SETTING in remote:
-        public = {name: value for name, value in remote.items() if name != _PRIVATE_SETTING}
-        return {**settings, "remote": public}
-    return settings
-
-
-def _stage_json(stage: FinishedStage) -> Json:
-    key = {"key": stage.artifact.key} if stage.spec.traits.is_locked else {}
-    return {**key, **{name: stage.preimage[name] for name in ("version", "machine", "tools")}}
 
 
 def _resource(name: str, sha256: str, **fields: Json) -> dict[str, Json]:

@@ -439,17 +439,14 @@ def _compare_runs(before: RunRecord, after: RunRecord, store: LocalStore) -> Ite
     old_stages = {stage.stage_id: stage for stage in before.stages}
     for stage in after.stages:
         old = old_stages.get(stage.stage_id)
-        if old and old.key and stage.key and old.key != stage.key:
-            yield from _compare_keys(old, stage, store)
-
-
-def _compare_keys(old: StageReport, new: StageReport, store: LocalStore) -> Iterator[Change]:
-    preimages = [store.preimage(stage.key) for stage in (old, new)]
-    if preimages[0] is None or preimages[1] is None:
-        yield Change(new.stage_id, "changed", "its earlier result is no longer in the store")
-        return
-    for cause in list_changes(preimages[0], preimages[1]) or ["changed"]:
-        yield Change(new.stage_id, "because", cause)
+        if not old or not old.key or not stage.key or old.key == stage.key:
+            continue
+        preimages = store.preimage(old.key), store.preimage(stage.key)
+        if preimages[0] is None or preimages[1] is None:
+            yield Change(stage.stage_id, "changed", "its earlier result is no longer in the store")
+            continue
+        for cause in list_changes(preimages[0], preimages[1]) or ["changed"]:
+            yield Change(stage.stage_id, "because", cause)
 
 
 def comparison_json(comparison: Comparison, regressions: list[Figure]) -> dict[str, Json]:

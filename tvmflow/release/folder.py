@@ -334,7 +334,9 @@ def make_release(
         part = folder.parent / f".{folder.name}.{os.getpid()}.part"
         shutil.rmtree(part, ignore_errors=True)
         try:
-            _copy_files(part, files, store)
+            for name, digest in files.items():
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(store.blobs.verified_path(digest), part / name)
             result = _compare(folder, part, lock, plan, release, previous, device_locks)
             if not result.failed_gates:
                 write_release_targets(part, list_delivered_targets(plan, artifacts), store)
@@ -370,13 +372,6 @@ def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple
     for delivered in list_delivered_targets(plan, artifacts):
         for name, digest in delivered.reproducible_files:
             yield f"{delivered.recipe}/{delivered.target}/{name}", digest
-
-
-def _copy_files(part: Path, files: Mapping[str, str], store: LocalStore) -> None:
-    for name, digest in files.items():
-        path = part / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(store.blobs.verified_path(digest), path)
 
 
 def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:

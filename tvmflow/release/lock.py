@@ -465,8 +465,16 @@ def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
         kernels, missing = _match_kernels(tasks, target)
         if missing:
             uncovered.append(UncoveredKernels(spec.recipe, spec.target, tuple(missing)))
-        target = target or _describe_target(spec, plan)
-        recipes[spec.recipe] = _with_kernels(locked, spec, target, kernels, complete=not missing)
+        if target is None:
+            needed = {need.stage_id for need in spec.needs}
+            (lowered,) = (s for s in plan.stages if s.id in needed and s.stage == lower.NAME)
+            target = LockedTarget(tvm=lowered.settings["target"], cores=1)
+        # measurements are those of all kernels
+        measured = Measurements() if missing else target.measured
+        entry = target.model_copy(update={"kernels": kernels, "measured": measured})
+        locked = locked or LockedRecipe(recipe="", version="", stages={}, targets={})
+        targets = {**locked.targets, spec.target: entry}
+        recipes[spec.recipe] = locked.model_copy(update={"targets": targets})
         _log.debug("%s: %d kernels, %d not covered", spec.id, len(kernels), len(missing))
     updated = lock._replace(file=lock.file.model_copy(update={"recipes": recipes}))
     stages = tuple(
@@ -509,28 +517,6 @@ def _match_kernels(
         updated = kernel.model_copy(update=fields) if kernel else LockedKernel(**fields)
         kernels[task["key"]] = updated
     return kernels, sorted(missing)
-
-
-def _describe_target(spec: StageSpec, plan: Plan) -> LockedTarget:
-    needed = {need.stage_id for need in spec.needs}
-    (lowered,) = (s for s in plan.stages if s.id in needed and s.stage == lower.NAME)
-    return LockedTarget(tvm=lowered.settings["target"], cores=1)
-
-
-def _with_kernels(
-    recipe: LockedRecipe | None,
-    spec: StageSpec,
-    target: LockedTarget,
-    kernels: dict[str, LockedKernel],
-    *,
-    complete: bool,
-) -> LockedRecipe:
-    """Return a locked recipe with the kernels of one target, without measurements if some are new."""
-    measured = target.measured if complete else Measurements()
-    entry = target.model_copy(update={"kernels": kernels, "measured": measured})
-    if recipe is None:
-        recipe = LockedRecipe(recipe="", version="", stages={}, targets={})
-    return recipe.model_copy(update={"targets": {**recipe.targets, spec.target: entry}})
 
 
 # ---------------------------------------------------------------- a ledger with the schedules of a lock file

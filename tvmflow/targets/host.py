@@ -118,9 +118,10 @@ def cap_host(host: Host, level: str) -> Host:
 
 def _read_whole_host() -> Host:
     system = _SYSTEMS.get(sys.platform, sys.platform)
-    host = parse_host(
-        _read_cpuinfo(), _read_machine(), count_usable_cpus(), system, _find_libc(system)
-    )
+    # Windows has no uname, and the `platform` module is too slow to import on every run
+    has_uname = hasattr(os, "uname")
+    machine = os.uname().machine if has_uname else os.environ["PROCESSOR_ARCHITECTURE"]
+    host = parse_host(_read_cpuinfo(), machine, count_usable_cpus(), system, _find_libc(system))
     if system not in _SYSTEMS.values():
         return host
     features = read_reported_features(system, host.arch)
@@ -169,11 +170,6 @@ def find_system_mismatch(platform: Platform, host: Host) -> SystemMismatch | Non
     if host.system == "linux" and libc != host.libc:
         return SystemMismatch(_LIBCS[libc], _LIBCS[host.libc])
     return None
-
-
-def _read_machine() -> str:
-    # Windows has no uname, and the `platform` module is too slow to import on every run
-    return os.uname().machine if hasattr(os, "uname") else os.environ["PROCESSOR_ARCHITECTURE"]
 
 
 def _find_libc(system: str) -> str:
