@@ -6,8 +6,9 @@ below, each of which loads its module when it is first read: planning must not l
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from tvmflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tvmflow.compiler.c_program import LibraryForWeights as LibraryForWeights
@@ -28,22 +29,18 @@ if TYPE_CHECKING:
     from tvmflow.compiler.schedules import schedule_untuned as schedule_untuned
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics as load_intrinsics
 
-_MODULES: Final = {
-    "c_program": ("LibraryForWeights", "link_kernel", "load_c_library"),
-    "c_program.c_kernels": ("make_assembly",),
-    "c_program.program": ("find_runtime",),
-    "code_generation": ("build_kernels",),
-    "contraction.machine": ("CpuModel",),
-    "forms": ("compile_form",),
-    "lowering": ("LoweredModel", "ScheduledModel", "lower"),
-    "options": ("SCHEDULES_VERSION", "LoweringOptions", "VectorWidth"),
-    "schedules": ("generate_schedules", "schedule_untuned"),
-    "schedules.intrinsics": ("load_intrinsics",),
-}
-
-
-def __getattr__(name: str) -> object:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "c_program": "LibraryForWeights link_kernel load_c_library",
+        "c_program.c_kernels": "make_assembly",
+        "c_program.program": "find_runtime",
+        "code_generation": "build_kernels",
+        "contraction.machine": "CpuModel",
+        "forms": "compile_form",
+        "lowering": "LoweredModel ScheduledModel lower",
+        "options": "SCHEDULES_VERSION LoweringOptions VectorWidth",
+        "schedules": "generate_schedules schedule_untuned",
+        "schedules.intrinsics": "load_intrinsics",
+    },
+)
