@@ -5,8 +5,11 @@ Recipes, lock files and the fields of frontends consist of these.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -28,17 +31,31 @@ MAX_PATH_LENGTH: Final = 500
 """The most characters of a path in a recipe."""
 
 
-def _join_lines(schema: dict[str, Any]) -> None:
-    """Describe a model in one line, whatever the lines of its docstring are."""
+def _add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Describe a model and its fields, each in one line, by the docstrings in its source."""
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
+    for base in reversed(model.__mro__):
+        if issubclass(base, ClosedModel):
+            [tree] = ast.parse(inspect.getsource(base)).body
+            for pair in itertools.pairwise(cast(ast.ClassDef, tree).body):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        schema["properties"][name]["description"] = " ".join(text.split())
 
 
 class ClosedModel(BaseModel):
-    """A frozen model that is strict about types and rejects unknown fields."""
+    """A frozen model that is strict about types and rejects unknown fields.
+
+    The docstring below a field is its description in the JSON Schema.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_join_lines
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra=_add_descriptions,
     )
 
 
@@ -113,6 +130,11 @@ def published_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
 def to_tuple(value: Any) -> Any:
     """Return a list as the tuple that a frozen model holds; leave other values to pydantic."""
     return tuple(value) if isinstance(value, list) else value
+
+
+_T = TypeVar("_T")
+YamlList: TypeAlias = Annotated[tuple[_T, ...], BeforeValidator(to_tuple)]
+"""A list in a file, as a tuple."""
 
 
 def _check_version(value: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import PIPELINE, RECIPE, find_mismatch
@@ -20,11 +20,11 @@ from tvmflow.core.schema import (
     ClosedModel,
     FolderName,
     FormatVersion,
+    YamlList,
     field_error,
     one_of,
     published_schema,
     schema_enum,
-    to_tuple,
 )
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile
@@ -32,7 +32,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputProblem
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.sections import Release, Retune
-from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
+from tvmflow.recipe.targets import TargetSpec, TargetSpecs, add_presets, check_unique
 from tvmflow.recipe.yaml_files import Document, Loc, Problem, read_yaml, validate
 from tvmflow.stages import STAGES, export, pipeline_stages, required_stages, tune
 from tvmflow.store.addresses import is_address
@@ -40,7 +40,7 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 _log = logging.getLogger(__name__)
 
-_UniqueNames = Annotated[tuple[str, ...], BeforeValidator(to_tuple), AfterValidator(check_unique)]
+_UniqueNames = Annotated[YamlList[str], AfterValidator(check_unique)]
 _StageName = Annotated[str, one_of(pipeline_stages(), "a stage"), schema_enum(pipeline_stages())]
 
 
@@ -69,42 +69,24 @@ class Pipeline(NamedTuple):
 class PipelineFile(ClosedModel):
     """The stages of a run, in order."""
 
-    pipeline: FormatVersion = Field(examples=[1], description="Version of the pipeline format: 1.")
-    name: FolderName = Field(
-        pattern=NAME_PATTERN,
-        max_length=100,
-        examples=["nightly"],
-        description="Name of the pipeline.",
+    pipeline: FormatVersion = Field(examples=[1])
+    """Version of the pipeline format: 1."""
+    name: FolderName = Field(pattern=NAME_PATTERN, max_length=100, examples=["nightly"])
+    """Name of the pipeline."""
+    description: str = ""
+    """Purpose of the pipeline."""
+    stages: YamlList[_StageName] = Field(
+        default=pipeline_stages(), min_length=1, examples=[["import", "build", "export"]]
     )
-    description: str = Field(default="", description="Purpose of the pipeline.")
-    stages: Annotated[tuple[_StageName, ...], BeforeValidator(to_tuple)] = Field(
-        default=pipeline_stages(),
-        min_length=1,
-        examples=[["import", "build", "export"]],
-        description="Stages to run, each after the stages that it needs. Default: all.",
-    )
-    recipes: _UniqueNames = Field(
-        default=(),
-        examples=[["../digits.yaml"]],
-        description="Recipes that `tvmflow run PIPELINE` builds, from the pipeline's folder.",
-    )
-    targets: Annotated[
-        tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
-    ] = Field(
-        default=(),
-        examples=[["host", "cortex-a72"]],
-        description="Targets of these recipes, instead of their own.",
-    )
-    release: Release | None = Field(
-        default=None,
-        examples=[{"version": "1.2.0"}],
-        description="Make a [release](releases.md) of all deliveries.",
-    )
-    retune: Retune | None = Field(
-        default=None,
-        examples=[{"minutes": 60}],
-        description="Distribute a [tuning budget](releases.md) over the recipes.",
-    )
+    """Stages to run, each after the stages that it needs. Default: all."""
+    recipes: _UniqueNames = Field(default=(), examples=[["../digits.yaml"]])
+    """Recipes that `tvmflow run PIPELINE` builds, from the pipeline's folder."""
+    targets: TargetSpecs = Field(default=(), examples=[["host", "cortex-a72"]])
+    """Targets of these recipes, instead of their own."""
+    release: Release | None = Field(default=None, examples=[{"version": "1.2.0"}])
+    """Make a [release](releases.md) of all deliveries."""
+    retune: Retune | None = Field(default=None, examples=[{"minutes": 60}])
+    """Distribute a [tuning budget](releases.md) over the recipes."""
 
     @model_validator(mode="after")
     def _check_alone(self) -> PipelineFile:

@@ -19,7 +19,7 @@ from pydantic_core import PydanticKnownError
 
 from tvmflow.core.dimensions import WrongSize, largest_shape, list_names
 from tvmflow.core.formatting import quoted
-from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
+from tvmflow.core.schema import ClosedModel, YamlList, field_error, one_of, schema_enum, to_tuple
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
@@ -103,32 +103,21 @@ def _check_dimension_name(name: str) -> str:
 DimensionName = Annotated[str, AfterValidator(_check_dimension_name)]
 """The name of a dimension."""
 
-_Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(to_tuple)]
+_Sizes = YamlList[Annotated[int, Field(ge=1)]]
 
 
 class DimensionSpec(ClosedModel):
     """A dynamic dimension: each call of the library chooses a size in its range."""
 
-    min: int = Field(
-        default=1,
-        ge=0,
-        examples=[1],
-        description="Smallest size; 0 for tensors that may be empty. Default: `multiple_of`.",
-    )
-    max: int = Field(ge=1, le=_MAX_SIZE, examples=[512], description="Largest size.")
-    multiple_of: int = Field(
-        default=1,
-        ge=1,
-        examples=[8],
-        description="Divisor of every size, including `min` and `max`.",
-    )
-    tune_at: _Sizes = Field(
-        default=(),
-        max_length=16,
-        examples=[[16, 128, 512]],
-        description="Tuning sizes. The library is tuned and verified at each; rules optimize for the largest. Default: one size in "
-        "the middle of the range.",
-    )
+    min: int = Field(default=1, ge=0, examples=[1])
+    """Smallest size; 0 for tensors that may be empty. Default: `multiple_of`."""
+    max: int = Field(ge=1, le=_MAX_SIZE, examples=[512])
+    """Largest size."""
+    multiple_of: int = Field(default=1, ge=1, examples=[8])
+    """Divisor of every size, including `min` and `max`."""
+    tune_at: _Sizes = Field(default=(), max_length=16, examples=[[16, 128, 512]])
+    """Tuning sizes. The library is tuned and verified at each; rules optimize for the largest. Default: one size in the
+    middle of the range."""
 
     @model_validator(mode="before")
     @classmethod
@@ -267,49 +256,27 @@ _Scale = Annotated[
 class ImageSpec(ClosedModel):
     """Image preprocessing of an input: resize as in Pillow, crop or pad, then normalize."""
 
-    resize: _Length | None = Field(
-        default=None,
-        examples=[256, [224, 224]],
-        description="One number: length of the shorter side, used with `crop`. `[height, width]`: exact size. Default without "
-        "`crop`: the size of the input.",
-    )
-    crop: _Length | None = Field(
-        default=None,
-        examples=[224],
-        description="Size of the center crop; must be the size of the input.",
-    )
-    pad: int | None = Field(
-        default=None,
-        ge=0,
-        le=255,
-        examples=[114],
-        description="Keep the aspect ratio and fill the borders with this value (letterbox).",
-    )
+    resize: _Length | None = Field(default=None, examples=[256, [224, 224]])
+    """One number: length of the shorter side, used with `crop`. `[height, width]`: exact size. Default without `crop`:
+    the size of the input."""
+    crop: _Length | None = Field(default=None, examples=[224])
+    """Size of the center crop; must be the size of the input."""
+    pad: int | None = Field(default=None, ge=0, le=255, examples=[114])
+    """Keep the aspect ratio and fill the borders with this value (letterbox)."""
     interpolation: Annotated[
         str, one_of(INTERPOLATIONS, "an interpolation"), schema_enum(INTERPOLATIONS)
-    ] = Field(default="bilinear", description="Interpolation when resizing, with antialiasing.")
-    colour: Annotated[str, one_of(COLOURS, "a colour"), schema_enum(list(COLOURS))] | None = Field(
-        default=None, description="Channel order. Default: RGB, or GRAY for one channel."
-    )
-    layout: Annotated[str, one_of(LAYOUTS, "a layout"), schema_enum(LAYOUTS)] | None = Field(
-        default=None,
-        description="Dimension order. Default: the one in which the shape has 1 or 3 channels.",
-    )
-    scale: _Scale | None = Field(
-        default=None,
-        examples=["1/255"],
-        description="Factor for pixel values from 0 to 255: a number or a fraction. Default: 1/255; 1 for integer inputs.",
-    )
-    mean: _PerChannel | None = Field(
-        default=None,
-        examples=[[0.485, 0.456, 0.406]],
-        description="Subtracted after `scale`: a number, or one per channel. Default: 0.",
-    )
-    std: _PerChannel | None = Field(
-        default=None,
-        examples=[[0.229, 0.224, 0.225]],
-        description="Divisor after `mean`: a number, or one per channel. Default: 1.",
-    )
+    ] = "bilinear"
+    """Interpolation when resizing, with antialiasing."""
+    colour: Annotated[str, one_of(COLOURS, "a colour"), schema_enum(list(COLOURS))] | None = None
+    """Channel order. Default: RGB, or GRAY for one channel."""
+    layout: Annotated[str, one_of(LAYOUTS, "a layout"), schema_enum(LAYOUTS)] | None = None
+    """Dimension order. Default: the one in which the shape has 1 or 3 channels."""
+    scale: _Scale | None = Field(default=None, examples=["1/255"])
+    """Factor for pixel values from 0 to 255: a number or a fraction. Default: 1/255; 1 for integer inputs."""
+    mean: _PerChannel | None = Field(default=None, examples=[[0.485, 0.456, 0.406]])
+    """Subtracted after `scale`: a number, or one per channel. Default: 0."""
+    std: _PerChannel | None = Field(default=None, examples=[[0.229, 0.224, 0.225]])
+    """Divisor after `mean`: a number, or one per channel. Default: 1."""
 
     def to_fields(self) -> dict[str, Json]:
         """Return the settings that are set."""
@@ -330,33 +297,22 @@ def _to_tuples(value: Any) -> Any:
 class InputSpec(ClosedModel):
     """One input of the model. Omitted fields keep the model's values."""
 
-    shape: Annotated[tuple[_InputSize, ...] | None, BeforeValidator(to_tuple)] = Field(
-        default=None,
-        examples=[[1, 3, 224, 224]],
-        description="Shape with the batch: numbers, names of `dimensions`, or expressions of names (+ - * // % min max). "
-        "Default: the model's shape; required where the model has dynamic dimensions or no shapes.",
-    )
-    dtype: _Dtype | None = Field(
-        default=None,
-        description="Element type. Default: the model's, or float32 if the model has none.",
-    )
+    shape: YamlList[_InputSize] | None = Field(default=None, examples=[[1, 3, 224, 224]])
+    """Shape with the batch: numbers, names of `dimensions`, or expressions of names (+ - * // % min max). Default: the
+    model's shape; required where the model has dynamic dimensions or no shapes."""
+    dtype: _Dtype | None = None
+    """Element type. Default: the model's, or float32 if the model has none."""
     range: Annotated[tuple[float, float] | None, BeforeValidator(to_tuple)] = Field(
-        default=None,
-        examples=[[-1.0, 1.0]],
-        description="Minimum and maximum of random inputs. Default: normal distribution with standard deviation 1 and other "
-        "magnitudes ([precision.md](precision.md)); integers 0 or 1; indices within their axis; divisors -9 to 9 "
-        "without 0.",
+        default=None, examples=[[-1.0, 1.0]]
     )
+    """Minimum and maximum of random inputs. Default: normal distribution with standard deviation 1 and other magnitudes
+    ([precision.md](precision.md)); integers 0 or 1; indices within their axis; divisors -9 to 9 without 0."""
     value: Annotated[Any, BeforeValidator(_to_tuples), WithJsonSchema(_VALUE_SCHEMA)] = Field(
-        default=None,
-        examples=[16000],
-        description="Constant that replaces the input: a number or nested lists. A number with `shape` fills that shape.",
+        default=None, examples=[16000]
     )
-    image: ImageSpec | None = Field(
-        default=None,
-        examples=[{"resize": 256, "crop": 224}],
-        description="[Image preprocessing](images.md).",
-    )
+    """Constant that replaces the input: a number or nested lists. A number with `shape` fills that shape."""
+    image: ImageSpec | None = Field(default=None, examples=[{"resize": 256, "crop": 224}])
+    """[Image preprocessing](images.md)."""
 
     def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:
         """Return the recipe's request for the input of this name, with the dimensions of the recipe."""

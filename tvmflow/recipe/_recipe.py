@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     ValidationError,
     ValidationInfo,
@@ -25,11 +24,11 @@ from tvmflow.core.schema import (
     ClosedModel,
     FolderName,
     FormatVersion,
+    YamlList,
     check_folder_name,
     field_error,
     first_field_error,
     published_schema,
-    to_tuple,
 )
 from tvmflow.core.text import did_you_mean, parse_size
 from tvmflow.core.types import Dimension, TensorSpec
@@ -53,9 +52,9 @@ from tvmflow.recipe.targets import (
     BuildTarget,
     Output,
     TargetSpec,
+    TargetSpecs,
     add_presets,
     check_outputs,
-    expand_preset,
 )
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.targets.form_names import C_LIBRARY
@@ -107,26 +106,19 @@ class Variant(ClosedModel):
     """
 
     inputs: dict[str, InputSpec] = Field(
-        default={},
-        examples=[{"data": {"shape": [8, 3, 224, 224]}}],
-        description="Overrides of `inputs`, field by field.",
+        default={}, examples=[{"data": {"shape": [8, 3, 224, 224]}}]
     )
+    """Overrides of `inputs`, field by field."""
     dimensions: dict[DimensionName, DimensionSpec] = Field(
-        default={},
-        examples=[{"seq": {"min": 1, "max": 128}}],
-        description="Additional dimensions, or replacements of the recipe's.",
+        default={}, examples=[{"seq": {"min": 1, "max": 128}}]
     )
-    kernels: Kernels | None = Field(
-        default=None, examples=[{"precision": "mixed"}], description="Overrides of `kernels`."
-    )
-    quantize: QuantizeOverrides | None = Field(
-        default=None,
-        examples=[{"data": "calibration.npz"}],
-        description="Quantizes this variant; overrides of `quantize`.",
-    )
-    verify: VerifyOverrides | None = Field(
-        default=None, examples=[{"rtol": 0.01}], description="Overrides of `verify`."
-    )
+    """Additional dimensions, or replacements of the recipe's."""
+    kernels: Kernels | None = Field(default=None, examples=[{"precision": "mixed"}])
+    """Overrides of `kernels`."""
+    quantize: QuantizeOverrides | None = Field(default=None, examples=[{"data": "calibration.npz"}])
+    """Quantizes this variant; overrides of `quantize`."""
+    verify: VerifyOverrides | None = Field(default=None, examples=[{"rtol": 0.01}])
+    """Overrides of `verify`."""
 
 
 def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
@@ -220,121 +212,75 @@ def _check_overrides(section: _Section, overrides: ClosedModel | None, *loc: str
 class Recipe(ClosedModel):
     """One model: its source, inputs, targets, tuning budget, outputs and checks."""
 
-    recipe: FormatVersion = Field(examples=[1], description="Version of the recipe format: 1.")
-    name: FolderName = Field(
-        pattern=NAME_PATTERN,
-        max_length=100,
-        examples=["resnet50"],
-        description="Name of the folder in `dist` and of the files in it: lowercase letters, digits, `.`, `_`, `-`.",
-    )
-    version: ReleaseVersion = Field(
-        default=UNVERSIONED,
-        examples=["1.2.0"],
-        description="Version of the delivered files, in the manifest and the name of the wheel: a Python package version, in "
-        "quotes.",
-    )
-    license: _SpdxExpression | None = Field(
-        default=None,
-        examples=["Apache-2.0"],
-        description="SPDX license expression of the model and the delivered files, for wheels and bills of materials. "
-        "`LicenseRef-NAME` names a license that SPDX does not list.",
-    )
-    model: ModelSource = Field(
-        examples=[{"onnx": "model.onnx"}], description="Source of the model."
-    )
+    recipe: FormatVersion = Field(examples=[1])
+    """Version of the recipe format: 1."""
+    name: FolderName = Field(pattern=NAME_PATTERN, max_length=100, examples=["resnet50"])
+    """Name of the folder in `dist` and of the files in it: lowercase letters, digits, `.`, `_`, `-`."""
+    version: ReleaseVersion = Field(default=UNVERSIONED, examples=["1.2.0"])
+    """Version of the delivered files, in the manifest and the name of the wheel: a Python package version, in
+    quotes."""
+    license: _SpdxExpression | None = Field(default=None, examples=["Apache-2.0"])
+    """SPDX license expression of the model and the delivered files, for wheels and bills of materials.
+    `LicenseRef-NAME` names a license that SPDX does not list."""
+    model: ModelSource = Field(examples=[{"onnx": "model.onnx"}])
+    """Source of the model."""
     inputs: dict[str, InputSpec] = Field(
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="[Inputs](inputs.md): shapes, dtypes and preprocessing, which the model does not define or you change.",
     )
+    """[Inputs](inputs.md): shapes, dtypes and preprocessing, which the model does not define or you change."""
     dimensions: dict[DimensionName, DimensionSpec] = Field(
-        default={},
-        examples=[{"seq": {"min": 1, "max": 512}}],
-        description="Dynamic dimensions, whose sizes each call chooses ([inputs.md](inputs.md)). Shapes of inputs refer to their "
-        "names.",
+        default={}, examples=[{"seq": {"min": 1, "max": 512}}]
     )
+    """Dynamic dimensions, whose sizes each call chooses ([inputs.md](inputs.md)). Shapes of inputs refer to their
+    names."""
     state: dict[_TensorPattern, _TensorPattern] = Field(
-        default={},
-        examples=[{"past_key_values.*": "present.*"}],
-        description="[State](howto/streaming.md): inputs that take an output of the call before, in memory of the context, such "
-        "as a KV cache. `*` stands for the same text in both names.",
+        default={}, examples=[{"past_key_values.*": "present.*"}]
     )
-    operators: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
-    ] = Field(
-        default=(),
-        examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
-        description="[Custom operators](custom-operators.md): Python files, and C files that they use.",
+    """[State](howto/streaming.md): inputs that take an output of the call before, in memory of the context, such as a
+    KV cache. `*` stands for the same text in both names."""
+    operators: YamlList[Annotated[str, Field(min_length=1)]] = Field(
+        default=(), examples=[["ops/bev_pool.py", "ops/bev_pool.c"]]
     )
-    labels: str | None = Field(
-        default=None,
-        min_length=1,
-        examples=["labels.txt"],
-        description="[Class names](images.md) of the first output: a file with one name per line.",
-    )
+    """[Custom operators](custom-operators.md): Python files, and C files that they use."""
+    labels: str | None = Field(default=None, min_length=1, examples=["labels.txt"])
+    """[Class names](images.md) of the first output: a file with one name per line."""
     variants: dict[_VariantName, Variant] = Field(
-        default={},
-        examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
-        description="Variants of the model. Each is built for every target as `<name>-<variant>`, instead of the recipe itself.",
+        default={}, examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}]
     )
-    targets: Annotated[
-        tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
-    ] = Field(
+    """Variants of the model. Each is built for every target as `<name>-<variant>`, instead of the recipe itself."""
+    targets: TargetSpecs = Field(
         default=(TargetSpec(name="host", preset="host"),),
         min_length=1,
         examples=[["host", {"name": "edge", "preset": "x86-64-v2"}]],
-        description="Targets to build for. Default: this machine.",
     )
-    kernels: Kernels = Field(
-        default=Kernels(),
-        examples=[{"layout": "plain"}],
-        description="Lowering of operators to kernels.",
-    )
+    """Targets to build for. Default: this machine."""
+    kernels: Kernels = Field(default=Kernels(), examples=[{"layout": "plain"}])
+    """Lowering of operators to kernels."""
     quantize: Quantize | None = Field(
-        default=None,
-        examples=[{"data": "calibration.npz", "max_accuracy_drop": 0.5}],
-        description="[Quantization](howto/quantize.md) of a float model to int8 or int4.",
+        default=None, examples=[{"data": "calibration.npz", "max_accuracy_drop": 0.5}]
     )
-    tune: Tune = Field(
-        default=Tune(),
-        examples=[{"trials": 1000}],
-        description="Search for fast kernels: budget and measurement.",
+    """[Quantization](howto/quantize.md) of a float model to int8 or int4."""
+    tune: Tune = Field(default=Tune(), examples=[{"trials": 1000}])
+    """Search for fast kernels: budget and measurement."""
+    outputs: YamlList[Output] = Field(
+        default=("bundle",), min_length=1, examples=[["shared-library", "bundle"]]
     )
-    outputs: Annotated[tuple[Output, ...], BeforeValidator(to_tuple)] = Field(
-        default=("bundle",),
-        min_length=1,
-        examples=[["shared-library", "bundle"]],
-        description="[Files to deliver](exports.md).",
-    )
-    runtime: Runtime = Field(
-        default="auto",
-        description="`c`: the library calls its kernels itself. `vm`: TVM's virtual machine runs it. `auto`: `c` where "
-        "[possible](exports.md).",
-    )
-    checks: bool = Field(
-        default=True,
-        examples=[False],
-        description="[Run-time checks](../SECURITY.md) of CPU libraries: an index out of range or an integer division by 0 returns "
-        "an error. `off`: the inputs are known to be valid.",
-    )
-    verify: Verify = Field(
-        default=Verify(),
-        examples=[{"rtol": 0.001}],
-        description="Checks that the library must pass.",
-    )
-    pipeline: str = Field(
-        default="tune",
-        min_length=1,
-        description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
-    )
-    stage_memory: str | None = Field(
-        default=None,
-        min_length=1,
-        examples=["4GiB"],
-        description="[Memory limit](cli.md#memory) of each stage; `--stage-memory` takes precedence. Default: 80 % of this "
-        "machine's memory for all stages together.",
-    )
+    """[Files to deliver](exports.md)."""
+    runtime: Runtime = "auto"
+    """`c`: the library calls its kernels itself. `vm`: TVM's virtual machine runs it. `auto`: `c` where
+    [possible](exports.md)."""
+    checks: bool = Field(default=True, examples=[False])
+    """[Run-time checks](../SECURITY.md) of CPU libraries: an index out of range or an integer division by 0 returns an
+    error. `off`: the inputs are known to be valid."""
+    verify: Verify = Field(default=Verify(), examples=[{"rtol": 0.001}])
+    """Checks that the library must pass."""
+    pipeline: str = Field(default="tune", min_length=1)
+    """`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder."""
+    stage_memory: str | None = Field(default=None, min_length=1, examples=["4GiB"])
+    """[Memory limit](cli.md#memory) of each stage; `--stage-memory` takes precedence. Default: 80 % of this machine's
+    memory for all stages together."""
 
     @field_validator("inputs")
     @classmethod

@@ -150,7 +150,8 @@ class LockedRecipe(ClosedModel):
 class LockFile(ClosedModel):
     """The content of a lock file."""
 
-    lock: FormatVersion = Field(description="Version of the format: 1.")
+    lock: FormatVersion
+    """Version of the format: 1."""
     machine: str
     tools: dict[str, str]
     recipes: dict[str, LockedRecipe]

@@ -15,6 +15,7 @@ from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
     FolderName,
+    YamlList,
     check_choice,
     field_error,
     one_of,
@@ -75,29 +76,17 @@ def check_outputs(outputs: tuple[str, ...]) -> tuple[str, ...]:
 class Remote(ClosedModel):
     """Devices of an RPC tracker to measure on."""
 
-    key: str = Field(
-        min_length=1,
-        max_length=100,
-        examples=["pi4"],
-        description="Key of the devices at the tracker.",
-    )
+    key: str = Field(min_length=1, max_length=100, examples=["pi4"])
+    """Key of the devices at the tracker."""
     tracker: str | None = Field(
         default=None,
         examples=["192.168.1.10:9190"],
         description=f"`HOST:PORT` of the tracker. Default: the environment variable `{TRACKER_VARIABLE}`.",
     )
-    priority: int = Field(
-        default=1,
-        ge=0,
-        le=1000,
-        description="Priority of requests for a device; higher numbers are served first.",
-    )
-    timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=86_400,
-        description="Time limit of one measurement in seconds, including the upload.",
-    )
+    priority: int = Field(default=1, ge=0, le=1000)
+    """Priority of requests for a device; higher numbers are served first."""
+    timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Time limit of one measurement in seconds, including the upload."""
 
     @field_validator("key")
     @classmethod
@@ -122,16 +111,11 @@ class Toolchain(ClosedModel):
     """A linker to use instead of the one installed with tvmflow."""
 
     linker: str = Field(
-        min_length=1,
-        max_length=MAX_PATH_LENGTH,
-        examples=["aarch64-linux-gnu-g++"],
-        description="Compiler driver or linker: a name on `PATH`, or an absolute path.",
+        min_length=1, max_length=MAX_PATH_LENGTH, examples=["aarch64-linux-gnu-g++"]
     )
-    flags: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
-        default=DEFAULT_FLAGS,
-        examples=[["-shared", "-s"]],
-        description="Arguments, one per list item, before `-o` and the files.",
-    )
+    """Compiler driver or linker: a name on `PATH`, or an absolute path."""
+    flags: YamlList[str] = Field(default=DEFAULT_FLAGS, examples=[["-shared", "-s"]])
+    """Arguments, one per list item, before `-o` and the files."""
 
     @field_validator("linker")
     @classmethod
@@ -149,43 +133,32 @@ class BuildTarget(ClosedModel):
     It is a target, or a part of a model with a target of its own.
     """
 
-    name: FolderName = Field(
-        pattern=NAME_PATTERN,
-        max_length=100,
-        examples=["edge"],
-        description="Name of the target and of its folder in `dist`.",
-    )
-    preset: _PresetName | None = Field(default=None, description="Preset to start from.")
+    name: FolderName = Field(pattern=NAME_PATTERN, max_length=100, examples=["edge"])
+    """Name of the target and of its folder in `dist`."""
+    preset: _PresetName | None = None
+    """Preset to start from."""
     tvm: dict[str, Json] | None = Field(
         default=None,
         examples=[{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}],
-        description="TVM target: `kind` and attributes such as `mtriple` and `mcpu`. With `preset`: attributes to override.",
     )
-    threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_THREADS,
-        description="Threads to tune and time with. Default: the preset's, else the CPUs that the run may use. Untuned code does "
-        "not depend on it.",
-    )
-    num_cores: int | None = Field(
-        default=None, ge=1, le=MAX_THREADS, description="Former name of `threads`."
-    )
-    remote: Remote | None = Field(
-        default=None,
-        examples=[{"key": "pi4"}],
-        description="Devices to tune on, instead of this machine.",
-    )
+    """TVM target: `kind` and attributes such as `mtriple` and `mcpu`. With `preset`: attributes to override."""
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
+    """Threads to tune and time with. Default: the preset's, else the CPUs that the run may use. Untuned code does not
+    depend on it."""
+    num_cores: int | None = Field(default=None, ge=1, le=MAX_THREADS)
+    """Former name of `threads`."""
+    remote: Remote | None = Field(default=None, examples=[{"key": "pi4"}])
+    """Devices to tune on, instead of this machine."""
     toolchain: Toolchain | None = Field(
-        default=None, examples=[{"linker": "aarch64-linux-gnu-g++"}], description="Another linker."
+        default=None, examples=[{"linker": "aarch64-linux-gnu-g++"}]
     )
-    runtime: Runtime | None = Field(default=None, description="Override of `runtime`.")
-    kernels: Kernels | None = Field(
-        default=None, examples=[{"precision": "mixed"}], description="Overrides of `kernels`."
-    )
-    tune: TuneOverrides | None = Field(
-        default=None, examples=[{"trials": 1000}], description="Overrides of `tune`."
-    )
+    """Another linker."""
+    runtime: Runtime | None = None
+    """Override of `runtime`."""
+    kernels: Kernels | None = Field(default=None, examples=[{"precision": "mixed"}])
+    """Overrides of `kernels`."""
+    tune: TuneOverrides | None = Field(default=None, examples=[{"trials": 1000}])
+    """Overrides of `tune`."""
 
     @model_validator(mode="after")
     def _check_target(self) -> Self:
@@ -264,12 +237,9 @@ class BuildTarget(ClosedModel):
 class ModelPart(BuildTarget):
     """A part of a partitioned model, with a target of its own."""
 
-    until: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
-        default=(),
-        examples=[["scores", "boxes"]],
-        description="Tensors at which this part ends and which it passes on. Omit it in the last part, which ends at the model's "
-        "outputs.",
-    )
+    until: YamlList[str] = Field(default=(), examples=[["scores", "boxes"]])
+    """Tensors at which this part ends and which it passes on. Omit it in the last part, which ends at the model's
+    outputs."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
@@ -296,21 +266,17 @@ class TargetSpec(BuildTarget):
     A mapping may override fields of the recipe.
     """
 
-    levels: Annotated[tuple[_IsaLevelName, ...], BeforeValidator(to_tuple)] = Field(
-        default=(),
-        examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]],
-        description="ISA levels of a [multi-ISA library](targets.md), which selects one by the CPU at run time.",
+    levels: YamlList[_IsaLevelName] = Field(
+        default=(), examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]]
     )
+    """ISA levels of a [multi-ISA library](targets.md), which selects one by the CPU at run time."""
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(to_tuple)] = Field(
-        default=None,
-        min_length=1,
-        examples=[["shared-library", "bundle"]],
-        description="Override of `outputs`.",
+        default=None, min_length=1, examples=[["shared-library", "bundle"]]
     )
-    verify: VerifyOverrides | None = Field(
-        default=None, examples=[{"against": "none"}], description="Overrides of `verify`."
-    )
-    parts: Annotated[tuple[ModelPart, ...], BeforeValidator(to_tuple)] = Field(
+    """Override of `outputs`."""
+    verify: VerifyOverrides | None = Field(default=None, examples=[{"against": "none"}])
+    """Overrides of `verify`."""
+    parts: YamlList[ModelPart] = Field(
         default=(),
         examples=[
             [
@@ -318,8 +284,8 @@ class TargetSpec(BuildTarget):
                 {"name": "decode", "preset": "host"},
             ]
         ],
-        description="Parts of a [partitioned model](parts.md) in order, each with a target of its own.",
     )
+    """Parts of a [partitioned model](parts.md) in order, each with a target of its own."""
 
     @field_validator("levels")
     @classmethod
@@ -452,6 +418,10 @@ def expand_preset(value: Any) -> Any:
         "name": value,
         "preset": check_choice(value, NAMES, "a target", _LISTED_BY, find_presets),
     }
+
+
+TargetSpecs = YamlList[Annotated[TargetSpec, BeforeValidator(expand_preset)]]
+"""The targets of a recipe or a pipeline."""
 
 
 def add_presets(field: dict[str, Any]) -> None:
