@@ -494,7 +494,7 @@ def _examine_store(store: LocalStore) -> Iterator[Finding]:
 
 
 def _describe_damage(root: Path, damaged: list[integrity.Finding]) -> Finding:
-    from tvmflow.store.leases import active_runs
+    from tvmflow.store.disk import active_runs
 
     if damaged:
         shown = ", ".join(f"{file.name} ({file.reason})" for file in damaged[:_SHOWN])

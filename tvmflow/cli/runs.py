@@ -199,7 +199,7 @@ def _name_recipes(recipes: Sequence[str]) -> str:
 
 def logs(options: LogsOptions) -> int:
     from tvmflow.engine.run_records import find_logs, follow, read_run, read_text
-    from tvmflow.store.leases import active_runs
+    from tvmflow.store.disk import active_runs
 
     store = options.store.locate()
     run = read_run(store, options.run_id) if options.run_id else None

@@ -42,9 +42,9 @@ from tvmflow.stages.base import find_facts, parse_settings
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.verify.verdict import PartVerdict, Verdict, list_compared
 from tvmflow.store.addresses import without_secrets
+from tvmflow.store.disk import Claim
 from tvmflow.store.downloads import DownloadProgress
 from tvmflow.store.file_digests import stamp
-from tvmflow.store.leases import Claim
 from tvmflow.store.local import (
     DamagedBlob,
     Failure,

@@ -29,12 +29,11 @@ from tvmflow.executors.local import ProcessExecutor, read_end
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
 from tvmflow.stages import STAGES
+from tvmflow.store.disk import Claim
 from tvmflow.store.http_client import TransferError
-from tvmflow.store.leases import Claim
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote import open_remote_cache
-from tvmflow.store.remote.base import BlobRef
-from tvmflow.store.remote.connection import Access, RemoteConnection
+from tvmflow.store.remote.connection import Access, BlobRef, RemoteConnection
 from tvmflow.targets import devices
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.devices import device_locks_folder

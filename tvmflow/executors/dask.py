@@ -44,8 +44,7 @@ from tvmflow.executors.cluster_worker import (
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.http_client import TransferError
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote.base import BlobRef
-from tvmflow.store.remote.connection import RemoteConnection
+from tvmflow.store.remote.connection import BlobRef, RemoteConnection
 from tvmflow.tuning import remote_ledger
 
 

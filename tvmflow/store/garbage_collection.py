@@ -53,7 +53,7 @@ from tvmflow.core.file_locks import Locked, lock
 from tvmflow.core.files import read_regular, temporary_name
 from tvmflow.core.formatting import age_text
 from tvmflow.core.project import shortest_path
-from tvmflow.store import leases
+from tvmflow.store import disk
 from tvmflow.store.disk import unseal
 from tvmflow.store.inventory import (
     Inventory,
@@ -111,7 +111,7 @@ def preview_collection(
     store: LocalStore, limits: Limits, inventory: Inventory | None = None
 ) -> Collection:
     """Return what a garbage collection would remove. Writes nothing."""
-    active_runs = leases.active_runs(store.root)
+    active_runs = disk.active_runs(store.root)
     inventory = inventory or take_inventory(store)
     return _collect(store, inventory, limits, active_runs, time.time_ns(), remove=False)
 
@@ -129,13 +129,13 @@ def collect_garbage(store: LocalStore, limits: Limits) -> Collection:
         if not is_disk_full(error):
             raise
     _log.debug("no space for a lease in %s: collecting while no run is active", store.root)
-    with leases.exclude_runs(store.root):
+    with disk.exclude_runs(store.root):
         return _remove_unused(store, limits, time.time_ns())
 
 
 def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection:
     # leases before the inventory: see the module's docstring
-    active_runs = leases.active_runs(store.root, remove_stale=True)
+    active_runs = disk.active_runs(store.root, remove_stale=True)
     inventory = take_inventory(store)
     if max(active_runs, default=0) <= now_ns + _AHEAD_NS:
         _correct_times(store, inventory, now_ns)
@@ -184,14 +184,14 @@ def _collect(
 
 def remove_result(store: LocalStore, key: str) -> None:
     """Remove one result; a later garbage collection removes files that no other result has."""
-    with leases.exclude_runs(store.root):
+    with disk.exclude_runs(store.root):
         Path(store.action_path(key)).unlink(missing_ok=True)
 
 
 def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
     """Keep every other garbage collection and integrity check out while the block runs."""
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {shortest_path(store.root)}"
-    return leases.exclude_others(store.root, "locks/gc", refusal)
+    return disk.exclude_others(store.root, "locks/gc", refusal)
 
 
 # ---------------------------------------------------------------- leftovers
@@ -440,7 +440,7 @@ class EvictionPlan:
 
     def _remove_result(self, result: StoredResult) -> int | None:
         path = Path(self._store.action_path(result.key))
-        with leases.use_lock(self._store.root, exclusive=True):
+        with disk.use_lock(self._store.root, exclusive=True):
             try:
                 if path.stat().st_mtime_ns != result.used_ns:
                     raise FileNotFoundError
@@ -472,7 +472,7 @@ class EvictionPlan:
         if blob is None:
             return None
         with (
-            leases.use_lock(self._store.root, exclusive=True),
+            disk.use_lock(self._store.root, exclusive=True),
             contextlib.suppress(FileNotFoundError),
         ):
             path = Path(self._store.blobs.path(digest))
@@ -553,7 +553,7 @@ def clean_store(store: LocalStore, *, ledger: bool, dry_run: bool = False) -> Cl
         UsageError: when the folder is not a store.
     """
     require_store(store)
-    with contextlib.nullcontext() if dry_run else leases.exclude_runs(store.root):
+    with contextlib.nullcontext() if dry_run else disk.exclude_runs(store.root):
         return _clean(store, ledger=ledger, dry_run=dry_run)
 
 

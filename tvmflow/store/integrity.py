@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from tvmflow.core.codec import from_json
 from tvmflow.core.files import hash_file, read_regular
-from tvmflow.store import leases
+from tvmflow.store import disk
 from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.garbage_collection import exclude_maintenance
 from tvmflow.store.inventory import Inventory, Pin, StoredResult, take_inventory
@@ -110,7 +110,7 @@ def _set_aside_record(store: LocalStore, key: str) -> bool:
     """Set aside a key's record if it is still damaged when nobody can replace it; return whether it was."""
     # a separate object, whose `damage` contains only this record
     checked = LocalStore(store.root)
-    with leases.use_lock(store.root, exclusive=True):
+    with disk.use_lock(store.root, exclusive=True):
         checked.record(key)
     return bool(checked.damage)
 
@@ -119,7 +119,7 @@ def _set_aside_blob(store: LocalStore, digest: str) -> bool:
     """Set aside a blob if it is damaged, and still is when nobody can replace it; return whether it was."""
     with contextlib.suppress(FileNotFoundError):
         if not _has_digest(store.blobs.path(digest), digest):
-            with leases.use_lock(store.root, exclusive=True):
+            with disk.use_lock(store.root, exclusive=True):
                 try:
                     # by another object: one that has verified the blob before would not read it again
                     LocalStore(store.root).blobs.verified_path(digest)

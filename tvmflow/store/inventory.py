@@ -15,7 +15,7 @@ from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import read_regular
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import RecipeOrigin
-from tvmflow.store import leases, local
+from tvmflow.store import disk, local
 from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.local import LocalStore
 
@@ -69,7 +69,7 @@ def add_pin(
 
 
 def _mark_used(store: LocalStore, key: str) -> bool:
-    with leases.use_lock(store.root):
+    with disk.use_lock(store.root):
         if store.find(key) is None:
             return False
         # another user's file, or a disk that cannot be written: the note alone protects it

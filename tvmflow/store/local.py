@@ -4,9 +4,9 @@
     actions/ab/<key>       the action record of a finished stage (see `action_records`)
     last/<recipe>/<label>  the key that a recipe's stage had when it was last up to date
     pins/<name>            keys and digests that a lock file or a release needs (see `pins`)
-    work/<key>/            a stage that runs, or was killed and will resume (see `leases`)
+    work/<key>/            a stage that runs, or was killed and will resume (see `disk`)
     spool/<remote>/<key>   a result that has yet to be uploaded to that remote cache
-    runs/                  a lease for each active run (see `leases`)
+    runs/                  a lease for each active run (see `disk`)
     failures/<recipe>/<label>  how the last attempt of a stage failed
     history/<id>.json      what each run did (see `engine.run_records`)
     logs/ ledger/ locks/ downloads/ stats/ facts/ plans/ delivered/ tmp/ damaged/
@@ -35,9 +35,8 @@ from tvmflow.core.errors import StoreError
 from tvmflow.core.files import hash_file, protect, read_regular, sync
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Artifact, Json, StageKey, StoredFile
-from tvmflow.store import leases
-from tvmflow.store.disk import Notes, StoreFolder, is_damage
-from tvmflow.store.leases import Claim
+from tvmflow.store import disk
+from tvmflow.store.disk import Claim, Notes, StoreFolder, is_damage
 
 _SHOWN_SIGNATURES = 3
 SHOWN_DIGITS = 12
@@ -210,7 +209,7 @@ class BlobStore:
         digest, size = hash_file(path), os.stat(path).st_size
         target = self.path(digest)
         self._folder.make_way(target)
-        with leases.use_lock(self._folder.root):
+        with disk.use_lock(self._folder.root):
             # also marks the blob as used from now on, by its change time
             protect(path)
             # replacing an equal file is harmless, and repairs one whose damage nobody noticed
@@ -226,7 +225,7 @@ class BlobStore:
         Returns:
             False when it is missing, another user's, or on a disk that keeps no times; then add the content again.
         """
-        with leases.use_lock(self._folder.root):
+        with disk.use_lock(self._folder.root):
             try:
                 os.utime(self.path(digest))
             except OSError:
@@ -276,7 +275,7 @@ class LocalStore:
         self.locks = f"{root}/locks"
         self.downloads = f"{root}/downloads"
         self._folder = StoreFolder(root)
-        self._lease = leases.SharedLease(self._folder)
+        self._lease = disk.SharedLease(self._folder)
         self.notes = Notes(self._folder)
         self.blobs = BlobStore(self._folder)
 
@@ -403,7 +402,7 @@ class LocalStore:
         """
         with contextlib.ExitStack() as stack:
             if self._lease.began_ns is not None:
-                stack.enter_context(leases.use_lock(self.root))
+                stack.enter_context(disk.use_lock(self.root))
             record = self.record(key, preimage, mark_used=True)
             if record is None or not all(map(self.blobs.is_present, record.files)):
                 return None
@@ -463,11 +462,11 @@ class LocalStore:
 
     def claim(self, key: str) -> contextlib.AbstractContextManager[Claim]:
         """Wait until no other process works on a key, then hold its claim while the block runs."""
-        return leases.claim(self._folder, key)
+        return disk.claim(self._folder, key)
 
     def release(self, claim: Claim) -> None:
         """Remove the work folder of a claim whose result is in the store."""
-        leases.release(self._folder, claim)
+        disk.release(self._folder, claim)
 
     def publish(
         self,
@@ -504,7 +503,7 @@ class LocalStore:
 
     def _write(self, key: str, record: ActionRecord) -> None:
         content = encode(record)
-        with leases.use_lock(self.root):
+        with disk.use_lock(self.root):
             self._folder.write(content, self.action_path(key), flush=True)
 
     # ------------------------------------------------------------ recipes

@@ -27,9 +27,8 @@ from tvmflow.core.types import Json
 from tvmflow.store.http_client import Corrupt, TransferError, Unreachable
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.client import RemoteCacheClient
-from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
+from tvmflow.store.remote.connection import BlobRef, CircuitBreaker, RemoteConnection
 from tvmflow.store.remote.signed_actions import InvalidAction
 from tvmflow.tuning.ledger import MachineClass, this_machine_class
 from tvmflow.tuning.ledger_folders import list_target_folders

@@ -13,7 +13,7 @@ from tvmflow.executors.cluster_worker import (
     call_with_paths,
     call_without_paths,
 )
-from tvmflow.store.remote.base import BlobRef
+from tvmflow.store.remote.connection import BlobRef
 
 CALL = StageCall(
     "tune",

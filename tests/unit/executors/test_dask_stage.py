@@ -15,7 +15,7 @@ from tvmflow.core.types import StageResult
 from tvmflow.executors import dask
 from tvmflow.executors.cluster_worker import StageRequest, StageResponse
 from tvmflow.executors.dask import DaskCluster, RemoteStage
-from tvmflow.store.remote.base import BlobRef
+from tvmflow.store.remote.connection import BlobRef
 
 distributed = pytest.importorskip("distributed")
 

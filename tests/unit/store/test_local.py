@@ -20,7 +20,7 @@ from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, StageKey
-from tvmflow.store.leases import Claim
+from tvmflow.store.disk import Claim
 from tvmflow.store.local import FILES, DamagedBlob, LocalStore
 
 

@@ -26,7 +26,7 @@ from tvmflow.core.errors import UsageError
 from tvmflow.store import oci
 from tvmflow.store.http_client import Corrupt, TransferError, Unreachable
 from tvmflow.store.remote import REMOTE_CACHES, open_remote_cache
-from tvmflow.store.remote.base import Forbidden, RemoteCache
+from tvmflow.store.remote.connection import Forbidden, RemoteCache
 
 ACTION = f"ac/{'a' * 64}"
 BLOB = f"cas/{'a' * 64}"

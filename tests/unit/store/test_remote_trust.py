@@ -15,7 +15,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import StageKey
 from tvmflow.store.garbage_collection import measure_usage
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef
+from tvmflow.store.remote.connection import BlobRef
 from tvmflow.store.remote.signed_actions import Action, make_action_result, make_envelope
 
 PLAN = plan_of(width=2)

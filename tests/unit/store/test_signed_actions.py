@@ -17,7 +17,7 @@ from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.types import StoredFile
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef
+from tvmflow.store.remote.connection import BlobRef
 from tvmflow.store.remote.signed_actions import (
     Action,
     InvalidAction,

@@ -15,7 +15,7 @@ from tests.support.small_runs import RunHost
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core import signing
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef
+from tvmflow.store.remote.connection import BlobRef
 from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.ledger import Ledger, MachineClass, target_key
 from tvmflow.tuning.ledger_folders import read_records

@@ -19,8 +19,8 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.files import flush_file, temporary_name
 from tvmflow.core.text import did_you_mean
 from tvmflow.store.http_client import Corrupt, Unreachable
-from tvmflow.store.remote.base import Forbidden, RemoteCache, Sink, open_content
 from tvmflow.store.remote.bucket import BucketCache
+from tvmflow.store.remote.connection import Forbidden, RemoteCache, Sink, open_content
 from tvmflow.store.remote.http import HttpCache, RegistryCache, without_credentials
 
 _CHUNK: Final = 1 << 20
@@ -38,7 +38,7 @@ class FolderCache:
         self.address = str(root)
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         with _disk_errors():
             try:
                 stream = self._find(path).open("rb")
@@ -53,7 +53,7 @@ class FolderCache:
         return True
 
     def has(self, path: str, size: int) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         with _disk_errors():
             try:
                 return self._find(path).stat().st_size == size
@@ -62,7 +62,7 @@ class FolderCache:
                 return False
 
     def put(self, path: str, content: bytes | Path) -> None:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         with (
             open_content(content) as source,
             _disk_errors(),

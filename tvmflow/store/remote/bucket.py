@@ -18,7 +18,7 @@ from typing import Any, Final
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.version import page_url
 from tvmflow.store.http_client import Corrupt, Unreachable, read_pieces
-from tvmflow.store.remote.base import Forbidden, Sink
+from tvmflow.store.remote.connection import Forbidden, Sink
 from tvmflow.store.remote.http import without_credentials
 
 INSTALL: Final = "pip install 'tvmflow[remote]'"
@@ -33,7 +33,7 @@ _STATUS: Final = re.compile(r"\b(?:status(?: code)?:? |error: )?([45]\d\d) ([A-Z
 
 
 class BucketCache:
-    """See `_base.RemoteCache`: `ac/<key>` and `cas/<sha256>` below the URL, as in `s3://bucket/prefix`."""
+    """See `RemoteCache`: `ac/<key>` and `cas/<sha256>` below the URL, as in `s3://bucket/prefix`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -66,7 +66,7 @@ class BucketCache:
             raise UsageError(f"--remote {self.address}: {error}", fix=fix) from error
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         try:
             with library_errors(self._timeout_s):
                 answer = self._obstore.get(self._handle(path), path)
@@ -80,7 +80,7 @@ class BucketCache:
         return True
 
     def has(self, path: str, size: int) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         try:
             with library_errors(self._timeout_s):
                 return int(self._obstore.head(self._actions, path)["size"]) == size
@@ -88,7 +88,7 @@ class BucketCache:
             return False
 
     def put(self, path: str, content: bytes | Path) -> None:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         try:
             with library_errors(self._timeout_s):
                 self._obstore.put(self._handle(path), path, content)

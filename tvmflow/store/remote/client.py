@@ -25,8 +25,7 @@ from tvmflow.store.disk import Notes
 from tvmflow.store.http_client import Corrupt, TransferError, Unreachable
 from tvmflow.store.local import SHOWN_DIGITS, ActionRecord, DamagedBlob, Origin
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.base import BlobRef, Declined
-from tvmflow.store.remote.connection import RemoteConnection
+from tvmflow.store.remote.connection import BlobRef, Declined, RemoteConnection
 from tvmflow.store.remote.signed_actions import Action, InvalidAction, Untrusted, find_action
 
 # Returns whether facts are such as a stage reports: the stage and its facts.

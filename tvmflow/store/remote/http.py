@@ -36,7 +36,7 @@ from tvmflow.store.http_client import (
     read_pieces,
 )
 from tvmflow.store.oci import EMPTY, MANIFEST, Descriptor, OciError, Repository, make_manifest
-from tvmflow.store.remote.base import MIN_BYTES_PER_S, Declined, Forbidden, Sink, open_content
+from tvmflow.store.remote.connection import MIN_BYTES_PER_S, Declined, Forbidden, Sink, open_content
 from tvmflow.store.remote.signed_actions import decode
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
@@ -48,7 +48,7 @@ _ACCESS_DENIED: Final = frozenset({401, 403, 407})
 
 
 class HttpCache:
-    """See `_base.RemoteCache`. The URL may contain user and password, which are never shown."""
+    """See `RemoteCache`. The URL may contain user and password, which are never shown."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -69,7 +69,7 @@ class HttpCache:
         self.address = without_credentials(url).rstrip("/")
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         limit_s = self._timeout_s + max_bytes / MIN_BYTES_PER_S
         with self._request("GET", path) as answer:
             if answer.status == 404:
@@ -80,7 +80,7 @@ class HttpCache:
         return True
 
     def has(self, path: str, size: int) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         with self._request("HEAD", path) as answer:
             if answer.status in _NOT_FOUND:
                 return False
@@ -89,7 +89,7 @@ class HttpCache:
             return length is None or length == size
 
     def put(self, path: str, content: bytes | Path) -> None:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         with open_content(content) as body, self._request("PUT", path, body) as answer:
             # not this file: no other would be taken, either
             if answer.status in NOT_TAKEN:
@@ -162,7 +162,7 @@ _MAX_MANIFEST_BYTES: Final = 4 << 20
 
 
 class RegistryCache(HttpCache):
-    """See `_base.RemoteCache`. Credentials are those of `docker login`."""
+    """See `RemoteCache`. Credentials are those of `docker login`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         try:
@@ -175,7 +175,7 @@ class RegistryCache(HttpCache):
         self._repository = Repository(reference, timeout_s, uses_proxies=False)
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         if not path.startswith("ac/"):
             return super().get(path, max_bytes, sink)
         pieces: list[bytes] = []
@@ -192,7 +192,7 @@ class RegistryCache(HttpCache):
         return True
 
     def put(self, path: str, content: bytes | Path) -> None:
-        """See `_base.RemoteCache`."""
+        """See `RemoteCache`."""
         kind, _, name = path.partition("/")
         is_blob = kind == "cas"
         try:

@@ -20,8 +20,7 @@ from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.types import Json, StoredFile
 from tvmflow.store.http_client import TransferError
-from tvmflow.store.remote.base import BlobRef
-from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
+from tvmflow.store.remote.connection import BlobRef, CircuitBreaker, RemoteConnection
 
 MAX_FILE_BYTES: Final = 64 << 30
 _MAX_FILES: Final = 10_000
