@@ -90,11 +90,7 @@ def scheme_of(address: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Check what can be checked of an address without a request.
-
-    Raises:
-        InvalidAddress: when no file can have it, or it has credentials.
-    """
+    """Check an address without a request; InvalidAddress if no file can have it, or it has credentials."""
     scheme = scheme_of(address)
     if scheme not in SCHEMES:
         valid = ", ".join(SCHEMES)

@@ -1,8 +1,8 @@
-"""The folder of a store: its files and notes, which runs use it, and which of them makes a result.
+"""The folder of a store: its files, notes, leases of runs, and claims of results.
 
-    run.lock      shared by all runs; held exclusively by `clean`, and by the run that sweeps
-    runs/<name>   the lease of a run, locked until the run ends; its modification time is when the run began,
-                  or the earliest time that the clock has had since, should it be set back
+    run.lock      shared by all runs; exclusive for `clean`, and for the run that sweeps
+    runs/<name>   the lease of a run, locked until it ends; its modification time is when the run began,
+                  or an earlier time to which the clock was set back since
     use.lock      shared while a result is found, added or published; exclusive while one is removed
 
 Times are those of the store's file system, so that they compare with those of its other files.
@@ -31,10 +31,7 @@ _ATTEMPTS = 5
 
 
 def is_damage(error: OSError, path: str) -> bool:
-    """Return whether an error of reading says that a file is damaged, and not that the system fails.
-
-    Another user's file, which this process may not read, is not damaged.
-    """
+    """Return whether a read error means damage: not a failing system, and not another user's file."""
     if error.errno in (errno.EACCES, errno.EPERM):
         with contextlib.suppress(OSError):
             return os.lstat(path).st_uid == os.geteuid()
@@ -52,18 +49,14 @@ def remove_tree(folder: str) -> None:
 
 
 class StoreFolder:
-    """The folder of a store, and what was damaged and `moved` aside through this object, and where to."""
+    """The folder of a store; `moved` has each damaged file and where this object set it aside."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.moved: list[tuple[str, str]] = []
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None when there is none, or none that can be read: that is set aside.
-
-        Raises:
-            OSError: when this process may not read it, or the system fails.
-        """
+        """Return the content of a file; None if it is missing, or damaged: then it is set aside."""
         try:
             return read_regular(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -87,7 +80,7 @@ class StoreFolder:
             os.makedirs(path, exist_ok=True)
 
     def make_way(self, path: str) -> None:
-        """Make the folder of a file that is to be written, and set aside what is there and no regular file."""
+        """Make the folder of a file to be written, and set aside anything in its place but a regular file."""
         self.make_folder(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -112,9 +105,7 @@ class StoreFolder:
     def temporary_path(self) -> str:
         """Return an unused path in `tmp/`, on the disk of the store.
 
-        Temporary files are in a folder of their own, not beside their targets: listing `actions/`
-        or `cas/` then shows only complete files, and the first of several runs removes what
-        killed processes left by emptying that one folder.
+        A folder of its own keeps incomplete files out of `actions/` and `cas/`, and is swept as a whole.
         """
         self.make_folder(f"{self.root}/tmp")
         return f"{self.root}/tmp/{temporary_name()}"
@@ -144,7 +135,7 @@ class StoreFolder:
             sync(os.path.dirname(target))
 
     def set_aside(self, path: str) -> str:
-        """Move something damaged to `damaged/`, for whoever wants to examine it, and return where it is then."""
+        """Move something damaged to `damaged/`, where users can examine it, and return its new path."""
         folder = f"{self.root}/damaged"
         moved = f"{folder}/{os.path.basename(path)}"
         with contextlib.suppress(OSError):
@@ -186,11 +177,7 @@ def seal(text: str, *names: str) -> str:
 
 
 def unseal(content: bytes, *names: str) -> str:
-    """Return the text in the file of a note.
-
-    Raises:
-        DamagedNote: when it is not what was written under this name.
-    """
+    """Return the text in the file of a note; DamagedNote if it is not as written under this name."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -327,11 +314,7 @@ def exclude_runs(root: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
-    """Hold the lock of a file in a store while the block runs.
-
-    Raises:
-        StoreError: with the text `refusal` when another process holds it.
-    """
+    """Hold the lock of a file in a store; StoreError with the text `refusal` if another process holds it."""
     folder, path = StoreFolder(root), f"{root}/{name}"
     with contextlib.ExitStack() as stack:
         try:
@@ -346,10 +329,7 @@ def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
 
 
 class SharedLease:
-    """The one lease of all runs of this process on a store, held until the last of them ends.
-
-    `began_ns` is when the first of them began; None while there is none.
-    """
+    """The lease of all runs of this process on a store; `began_ns` is when the first began, else None."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder

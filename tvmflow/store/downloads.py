@@ -91,10 +91,9 @@ class HubEntry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A repository at one commit.
+    """A repository at one commit: the license as its page states it, empty for none, and its files.
 
-    The license is as its page states it; empty for none. Whoever downloads files of a gated one must have accepted
-    its terms.
+    Files of a gated repository need an account that has accepted its terms.
     """
 
     commit: str

@@ -1,9 +1,8 @@
 """Digests of files outside the store, remembered while the file system says they are unchanged.
 
-A file counts as unchanged while its size, modification time, change time, inode and device are.
-The change time catches tools that restore the modification time. A file that was written in the
-last two seconds is hashed again next time, because a coarse clock could hide a second write (the
-"racy git" problem). A time more than a day ahead is not a time of a write: an archive or a wrong clock gave it.
+A file counts as unchanged while its size, modification time, change time, inode and device are. The change time
+reveals tools that restore the modification time. A file written in the last two seconds is hashed again next time:
+a coarse clock could hide a second write ("racy git"). Times over a day ahead come from archives or wrong clocks.
 """
 
 import contextlib

@@ -1,34 +1,29 @@
 """Garbage collection: removing unused results, also while runs are active, without waiting.
 
-What stays: the results that a recipe was last up to date with (`last/`), those that are pinned
-(`pins/`), and all that was used since the oldest active run began; with them their blobs, from
-which deliveries are repaired, and the downloads that they were made from. Of the rest, what was
-not used for `max_age_s` is removed, and then what was unused longest until the store is no
-larger than `max_bytes`. Measured trials are never touched.
+What stays: the results that a recipe was last up to date with (`last/`), pinned results (`pins/`), and
+everything used since the oldest active run began; with them their blobs, which repair deliveries, and the downloads
+that they were made from. Of the rest, results unused for `max_age_s` are removed, then the longest unused until the
+store is no larger than `max_bytes`. Measured trials are never touched.
 
-Why nothing is removed that a run needs. A collection takes a lease of its own at time G. It
-lists the active leases, reads all action records with their modification times, and then `last/`
-and `pins/`. Let H be when the oldest of those leases began, so H <= G; nothing with a time from
-H on is evicted (less a margin for coarse clocks). Each eviction holds `use.lock` exclusively, and
-is carried out only if the file still has the time that it was chosen by.
+Why nothing is removed that a run needs. A collection takes a lease of its own at time G. It lists the active
+leases, reads all action records with their modification times, and then `last/` and `pins/`. Let H be when the
+oldest of those leases began, so H <= G; nothing with a time from H on is evicted (less a margin for coarse clocks).
+Each eviction holds `use.lock` exclusively, and happens only if the file still has the time that it was chosen by.
 
-- A run whose lease was listed: what it found or published carries a time from H on, because
-  `find` and `publish`, sharing `use.lock`, mark a result as used before they return it.
-  Whatever it will find later is marked under that lock: either before we hold it, and then
-  the time has changed and the result is skipped, or after, and then the run finds nothing and
-  makes the result again.
+- A run whose lease was listed: its results so far carry a time from H on, because `find` and `publish`, sharing
+  `use.lock`, mark a result as used before they return it. Results that it finds later are marked under that lock.
+  If that happens before the eviction, the time has changed and the result is skipped; if after, the run finds
+  nothing and makes the result again.
 - A run that began after the list: its lease, and so all its marks, are younger than G.
-- A run that had ended before the list: what it needs is in `last/`, which is read later.
-  An up-to-date run without a lease changes nothing in `last/`, so it relies on the same.
-- A blob is removed only when no action record that stays refers to it, and after the records
-  that did. A record that we have not seen was published after we looked, and its blobs were
-  added before it, or marked with `mark_used`: both change their times under the shared lock.
-  Adding replaces, so there is no instant in which an equal blob is missing.
-- Reading is by path and only of blobs whose result stays; a file that is open survives the
-  removal of its name in any case.
+- A run that had ended before the list: its results are in `last/`, which is read later. An up-to-date run without
+  a lease changes nothing in `last/`, so it relies on the same.
+- A blob is removed only if no remaining action record refers to it, and after the records that did. An unlisted
+  record was published after the listing, and its blobs were added before it, or marked with `mark_used`: both change
+  their times under the shared lock. Adding replaces, so there is no instant in which an equal blob is missing.
+- Reading is by path and only of blobs whose result stays; an open file survives the removal of its name.
 
-Why a kill does no harm: an action record is removed before its blobs, so what is left half done
-is a blob that nothing refers to, which the next collection finds.
+Why a kill does no harm: an action record is removed before its blobs, so a kill leaves only unreferenced blobs,
+which the next collection finds.
 """
 
 from __future__ import annotations
@@ -77,10 +72,7 @@ _AHEAD_NS: Final = 86_400 * 10**9
 
 
 class Eviction(NamedTuple):
-    """Something that was or would be removed, with the bytes that this frees.
-
-    Its kind is `result`, `blob`, `download`, `work`, `note`, `log`, `run record`, `temporary` or `damaged`.
-    """
+    """Something removed, or to be removed, and the bytes that this frees; for the kinds see `Candidate`."""
 
     kind: str
     name: str
@@ -92,8 +84,8 @@ class Eviction(NamedTuple):
 class Collection(NamedTuple):
     """The outcome of a garbage collection, or of its preview.
 
-    `kept_bytes` is the size of the store afterwards, without measured trials, and `needed_bytes` how much of that
-    recipes, pins and active runs need.
+    `kept_bytes` is the size of the store afterwards without measured trials; `needed_bytes` of it are needed by recipes,
+    pins and active runs.
     """
 
     evictions: tuple[Eviction, ...]
@@ -117,11 +109,7 @@ def preview_collection(
 
 
 def collect_garbage(store: LocalStore, limits: Limits) -> Collection:
-    """Remove unused results.
-
-    Raises:
-        StoreError: when another collection is active, or for a pin that cannot be read.
-    """
+    """Remove unused results; StoreError for an unreadable pin, or while another collection is active."""
     try:
         with exclude_maintenance(store), store.running() as began_ns:
             return _remove_unused(store, limits, began_ns)
@@ -351,10 +339,7 @@ _COUNTED: Final = "actions cas downloads work tmp damaged logs facts plans stats
 
 
 class Limits(NamedTuple):
-    """The limits of unused results: the age, None for ever, and the size of the store, None for any.
-
-    `clock_margin_s` is how coarse the clock of the file system may be, in seconds.
-    """
+    """Limits of unused results: age (None: any), size of the store (None: any), and clock resolution."""
 
     max_age_s: float | None = DEFAULT_AGE
     max_bytes: int | None = None
@@ -362,10 +347,7 @@ class Limits(NamedTuple):
 
 
 class EvictionPlan:
-    """The parts of a store that are removed, in order.
-
-    Whoever removes keeps `bytes_left` up to date, the size of the store after the evictions so far.
-    """
+    """The evictions of a store in order; the caller updates `bytes_left`, the size of the store so far."""
 
     def __init__(
         self, store: LocalStore, inventory: Inventory, limits: Limits, now_ns: int, horizon_ns: int
@@ -527,11 +509,7 @@ _SELECTED: Final = ("actions", "cas", "downloads", "spool")
 
 
 class Cleaning(NamedTuple):
-    """The extent of a cleaning, done or not.
-
-    `trial_bytes` of the freed bytes are measured trials. The size of what is kept, because pins need it, includes
-    blobs and downloads.
-    """
+    """The extent of a cleaning, done or not; `trial_bytes` of `bytes` are trials, `kept_bytes` are pinned."""
 
     results: int
     bytes: int
@@ -544,12 +522,10 @@ class Cleaning(NamedTuple):
 def clean_store(store: LocalStore, *, ledger: bool, dry_run: bool = False) -> Cleaning:
     """Remove all results that no lock file and no release needs, and notes, logs and leftovers.
 
-    `ledger` removes the measured trials, too, which may have cost hours; `dry_run` only returns what would be
-    removed.
+    `ledger` removes the measured trials, too, which may have cost hours; `dry_run` removes nothing.
 
     Raises:
-        StoreError: while a run is using the store; for a pin that cannot be read, because what it
-            needs is not known.
+        StoreError: while a run is using the store, or for an unreadable pin.
         UsageError: when the folder is not a store.
     """
     require_store(store)
@@ -605,10 +581,9 @@ class StageUsage(NamedTuple):
 
 
 class RecipeUsage(NamedTuple):
-    """The results that a recipe was up to date with the last time, with blobs that others may share.
+    """The results with which a recipe was last up to date; it may share their blobs with others.
 
-    Of its results, `missing` are not there or incomplete, and its next run makes them; `stages` has the same by
-    kind of stage.
+    `missing` of them are absent or incomplete, and its next run makes them; `stages` groups them by kind of stage.
     """
 
     name: str
@@ -640,11 +615,7 @@ class UsageRow(NamedTuple):
 
 
 class StoreUsage(NamedTuple):
-    """The usage of a whole store in bytes.
-
-    `bytes` is without the measured trials; `collectable_bytes` is what a garbage collection would free, and
-    `unused_bytes` what one would that keeps no unused results.
-    """
+    """The usage of a store; `bytes` excludes trials, `unused_bytes` is freed if no unused result is kept."""
 
     root: str
     bytes: int

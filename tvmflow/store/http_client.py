@@ -44,10 +44,9 @@ _LONGEST_STEP_S: Final = 1.0
 def call_within(
     limit_s: float, function: Callable[[], T], is_cancelled: Callable[[], bool] = lambda: False
 ) -> T:
-    """Return what a function returns, which runs in a thread of its own, and raise what it raises.
+    """Return the result of a function, which runs in a thread, and raise its errors.
 
-    After `limit_s`, whatever it waits for itself, its thread is abandoned: what it does from then on must do no
-    harm.
+    After `limit_s` the thread is abandoned: whatever it does from then on must do no harm.
 
     Raises:
         TimeoutError: when it takes longer.
@@ -148,10 +147,7 @@ class Corrupt(TransferError):
 
 
 class Unreachable(TransferError):
-    """The server gave no response, an incomplete or invalid one, or a server error.
-
-    If `retryable`, another attempt may succeed; if there is a `fix`, only after the fix.
-    """
+    """The server gave no response, an invalid one, or a server error; `retryable`, or only after a `fix`."""
 
     def __init__(self, reason: str, fix: str = "", *, retryable: bool = False) -> None:
         super().__init__(reason)
@@ -166,12 +162,10 @@ NO_ANSWER: Final = (Unreachable, TimeoutError)
 def read_pieces(
     source: ByteSource, max_bytes: float, limit_s: float = float("inf")
 ) -> Iterator[bytes]:
-    """Yield the bytes of a source in pieces.
-
-    At most `max_bytes` are accepted; `limit_s` is checked after each piece.
+    """Yield the bytes of a source in pieces; the time limit is checked after each piece.
 
     Raises:
-        Corrupt: when there are more.
+        Corrupt: when there are more than `max_bytes`.
         Unreachable: when they end too early, or too late.
     """
     deadline, received = time.monotonic() + limit_s, 0
@@ -268,10 +262,7 @@ def header_count(text: str) -> int | None:
 
 
 class HttpClient:
-    """Sends requests, over connections that take several. Safe to use from several threads.
-
-    `uses_proxies` means those of the environment.
-    """
+    """Sends requests over reused connections, optionally through the environment's proxies. Thread-safe."""
 
     def __init__(self, timeout_s: float, *, uses_proxies: bool = True) -> None:
         self._timeout_s = timeout_s
@@ -287,13 +278,13 @@ class HttpClient:
         method: str = "GET",
         visited: list[str] | None = None,
     ) -> Answer:
-        """Return the answer to a GET request, after redirects; the credential is sent only to its own host.
+        """Return the answer to a GET or HEAD request, after redirects; `visited` gets each requested URL.
 
-        A request with HEAD is sent in the same way. `visited` gets each URL that is requested.
+        The credential is sent only to its own host.
 
         Raises:
-            DownloadError: when the server redirects to where it must not.
-            Unreachable: when there is none.
+            DownloadError: for a redirect that must not be followed.
+            Unreachable: when there is no answer.
         """
         for _ in range(1 + _MAX_REDIRECTS):
             if visited is not None:
@@ -313,11 +304,7 @@ class HttpClient:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: IO[bytes] | None = None
     ) -> Answer:
-        """Return the answer to a request, whatever its status; redirects are not followed.
-
-        Raises:
-            Unreachable: when there is none.
-        """
+        """Return the answer to a request, whatever its status, without redirects; Unreachable without one."""
         sent = {**_HEADERS, **headers}
         if body is not None:
             sent["Content-Length"] = str(body.seek(0, os.SEEK_END))
@@ -422,10 +409,7 @@ def _explain(error: Exception) -> Unreachable:
 
 
 def origin_of(url: str) -> tuple[str, str]:
-    """Return scheme and host with port of a URL, which credentials are for.
-
-    Hosts are compared whole: who owns a part of a name, or another port, is not known.
-    """
+    """Return scheme, host and port of a URL, to which credentials belong: hosts are compared as a whole."""
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, f"{parts.hostname or ''}:{parts.port or _PORTS.get(parts.scheme)}"
 
@@ -434,13 +418,7 @@ def origin_of(url: str) -> tuple[str, str]:
 
 
 def redirect_target(url: str, location: str) -> str:
-    """Return the URL that a server redirects to.
-
-    The header `location` of the answer may be anything.
-
-    Raises:
-        DownloadError: when it is not a URL, or must not be followed.
-    """
+    """Return the URL that a server redirects to; DownloadError if it must not be followed."""
     try:
         quoted_location = urllib.parse.quote(
             location, encoding="iso-8859-1", safe=string.punctuation

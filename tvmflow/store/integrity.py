@@ -26,9 +26,9 @@ Progress = Callable[[int, int], None]
 class Finding(NamedTuple):
     """A damaged or missing part of the store.
 
-    Its kind is `result`, `blob`, `trials`, or what another file should be: `note`, `pin`, `lock`, `folder`, ….
-    Its name is a key or digest, or the path of another file, for which there is a reason, too. `affected` are
-    results that cannot be used until a run has made them again, or the pins that need it.
+    The kind is `result`, `blob`, `trials`, or the expected kind of another file: `note`, `pin`, `lock`, `folder`, ….
+    The name is a key, a digest, or the path of another file, which has a `reason`. `affected` are the results that the
+    next run makes again, or the pins that need it.
     """
 
     kind: str
@@ -50,11 +50,9 @@ class IntegrityReport(NamedTuple):
 def check_integrity(
     store: LocalStore, progress: Progress, checks: Mapping[str, ContentCheck] = MappingProxyType({})
 ) -> IntegrityReport:
-    """Read every file; move damaged results and blobs to `damaged/`, so that nobody uses them.
+    """Read every file; move damaged results and blobs to `damaged/`. Runs may be active meanwhile.
 
-    Runs may be active meanwhile: they make again what they miss.
-
-    The progress gets each blob; `find_damaged_files` has more of the `checks`.
+    `progress` gets each blob; `checks` extends those of `find_damaged_files`.
     """
     # first: the locks below may be what is damaged
     files = list(find_damaged_files(store, checks))
@@ -172,9 +170,7 @@ class Step(NamedTuple):
 def repair_store(
     store: LocalStore, progress: Progress, checks: Mapping[str, ContentCheck]
 ) -> list[Step]:
-    """Put right what is damaged in a store, as far as that is possible without running anything.
-
-    See `check_integrity` for the arguments.
+    """Repair a store as far as that is possible without a run; for the arguments see `check_integrity`.
 
     Raises:
         StoreError: while a garbage collection is active, or when the disk is full or not writable.
@@ -242,10 +238,7 @@ _KINDS: Final[Mapping[str, str]] = {
 
 
 def find_damaged_files(store: LocalStore, checks: Mapping[str, ContentCheck]) -> Iterator[Finding]:
-    """Yield what is damaged, apart from the contents of results, blobs and trials. Changes nothing.
-
-    `checks` has how the files of further folders are checked, by the name of the folder.
-    """
+    """Yield damaged files, except results, blobs and trials; `checks` has checks of more folders by name."""
     root = Path(store.root)
     if store.condition() == "damaged":
         yield Finding("format", "format", reason="it does not name the format of this store")

@@ -24,10 +24,7 @@ RECIPE: Final = "recipe:"
 
 
 class Pin(NamedTuple):
-    """The results and blobs that one recipe, lock file or release needs, by their keys and digests.
-
-    The name is `recipe:NAME` for what a recipe was last up to date with; `file` is the lock file of a pin.
-    """
+    """The keys and digests that a recipe (`recipe:NAME`), a release or a lock `file` needs."""
 
     name: str
     keys: tuple[str, ...]
@@ -53,10 +50,9 @@ def add_pin(
     *,
     file: str = "",
 ) -> list[str]:
-    """Keep results and blobs until the pin is removed.
+    """Keep results and blobs until the pin is removed, or its lock `file` no longer exists.
 
-    Return the keys and digests that are not in the store. Another pin of the name is replaced. Once its lock
-    `file` does not exist any more, the pin may be removed.
+    Another pin of that name is replaced. Returns the keys and digests that the store lacks.
     """
     pin = Pin(name, tuple(sorted(set(keys))), tuple(sorted(set(digests))), file)
     # first the note, then the marks of use: a collection that has not read the note sees the marks
@@ -109,10 +105,9 @@ def update_recipe_pins(store: LocalStore, origins: Iterable[RecipeOrigin]) -> No
 
 
 def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:
-    """Return the pins of recipes, then those of lock files and releases, by name.
+    """Return the pins of recipes, then the others by name.
 
-    Raises:
-        StoreError: for a pin that cannot be read, because what it needs is not known.
+    Raises StoreError for an unreadable pin, because its results are unknown.
     """
     named = []
     for name in store.notes.list("pins"):
@@ -163,11 +158,10 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 
 
 class StoredResult(NamedTuple):
-    """A finished stage: what its record says, and when it was last used.
+    """A finished stage: its record, and when it was last used.
 
-    The label is `RECIPE:STAGE[/TARGET]` as its recipe last needed it, or as it was first made for; `size` is
-    that of the record, which counts as missing where it is damaged. Files and inputs are digests, and
-    `signatures` a line for each key that signed a fetched result; None for one made with this store.
+    The label is `RECIPE:STAGE[/TARGET]` of the recipe that needs it, or needed it first. `size` is that of the record.
+    Files and inputs are digests. `signatures` has a line for each signer of a fetched result; None for own results.
     """
 
     key: str

@@ -44,10 +44,9 @@ SHOWN_DIGITS = 12
 
 
 class Origin(NamedTuple):
-    """The origin of a fetched result.
+    """The remote cache of a fetched result: address, all received signatures, and the verified signers.
 
-    The address is without credentials. `signatures` are all of its envelope, as they were received, and
-    `signers` are `name (first digits of the key)` of the trusted keys whose signatures were verified.
+    A signer is `name (first digits of the key)`.
     """
 
     address: str
@@ -81,9 +80,8 @@ class Origin(NamedTuple):
 class ActionRecord(NamedTuple):
     """A finished stage.
 
-    Facts are small values for people, and never part of a key; `preimage` is what its key is the digest of. It
-    was made at a time in UTC (`2024-01-01T00:00:00Z`), for the stage with an id, which is empty for a fetched
-    one, as is the origin for one made with this store.
+    Facts are small values for people, and never part of a key; `preimage` is the pre-image of the key. `made` is a time
+    in UTC (`2024-01-01T00:00:00Z`). Fetched results have an `origin` and no `stage_id`.
     """
 
     files: tuple[StoredFile, ...]
@@ -111,8 +109,7 @@ def decode(
 ) -> ActionRecord | None:
     """Return the record in the file of `key`; None when it is damaged or the record of another key.
 
-    Where the caller has the pre-image of the key, it is compared with the one in the record, which
-    saves a digest.
+    The pre-image of the key, if known, is compared, which saves a digest.
     """
     checksum, _, body = content.partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != checksum:
@@ -160,11 +157,7 @@ class BlobStore:
         return f"{self._folder.root}/cas/{digest[:2]}/{digest}"
 
     def verified_path(self, digest: str) -> str:
-        """Return the path of a blob whose content was read and has this digest.
-
-        Raises:
-            DamagedBlob: when the blob is missing, or has another digest; then it is set aside.
-        """
+        """Return the path of a verified blob; DamagedBlob if it is missing or damaged: then it is set aside."""
         path = self.path(digest)
         if digest not in self._verified:
             try:
@@ -218,12 +211,9 @@ class BlobStore:
         return StoredFile(name, digest, size)
 
     def mark_used(self, digest: str) -> bool:
-        """Mark a blob as used, so that it stays at least until the run of the caller ends.
+        """Mark a blob as used before a result that refers to it is published; return whether that worked.
 
-        Call this before publishing a result that names a blob which exists already.
-
-        Returns:
-            False when it is missing, another user's, or on a disk that keeps no times; then add the content again.
+        If it did not, the blob is missing or cannot be marked, and its content must be added again.
         """
         with disk.use_lock(self._folder.root):
             try:
@@ -264,9 +254,9 @@ _ALLOWED_BEFORE = frozenset({*FILES - {"format"}, "tmp"})
 
 
 class LocalStore:
-    """A store in a folder. Safe for several runs at once and against a kill at any instant.
+    """A store in a folder: results by key, `notes` for later runs, and `blobs` by digest.
 
-    `notes` are small files that one run leaves for later runs, `blobs` the contents of files by digest.
+    Safe for several runs at once and against a kill at any instant.
     """
 
     def __init__(self, root: str) -> None:
@@ -290,11 +280,7 @@ class LocalStore:
         return self._folder.moved
 
     def check(self) -> Literal["good", "damaged", "absent"]:
-        """Return the condition of the folder, in which a store may be created when it is absent.
-
-        Raises:
-            StoreError: for a folder with other files in it, or a store of another version.
-        """
+        """Return the condition of the folder; StoreError if it has foreign files, or another version's store."""
         condition = self.condition()
         if os.path.islink(self.root) and not os.path.exists(self.root):
             text = f"{shortest_path(self.root)} is a link to {os.readlink(self.root)}, which does not exist"
@@ -313,11 +299,7 @@ class LocalStore:
             self._create(self.check())
 
     def create_if_writable(self) -> None:
-        """Do what `create` does, for somebody who only reads: a read-only store is not changed.
-
-        Raises:
-            StoreError: for a folder with other files in it, a store of another version, or a file in the way.
-        """
+        """Create the store as `create` does; a read-only store is left as it is."""
         with disk_errors(self.root):
             condition = self.check()
         try:
@@ -338,10 +320,9 @@ class LocalStore:
         self.notes.write(FORMAT, "format")
 
     def condition(self) -> Literal["good", "damaged", "absent"]:
-        """Return whether the folder is a store: `damaged` is one whose file `format` is not what was written.
+        """Return whether the folder is a store, perhaps with a `damaged` format file.
 
-        Raises:
-            StoreError: for a store of another version.
+        Raises StoreError for a store of another version.
         """
         path = f"{self.root}/format"
         try:
@@ -397,8 +378,7 @@ class LocalStore:
     def find(self, key: str, preimage: dict[str, Json] | None = None) -> Artifact | None:
         """Return the finished result with this key, if all its files are in the store.
 
-        A result that is found during a run (see `running`) stays at least until the run ends. Finding
-        is faster with the pre-image of the key.
+        A result found during a run (see `running`) stays until the run ends. The pre-image makes finding faster.
         """
         with contextlib.ExitStack() as stack:
             if self._lease.began_ns is not None:
@@ -451,12 +431,10 @@ class LocalStore:
     # ------------------------------------------------------------ making results
 
     def running(self) -> contextlib.AbstractContextManager[int]:
-        """Mark a run as active while the block runs; give the time (ns) from which uses are the run's.
+        """Mark a run as active while the block runs; give the time (ns) from which uses count as the run's.
 
-        Whoever writes results into the store does so inside: nobody can clean the store
-        meanwhile, and what is found or made stays until the end. The first of several runs
-        removes what killed processes left. Runs of one object, nested or in threads, share
-        one lease until the last of them ends.
+        Results are written only inside: nobody can clean the store meanwhile, and results found or made stay to the end.
+        The first of several runs sweeps leftovers of killed processes. Runs of one object share one lease.
         """
         return self._lease.hold()
 
@@ -476,10 +454,7 @@ class LocalStore:
         seconds: float,
         stage_id: str = "",
     ) -> Artifact:
-        """Move the output files of a claim into the store and publish the result in one step.
-
-        The claim is released; the facts, and the stage that first needed the result, are for people.
-        """
+        """Move the output files of a claim into the store, publish the result, and release the claim."""
         self._lease.follow_clock(time.time_ns())
         with disk_errors(self.root):
             files = tuple(self.blobs.add_file(name, path) for name, path in sorted(claim.files()))
@@ -533,9 +508,9 @@ _VERBS = {
 
 
 class Failure(NamedTuple):
-    """The end of an attempt without a result: one of `_VERBS`, and when, in seconds since 1970.
+    """The last attempt of a stage, which gave no result: an outcome of `_VERBS`, and the time since 1970.
 
-    The key is empty when it was not known, and the path of the log if there is none.
+    The key is empty if it was unknown, the log if there is none.
     """
 
     outcome: str

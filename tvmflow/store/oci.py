@@ -1,9 +1,8 @@
 """The client for OCI registries, by OCI's distribution specification 1.1.
 
-Credentials belong to the registry that a user addressed. They go to it, and to its token server: the same
-scheme, host and port, or one that `$TVMFLOW_AUTH_SERVERS` names for this registry. No server chooses
-for what a token is requested, and a token is sent to no other registry than the one it was requested for.
-After a redirect to another host, no credentials are sent.
+Credentials belong to the registry that a user addressed. They go to it, and to its token server: one of the same
+origin, or one that `$TVMFLOW_AUTH_SERVERS` names for this registry. No server chooses what a token is requested
+for, tokens go only to the registry that they are for, and redirects to other hosts get no credentials.
 """
 
 from __future__ import annotations
@@ -93,12 +92,9 @@ class Challenge(NamedTuple):
 
 
 def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
-    """Return the challenges in all `WWW-Authenticate` headers of an answer, up to what is none.
+    """Return the challenges in the `WWW-Authenticate` headers of an answer, up to the first invalid one.
 
-    The time is proportional to the length, which is limited.
-
-    Raises:
-        LoginError: when the headers are too long.
+    Takes linear time; LoginError if the headers are too long.
 
     >>> parse_challenges(['Basic realm="a, b", Bearer realm=c'])
     [Challenge(scheme='basic', values={'realm': 'a, b'}), Challenge(scheme='bearer', values={'realm': 'c'})]
@@ -134,10 +130,10 @@ def _parse_header(text: str) -> list[Challenge]:
 def log_in(
     host: str, url: str, headers: Sequence[str], scopes: Sequence[str], client: HttpClient
 ) -> Credential | None:
-    """Return what a registry wants: a token of its server, or user and password; None for neither.
+    """Return the credential that a registry requests: a token, or user and password; None for neither.
 
-    The host is the registry as the user addressed it, and `headers` are all `WWW-Authenticate` headers of its
-    answer. Scopes are what the token is for, such as `repository:a/b:pull`.
+    `host` is the registry that the user addressed, `headers` are the `WWW-Authenticate` headers of its answer, and
+    scopes name the use of a token, such as `repository:a/b:pull`.
 
     Raises:
         LoginError: when the headers cannot be followed, or the token server gives no token.
@@ -330,10 +326,7 @@ _ARCHIVE: Final = re.compile(r".*\.tar([.+](gzip|zstd))?")
 
 
 class OciError(DownloadError):
-    """A registry did not give, or not take, what was requested.
-
-    The status is that of its answer, or what stands for no answer; 0 if it is not the cause.
-    """
+    """A registry refused a request; the status is its answer's, 504 for no answer, 0 for other causes."""
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
         super().__init__(message, fix=fix)
@@ -431,11 +424,7 @@ def make_manifest(
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Return an artifact from its text.
-
-    Raises:
-        Unreadable: when it is none, or not one whose files can be in a folder.
-    """
+    """Return an artifact from its manifest; Unreadable if it is not one whose files fit into a folder."""
     value = read_json(content)
     layers = [_parse_descriptor(entry) for entry in get_field(value, "layers", of=list)]
     if get_field(value, "manifests", of=list) or not layers:
@@ -475,10 +464,9 @@ _LOGINS: Final = dict[tuple[str, tuple[str, ...]], Credential]()
 
 
 class Repository:
-    """One repository of a registry. Safe to use from several threads.
+    """One repository of a registry. Thread-safe. Its methods raise OciError if the registry refuses.
 
-    Plain http is used only for this machine, and for the hosts that `$TVMFLOW_PLAIN_HTTP` names.
-    Every function raises `OciError` where the registry does not do what is requested.
+    Plain http is used only for this machine, and for the hosts in `$TVMFLOW_PLAIN_HTTP`.
     """
 
     def __init__(
@@ -616,11 +604,11 @@ class Repository:
     def request(
         self, method: str, url: str, headers: Mapping[str, str] = {}, body: IO[bytes] | None = None
     ) -> Answer:
-        """Return the answer to a request to this registry, after a login if it wants one.
+        """Return the answer to a request, after a login if the registry wants one.
 
         Raises:
-            OciError: when there is nothing to log in with, or it is not accepted by the token server.
-            Unreachable: when there is none.
+            OciError: when there are no credentials, or the token server rejects them.
+            Unreachable: when there is no answer.
         """
         login = self.url, self._scopes(method, url)
         for is_last in (False, True):

@@ -1,7 +1,6 @@
-"""Files that recipes name by address: the digest of each, and its content in the folder of downloads.
+"""Files that recipes name by address: their digests, and their content in the folder of downloads.
 
-A request is sent only for what the store does not know yet: a file is kept by its digest, and a commit
-of the Hub never changes.
+A request is sent only if the store lacks the answer: files are kept by digest, and a commit never changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Remote caches: stores that several machines reach, and the client of one.
-
-May import `core` and the rest of `store`.
-"""
+"""Remote caches: stores that several machines reach, and the client of one."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ _CHUNK: Final = 1 << 20
 class FolderCache:
     """A remote cache in a folder that several machines share, over NFS for instance.
 
-    The folder must exist: where a disk is not mounted, nothing is written. The layout is that of the other remote
-    caches: `ac/ab/<key>` and `cas/ab/<sha256>`. A file is complete when it is renamed; nothing relies on locks.
+    The folder must exist: where a disk is not mounted, nothing is written. Its layout is `ac/ab/<key>` and
+    `cas/ab/<sha256>`. A file is complete when it is renamed; nothing relies on locks.
     """
 
     def __init__(self, root: Path) -> None:
@@ -83,10 +80,9 @@ class FolderCache:
 
     @contextlib.contextmanager
     def _replacing(self, target: Path) -> Iterator[IO[bytes]]:
-        """Yield a new file that takes the place of `target` when it is complete.
+        """Yield a new file that replaces `target` when it is complete.
 
-        Temporary files are in a folder of their own, so that a reader that lists `ac/` or `cas/`
-        sees only complete files, and have the host in their names, since machines share them.
+        Temporary files are outside `ac/` and `cas/`, and their names contain the host, as machines share them.
         """
         self._require_root()
         name = f"{socket.gethostname()}-{temporary_name()}".replace("/", "+")

@@ -1,7 +1,6 @@
 """A remote cache in a bucket of S3, Google Cloud Storage or Azure Blob Storage.
 
-Credentials are found where those services' own tools look: their environment variables, and the
-identity of the machine. None are in the URL.
+Credentials come from the services' environment variables and the machine's identity, never from the URL.
 """
 
 from __future__ import annotations
@@ -128,9 +127,7 @@ class ObjectSource:
 
 
 def open_object(url: str, offset: int, validator: str, timeout_s: float) -> ObjectSource:
-    """Return an object from a position on; from its beginning when it is another one than before.
-
-    `offset` bytes have arrived, of an object with the ETag `validator`.
+    """Return an object from `offset` on; from its beginning if its ETag is no longer `validator`.
 
     Raises:
         ImportError: when obstore is not installed.
@@ -156,10 +153,9 @@ def open_object(url: str, offset: int, validator: str, timeout_s: float) -> Obje
 
 
 def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
-    """Return obstore's handle of a bucket, or of a folder in it.
+    """Return obstore's handle of a bucket, or of a folder in it; the URL is without credentials.
 
-    The URL is without credentials; `timeout_s` limits connecting and repeated attempts, `transfer_timeout_s` each
-    transfer.
+    `timeout_s` limits connecting and retries, `transfer_timeout_s` each transfer.
     """
     from obstore.exceptions import BaseError
     from obstore.store import from_url
@@ -179,9 +175,9 @@ def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
 
 @contextlib.contextmanager
 def library_errors(timeout_s: float) -> Iterator[None]:
-    """Translate the errors of obstore: its messages may show parts of a signed request.
+    """Translate obstore's errors, as their texts may show parts of a signed request.
 
-    Raises NoObject, and Unreachable or Forbidden of a bucket that does not answer or denies access.
+    Raises NoObject, Unreachable or Forbidden.
     """
     from obstore import exceptions
 

@@ -1,7 +1,7 @@
-"""The remote cache client: fetches the results that the cache has, and uploads those made here.
+"""The remote cache client: fetches results, and uploads those made here.
 
-No failure of a remote cache fails a run. What cannot be fetched is made here; what cannot be
-uploaded is noted in the local store, and uploaded by a later run.
+No failure of a remote cache fails a run. Results that cannot be fetched are made here; those that cannot be uploaded
+are noted in the local store, and uploaded by a later run.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ class Fetched(NamedTuple):
 
 
 class ResultReader:
-    """Fetches results.
-
-    `needs_repair` are results whose upload must replace what the remote cache has; `disk_problem` is why a result
-    could not be written into the local store, if one could not.
-    """
+    """Fetches results; uploads of `needs_repair` replace remote ones, `disk_problem` is a local failure."""
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
         self.fetched: set[str] = set()
@@ -351,10 +347,9 @@ def _make_action(key: str, record: ActionRecord) -> Action:
 
 
 class Uploader:
-    """Threads that upload what is offered, and what earlier runs left in the spool.
+    """Threads that upload offered items, and items that earlier runs left in the spool.
 
-    Every item is noted in the spool before it is uploaded, and removed from it afterwards, so a later run
-    uploads what this one could not.
+    Each item is in the spool from the offer until it is uploaded.
     """
 
     def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:

@@ -1,7 +1,4 @@
-"""The protocol of a remote cache, and its connection for a run: verified, through circuit breakers.
-
-A remote cache that keeps failing is not used any more in the run.
-"""
+"""The protocol of a remote cache, and its connection for a run: verified, through circuit breakers."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class Declined(TransferError):
 class RemoteCache(Protocol):
     """Files by path: actions as `ac/<key>`, blobs as `cas/<sha256>`. Keys and digests have 64 hex digits.
 
-    Safe to use from several threads. Every function may raise `Unreachable` or `Forbidden`.
+    Thread-safe. Every method may raise Unreachable or Forbidden.
     """
 
     @property
@@ -65,11 +62,7 @@ class RemoteCache(Protocol):
         """Its address, for people, without credentials."""
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
-        """Pass a file to `sink` piece by piece, unverified; return whether it exists.
-
-        Raises:
-            Corrupt: when it is longer than `max_bytes`.
-        """
+        """Pass a file to `sink` in pieces, unverified; return whether it exists. Corrupt if it is too long."""
 
     def has(self, path: str, size: int) -> bool:
         """Return whether there is a file of that size. Its content is not read."""
@@ -103,9 +96,8 @@ _MAX_ACTION_BYTES: Final = 4 << 20
 class Access(NamedTuple):
     """The access of a run to its remote cache, and whose results it accepts.
 
-    One of the trusted keys must have signed a result; with none, all are accepted. `wait_s` is how long a run that has
-    ended waits for its uploads: None for a part of its time. `patience_s` limits the wait for an answer, and what
-    failures may cost in all.
+    One of the trusted keys must have signed a result; without keys, all are accepted. `wait_s` limits the wait for
+    uploads after the run (None: a share of the run's time), `patience_s` each answer and the total cost of failures.
     """
 
     reads: bool = True
@@ -117,10 +109,10 @@ class Access(NamedTuple):
 
 
 class RemoteConnection:
-    """One remote cache for the length of a run or a command. Safe to use from several threads.
+    """One remote cache for the length of a run or a command. Thread-safe.
 
-    Fetches and uploads have a circuit breaker each: `reads` and `writes`. Each may raise what `RemoteCache`
-    raises, and a fetch `Corrupt` for a blob with another digest or size.
+    Fetches and uploads have a circuit breaker each. Methods raise the errors of `RemoteCache`, and Corrupt for a fetched
+    blob of another digest or size.
     """
 
     def __init__(
@@ -267,11 +259,10 @@ def _collect(get: Callable[[Sink], bool]) -> bytes | None:
 
 
 class CircuitBreaker:
-    """A switch that every request to a remote cache goes through.
+    """Stops all requests to a remote cache once it has failed too often.
 
-    It opens, and then no request is sent, after a failure that another attempt cannot mend, after
-    `_MAX_FAILURES` others in a row, when failures have cost `patience_s` seconds, or when the budget of the run
-    is used up.
+    It opens after a final failure, after `_MAX_FAILURES` others in a row, after `patience_s` seconds of failures,
+    and when the run's time budget is used up.
     """
 
     def __init__(
@@ -291,9 +282,7 @@ class CircuitBreaker:
         self._lost_s = 0.0
 
     def call(self, request: Callable[[], T], limit_s: float = math.inf) -> T:
-        """Return what a request returns, with a few attempts.
-
-        `limit_s` is the limit of one attempt as a whole, from the look-up of the host name on.
+        """Return the result of a request, with a few attempts; `limit_s` limits each, DNS look-up included.
 
         Raises:
             Unreachable: when it fails, or the breaker is open.
@@ -365,9 +354,9 @@ _LEAST_S: Final = 1.0
 
 
 class TimeBudget:
-    """The time for which a run waits for its remote cache; threads that wait at once count once.
+    """The time for which a run may wait for its remote cache, with counts of requests and answers.
 
-    It counts the requests that it has waited for, and how many of them were answered.
+    Threads that wait at once count once.
     """
 
     def __init__(self) -> None:
@@ -378,9 +367,9 @@ class TimeBudget:
         self._waits = WaitingTime()
 
     def limit(self, work_s: float | None, unknown_s: float) -> None:
-        """Limit the budget to a part of the work that results from the remote cache may save.
+        """Limit the budget to a share of the work that fetched results may save: the stages that must run.
 
-        That is the time of the stages that are not up to date; `unknown_s` is the limit where it is not known.
+        `unknown_s` is the limit if that is not known.
         """
         self.allowed_s = unknown_s if work_s is None else max(_SHARE_OF_WORK * work_s, _LEAST_S)
 

@@ -1,10 +1,8 @@
 """Remote caches over HTTP: on a web server, and in an OCI registry.
 
 A web server, such as bazel-remote or nginx with WebDAV, gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and
-`/cas/<sha256>`. Redirects are not followed, so that credentials are never sent to another server.
-
-In a registry, an action is a manifest whose tag is the key, with the action as an annotation. It lists the
-action's blobs, so that the registry keeps them as long as the manifest.
+`/cas/<sha256>`. Redirects are not followed, so that no other server gets credentials. In a registry, an action is
+the annotation of a manifest whose tag is the key. The manifest lists the action's blobs, which keeps them alive.
 """
 
 from __future__ import annotations
@@ -125,10 +123,7 @@ def _answer_text(answer: Answer) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment, so that it may be shown.
-
-    A password that contains a character which should have been escaped is removed, too.
-    """
+    """Return a URL without user, password, query and fragment, also if the password is not escaped."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{re.split('[?#]', rest.rpartition('@')[2])[0]}"
 

@@ -1,9 +1,8 @@
-"""Finished stages as a remote cache keeps them, and how a fetched one is verified.
+"""Finished stages in a remote cache, and how a fetched one is verified.
 
-An action is an `ActionResult` (see `action_result`). What is tvmflow's own (facts, pre-image,
-signatures) is one of its blobs, the file `tvmflow/action.json`: so the remote cache keeps it as
-long as the action, a digest covers it, and an action is a few hundred bytes, however long its
-facts are. It is a DSSE envelope, without signatures where no key signed.
+An action is an `ActionResult` of the Remote Execution API. tvmflow's own data (facts, pre-image, signatures) is one
+of its blobs, `tvmflow/action.json`: so a digest covers it, the remote cache keeps it as long as the action, and an
+action stays small. The blob is a DSSE envelope, without signatures if no key signed.
 """
 
 from __future__ import annotations
@@ -71,12 +70,9 @@ def encode(files: Mapping[str, BlobRef]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, BlobRef]:
-    """Return the output files of an `ActionResult` by path.
+    """Return the output files of an `ActionResult` by path; InvalidAction if it is damaged.
 
     Other fields are ignored: bazel-remote adds the worker, for example.
-
-    Raises:
-        InvalidAction: when the message is damaged, or a digest or size in it is not valid.
     """
     from google.protobuf.message import DecodeError
 
@@ -196,10 +192,9 @@ def find_action(
 def verify_action(
     key: str, files: Mapping[str, BlobRef], envelope: bytes, trusted: Sequence[signing.PublicKey]
 ) -> VerifiedAction:
-    """Return the action of a key, after verifying it.
+    """Return the action of a key after verifying its envelope, the content of `tvmflow/action.json`.
 
-    The envelope is the content of `tvmflow/action.json`. One of the trusted keys must have signed it; with none, any
-    action is accepted.
+    One of the trusted keys must have signed it; without keys, any action is accepted.
 
     Raises:
         Untrusted: when nothing but a signature is missing.
