@@ -9,11 +9,7 @@ _ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 
 
 def canonical(value: Json) -> bytes:
-    """Return the one spelling of a JSON value: sorted keys, no spaces, ASCII.
-
-    Raises:
-        ValueError: for NaN and infinities, which JSON does not have.
-    """
+    """Return a JSON value with sorted keys, without spaces, in ASCII; ValueError for NaN and infinities."""
     return _ENCODE(value).encode()
 
 

@@ -40,14 +40,10 @@ class Mismatch(ValueError):
 
 
 def from_json(kind: type[_T], value: Json) -> _T:
-    """Return JSON as a value of a type; fields that the type does not have are left out.
+    """Return JSON as a value of a type; unknown fields are dropped. Mismatch if it is not of this type.
 
-    A type is a NamedTuple, whose fields without a default must be there, a TypedDict, or what these are made
-    of: text, numbers, literals, unions, tuples, lists and mappings of such, and Any. Numbers must be finite; in
-    place of a `float | str` that is not, there is its text.
-
-    Raises:
-        Mismatch: The value is not of this type.
+    A type is a NamedTuple, whose fields without a default are required, a TypedDict, text, a number, a literal, Any, or
+    a union, tuple, list or mapping of types. Numbers must be finite; a `float | str` reads others as text.
     """
     return cast(_T, _reader_for(cast(Any, kind))(value))
 

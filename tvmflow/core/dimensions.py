@@ -51,10 +51,9 @@ class WrongSize(ValueError):
 
 
 class Language(NamedTuple):
-    """The forms of a programming language that differ from Python's.
+    """The forms in which a programming language differs from Python.
 
-    `name` returns the code for the size of a dimension. The others have `{a}` and `{b}`: a division rounded
-    down, its remainder, the smaller and the larger one of two values.
+    `name` returns the code for the size of a dimension. The others are templates with `{a}` and `{b}`.
     """
 
     name: Callable[[str], str]
@@ -65,12 +64,9 @@ class Language(NamedTuple):
 
 
 def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
-    """Evaluate a size for some sizes of the dimensions.
+    """Evaluate a size: an integer, or an expression of dimension names, integers, + - * // % min max.
 
-    A size is an integer, or an expression of dimension names, integers, + - * // % min max.
-
-    Raises:
-        WrongSize: when it is no such expression, has no value, or is beyond 2^62.
+    Raises WrongSize if it is not such an expression, has no value, or is beyond 2^62.
     """
     if isinstance(size, int):
         return size
@@ -125,9 +121,7 @@ def is_name(size: Size) -> TypeGuard[str]:
 
 
 def find_axes(sizes: Sequence[Size], names: Sequence[str]) -> list[int]:
-    """Return for each axis the place of its dimension among `names`.
-
-    -1 stands for a fixed size, and -2 for an expression of dimensions that stand elsewhere.
+    """Return for each axis the index of its dimension in `names`: -1 for fixed sizes, -2 for expressions.
 
     >>> find_axes(["batch", 3, "past + seq"], ["batch", "past", "seq"])
     [0, -1, -2]
@@ -141,11 +135,7 @@ def fold(
 ) -> T:
     """Return an expression as another kind of value, from the leaves up.
 
-    Args:
-        size: The expression.
-        name: Returns the value for a dimension.
-        number: Returns the value for a whole number.
-        join: Returns the value for an operator (+ - * // % min max) and its two operands.
+    `name` converts dimensions, `number` integers, and `join` an operator (+ - * // % min max) with its two operands.
     """
 
     def convert(node: Any) -> T:
@@ -177,9 +167,7 @@ def write_code(size: Size, language: Language) -> str:
 
 
 def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return a number that a size is never below, and one that it is never above.
-
-    `bounds` are the smallest and the largest size of each dimension.
+    """Return a lower and an upper bound of a size, from the smallest and largest size of each dimension.
 
     >>> find_bounds("2 * seq - 1", {"seq": (1, 512)})
     (1, 1023)
@@ -222,10 +210,8 @@ def derive_sizes(
 ) -> dict[str, int]:
     """Infer the size of each dimension from the actual input shapes.
 
-    Sizes in `inputs` are integers, names of dimensions, or expressions of names, each of which is also the size of some axis.
-
-    Raises:
-        WrongSize: when a size is out of its range, differs between inputs, or is not the model's.
+    Each dimension in `inputs` is also the whole size of some axis. Raises WrongSize when a size is out of its range,
+    differs between inputs, or is not the model's.
     """
     expressions: list[tuple[str, int, str]] = []
     ranges = {dimension.name: dimension for dimension in dimensions}
@@ -262,9 +248,7 @@ def derive_sizes(
 
 
 def choose_tuning_size(dimension: Dimension) -> int:
-    """Return the size for which decisions are made that hold for all sizes.
-
-    It is the largest to tune at, or the geometric middle.
+    """Return the size to decide for all sizes at: the largest of `tune_at`, or the geometric middle.
 
     >>> choose_tuning_size(Dimension("seq", 1, 512)), choose_tuning_size(Dimension("h", 32, 512, 32))
     (23, 128)

@@ -28,10 +28,10 @@ _NETWORK_KINDS: Final = frozenset(
 
 
 class FileSystem(NamedTuple):
-    """A mounted file system, as far as the system describes it: 0 and empty text where it does not.
+    """A mounted file system: 0 and empty text where the system does not describe it.
 
-    `free` is how many bytes this user can write, and `free_inodes` how many more files it can have. Nothing
-    on one with `is_noexec` can be executed or loaded as a library.
+    `free` bytes and `free_inodes` files can still be written by this user. With `is_noexec`, it runs no programs and
+    loads no libraries.
     """
 
     mount_point: str
@@ -192,12 +192,9 @@ class OutputError(OSError):
 
 @contextlib.contextmanager
 def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
-    """Translate errors of the disk that a user can act on.
+    """Translate errors of the disk that a user can act on to StoreError, as `explain` does.
 
     The file or folder `place` is named where the error names none; `needed` is how many bytes are to be written.
-
-    Raises:
-        StoreError: when the disk is full or fails, a path is not writable, or another kind of file is in the way.
     """
     try:
         yield
@@ -230,10 +227,9 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
 
 
 def unreadable(where: str, error: OSError) -> TvmflowError:
-    """Return the problem of a file that a recipe names and that cannot be read.
+    """Return the problem of an unreadable file of a recipe: a mistake in the recipe, or a system failure.
 
-    `where` is its position in the recipe, and the file. The error may be a mistake in the recipe, or a limit or a
-    failure of the system.
+    `where` is its position in the recipe, and the file.
     """
     problem = explain(error, where) if error.errno in _SYSTEM else None
     return problem or RecipeError(f"{where}: {error.strerror}")
@@ -243,10 +239,7 @@ _FIX_FOLDER: Final = "choose a folder on a disk; --store and --dist name those o
 
 
 def make_folder(path: str | os.PathLike[str], fix: str = _FIX_FOLDER) -> None:
-    """Create a folder, and those above it, where they do not exist yet.
-
-    `fix` is for a file system that does not take folders. Raises a StoreError as `disk_errors` does.
-    """
+    """Create a folder and its parents; `fix` is for file systems that allow none, such as /proc."""
     with disk_errors(path):
         try:
             os.makedirs(path, exist_ok=True)
@@ -292,8 +285,8 @@ def find_disk_problem(
 ) -> StoreError | None:
     """Return the problem of the disk that made a program or a library fail; None when it was another one.
 
-    A linker, TVM or safetensors say of a full disk what they like, or crash: the text that they wrote is
-    searched for the system's words, and the disks that they write to are looked at.
+    A linker, TVM or safetensors report a full disk in their own words, or crash. Their output is searched for the
+    system's words, and the disks that they write to are checked.
     """
     paths = [os.fspath(place) for place in (*places, _temporary_folder())]
     for words, number in _TEXTS.items():
@@ -309,11 +302,7 @@ def find_disk_problem(
 
 
 def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
-    """Check that `needed` bytes can be downloaded to a folder, before any of them is.
-
-    Raises:
-        StoreError: when the disk has less than that, and a reserve for all else that is written.
-    """
+    """Check that a folder has `needed` bytes free for a download, and a reserve; StoreError otherwise."""
     file_system = find_file_system(os.fspath(place))
     if needed > file_system.spare:
         reserve = file_system.free - file_system.spare

@@ -38,9 +38,7 @@ def read_file(path: Path) -> bytes:
 def read_json(content: bytes) -> Json:
     """Return the value of a JSON text.
 
-    Raises:
-        Unreadable: It is not JSON, nests too deeply, or has what readers understand differently:
-            NaN, infinities, a name that occurs twice.
+    Raises Unreadable if it is not JSON, nests too deeply, or is ambiguous: NaN, infinities, duplicate names.
     """
     try:
         value = json.loads(

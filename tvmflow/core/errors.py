@@ -1,7 +1,7 @@
 """Errors: every exception that tvmflow raises on purpose, each with its exit code.
 
-An error says what happened, where, and what to do next. Only the command line turns one
-into output. Any other exception is a bug in tvmflow and is reported as one.
+An error says what happened, where, and what to do next. Only the command line turns one into output. Any other
+exception is a bug in tvmflow and is reported as one.
 """
 
 from typing import Final
@@ -51,10 +51,7 @@ class UsageError(TvmflowError):
 
 
 class RecipeError(TvmflowError):
-    """A recipe or pipeline is wrong.
-
-    `problems` are all mistakes, each `file:line:column: …`; the message has the first of them.
-    """
+    """A recipe or pipeline is wrong: `problems` are all mistakes, each `file:line:column: …`."""
 
     exit_code = EXIT_USAGE
 

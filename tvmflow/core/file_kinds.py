@@ -1,7 +1,6 @@
 """Kinds of files by their content: models, recipes, delivered files, and files given by mistake.
 
-Nothing is loaded: a pickle is code. Imports no framework. Only where the content does not decide, the
-name of a file counts.
+Nothing is loaded, as a pickle is code. The name of a file counts only where its content does not decide.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ OTHER: Final = "another file"
 
 
 class FileKind(NamedTuple):
-    """The kind of a file.
+    """The kind of a file: the end of a sentence (`is …`), and the group of commands that accept it.
 
-    `text` completes a sentence (`is …`), and `group` names the commands that accept such files. In `fix`, `{path}`
-    stands for the path. `field` is the field below `model` for such a model.
+    `{path}` in `fix` stands for the path; `field` is the field below `model` for such a model.
     """
 
     text: str

@@ -1,7 +1,6 @@
 """File locks: held by the operating system for one process, and released when that process dies.
 
-Whoever waits for a lock can be stopped (see `termination`), and says after a second for whom it
-waits, and again every minute.
+A wait can be stopped (see `termination`). After a second, and then every minute, it is reported with the holder.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
 def open_lock_file(
     path: str | os.PathLike[str], *, mode: int = 0o666, folder: int | None = None
 ) -> int:
-    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist.
+    """Return a descriptor of the lock file at `path`, created if missing. Its folder must exist.
 
-    The umask decides whether other users of a shared folder can lock it. In a `folder` that is given by its
-    descriptor, no link is followed.
+    The umask decides whether other users of a shared folder can lock it. With the descriptor of a `folder`, no link is
+    followed.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     if folder is None:
@@ -70,13 +69,9 @@ def open_lock_file(
 
 
 def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: str = "") -> None:
-    """Lock an open file until its descriptor is closed.
+    """Lock an open file until its descriptor is closed; threads that share a descriptor share its lock.
 
-    Args:
-        descriptor: Of an open file. A lock belongs to the descriptor: threads that share one share its lock.
-        shared: Allow others that lock it `shared`, too.
-        wait: Wait for whoever holds it.
-        subject: The locked thing, for people; its file then has the time at which it was locked.
+    The `subject` is the locked thing, for people; its file then has the time at which it was locked.
 
     Raises:
         Locked: when another process holds it and `wait` is not set.
@@ -180,8 +175,7 @@ def _name(descriptor: int) -> str:
 def describe_holders(status: os.stat_result) -> str | None:
     """Return the commands that hold the lock of a file: `pid 12 (tvmflow run a.yaml) and pid 13 (…)`.
 
-    It is `another process` where the operating system does not say; None for this command itself, whose stages
-    wait for each other.
+    Returns `another process` if the system does not say, and None for this command, whose stages wait for each other.
     """
     commands = dict(map(_find_command, _list_holders(status)))
     if not commands:

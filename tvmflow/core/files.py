@@ -29,13 +29,7 @@ def temporary_name() -> str:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the path of a temporary file, which replaces `path` when the block ends without an error.
-
-    When the block raises, the new file is removed and `path` stays as it was.
-
-    Raises:
-        OSError: when the folder cannot be written or the disk is full.
-    """
+    """Yield the path of a temporary file, which replaces `path` when the block ends without an error."""
     target = os.fspath(path)
     temporary = os.path.join(os.path.dirname(target), f".{temporary_name()}.tmp")
     try:
@@ -49,10 +43,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the path of a new file, whose content a path that a user named has when the block ends well.
+    """Yield the path of a new file, whose content replaces a file that a user named when the block ends.
 
-    A file is replaced, as by `replacing`. A device, a pipe or an open file, such as `/dev/stdout`, must stay
-    what it is: the content is written to it.
+    A device, a pipe or an open file, such as `/dev/stdout`, is not replaced: the content is written to it.
     """
     target = os.fspath(path)
     if not _is_stream(target):
@@ -101,12 +94,9 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def flush_file(descriptor: int) -> bool:
-    """Flush an open file to the disk; return whether it can be asked to.
+    """Flush an open file to the disk; return whether its file system supports that.
 
-    If not, it writes when it likes: after a power failure, a file may be damaged, which its readers notice.
-
-    Raises:
-        OSError: when the disk is full or fails.
+    Without it, a power failure may damage the file, which its readers notice.
     """
     try:
         os.fsync(descriptor)
@@ -133,10 +123,7 @@ def sync(path: str) -> bool:
 
 
 def protect(path: str) -> bool:
-    """Make a file read-only, so that nobody changes it by mistake; return whether that is possible.
-
-    Some file systems have no such modes, and on some, only another user may set them.
-    """
+    """Make a file read-only against mistakes; return whether the file system allows that."""
     try:
         os.chmod(path, 0o444)
     except OSError:
@@ -157,12 +144,7 @@ def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]
 
 
 def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
-    """Return the content of an open file, mapped to memory, or copied where it cannot be mapped.
-
-    Raises:
-        OSError: when it cannot be read.
-        ValueError: when it is empty.
-    """
+    """Return the content of an open file, memory-mapped where possible; ValueError when it is empty."""
     import mmap
 
     descriptor = stream.fileno()
@@ -180,11 +162,7 @@ def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
-    """Open a regular file for reading.
-
-    Raises:
-        OSError: when it cannot be read, or is a folder, a pipe or a device, at which a reader may wait forever.
-    """
+    """Open a regular file for reading; OSError for a folder, a pipe or a device, which may block forever."""
     # closed by the caller
     stream = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
     try:
@@ -236,10 +214,7 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 
 
 def digest_files(paths: Iterable[os.PathLike[str]]) -> str:
-    """Return one digest (hex) for the names and contents of some files, in any order.
-
-    The digest is cached while the files have the same stamps.
-    """
+    """Return one digest (hex) of the names and contents of files in any order, cached by their stamps."""
     stamped = []
     for path in paths:
         status = os.stat(path)

@@ -1,11 +1,11 @@
 """Fork servers: functions run in forked children of a process with their imports.
 
 A crash in native code, a hang or a kill costs one call and nothing else. Forking from a process in which `tvm` is
-loaded takes milliseconds where starting one takes a second. The server stays single-threaded, which is what makes
-forking from it safe: it imports, waits and forks, and never runs a kernel itself.
+loaded takes milliseconds; starting one takes a second. The server stays single-threaded, which makes forking safe: it
+imports, waits and forks, and never runs a kernel itself.
 
-Nothing outlives its parent: the server ends when its client's socket closes, a child is killed by the kernel when the
-server dies, and every child leads a process group of its own that is killed as a whole.
+Nothing outlives its parent. The server ends when its client's socket closes, the kernel kills the children of a dead
+server, and every child leads a process group that is killed as a whole.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ _MAX_WAIT_S: Final = 1.0
 class Outcome(NamedTuple):
     """The end of a call: `value` when it is `ok`, else a message, a fix, and the class name of the error.
 
-    `is_external` is true when another process ended it, as one does that ends the whole run;
-    `is_killed` when that was with SIGKILL, as the kernel does when memory runs out.
+    `is_external`: another process ended it, perhaps the whole run. `is_killed`: with SIGKILL, as when memory runs out.
     """
 
     kind: Literal["ok", "error", "crashed", "timeout", "cancelled"]
@@ -123,15 +122,10 @@ class ForkServer:
         emit: Emit | None = None,
         on_start: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """Run a function in a child, and wait for its end.
+        """Run a function, or `module:name` of one, in a child with a JSON payload, and wait for its end.
 
-        Args:
-            function: The function, or `module:name` of one that the caller need not import.
-            payload: JSON.
-            timeout_s: Seconds after which the child is killed.
-            log: The file to whose end the output of the child and of its children is appended.
-            emit: Takes the events of the child, which waits with `ask: true` until it has returned, without limit.
-            on_start: Takes the process id of the child, before the function runs.
+        The child is killed after `timeout_s`. Its output is appended to `log`. `emit` takes its events; after one with
+        `ask: true` it waits, without limit, until `emit` has returned. `on_start` takes its process id.
         """
         started, oom_kills = time.monotonic(), memory.count_oom_kills()
         if self._is_cancelled():

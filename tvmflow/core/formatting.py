@@ -1,7 +1,6 @@
 """Text of values for people: durations, latencies, ages, sizes, counts, and text from other machines.
 
-A value that would be rounded up to the next unit is shown in that unit. An up-to-date run imports
-this module, which imports next to nothing.
+A value that would be rounded up to the next unit is shown in that unit. Imports next to nothing, for up-to-date runs.
 """
 
 import os
@@ -67,9 +66,9 @@ def last_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text from elsewhere with its control characters escaped: `\x1b`, `\n`, `\u202e`.
+    r"""Return text from elsewhere on one line, with control characters escaped: `\x1b`, `\n`, `\u202e`.
 
-    Escaped are also characters that change the direction of text, and halves of characters.
+    Characters that change the direction of text, and surrogates, are escaped, too.
     """
     if text.isprintable():
         return text

@@ -1,12 +1,9 @@
-r"""Text of others in generated text: names and paths in C, Python, YAML, Markdown, HTML and others.
+"""Foreign text in generated text: names and paths in C, Python, YAML, Markdown, HTML and others.
 
-Each language has one function, or one for each place where it takes text: what a user, a model, a
-path or a server names gets into a file only through these functions. JSON is written by `json`. Names of
-recipes, variants, targets and parts consist of letters, digits, `.`, `_` and `-`, which are safe in
-strings and comments of each language; elsewhere `identifier` makes identifiers of them.
-
-What is shown to people (comments, Markdown, HTML) is `printable`: a newline is `\n`. What programs
-read back (strings) is the text itself.
+Each language has one function, or one for each context: names from users, models, paths and servers get into a file
+only through these functions. JSON is written by `json`. Names of recipes, variants, targets and parts consist of
+letters, digits, `.`, `_` and `-`, which are safe in strings and comments of each language; `identifier` makes
+identifiers of them. Text for people (comments, Markdown, HTML) is `printable`; text for programs is unchanged.
 """
 
 from __future__ import annotations
@@ -198,9 +195,7 @@ def html_text(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    r"""Escape a text for Markdown: in a line, a list, a heading or a cell of a table.
-
-    In a comment, it names no user and no issue.
+    r"""Escape a text for a line, list, heading or cell in Markdown, without links to users or issues.
 
     >>> print(markdown_text("a_b|c"), markdown_text("1. <b>"), markdown_text("@me"))
     a\_b\|c 1\. &lt;b&gt; @&#8203;me
@@ -302,8 +297,8 @@ Attribute: TypeAlias = str | int | float | bool | None
 def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an element with its content and its attributes.
 
-    In names of attributes, `_` stands for `-`, and one at the end is left out (`class_`). None and False leave
-    an attribute out, True writes only its name.
+    In attribute names, `_` stands for `-`, and one at the end is dropped (`class_`). None and False omit an attribute,
+    True writes only its name.
     """
     start = f"<{tag}{''.join(_format_attribute(*item) for item in attributes.items())}>"
     if tag in _VOID:

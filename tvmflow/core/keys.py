@@ -55,12 +55,10 @@ def group_files(files: Iterable[InputFile]) -> dict[str, list[InputFile]]:
 def stage_key(
     spec: StageSpec, inputs: Mapping[str, str], tools: Mapping[str, str], machine: str
 ) -> StageKey:
-    """Return the key of a stage whose inputs are known.
+    """Return the key of a stage whose inputs are known: no paths, recipe names, times or host names.
 
-    Paths, recipe names, times and host names are not in the key.
-
-    Inputs are the sha256 of the content of every `<stage>/<file>` and file role; tools the identity of every
-    distribution in `spec.tools`, and possibly of others; the machine is the platform of the host that builds.
+    `inputs` has the sha256 of every `<stage>/<file>` and file role, `tools` at least the identities of `spec.tools`, and
+    `machine` is the platform of the building host.
     """
     preimage: dict[str, Json] = {
         "stage": spec.stage,
@@ -80,8 +78,7 @@ def list_changes(
 ) -> list[str]:
     """Return why a stage's key changed: one short phrase for each cause, in the words of the recipe.
 
-    The pre-images are those of the earlier and the later key; `described` is what changed in the files of
-    stages, where more is known than their names.
+    `before` and `after` are pre-images; `described` says more about the changed files of some stages.
     """
     causes: list[str] = []
     if before["version"] != after["version"]:

@@ -1,9 +1,6 @@
-"""Lines on stderr: the log, and the reason of a wait.
+"""Log lines and progress of waits on stderr.
 
-One logger for each module, and one place that configures where their lines go.
-
-`TVMFLOW_LOG`, or `-v` and `-vv` on the command line, choose the level of the terminal. The log
-file of a stage holds what the stage's process logs, whatever that level is.
+`TVMFLOW_LOG`, or `-v` and `-vv`, choose the level of the terminal. The log file of a stage has all levels.
 """
 
 from __future__ import annotations
@@ -31,10 +28,7 @@ _FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def level_for(verbosity: int) -> int:
-    """Return the level for a verbosity of the command line: -1 quiet, 0, 1 (`-v`), 2 (`-vv`).
-
-    A command line without `-q` and `-v` uses `$TVMFLOW_LOG`; an unknown word there means `warning`.
-    """
+    """Return the log level for a verbosity: -1 (`-q`), 0 ($TVMFLOW_LOG, or warning), 1 (`-v`), 2 (`-vv`)."""
     if verbosity == 0:
         return LEVELS.get(_named_level(), logging.WARNING)
     return {-1: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG)
@@ -87,10 +81,7 @@ _PATIENCE_S: Final = 1.0
 
 @contextlib.contextmanager
 def explain_wait(text: str) -> Iterator[None]:
-    """Describe the block's work on a terminal once it has taken a second; the line is removed at its end.
-
-    The text says about how long it takes, too. With `-q`, which logs only errors, nothing is said.
-    """
+    """Show a text on a terminal while the block runs, after a second, and not with `-q`."""
     if not can_show_status():
         yield
         return

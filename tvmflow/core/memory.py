@@ -1,7 +1,7 @@
 """Memory: how much there is, how much processes take, and a watch that stops processes above a limit.
 
-What counts is memory that is really in use, not address space: TVM and CUDA's driver map far more
-than they touch, so that a limit of the address space (RLIMIT_AS) would end programs that fit.
+Only memory in use counts, not address space: TVM and CUDA's driver map far more than they use, so that a limit of the
+address space (RLIMIT_AS) would end programs that fit.
 """
 
 from __future__ import annotations
@@ -115,10 +115,9 @@ def _proportional_bytes(pid: int, resident: int) -> int:
 
 
 class MemoryExcess(NamedTuple):
-    """A worker that took more memory than it may.
+    """A worker above its memory limit, or with `is_shared`, the largest worker when all exceeded theirs.
 
-    With `is_shared`, all of them together did, and it is the largest. Where it was not stopped itself, a process was
-    that it had started.
+    If it was not stopped itself, one of its child processes was.
     """
 
     used: int
@@ -139,10 +138,7 @@ class MemoryExcess(NamedTuple):
 
 
 class MemoryWatch:
-    """Watches workers and their descendants, and stops workers above their memory limit.
-
-    Workers without a limit of their own share one: a part of this machine's memory.
-    """
+    """Stops workers, with their descendants, above their own limit or the shared one of this machine."""
 
     def __init__(self, shared_limit: int | None = None) -> None:
         self._shared_limit = shared_limit

@@ -46,9 +46,9 @@ def is_folder(path: Path) -> bool:
 
 
 def obstacle(path: Path) -> str:
-    """Return why the file at a path cannot be read, or an empty string.
+    """Return why the file at a path cannot be read, or an empty string, also if it does not exist.
 
-    Nothing is opened that could block, such as a named pipe. A file that does not exist is not an obstacle.
+    Nothing is opened that could block, such as a named pipe.
     """
     try:
         mode = path.stat().st_mode
@@ -106,8 +106,8 @@ def _exists(path: Path) -> bool:
 def find_invalid_name(names: Iterable[str]) -> str | None:
     """Return the first name from elsewhere that must not become a file in a folder; None for none.
 
-    On some file system, such a name leads out of the folder, names a device, is the same as another one or is
-    below another file; or it is shown in another order than it is written.
+    On some file system, such a name leaves the folder, names a device, equals another name or is below another file; or
+    it is displayed in another order than it is written.
     """
     known = list(names)
     files = Counter(map(_as_compared, known))

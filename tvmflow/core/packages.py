@@ -1,7 +1,7 @@
 """The identity of the packages that a result depends on, found without importing them.
 
 A version is not enough: a rebuilt wheel can have the same one, a file of an installed package can be edited, and
-another folder on PYTHONPATH comes first. An identity is the version and a digest over the content of the package's
+another folder on PYTHONPATH comes first. An identity is the version and a digest of the content of the package's
 files, wherever they are: the same files have the same identity on every machine.
 """
 
@@ -54,11 +54,10 @@ class NotInstalled(EnvironmentProblem):
 
 
 class Package(NamedTuple):
-    """A package as it would be imported.
+    """A package as it would be imported; the version is `unversioned` if a folder has none.
 
-    The version is `unversioned` for a folder that says none. Files are named relative to `folder`; `module` is
-    its own folder in there, empty if several distributions share one. `record` lists its installed files,
-    and is empty for a source folder or a copy without metadata; `rivals` installed files of the same module.
+    Files are named relative to `folder`; `module` is its own folder in there, empty if several distributions share one.
+    `record` lists its installed files, and is empty without metadata; `rivals` install files of the same module.
     """
 
     distribution: str
@@ -76,13 +75,11 @@ class _Identified(NamedTuple):
 
 
 def identity(distribution: str) -> str:
-    """Return `VERSION+DIGEST` of a package.
-
-    It is determined once in a process, which imports no other one later; see `forget`.
+    """Return `VERSION+DIGEST` of a package, determined once in a process; see `forget`.
 
     Raises:
         NotInstalled: when it would not be found.
-        EnvironmentProblem: when what would be imported cannot be identified.
+        EnvironmentProblem: when it cannot be identified.
     """
     return _identify(distribution, tuple(sys.path)).identity
 
@@ -104,9 +101,9 @@ def find_package(distribution: str) -> Package:
 
 
 def files_to_watch(distribution: str) -> dict[str, list[str]]:
-    """Return folders and names of their files, whose stamps show that a package is unchanged.
+    """Return folders and names of their files whose stamps show that a package is unchanged.
 
-    These are its code and the folders with code; its data and tests are not watched.
+    Its code and the folders with code are watched, its data and tests are not.
     """
     identified = _identify(distribution, tuple(sys.path))
     folder, record = identified.package.folder, identified.package.record
@@ -233,7 +230,7 @@ def _find_distribution(distribution: str) -> Package:
 def _find_owners(folder: str, distribution: str, module: str) -> list[tuple[str, str, str]]:
     """Return name, version and RECORD of each distribution that installed the module, the right one first.
 
-    Of two that are left from an interrupted installation, the later one counts.
+    Of two that an interrupted installation left, the later one counts.
     """
     entries = [(*entry, f"{entry[2]}/RECORD") for entry in _list_dist_infos(folder)]
     related = [entry for entry in entries if distribution in entry[0] or module in entry[0]]
@@ -354,10 +351,7 @@ def lists_module(record: str, module: str) -> bool:
 
 
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:
-    """Return the current files of a package.
-
-    The record is empty if there is none; `walk` looks for files that it lacks in folders that have not changed, too.
-    """
+    """Return the current files of a package; `walk` also looks for unlisted files in unchanged folders."""
     recorded = _read_record(record) if record else {}
     with _remembered_digests(f"{folder}/{module or record}") as digests:
         files = _PackageReader(folder, record, digests)

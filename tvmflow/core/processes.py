@@ -1,8 +1,7 @@
 """Processes: process trees, and the environment of new processes.
 
-`python -m` and `python -c` look into the current folder first, where a user's `numpy.py` or `onnx/`
-would be imported in place of the package. A process that is started here gets the import path of
-this one. Up-to-date runs and wheels import this module, which imports next to nothing.
+`python -m` and `python -c` import first from the current folder, where a user's `numpy.py` or `onnx/` would hide the
+package. Processes started here get the import path of this one. Imports next to nothing, for up-to-date runs.
 """
 
 import os
@@ -16,10 +15,10 @@ _NO_HOME = "/nonexistent"
 
 
 def home_variables() -> dict[str, str]:
-    """Return the variables that a process lacks whose user has no home folder, as in many containers.
+    """Return the variables that a process needs if its user has no home folder, as in many containers.
 
-    TVM and others ask for that folder while they are imported, and fail without one. What they would write there
-    is a cache: the folder need not exist, and must not be one that another user could fill, as in `/tmp`.
+    TVM and others look for that folder while they are imported, and fail without one. They only cache there: the folder
+    need not exist, and must not be one that another user could fill, as in `/tmp`.
     """
     return {"HOME": _NO_HOME} if os.path.expanduser("~") == "~" else {}
 
@@ -115,8 +114,8 @@ def code_command(code: str) -> list[str]:
 def without_torch() -> Iterator[None]:
     """Let TVM be imported in this process as if PyTorch were not installed.
 
-    TVM's package tvm_ffi imports PyTorch where it is installed, and asks it for a GPU. That takes seconds and
-    hundreds of megabytes, and starts NVIDIA's driver, which then fails in every process that is forked.
+    tvm_ffi imports an installed PyTorch, and asks it for a GPU. That takes seconds and hundreds of megabytes, and starts
+    NVIDIA's driver, which then fails in every forked process.
     """
     if "torch" in sys.modules:
         yield
@@ -136,10 +135,10 @@ OWN_GROUPS = "/proc/self/cgroup"
 
 
 def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> Iterator[str]:
-    """Yield the folder of each group with a controller that this process is in, and of all around it.
+    """Yield the folders of the control groups of this process with a controller (`cpu`, `memory`).
 
-    The controller is `cpu` or `memory`, `own` the file that lists the groups of this process, and `root` where
-    groups are mounted. In a container, paths may be those of the machine, and the root is its own group.
+    The outermost is first. `own` lists the groups of this process, and groups are mounted at `root`. In a container,
+    paths may be those of the machine, and the root is its own group.
     """
     for line in read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)

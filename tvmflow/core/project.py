@@ -1,8 +1,7 @@
-"""The root of a project, and where its store, deliveries and releases lie.
+"""The root of a project, and its folders for store, deliveries and releases.
 
-The root is the nearest folder, at or above the current one, with `tvmflow.toml`, with a
-`pyproject.toml` that has a table `[tool.tvmflow]`, or with `.git`; without one, it is the current
-folder. Part of an up-to-date run: it imports next to nothing, and reads TOML only where there is a table.
+The root is the nearest folder, at or above the current one, with `tvmflow.toml`, with a table `[tool.tvmflow]` in
+`pyproject.toml`, or with `.git`; otherwise the current folder. Imports next to nothing, for up-to-date runs.
 """
 
 import os
@@ -61,11 +60,7 @@ def list_packaged_paths(name: str) -> list[str]:
 
 
 def find_project() -> Project:
-    """Return the project of the current folder.
-
-    Raises:
-        RecipeError: when its table is wrong, with the place of each mistake.
-    """
+    """Return the project of the current folder; RecipeError for mistakes in its table."""
     here = folder = os.getcwd()
     ceilings = {
         os.path.normpath(path)

@@ -23,10 +23,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\
 def read_table(
     path: str, content: bytes, prefix: tuple[str, ...], defaults: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Return the settings of a project; None if the file has no such table.
-
-    Messages name `path`; `prefix` is the path of the table in the file, and `defaults` has all settings.
-    """
+    """Return the settings in the table at `prefix`; None without one. `defaults` has all settings."""
     try:
         text = content.decode()
         table: Any = tomllib.loads(text)
@@ -77,10 +74,7 @@ def _check(
 
 
 def _find_line(text: str, path: tuple[str, ...]) -> int:
-    """Return the line that sets the value at a path, counted from 1.
-
-    TOML has several ways to write a table: where none of the usual ones fits, the first line counts.
-    """
+    """Return the line that sets the value at a path; 1 if TOML writes it in an unusual way."""
     current: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.translate(str.maketrans("", "", " \t\"'"))

@@ -1,7 +1,4 @@
-"""The base of every model that YAML files are read into, and field types that several of them share.
-
-Recipes, lock files and the fields of frontends consist of these.
-"""
+"""The base of every model that YAML files are read into, and field types that several of them share."""
 
 from __future__ import annotations
 
@@ -60,10 +57,7 @@ class ClosedModel(BaseModel):
 
 
 def field_error(text: str, *path: str | int) -> PydanticCustomError:
-    """Return the error for a validator to raise.
-
-    The text is without file, position and field name; the path leads from the validated value to the wrong field.
-    """
+    """Return an error for validators: its text, and the path from the validated value to the field."""
     return PydanticCustomError("field", "{text}", {"text": text, "path": path})
 
 
@@ -93,10 +87,9 @@ def check_choice(
     listed_by: str = "",
     meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> str:
-    """Return the value when it is one of the choices.
+    """Return the value when it is one of the choices; for `meant`, see `did_you_mean`.
 
-    The noun has its article: "a dtype". Without `listed_by`, the place of a list, the error lists all choices;
-    `meant` returns the valid names for what others call them, see `did_you_mean`.
+    The noun has its article: "a dtype". The error lists all choices, or names the list (`listed_by`).
     """
     if value in choices:
         return value

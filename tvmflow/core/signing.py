@@ -1,9 +1,8 @@
 """Ed25519 signatures: keys in files, and signed envelopes.
 
-Keys are PEM files, as OpenSSL and others read and write them: PKCS#8 for the private half, SubjectPublicKeyInfo for
-the public one. A key's id is the sha256 (hex) of its public half in DER. Envelopes are those of DSSE 1.0 (Dead Simple
-Signing Envelope, secure-systems-lab), as in-toto and Sigstore use them: the signature covers the type together with
-the text, so that it is not valid for a text of another type.
+Keys are PEM files as OpenSSL writes them: PKCS#8 for the private half, SubjectPublicKeyInfo for the public one. A
+key's id is the sha256 (hex) of its public half in DER. Envelopes are those of DSSE 1.0 (Dead Simple Signing Envelope,
+secure-systems-lab), as in in-toto and Sigstore: the signature covers the type of the text, too.
 """
 
 from __future__ import annotations
@@ -103,12 +102,7 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
 
 
 def load_private_key(path: Path) -> PrivateKey:
-    """Return the private key in a PEM file.
-
-    Raises:
-        UsageError: The file is missing or holds no unencrypted Ed25519 key.
-        EnvironmentProblem: It cannot be read.
-    """
+    """Return the private key in a PEM file; UsageError if it is missing or not unencrypted Ed25519."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -129,9 +123,7 @@ def load_private_key(path: Path) -> PrivateKey:
 def load_public_keys(path: Path) -> tuple[PublicKey, ...]:
     """Return the keys in a file (one PEM block after another), or in the `.pub` files of a folder.
 
-    Raises:
-        UsageError: There is no key, or one that is damaged or not Ed25519.
-        EnvironmentProblem: A file cannot be read.
+    Raises UsageError if there is none, or one that is damaged or not Ed25519.
     """
     files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
     keys = [key for file in files for key in _read_public_keys(file)]
@@ -231,9 +223,7 @@ def verify_envelope(
 ) -> tuple[bytes, tuple[PublicKey, ...]]:
     """Return the text in an envelope and the trusted keys that signed it, at least one.
 
-    Raises:
-        InvalidEnvelope: It is not an envelope of this type, no trusted key signed it, or the
-            signature of a trusted key is wrong.
+    Raises InvalidEnvelope for another type, without a trusted signer, or if a trusted key's signature is wrong.
     """
     text, signatures = _parse(envelope, payload_type)
     message = pre_authentication_encoding(payload_type, text)

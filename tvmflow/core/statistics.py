@@ -25,10 +25,7 @@ NOISE_TEXTS: Final[Mapping[Judgement, str]] = {
 
 
 def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
-    """Return whether a measured ratio differs from 1 beyond the noise.
-
-    `low` and `high` are the limits of its confidence interval.
-    """
+    """Return whether a measured ratio, with this confidence interval, differs from 1 beyond the noise."""
     if low > 1:
         return "more"
     if high < 1:
@@ -37,10 +34,7 @@ def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
 
 
 class Summary(NamedTuple):
-    """Repeated measurements of one quantity, in their own unit.
-
-    `std` is the standard deviation of a sample (with Bessel's correction); 0 for one measurement.
-    """
+    """Repeated measurements of a quantity; `std` is the sample standard deviation, 0 for a single one."""
 
     mean: float
     median: float
@@ -63,9 +57,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the geometric mean of each column; of a single row its own numbers.
-
-    The ratio of two such means is the geometric mean of the ratios.
+    """Return the geometric mean of each column, whose ratios are means of ratios; of one row its values.
 
     >>> geometric_means([[1.0, 2.0], [4.0, 8.0]]), geometric_means([[0.1, 0.3]])
     ([2.0, 4.0], [0.1, 0.3])
@@ -154,10 +146,9 @@ class PairedTimes(NamedTuple):
 
 
 def median_limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 99 % confidence interval of the median of measurements; the least and the most of few.
+    """Return the 99 % confidence interval of the median: order statistics, for noise of any distribution.
 
-    It needs no distribution of the noise: the limits are order statistics (W. J. Conover,
-    Practical Nonparametric Statistics, section 3.2).
+    W. J. Conover, Practical Nonparametric Statistics, section 3.2. Of few values, it spans all.
     """
     ordered = sorted(values)
     left_out = _count_outer(len(ordered))
@@ -196,18 +187,10 @@ def measure_interleaved(
     bound: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedTimes:
-    """Measure two subjects interleaved until it is decided which is faster.
+    """Measure two subjects, which return seconds, interleaved until it is decided which is faster.
 
-    Args:
-        first: Returns the seconds of the first subject, once more at each call.
-        second: The same for the second.
-        seconds: The time after which no further pair begins.
-        min_pairs: Pairs that are measured in any case.
-        precise_pairs: Pairs that are measured unless it is also known earlier, and precisely, by how much.
-        clear_pairs: Pairs that are enough if all of them clearly agree on which is faster; 0 for none.
-        max_pairs: Pairs that are measured at most.
-        bound: The ratio that it is to be decided about: 1 for which is faster.
-        clock: Returns the current time in seconds.
+    No pair begins after `seconds`, but `min_pairs` are measured in any case. Up to `precise_pairs`, the ratio must also
+    be known precisely. `clear_pairs` are enough if all clearly agree; 0 for never. The ratio is compared with `bound`.
     """
     started = clock()
     times = PairedTimes((), ())

@@ -1,12 +1,10 @@
 """Termination: after a signal, the process ends within two seconds, whatever it waits for.
 
-What is in the store is complete at any instant, so a process may end anywhere. The code that runs says how it ends
-where there is something to do before: `Unwinding` and `Cancelling`. Elsewhere, as while modules are imported and in
-exit handlers, the process ends at once. `_GRACE_S` after the signal it ends in any case, with everything that it has
-started: a thread sees to that, because Python calls signal handlers only between two bytecodes of the main thread,
-which may wait in native code. Further signals change nothing.
-
-An up-to-date run uses this module, so it imports next to nothing: the module `signal` costs more.
+The store is complete at any instant, so a process may end anywhere. Code that must do something before is in a block
+of `Unwinding` or `Cancelling`; elsewhere, as during imports and in exit handlers, the process ends at once.
+`_GRACE_S` after the signal it ends in any case, with everything that it has started. A thread does that, because
+Python calls signal handlers only between two bytecodes of the main thread, which may wait in native code. Further
+signals change nothing. Imports next to nothing, for up-to-date runs: the module `signal` costs more.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -33,10 +31,7 @@ _STDERR = 2
 
 
 class _Termination:
-    """The termination of this process: the first signal (0 while there is none), and the handlers.
-
-    The innermost reaction is the last one; the note is what the announcement says besides.
-    """
+    """The first signal of this process (0: none), its reactions, innermost last, and a note to announce."""
 
     def __init__(self) -> None:
         self.number = 0
