@@ -54,11 +54,7 @@ _BYTES: Final = {
 
 
 def parse_age(text: str) -> float:
-    """Return the seconds of an age such as `30d`, `12h`, `90min`, `2w`, or `0`.
-
-    Raises:
-        ValueError: for any other text; the message says what is expected.
-    """
+    """Return the seconds of an age such as `30d`, `12h`, `90min`, `2w`, or `0`; ValueError otherwise."""
     return _parse(text, _SECONDS, "an age such as 30d, 12h or 90min")
 
 
@@ -91,10 +87,7 @@ _GAP = "  "
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
-    """Return one line for each row, its cells padded to the width of their columns.
-
-    Every row has the same number of cells; columns with the indices `right` are aligned so, as numbers are.
-    """
+    """Return one line for each row, its cells padded to their column's width, `right` ones aligned so."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         _GAP.join(
@@ -114,8 +107,7 @@ def table(
 ) -> list[str]:
     """Return a table with headings as lines of text; columns that are empty in all rows are left out.
 
-    Cells are by heading, and every row has the same. Columns named `right` are aligned so; of those that are
-    `expendable`, the first are left out until the table fits the width.
+    Cells are by heading, the same in every row. The first `expendable` columns are left out until the table fits.
     """
     headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     for heading in expendable:

@@ -1,6 +1,6 @@
 """Traces in the JSON format of Chrome's viewer, which Perfetto reads: tracks, slices, flows.
 
-A name may be that of a model or of a user: it is written as printable text, by `canonical`.
+Names may come from models or users: they are written as printable text, by `canonical`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Track:
         return self.slices[-1]
 
     def nest(self) -> Iterator[Slice]:
-        """Return the slices in order, each cut at the end of the one that it began in, as viewers need them.
+        """Return the slices in order, each cut at the end of the one that it began in, as viewers require.
 
         Clocks of several machines differ, and several threads may have one name.
         """

@@ -48,8 +48,7 @@ OPTIMIZED_OPERATORS: Final = {
 class Dimension(NamedTuple):
     """A size that each call of a library chooses. Its name is an identifier.
 
-    All sizes are multiples of `multiple_of`, `min` and `max` included. Kernels are fast at the largest size of
-    `tune_at`.
+    All sizes, `min` and `max` included, are multiples of `multiple_of`. Rules optimize for the largest of `tune_at`.
     """
 
     name: str
@@ -98,10 +97,10 @@ class Dimension(NamedTuple):
 
 
 class State(NamedTuple):
-    """A tensor that a call leaves for the next one: an input, and the output that takes its place.
+    """A tensor that a call leaves for the next one: an input, and the output that replaces it.
 
-    It grows along `axis`; None for one that each call replaces as a whole. `initial` is its content at the
-    beginning in base64, dense in C order; empty for zeros.
+    It grows along `axis`; None if each call replaces it. `initial` is its first content in base64, dense in C order;
+    empty for zeros.
     """
 
     input: str
@@ -133,9 +132,9 @@ class State(NamedTuple):
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
-    With dynamic shapes, `shape` is the maximum shape, and `sizes` has the symbolic shape: for an input,
-    integers or names of dimensions. The size of `bounded_axis` is data-dependent, and `shape` has its upper
-    bound; all axes before it have size 1.
+    With dynamic shapes, `shape` is the maximum shape, and `sizes` the symbolic one: integers and names of dimensions
+    for an input. The size of `bounded_axis` is data-dependent, with its upper bound in `shape`; all axes before it
+    have size 1.
     """
 
     name: str
@@ -183,39 +182,29 @@ def shape_text(tensor: Json) -> str:
 
 
 class InputFile(NamedTuple):
-    """A file from outside the store that a stage reads; its content is part of the key, its path is not.
-
-    Attributes:
-        role: The name by which the stage reads it.
-        path: Its absolute path; empty for a file that has yet to be downloaded. Of one that was
-            downloaded, only planning reads it: a stage downloads the file again if it is gone.
-        where: The position in the recipe that names it (`file:line:column`), for errors.
-        url: Where it is downloaded from. Such a file has a `sha256`, which the key uses.
-        sha256: The digest (hex) that the recipe expects; empty when it names none.
-        sha256_where: The position of that digest in the recipe.
-        sha256_field: The field below `model` with that digest.
-        keyed: Whether its content is part of the key. It is not where another stage that the
-            key depends on has read the same file.
-        folder: For one of many files, the folder that has them all, whose paths in it end their
-            roles: key and reports have one digest for them.
-    """
+    """A file from outside the store that a stage reads; the key contains its content, not its path."""
 
     role: str
+    """The name by which the stage reads it."""
     path: str
+    """Its absolute path; empty before a download. After one, only planning reads it: a stage downloads it again."""
     where: str
+    """The position in the recipe that names it (`file:line:column`), for errors."""
     url: str = ""
+    """The address to download it from. Such a file has a `sha256`, which the key uses."""
     sha256: str = ""
+    """The digest (hex) that the recipe expects; empty when it names none."""
     sha256_where: str = ""
     sha256_field: str = "sha256"
+    """The position of that digest in the recipe, and its field below `model`."""
     keyed: bool = True
+    """False if the key already depends on another stage that reads this file."""
     folder: str = ""
+    """The folder of many files, whose paths in it end their roles: keys and reports have one digest for all."""
 
 
 class Need(NamedTuple):
-    """Output files of another stage that a stage reads as `<stage>/<file>`, all where none are named.
-
-    Nothing else of that stage enters the key.
-    """
+    """Output files of another stage that a stage reads as `<stage>/<file>`; all if none are named."""
 
     stage: str
     stage_id: str
@@ -228,33 +217,29 @@ class Need(NamedTuple):
 
 
 class RunTraits(NamedTuple):
-    """The traits that a stage declares for the code that runs, locks and reports it.
-
-    Attributes:
-        measures: It measures time, with exclusive use of the device.
-        searches: It chooses schedules by a search, whose result a locked run takes from the lock file.
-        uses_ledger: It reads the trial ledger and appends to it.
-        is_locked: A lock file records its outputs, and a locked run must reproduce them.
-        is_gate: Nothing of its target is delivered before it has succeeded.
-        unlocked_settings: Settings that only name the machine it ran on, which a lock file leaves out.
-    """
+    """The traits that a stage declares for the code that runs, locks and reports it."""
 
     measures: bool = False
+    """It measures time, with exclusive use of the device."""
     searches: bool = False
+    """It chooses schedules by a search, whose result a locked run takes from the lock file."""
     uses_ledger: bool = False
     is_locked: bool = True
+    """A lock file records its outputs, and a locked run must reproduce them."""
     is_gate: bool = False
+    """Nothing of its target is delivered before it has succeeded."""
     unlocked_settings: tuple[str, ...] = ()
+    """Settings that only name the machine it ran on, which a lock file leaves out."""
 
 
 class StageSpec(NamedTuple):
     """One stage of a plan: all parts of its key, except content that is not known yet.
 
     Its id is `RECIPE:STAGE[/TARGET]`, with the name of a recipe or a variant, and without a target for a stage that
-    runs once for all. The version is that of what the stage does, and settings are plain JSON; it uses distributions
-    (`tools`). `pinned` has `(file, sha256)` of its output files in a locked run. No part of the key are what it
-    declares about itself, the kinds of this machine's devices that it measures on, how much memory it may take (see
-    `StageCall`), and how long it searches until what it found so far is delivered; None for to its end.
+    runs once for all. `version` is the stage's, settings are plain JSON, and `tools` the distributions that it uses.
+    `pinned` has `(file, sha256)` of its outputs in a locked run. The key excludes the traits, the device kinds that
+    it measures on, its memory limit (see `StageCall`), and the length of a search until its interim delivery (None:
+    no such delivery).
     """
 
     id: str
@@ -280,10 +265,10 @@ class StageSpec(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Files of one stage that are delivered to `dist/RECIPE/TARGET`.
+    """Files of one stage that are delivered to `dist/RECIPE/TARGET` after the stage `verified_by`.
 
-    `files` are pairs of a name in the artifact and in dist. The stage `verified_by` must have succeeded before.
-    `known_digests` are digests by name from a lock file, of files in the store; the stage is then any of the target.
+    `files` are pairs of a name in the artifact and in dist. `known_digests` are digests by name from a lock file, of
+    files in the store; the stage is then any of the target.
     """
 
     recipe: str
@@ -299,10 +284,9 @@ class Delivery(NamedTuple):
 
 
 class RecipeOrigin(NamedTuple):
-    """The sources of a planned recipe: a description for provenance, in no key.
+    """The sources of a planned recipe, for provenance, in no key; `locked` if a lock file is enforced.
 
-    `recipe` is the name under which it is planned, of the recipe or of a variant; `variant` is empty for the recipe
-    itself. `locked` says whether a lock file is enforced. Its targets are all, and their parts, planned or not.
+    `recipe` is the name of the recipe or of its variant. `targets` are all, with their parts, planned or not.
     """
 
     recipe: str
@@ -349,10 +333,7 @@ class Artifact(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The decision about a stage: its result is a hit, it must run, or it waits for other stages.
-
-    `reason` is one line; `causes` are all reasons to run, one phrase each.
-    """
+    """A decision about a stage, with its reason in one line; `causes` are all reasons to run."""
 
     stage_id: str
     kind: Literal["hit", "run", "wait"]
@@ -363,13 +344,11 @@ class Decision(NamedTuple):
 class StageCall(NamedTuple):
     """The input of a worker. It crosses process boundaries as plain JSON.
 
-    `inputs` maps `<stage>/<file>` and `<role>` to paths that may be read and not written;
-    `out` is an empty folder to fill; `work` is kept when a stage is killed, so that it can
-    resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
-    `tools` are the identities of the distributions that the stage uses: where others are installed,
-    it must not run.
-    `devices` are the kinds of the planning machine's devices that it measures on. `memory_bytes`
-    is how much memory it may take: 0 for any amount, None for a part of that of its machine.
+    `inputs` maps `<stage>/<file>` and `<role>` to read-only paths. `out` is an empty folder to fill; `work` survives
+    a kill, so that the stage can resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
+    A worker must refuse to run with other distributions than `tools`. `devices` are the kinds of the planning
+    machine's devices that it measures on. `memory_bytes` limits its memory: 0 for no limit, None for a share of the
+    machine's.
     """
 
     stage: str

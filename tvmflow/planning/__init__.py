@@ -1,4 +1,1 @@
-"""Planning: from recipes to a plan and the decisions about its stages.
-
-Imports stages, recipe and all layers below them.
-"""
+"""Planning: from recipes to a plan and the decisions about its stages."""

@@ -1,7 +1,4 @@
-"""Checks of planned recipes: unsupported requests, found before anything runs.
-
-Pure: no disk, no TVM.
-"""
+"""Checks of planned recipes: unsupported requests, and lock files, before anything runs."""
 
 from __future__ import annotations
 
@@ -84,11 +81,7 @@ _COMPARE_FIXED: Final = (
 
 
 def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
-    """Return all problems, each `file:line:column: field: problem`.
-
-    They are: two recipes with one name, and targets that cannot be built, that would have to run
-    where they cannot, or for which an output does not exist.
-    """
+    """Return all problems, each `file:line:column: field: problem`."""
     problems = list(_check_names(recipes))
     for planned in recipes:
         for target in planned.targets:
@@ -166,9 +159,9 @@ def _check_names(recipes: Sequence[PlannedRecipe]) -> Iterator[str]:
 def describe_runtimes(
     recipes: Iterable[PlannedRecipe], plan: Plan, artifacts: Mapping[str, Artifact]
 ) -> Iterator[str]:
-    """Yield a line for each library that needs TVM's runtime where its recipe left that open, and why.
+    """Yield a line with the reason for each library that needs TVM's runtime with `runtime: auto`.
 
-    What a model needs is found out by the first stage that lowers it: for others, only a known result says.
+    Only the stage that lowers a model finds this out: it is unknown for models without a result.
     """
     needs: dict[str, str] = {}
     for planned in recipes:
@@ -475,10 +468,8 @@ def locked_settings(spec: StageSpec) -> dict[str, Json]:
 def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) -> Plan:
     """Return the plan without its search, each stage pinned to the outputs in the lock file.
 
-    The chosen schedules in the lock file are written into the store, where `build` reads them.
-
-    Raises:
-        RecipeError: with every difference in settings, sources, packages and platform.
+    Writes the locked schedules into the store, where `build` reads them. Raises RecipeError with every difference in
+    settings, sources, packages and platform.
     """
     specs = [spec for spec in plan.stages if not spec.traits.searches]
     problems = _find_problems(lock, specs, state)
@@ -590,12 +581,9 @@ def reuse_searched(
     store: LocalStore,
     digests: Mapping[str, str] | None = None,
 ) -> StageSpec:
-    """Return a stage that reads files of a lock file in place of some searches' choices.
+    """Return a stage that reads a lock file's choices in place of those of some searches.
 
-    It is written as the search wrote it.
-
-    Raises:
-        RecipeError: when it has another sha256 than `digests` has for its role.
+    Raises RecipeError if such a file has another sha256 than `digests` has for its role.
     """
     searched = [need for need in spec.needs if need.maker in searches]
     files = []

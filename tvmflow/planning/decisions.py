@@ -1,7 +1,4 @@
-"""The decisions about the stages of a plan: up to date, or must run, and why.
-
-They are the one truth for plan, explain and run.
-"""
+"""The decisions about a plan's stages, for plan, explain and run: up to date, or must run, and why."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,12 +29,10 @@ FORCED = "forced by --force"
 
 
 class PlanState:
-    """The state of a plan's stages: keys, results and decisions by stage id, as far as known.
+    """Keys, results and decisions of a plan's stages by stage id, as far as known.
 
-    It is filled in topological order: first by `decide_all`, then by the run.
-
-    Attributes:
-        forced: The stages that must run also if their results are in the store, and why.
+    It is filled in topological order: first by `decide_all`, then by the run. `forced` has the stages that run in any
+    case, and why.
     """
 
     def __init__(self, store: LocalStore, forced: Iterable[str] = ()) -> None:
@@ -91,12 +86,9 @@ class PlanState:
         return self.store.find(*self._compute_key(spec, artifacts))
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:
-        """Return the sha256 of the files from outside the store that are part of the key, by name.
+        """Return the sha256 of the keyed files from outside the store, by their names in the key.
 
-        The names are those in the key.
-
-        Raises:
-            RecipeError: when one cannot be read, or has another digest than the recipe says.
+        Raises RecipeError if one cannot be read, or has another digest than the recipe says.
         """
         groups = group_files(spec.files)
         return {
@@ -231,10 +223,7 @@ def identify_tool(name: str, spec: StageSpec) -> str:
 
 
 def evaluate_plan(plan: Plan, store: LocalStore, forced: Iterable[str] = ()) -> PlanState:
-    """Return the state of a plan before anything of it runs, or after all of it did.
-
-    The stages `forced` must run also if their results are there.
-    """
+    """Return the state of a plan before or after its run; stages in `forced` must run in any case."""
     state = PlanState(store, forced)
     state.decide_all(plan)
     return state

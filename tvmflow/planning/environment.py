@@ -1,6 +1,6 @@
 """The environment of a plan: all that it depends on besides the files that its recipes name.
 
-Part of an up-to-date run: it imports next to nothing.
+Imports next to nothing, for up-to-date runs.
 """
 
 import os
@@ -35,10 +35,7 @@ def describe_environment() -> str:
 
 
 def list_source_files() -> tuple[list[str], list[str]]:
-    """Return all folders and all files of this package, in a stable order.
-
-    Not only modules: exporters copy files of other kinds into what they write.
-    """
+    """Return all folders and files of this package in a stable order, also those that exporters copy."""
     folders, files = [_package_root()], []
     for folder in folders:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -54,10 +51,7 @@ def _package_root() -> str:
 
 
 def without_password(word: str) -> str:
-    """Return a word of a command line or a variable without the user and password of an address.
-
-    Who may read the store must not be able to try passwords against a digest.
-    """
+    """Return a word without an address's user and password, which digests in the store must not contain."""
     scheme, colon, rest = word.partition("://")
     return scheme + colon + (rest.rpartition("@")[2] if colon else rest)
 

@@ -59,11 +59,7 @@ _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 
 
 class Model(NamedTuple):
-    """A model as a recipe names it.
-
-    `source` has the fields below `model`, `size` the bytes of its files, as far as they are here, and `outputs` the
-    names of its outputs, where the files have them.
-    """
+    """A model as a recipe names it: the fields below `model`, and the bytes of its local files."""
 
     name: str
     kind: str
@@ -74,12 +70,7 @@ class Model(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """The choices of a user for a recipe.
-
-    Attributes:
-        is_dynamic: Whether dynamic dimensions of the model stay dynamic.
-        is_quantized: Whether the recipe quantizes the model.
-    """
+    """The choices of a user for a recipe; with `is_dynamic`, dynamic dimensions stay dynamic."""
 
     targets: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = {}
@@ -91,11 +82,8 @@ class Choices(NamedTuple):
 class NewRecipe(NamedTuple):
     """The text of a recipe, and its gaps and notes.
 
-    Attributes:
-        open_lines: The lines with SIZE in them, in place of sizes that nobody says.
-        open_shapes: The shapes of the inputs of these lines.
-        batches_of_one: The inputs whose dynamic batch size became 1, with their shapes in the model and in the
-            recipe.
+    `open_lines` contain SIZE for unknown sizes, of the inputs in `open_shapes`. `batches_of_one` are the inputs whose
+    dynamic batch size became 1, with their shapes in the model and in the recipe.
     """
 
     text: str
@@ -124,7 +112,7 @@ class NewRecipe(NamedTuple):
 def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
     """Return a recipe's fields about a model, without importing a framework.
 
-    What is at an address is pinned: by the commit that it is now on the Hub, elsewhere by the digests of its files.
+    Addresses are pinned: by the current commit on the Hub, elsewhere by digests.
 
     Raises:
         UsageError: when it is not a model that can be imported.

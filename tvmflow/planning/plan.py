@@ -36,12 +36,7 @@ _SUBSTITUTES: Final = {
 
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
-    """Return the stages of all recipes, each after its inputs.
-
-    Raises:
-        RecipeError: when two recipes have one name, when a target cannot be built, when it would
-            have to run on a machine that cannot run it, or when an output does not exist for it.
-    """
+    """Return the stages of all recipes, each after its inputs; RecipeError for problems of `check_plan`."""
     problems = check_plan(recipes)
     if problems:
         raise RecipeError(problems)
@@ -184,8 +179,8 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
 def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
     """Return the stage that provides the files of `other` to a stage of this target.
 
-    A part of a model is a model by itself to most stages, and a partitioned target has one library: other stages
-    provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported one.
+    A part is a model by itself to most stages, and a partitioned target has one library: other stages replace
+    `import` and `export`. A quantized model replaces an imported one.
     """
     if other not in _SUBSTITUTES:
         return other

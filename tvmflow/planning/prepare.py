@@ -68,18 +68,11 @@ from tvmflow.targets.tvm_target import split_threads
 
 
 class RunRequest(NamedTuple):
-    """The request of a command line.
+    """The request of a command line: recipes, or one pipeline that names recipes; empty filters for all.
 
-    Attributes:
-        recipes: The paths of recipes, or of one pipeline that names recipes.
-        pipeline: Another pipeline than the recipes name.
-        targets: Only these targets; empty for all.
-        until: The last stage to run.
-        variants: Only these variants; empty for all.
-        lock: The lock file of a locked run.
-        updates_lock: The lock file names targets and schedules, and is not enforced: it is written again.
-        minutes: How long each target is searched, in place of the budgets in the recipes; 0 for no search.
-        force: The names of stages that run also if they are up to date.
+    `pipeline` replaces those of the recipes, `until` is the last stage to run, and stages in `force` run in any case.
+    With `updates_lock`, `lock` is not enforced, but its targets and schedules are used, and it is written again.
+    `minutes` of search for each target replace the budgets in the recipes; 0 for no search.
     """
 
     recipes: tuple[str, ...]
@@ -243,13 +236,10 @@ def resolve_targets(
     lock: Lock | None,
     query: Query = query_targets_in_process,
 ) -> tuple[tuple[Target, ...], tuple[Path, ...]]:
-    """Resolve the targets of a recipe.
+    """Resolve the targets of a recipe; also return all paths where programs were looked for.
 
-    The paths of all programs that were looked for are returned, too; the store remembers what they reported.
-    In a locked run, `host` is the host that the lock file was written on.
-
-    Raises:
-        RecipeError: with every target that LLVM does not know and every linker that is not installed.
+    In a locked run, `host` is the host that the lock file was written on. Raises RecipeError with every target that
+    LLVM does not know and every linker that is not installed.
     """
     entries = _list_entries(recipe, only)
     toolchains, reads = _identify_toolchains(recipe, entries, store)
@@ -401,13 +391,7 @@ _log = logging.getLogger(__name__)
 
 
 class PreparedRun(NamedTuple):
-    """A plan with all its sources.
-
-    Attributes:
-        started_ns: When planning began.
-        pipeline: The pipeline that the command line named in place of recipes.
-        forced: The ids of the stages that run also if they are up to date.
-    """
+    """A plan with its recipes, all files that were read, and the ids of stages that run in any case."""
 
     plan: Plan
     recipes: tuple[PlannedRecipe, ...]
@@ -428,10 +412,7 @@ def prepare_run(
     on_download: OnProgress | None = None,
     query: Query = query_targets_in_process,
 ) -> PreparedRun:
-    """Plan the request of a command line.
-
-    `on_download` is called a few times a second during the download of a file that refers to further files.
-    `query` asks LLVM about targets that the store does not know.
+    """Plan the request of a command line; `query` asks LLVM about targets that the store does not know.
 
     Raises:
         RecipeError: with all mistakes in all recipes.
@@ -560,12 +541,7 @@ _MAX_OPENED: Final = 1000
 
 
 class Signature(NamedTuple):
-    """Inputs and outputs of a library, as far as the model's files specify it.
-
-    Attributes:
-        inputs: Its inputs; None if they are not known.
-        scores: The first output, which labels name the scores of; None if it is not known.
-    """
+    """The known inputs of a library, and its first output, whose scores labels name; None if unknown."""
 
     inputs: tuple[TensorSpec, ...] | None = None
     scores: TensorSpec | None = None
@@ -593,11 +569,7 @@ def read_signature(
 
 
 class ImageFiles(NamedTuple):
-    """The images of recipes.
-
-    Attributes:
-        files: The images of each `verify.data`, by their paths in its folder.
-    """
+    """The images of each `verify.data`, by their paths in its folder, and all files that were read."""
 
     files: dict[str, tuple[str, ...]]
     read: list[Path]
@@ -620,10 +592,7 @@ def list_mismatches(planned: PlannedRecipe, inputs: Iterable[TensorSpec]) -> Ite
 def list_images(recipes: Iterable[tuple[PlannedRecipe, Signature]]) -> ImageFiles:
     """List the images that stages of recipes and their variants read.
 
-    Raises:
-        RecipeError: when there are none, when they have no input or no classes, or a label is missing;
-            for a file that is neither a table of images nor an npz file; and where labels, arrays or
-            images do not fit the signature.
+    Raises RecipeError with all problems of data and labels.
     """
     listed = ImageFiles({}, [])
     problems = [
@@ -718,11 +687,9 @@ def _check_arrays(path: Path) -> None:
 
 
 def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> None:
-    """Check that arrays fit the inputs of the model, and have the labels that limits need.
+    """Check that arrays fit the model's inputs, and have enough samples and the labels for limits.
 
-    Raises:
-        StageError: otherwise, as the stage does that reads them.
-        ValueError: when there are fewer samples than the recipe asks for.
+    Raises StageError as the stage that reads them, or ValueError for too few samples.
     """
     if signature.inputs is None:
         return

@@ -47,13 +47,7 @@ _StageName = Annotated[str, one_of(pipeline_stages(), "a stage"), schema_enum(pi
 class Pipeline(NamedTuple):
     """The stages of a run in order; a pipeline run by itself also names recipes, and later actions.
 
-    Attributes:
-        stages: Its stages, each after its inputs.
-        recipes: The recipes that it runs.
-        targets: Targets in place of their own; none to keep those.
-        release: The release that it makes.
-        retune: The tuning budget that it spreads over the recipes.
-        where: Returns `file:line:column` of a field.
+    `targets` replace those of its recipes. `where` returns `file:line:column` of a field.
     """
 
     name: str
@@ -122,11 +116,7 @@ def pipeline_schema() -> dict[str, Any]:
 
 
 def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
-    """Return a pipeline by its name, or from a file.
-
-    Raises:
-        RecipeError: when there is no such pipeline, or with all of its mistakes.
-    """
+    """Return a pipeline by its name, or from a file; RecipeError with all of its mistakes."""
     path = next(iter(_find_pipelines(name, base)), base / name)
     if mismatch := find_mismatch(path, PIPELINE):
         raise RecipeError(mismatch.text, fix=mismatch.fix)
@@ -208,9 +198,9 @@ def missing_pipeline_text(name: str, base: Path) -> str:
 
 
 class LoadedRecipe(NamedTuple):
-    """A recipe with its pipeline and positions.
+    """A recipe with its pipeline and the files that it was read from.
 
-    `where` returns `file:line:column` of a field: `where("targets", 0)`; `read` has the files that all of it is from.
+    `where` returns `file:line:column` of a field: `where("targets", 0)`.
     """
 
     recipe: Recipe
@@ -221,11 +211,7 @@ class LoadedRecipe(NamedTuple):
 
 
 def load_recipe(path: Path) -> LoadedRecipe:
-    """Return the recipe in a file.
-
-    Raises:
-        RecipeError: with all of its mistakes, each `file:line:column: field: problem`.
-    """
+    """Return the recipe in a file; RecipeError with all mistakes, each `file:line:column: field: problem`."""
     if mismatch := find_mismatch(path, RECIPE):
         raise RecipeError(mismatch.text, fix=mismatch.fix)
     document = read_yaml(path)
@@ -245,11 +231,7 @@ def load_recipe(path: Path) -> LoadedRecipe:
 
 
 def _missing_files(document: Document) -> Iterator[Problem]:
-    """Yield a problem for every file that the recipe names and that does not exist.
-
-    Reads the document, which need not be a valid recipe, so that missing files are reported
-    together with other mistakes.
-    """
+    """Yield a problem for every missing file, also of a document that is not a valid recipe."""
     base = document.path.parent
     model = document.value_at("model")
     for frontend in FRONTENDS.values() if isinstance(model, dict) else ():
@@ -306,14 +288,10 @@ class _Fields(NamedTuple):
 
 
 class PlannedRecipe(_Fields):
-    """A recipe, or a variant of it, with all that its plan depends on.
+    """A recipe, or a `variant` of it, with all that its plan depends on.
 
-    Attributes:
-        loaded: The recipe with its positions.
-        variant: The name of the variant; empty for the recipe itself.
-        pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
-        operator_files: The files of its custom operators.
-        images: The files of each `verify.data` that names images, by their paths in its folder.
+    `pipeline` is the file that replaces the recipe's own; empty for none. `images` are the files of each
+    `verify.data`, by their paths in its folder.
     """
 
     @cached_property

@@ -185,11 +185,7 @@ def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> N
 
 
 def _override(section: _Section, overrides: ClosedModel | None) -> _Section:
-    """Return the section with the fields that the overrides set.
-
-    Raises:
-        ValidationError: when the fields contradict each other.
-    """
+    """Return the section with the fields that the overrides set; ValidationError for contradictions."""
     if overrides is None:
         return section
     fields = {
@@ -452,11 +448,10 @@ class Recipe(ClosedModel):
         return owner, tune
 
     def for_target(self, name: str) -> Recipe:
-        """Return the recipe with the overrides of a target.
+        """Return the recipe with the overrides of a target, or none if there is no such target.
 
-        Args:
-            name: Of a target, or `TARGET.LEVEL`, `TARGET.webgpu` or `TARGET.PART`: then the recipe has the overrides
-                of both, and a name of its own. Under any other name there are no overrides.
+        `TARGET.LEVEL`, `TARGET.webgpu` and `TARGET.PART` have the overrides of both, and the recipe a name of its
+        own.
         """
         for target in self.targets:
             if target.name == name:

@@ -42,10 +42,9 @@ class LockedStage(ClosedModel):
 
 
 class LockedKernel(ClosedModel):
-    """A kernel of the model, and the trial whose schedule it has; without a trial a rule schedules it.
+    """A kernel of the model, and the trial of its schedule; without a trial, a rule schedules it.
 
-    Times are those of `pick_best`, in µs; `flops` are the arithmetic operations of one call. `trace`
-    is canonical JSON.
+    Times are those of `pick_best`, in µs; `flops` are those of one call. `trace` is canonical JSON.
     """
 
     names: list[str]
@@ -78,8 +77,8 @@ class LockedKernel(ClosedModel):
 class Measurements(ClosedModel):
     """The measurements of a target when the lock file was written. Informational, not enforced.
 
-    `coverage` is the share of the time in tuned kernels; `bytes` are the sizes of the delivered files.
-    `compared_us` has the latency of each runtime that was timed beside the library, by its name and version.
+    `coverage` is the share of the time in tuned kernels; `bytes` are the sizes of the delivered files. `compared_us`
+    has the latency of each runtime that was timed beside the library, by name and version.
     """
 
     accuracy: float | None = None
@@ -93,8 +92,7 @@ class Measurements(ClosedModel):
 class LockedTarget(ClosedModel):
     """A target, its kernels by workload, and the measurements when the lock file was written.
 
-    `peak_gflops` is the speed of the machine that chose the schedules. `choices` are the operators that are computed
-    otherwise than by rule.
+    `peak_gflops` is that of the machine that chose the schedules. `choices` are operators not lowered by rule.
     """
 
     tvm: dict[str, Json]
@@ -178,12 +176,7 @@ class Lock(NamedTuple):
 
 
 def read_lock(path: Path) -> Lock:
-    """Return the lock file at a path.
-
-    Raises:
-        RecipeError: when it is not a valid lock file, with positions.
-        UsageError: when there is no such file.
-    """
+    """Return the lock file at a path; UsageError if it is missing, RecipeError if it is not valid."""
     if not os.path.lexists(path):
         raise UsageError(
             f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
@@ -201,11 +194,7 @@ def read_lock(path: Path) -> Lock:
 
 
 def lock_path(recipes: Sequence[str]) -> Path:
-    """Return the default lock file of a recipe or pipeline: beside it, with the suffix `.lock.yaml`.
-
-    Raises:
-        UsageError: for several files.
-    """
+    """Return the lock file beside a recipe or pipeline; UsageError for several, which have no default."""
     if len(recipes) != 1:
         raise UsageError(
             "several recipes have no default lock file", fix="name one with --lock FILE"

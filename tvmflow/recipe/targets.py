@@ -50,11 +50,7 @@ Output = Annotated[str, one_of(OUTPUT_NAMES, "an output"), schema_enum(OUTPUT_NA
 
 
 def check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names.
-
-    Raises:
-        PydanticCustomError: when one is listed twice.
-    """
+    """Return names for a validator; an error if one is listed twice."""
     for index, name in enumerate(names):
         if name in names[:index]:
             raise field_error(f"'{name}' is listed twice", index)
@@ -62,11 +58,7 @@ def check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_outputs(outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the outputs.
-
-    Raises:
-        PydanticCustomError: when one is listed twice, or `archive` would be empty.
-    """
+    """Return outputs for a validator; an error if one is listed twice, or `archive` would be empty."""
     check_unique(outputs)
     if outputs == ("archive",):
         raise field_error("an archive contains the other outputs; list at least one more output")
@@ -378,10 +370,7 @@ class TargetSpec(BuildTarget):
         return f"{self.name}.{mapping['kind']}" if mapping else ""
 
     def tvm_target(self) -> dict[str, Json] | None:
-        """Return the mapping for TVM; None for `host`.
-
-        A multi-ISA target returns its first ISA level's, a WebGPU target that of its WebAssembly fallback.
-        """
+        """Return the mapping for TVM: of the first ISA level, or the WebAssembly fallback; None for `host`."""
         mapping = super().tvm_target()
         backend = backend_for(mapping or {})
         if mapping and backend.IS_BESIDE_HOST:
@@ -393,10 +382,7 @@ class TargetSpec(BuildTarget):
         )
 
     def build_targets(self) -> dict[str, BuildTarget]:
-        """Return the targets of builds, by name.
-
-        It is this target, each of its parts as `TARGET.PART`, or each of its levels as `TARGET.LEVEL`.
-        """
+        """Return the targets of builds by name: this one, its parts `TARGET.PART`, or levels `TARGET.LEVEL`."""
         if self.parts:
             return {f"{self.name}.{part.name}": part for part in self.parts}
         mapping = super().tvm_target() or {}

@@ -1,8 +1,7 @@
 """YAML files: values with their positions, read into documents, validated, and written.
 
-Only what recipes need is read: mappings with string keys, lists, strings, numbers, true,
-false, null and aliases. Tags, merge keys, duplicate keys, several documents and documents
-that expand into too many values are problems with a position.
+Only the subset for recipes is read: mappings with string keys, lists, strings, numbers, true, false, null and
+aliases. Tags, merge keys, duplicate keys, several documents and huge documents are problems with a position.
 """
 
 from __future__ import annotations
@@ -33,25 +32,17 @@ _NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 
 
 def read_yaml(path: Path, *, size_factor: int = 1, fix: str = _START) -> Document:
-    """Return the document in a file; values that recipes do not allow are among its problems.
+    """Return the document in a file, with problems for values that recipes do not allow.
 
-    It may be `size_factor` times as large as a recipe; `fix` is what to do when it is empty.
-
-    Raises:
-        RecipeError: when the file cannot be read or is not YAML.
+    It may be `size_factor` times as large as a recipe; `fix` is for an empty one. Raises RecipeError if it is
+    unreadable.
     """
     text = _read_text(path, _MAX_BYTES * size_factor)
     return parse_yaml(path, text, size_factor=size_factor, fix=fix)
 
 
 def parse_yaml(path: Path, text: str, *, size_factor: int = 1, fix: str = _START) -> Document:
-    """Return the document in a text, as `read_yaml` returns that in a file.
-
-    Messages name the path; it may have `size_factor` times as many names and values as a recipe.
-
-    Raises:
-        RecipeError: when the text is not YAML.
-    """
+    """Return the document in a text, as `read_yaml` does; RecipeError, with the path, if it is not YAML."""
     max_nodes = _MAX_NODES * size_factor
     try:
         loader = _Loader(text, max_nodes)
@@ -246,12 +237,7 @@ def position_of(mark: Any) -> Position:
 
 
 class ValueReader:
-    """Reads the nodes of one document.
-
-    Args:
-        implicit_tag: Returns the tag that YAML gives a node that has none written.
-        max_values: The most values of a document, each alias counted with all that it stands for.
-    """
+    """Reads the nodes of one document; values of aliases count towards `max_values` each time."""
 
     def __init__(self, implicit_tag: Callable[[yaml.Node], str], max_values: int) -> None:
         self._implicit_tag = implicit_tag
@@ -266,8 +252,7 @@ class ValueReader:
     def read(self, node: yaml.Node, loc: Loc, depth: int = 0) -> Json:
         """Return the value of a node, or `UNREADABLE` after recording why.
 
-        Raises:
-            TooLarge: when the document has too many values or is nested too deep.
+        Raises TooLarge if the document has too many values or is nested too deep.
         """
         self._values += 1
         if depth > MAX_DEPTH or self._values > self._max_values:
@@ -406,16 +391,9 @@ class Problem(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A YAML document: its value and the position of each part of it.
+    """A YAML document: its value, positions of values and names by path, and the text of scalars.
 
-    Attributes:
-        path: The file.
-        value: Plain values; `UNREADABLE` where something could not be read.
-        positions: Path of each value -> position.
-        name_positions: Path of each field -> position of its name.
-        scalars: Path of each scalar -> its text in the file.
-        problems: Mistakes that have already been found.
-        unreadable: Paths of the values and mappings that these mistakes leave in doubt.
+    `value` has `UNREADABLE` for values with problems; `unreadable` are the paths that problems leave in doubt.
     """
 
     path: Path
@@ -470,10 +448,7 @@ FLOAT_WITHOUT_DOT: Final = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def write_yaml(value: Json) -> str:
-    """Return YAML that is easily compared and merged: one field a line, in the order of the mapping.
-
-    Lists of scalars, and empty mappings, are written on one line.
-    """
+    """Return YAML that is easily compared and merged: a field per line, in order, with short lists inline."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize
     )
@@ -534,10 +509,9 @@ def validate(
     other: type[BaseModel] | None = None,
     other_noun: str = "",
 ) -> tuple[_AnyModel | None, list[Problem]]:
-    """Return the document as a model, or None and all that is wrong with it.
+    """Return the document as a model, or None, and all of its problems.
 
-    Fields that belong into another kind of document are found in its model, `other`; `other_noun`
-    is what messages call it.
+    Fields of another kind of document are recognized by its model, `other`; `other_noun` names it in messages.
     """
     problems = list(document.problems)
     if not isinstance(document.value, dict):
@@ -644,8 +618,7 @@ def _unknown_field_text(document: Document, kinds: _Kinds, loc: Loc) -> str:
 def _find_places(kinds: _Kinds, name: str) -> list[str]:
     """Return where a field of this name belongs: `under verify`, or `under verify of a recipe`.
 
-    Overrides have the fields of the section that they override, which is named instead. A section
-    inside another one that has the field is not named either.
+    Not named are overrides of a named section, and sections inside another one that has the field.
     """
     own, other = (_sections_with(model, name) for model in (kinds.model, kinds.other))
     for sections, suffix in ((own, ""), (other, f" of {kinds.other_noun}")):
