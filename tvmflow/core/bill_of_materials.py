@@ -44,10 +44,6 @@ def stated_license_fields(name: str) -> dict[str, Json]:
     return license_fields(expression)
 
 
-# ---------------------------------------------------------------- licenses
-# Licenses by name: which names are SPDX expressions.
-
-
 def license_expression(name: str) -> str:
     """Return a name as an SPDX expression in its canonical form; an empty string if it is none."""
     # Loading the list of licenses takes longer than reading a recipe that names none.

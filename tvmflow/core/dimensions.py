@@ -312,9 +312,6 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-# ---------------------------------------------------------------- expressions
-
-
 @functools.lru_cache(maxsize=4096)
 def _parse(text: str) -> ast.expr:
     if len(text) > _MAX_TEXT:

@@ -263,9 +263,6 @@ _ZIPS: Final[Mapping[FileKind, Callable[[list[str]], bool]]] = {
 }
 
 
-# ---------------------------------------------------------------- files of another kind
-
-
 class Mismatch(NamedTuple):
     """A file of another kind than a command takes: its kind, and the remedy."""
 

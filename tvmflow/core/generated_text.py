@@ -250,9 +250,6 @@ def github_text(text: str, special: str = "") -> str:
     return text
 
 
-# ---------------------------------------------------------------- identifiers
-
-
 def class_name(name: str) -> str:
     """Return the name of a recipe as that of a class or module of Java and Swift, which no keyword is.
 

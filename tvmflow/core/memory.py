@@ -36,9 +36,6 @@ _LONGEST_WAIT_S: Final = 1.0
 _NO_LIMIT: Final = 1 << 60
 
 
-# ---------------------------------------------------------------- this machine
-
-
 def machine_bytes() -> int:
     """Return the memory of this machine, or of the container or control group that this process is in."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -78,9 +75,6 @@ def limit_address_space(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-# ---------------------------------------------------------------- processes
-
-
 def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
     """Return the memory of those processes that have not ended; shared memory counts for each."""
     if not lists_processes():
@@ -109,9 +103,6 @@ def _proportional_bytes(pid: int, resident: int) -> int:
     """Return the memory of a process, with its share of shared memory. Takes time."""
     match = re.search(r"^Pss:\s+(\d+) kB", read_text(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
     return int(match[1]) << 10 if match else resident
-
-
-# ---------------------------------------------------------------- the watch
 
 
 class MemoryExcess(NamedTuple):
@@ -221,9 +212,6 @@ class MemoryWatch:
 def _sum(workers: Mapping[int, Mapping[int, int]]) -> int:
     return sum(sum(tree.values()) for tree in workers.values())
 
-
-# ---------------------------------------------------------------- CPU time
-# A limit of this process alone.
 
 # How much longer this process may run where no Python code is interrupted.
 _GRACE_S: Final = 2

@@ -153,9 +153,6 @@ def _identify(distribution: str, path: tuple[str, ...]) -> _Identified:
     return _Identified(f"{package.version}+{digest}", package, files)
 
 
-# ---------------------------------------------------------------- where it is
-
-
 def _find(distribution: str) -> Package:
     if distribution.startswith(_NAMESPACE_PREFIX):
         return _find_distribution(distribution)
@@ -222,9 +219,6 @@ def _find_distribution(distribution: str) -> Package:
                     record=f"{path}/RECORD",
                 )
     raise NotInstalled(f"{distribution} is not installed", fix=install_command(distribution))
-
-
-# ---------------------------------------------------------------- whose it is
 
 
 def _find_owners(folder: str, distribution: str, module: str) -> list[tuple[str, str, str]]:
@@ -522,8 +516,6 @@ def _load(path: str) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
 
-
-# ---------------------------------------------------------------- requirements
 
 REQUIREMENTS = {
     "apache-tvm": "apache-tvm==0.27.0.post1",

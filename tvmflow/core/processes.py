@@ -94,9 +94,6 @@ def _list_descendants_portably(pid: int) -> list[int]:
         return []
 
 
-# ---------------------------------------------------------------- Python processes
-
-
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module as `python -m` does."""
     run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"

@@ -65,9 +65,6 @@ class PrivateKey(NamedTuple):
         return self.key.sign(message)
 
 
-# ---------------------------------------------------------------- keys
-
-
 def generate_key(path: Path) -> PublicKey:
     """Make a key: the private half in `path`, only for its owner, the public one in `.pub` beside it."""
     from cryptography.hazmat.primitives import serialization
@@ -178,9 +175,6 @@ def _key_file_errors(path: Path, action: str) -> Iterator[None]:
 
 def _first_sentence(error: Exception) -> str:
     return str(error).partition(".")[0] or type(error).__name__
-
-
-# ---------------------------------------------------------------- keys of the environment
 
 
 def load_signing_key() -> PrivateKey | None:

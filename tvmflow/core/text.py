@@ -8,8 +8,6 @@ from typing import Final
 
 from tvmflow.core.formatting import quoted
 
-# ---------------------------------------------------------------- suggestions
-
 _LONGEST = 60
 
 
@@ -42,8 +40,6 @@ def did_you_mean(
     choices = " or ".join(f"'{other}'" for other in names)
     return f"; did you mean {choices}?" if names else ""
 
-
-# ---------------------------------------------------------------- quantities
 
 _SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 _CALL_SECONDS: Final = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -80,8 +76,6 @@ def _parse(text: str, units: Mapping[str, float], kind: str) -> float:
         return 0.0
     raise ValueError(f"{quoted(text)} is not {kind}; units are {', '.join(units)}")
 
-
-# ---------------------------------------------------------------- tables
 
 _GAP = "  "
 

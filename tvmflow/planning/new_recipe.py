@@ -106,9 +106,6 @@ class NewRecipe(NamedTuple):
         ]
 
 
-# ---------------------------------------------------------------- the model
-
-
 def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
     """Return a recipe's fields about a model, without importing a framework.
 
@@ -233,9 +230,6 @@ def name_of(model: str) -> str:
     if find_invalid_name([name]) is not None:
         name = f"model-{name}"
     return name[:_MAX_NAME].strip("-._")
-
-
-# ---------------------------------------------------------------- the recipe
 
 
 def write_recipe(model: Model, choices: Choices) -> NewRecipe:

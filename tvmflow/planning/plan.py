@@ -58,9 +58,6 @@ def _origin(planned: PlannedRecipe) -> RecipeOrigin:
     return RecipeOrigin(planned.recipe.name, path, pipeline, planned.variant, targets=every_target)
 
 
-# ---------------------------------------------------------------- stages
-
-
 def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
     """Yield the stages of a recipe's pipeline, and the stages that they add, in order."""
     planned_ids: set[str] = set()
@@ -141,9 +138,6 @@ def _deliver_every_s(recipe: Recipe, traits: StageTraits) -> float | None:
     if not traits.forecast or not tune.trials or tune.deliver_every is None or has_gates:
         return None
     return tune.deliver_every * 60
-
-
-# ---------------------------------------------------------------- inputs of stages
 
 
 def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator[Need]:
@@ -269,9 +263,6 @@ def _data_files(planned: PlannedRecipe, role: str, data: str, where: str) -> Ite
     # a table may name an image twice
     for file in dict.fromkeys(images or ()):
         yield InputFile(f"{role}/{file}", str(folder / file), where, folder=str(folder))
-
-
-# ---------------------------------------------------------------- deliveries
 
 
 def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iterator[Delivery]:

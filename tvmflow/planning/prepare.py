@@ -347,9 +347,6 @@ def _add_webgpu(spec: TargetSpec, resolved: ResolvedTarget) -> ResolvedTarget:
     return resolved._replace(webgpu=resolved._replace(name=spec.webgpu_name, tvm=tvm, features=()))
 
 
-# ---------------------------------------------------------------- toolchains
-
-
 def _identify_toolchains(
     recipe: LoadedRecipe, entries: Mapping[str, _Entry], store: LocalStore
 ) -> tuple[dict[str, Json], tuple[Path, ...]]:

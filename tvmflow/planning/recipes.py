@@ -194,9 +194,6 @@ def missing_pipeline_text(name: str, base: Path) -> str:
     return f"there is no pipeline {quoted(name)}{hint} (there are {', '.join(names)})"
 
 
-# ---------------------------------------------------------------- recipes
-
-
 class LoadedRecipe(NamedTuple):
     """A recipe with its pipeline and the files that it was read from.
 
@@ -268,9 +265,6 @@ def _missing_data(document: Document) -> Iterator[Problem]:
                 is_url = is_address(data)
                 text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
                 yield document.problem(text, *loc)
-
-
-# ---------------------------------------------------------------- with all that a plan depends on
 
 
 Target = ResolvedTarget | PartitionedTarget

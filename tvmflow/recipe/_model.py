@@ -85,9 +85,6 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
         return self
 
 
-# ---------------------------------------------------------------- dimensions
-
-
 _MAX_SIZE: Final = (1 << 31) - 1
 
 
@@ -198,10 +195,6 @@ _SIZE_SCHEMA: Final = {
 _InputSize = Annotated[Any, BeforeValidator(_read_size), WithJsonSchema(_SIZE_SCHEMA)]
 
 
-# ---------------------------------------------------------------- image
-# `inputs.NAME.image`: how an image becomes an input.
-
-
 # At most as many digits as a number in a recipe may have, so that the quotient is a finite float.
 _FRACTION: Final = re.compile(r"(\d{1,100})/(\d{1,100})")
 
@@ -285,9 +278,6 @@ class ImageSpec(ClosedModel):
             name: value[0] if isinstance(value, list) and len(value) == 1 else value
             for name, value in fields.items()
         }
-
-
-# ---------------------------------------------------------------- inputs
 
 
 def _to_tuples(value: Any) -> Any:

@@ -143,10 +143,6 @@ class TuneOverrides(Tune):
         return self
 
 
-# ---------------------------------------------------------------- kernels
-# `kernels`: how operators become kernels.
-
-
 _Operator = Annotated[
     str,
     one_of(OPTIMIZED_OPERATORS, "an operator with a blocked layout"),
@@ -190,9 +186,6 @@ class Kernels(ClosedModel):
     schedules: Literal["rules", "none"] = "rules"
     """`rules`: schedule rules choose the schedules of untuned kernels. `none`: untuned kernels have no schedule, and
     are slow."""
-
-
-# ---------------------------------------------------------------- verify
 
 
 AUTO: Final = "auto"
@@ -303,9 +296,6 @@ class VerifyOverrides(Verify):
         return self
 
 
-# ---------------------------------------------------------------- quantize
-
-
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 """The ways of choosing the range of a tensor by its histogram."""
 
@@ -360,9 +350,6 @@ class Quantize(ClosedModel):
 
 class QuantizeOverrides(Quantize):
     """Overrides of `quantize` for a variant."""
-
-
-# ---------------------------------------------------------------- release
 
 
 _VERSION_PATTERN: Final = (

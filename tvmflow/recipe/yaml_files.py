@@ -24,9 +24,7 @@ from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json
 
 _MAX_BYTES: Final = 1 << 20
-
 _MAX_NODES: Final = 40_000
-
 _START: Final = "start with the line `recipe: 1`"
 _NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 
@@ -106,48 +104,33 @@ def _error(path: Path, line: int, column: int, text: str) -> RecipeError:
     return RecipeError(f"{path}:{line}:{column}: {text}")
 
 
-class _SyntaxMessage(NamedTuple):
-    """Our message for PyYAML's messages that contain `needle`; `at_start`: where the construct began."""
-
-    needle: str
-    text: str
-    at_start: bool = False
-
-
 _INDENTATION: Final = "this line does not continue what is above; check its indentation"
 
-_SYNTAX_MESSAGES: Final = (
-    _SyntaxMessage("'\\t'", "found a tab; YAML allows only spaces here"),
-    _SyntaxMessage(
-        "expected a single document", "a second document starts here; a file may hold only one"
-    ),
-    _SyntaxMessage("undefined alias", "unknown alias; no anchor above has this name"),
-    _SyntaxMessage("duplicate anchor", "duplicate anchor; another value above has this name"),
-    _SyntaxMessage(
-        "mapping values are not allowed",
-        "a ':' is not allowed here: the indentation is wrong, or a string with ': ' needs quotes",
-    ),
-    _SyntaxMessage("could not find expected ':'", "expected a field, such as `name: …`", True),
-    _SyntaxMessage(
-        "scanning a quoted scalar: found unexpected end", "this quote is never closed", True
-    ),
-    _SyntaxMessage(
-        "parsing a flow", "this bracket is not closed, or a comma is missing in it", True
-    ),
-    _SyntaxMessage("expected <block end>", _INDENTATION),
-    _SyntaxMessage("expected '<document start>'", _INDENTATION),
-    _SyntaxMessage(
-        "that cannot start any token", "a string that starts with this character needs quotes"
-    ),
-)
+# Parts of PyYAML's messages, and ours about the place of the mistake.
+_MISTAKES: Final = {
+    "'\\t'": "found a tab; YAML allows only spaces here",
+    "expected a single document": "a second document starts here; a file may hold only one",
+    "undefined alias": "unknown alias; no anchor above has this name",
+    "duplicate anchor": "duplicate anchor; another value above has this name",
+    "mapping values are not allowed": "a ':' is not allowed here: the indentation is wrong, or a string with ': ' needs quotes",
+    "expected <block end>": _INDENTATION,
+    "expected '<document start>'": _INDENTATION,
+    "that cannot start any token": "a string that starts with this character needs quotes",
+}
+# The same, about the beginning of the construct with the mistake.
+_UNFINISHED: Final = {
+    "could not find expected ':'": "expected a field, such as `name: …`",
+    "scanning a quoted scalar: found unexpected end": "this quote is never closed",
+    "parsing a flow": "this bracket is not closed, or a comma is missing in it",
+}
 
 
 def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> RecipeError:
     message = ": ".join(str(part) for part in (error.context, error.problem) if part)
-    for case in _SYNTAX_MESSAGES:
-        if case.needle in message:
-            mark = error.context_mark if case.at_start else error.problem_mark
-            return _error(path, *position_of(mark), case.text)
+    for mark, texts in ((error.problem_mark, _MISTAKES), (error.context_mark, _UNFINISHED)):
+        for part, text in texts.items():
+            if part in message:
+                return _error(path, *position_of(mark), text)
     return _error(path, *position_of(error.problem_mark), f"this is not YAML: {excerpt(message)}")
 
 
@@ -179,24 +162,17 @@ class _Loader(yaml.SafeLoader):
         return str(tag)
 
 
-# ---------------------------------------------------------------- yaml values
-# Turns YAML nodes into plain values, and records positions and problems.
-
+# ---------------------------------------------------------------- values of nodes
 
 TAG_PREFIX: Final = "tag:yaml.org,2002:"
-
 MAX_DEPTH: Final = 40
-
 TOO_DEEP: Final = f"nested more than {MAX_DEPTH} levels deep"
-
 _MAX_DIGITS: Final = 100
-
 _BOOLEAN_WORDS: Final = frozenset("yes no on off".split())
 # The field that is on or off.
 _SWITCH: Final = "checks"
 
 _LONE_SURROGATE: Final = "the string contains a lone surrogate (half of a character)"
-
 _QUOTE: Final = "put it in quotes"
 # The types of plain scalars in YAML 1.1, by tag.
 _READ_AS: Final = {
@@ -210,7 +186,6 @@ _READ_AS: Final = {
 }
 
 _CONSTRUCTOR: Final = yaml.constructor.SafeConstructor()
-
 _NUMBERS: Final[dict[str, Callable[[Any], Json]]] = {
     "int": _CONSTRUCTOR.construct_yaml_int,
     "float": _CONSTRUCTOR.construct_yaml_float,
@@ -365,20 +340,15 @@ _READERS: Final[dict[str, Callable[[ValueReader, Any, Loc, int], Json]]] = {
 }
 
 
-# ---------------------------------------------------------------- yaml document
-# A YAML document as plain values, with the position of each value and the problems found in it.
-
+# ---------------------------------------------------------------- documents
 
 Loc = tuple[str | int, ...]
-
 """The path of a value: field names and indices in lists, as pydantic has it."""
 
 Position = tuple[int, int]
-
 """Line and column, counted from 1."""
 
 UNREADABLE: Final[Any] = object()
-
 """The value in place of one that could not be read and has been reported."""
 
 
@@ -489,8 +459,6 @@ _Dumper.add_representer(str, _Dumper.represent_string)
 
 
 # ---------------------------------------------------------------- validation
-# Documents become models; pydantic's errors become messages with positions.
-
 
 _AnyModel = TypeVar("_AnyModel", bound=BaseModel)
 
@@ -568,9 +536,6 @@ def strip_annotation(kind: Any) -> Any:
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         kind = next(arg for arg in get_args(kind) if arg is not type(None))
     return kind
-
-
-# ---------------------------------------------------------------- pydantic's errors
 
 
 def _list_problems(document: Document, kinds: _Kinds, detail: ErrorDetails) -> Iterator[Problem]:

@@ -309,9 +309,6 @@ def _remove_work_folder(path: Path, size: int) -> int | None:
     return size
 
 
-# ---------------------------------------------------------------- obsolete notes
-
-
 def _is_obsolete_stat(path: Path) -> bool:
     note = _read_json(path)
     return not (isinstance(note, dict) and Path(str(note.get("path"))).exists())
@@ -403,8 +400,6 @@ class EvictionPlan:
         digests = [digest for pin in self._inventory.pins for digest in pin.digests]
         return self._inventory.size(needed, digests)
 
-    # ------------------------------------------------------------ results
-
     def _unused_results(self) -> Iterator[StoredResult]:
         for result in self._inventory.results.values():
             needed = result.key in self._needed_keys and not result.damaged
@@ -437,8 +432,6 @@ class EvictionPlan:
                 freed += self._remove_blob(digest) or 0
         return freed
 
-    # ------------------------------------------------------------ blobs
-
     def _unreferenced_blobs(self) -> Iterator[Candidate]:
         """Yield the blobs that a killed process added and did not refer to."""
         for digest, blob in self._inventory.blobs.items():
@@ -462,8 +455,6 @@ class EvictionPlan:
                 path.unlink()
                 return blob.size
         return None
-
-    # ------------------------------------------------------------ downloads
 
     def _unused_downloads(self) -> Iterator[Candidate]:
         """Yield downloads that nothing needs; their reason follows when it is their turn."""

@@ -111,9 +111,6 @@ _MAX_DISCARDED_BYTES: Final = 4096
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-# ---------------------------------------------------------------- bytes as they arrive
-
-
 class ByteSource(Protocol):
     """The bytes of a file from a position on, as they arrive from a server, a bucket or the disk."""
 
@@ -186,9 +183,6 @@ def read_pieces(
         raise Unreachable(f"the connection ended after {received} bytes", retryable=True)
 
 
-# ---------------------------------------------------------------- answers
-
-
 class Answer:
     """The answer to a request: its status and header, and a source of its bytes."""
 
@@ -256,9 +250,6 @@ class Answer:
 def header_count(text: str) -> int | None:
     """Return the number in a header such as `Content-Length`; None if it is not a number of bytes."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
-
-
-# ---------------------------------------------------------------- requests
 
 
 class HttpClient:

@@ -320,9 +320,6 @@ def _is_named_well(path: Path) -> bool:
     return bool(is_prefix and _DIGEST.fullmatch(path.name))
 
 
-# ---------------------------------------------------------------- contents
-
-
 def _unseal(path: Path, folders: int = 1) -> str:
     return unseal(read_regular(path), *path.parts[-1 - folders :])
 

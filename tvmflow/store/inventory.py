@@ -273,9 +273,6 @@ def stored_paths(store: LocalStore, folder: str) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-# ---------------------------------------------------------------- files and their sizes
-
-
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield every file below a folder."""
     for parent, _, names in os.walk(folder):

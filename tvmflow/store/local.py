@@ -373,8 +373,6 @@ class LocalStore:
         """Move something damaged to `damaged/`, and return where it is then."""
         return self._folder.set_aside(path)
 
-    # ------------------------------------------------------------ results
-
     def find(self, key: str, preimage: dict[str, Json] | None = None) -> Artifact | None:
         """Return the finished result with this key, if all its files are in the store.
 
@@ -428,8 +426,6 @@ class LocalStore:
                 os.utime(path)
                 self._lease.follow_clock(os.stat(path).st_mtime_ns)
 
-    # ------------------------------------------------------------ making results
-
     def running(self) -> contextlib.AbstractContextManager[int]:
         """Mark a run as active while the block runs; give the time (ns) from which uses count as the run's.
 
@@ -480,8 +476,6 @@ class LocalStore:
         content = encode(record)
         with disk.use_lock(self.root):
             self._folder.write(content, self.action_path(key), flush=True)
-
-    # ------------------------------------------------------------ recipes
 
     def last_key(self, recipe: str, label: str) -> str | None:
         """Return the key that a stage of a recipe had when it was last up to date."""

@@ -124,9 +124,6 @@ def _parse_header(text: str) -> list[Challenge]:
     return challenges
 
 
-# ---------------------------------------------------------------- tokens
-
-
 def log_in(
     host: str, url: str, headers: Sequence[str], scopes: Sequence[str], client: HttpClient
 ) -> Credential | None:
@@ -235,9 +232,6 @@ def _fetch_token(
         return None
     text = f"the token server {server.netloc} gives no token for the credentials in {own.origin}"
     raise LoginError(text, "log in again with `docker login`", answer.status)
-
-
-# ---------------------------------------------------------------- credentials
 
 
 def hostname(host: str) -> str:
@@ -456,8 +450,6 @@ def _parse_descriptor(value: Json) -> Descriptor:
         raise Unreadable(f"it has a file of {descriptor.size} bytes")
     return descriptor
 
-
-# ---------------------------------------------------------------- requests
 
 # The logins of this process, by the URL of the repository and what they are for. The last one is the newest.
 _LOGINS: Final = dict[tuple[str, tuple[str, ...]], Credential]()

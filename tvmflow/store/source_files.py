@@ -227,8 +227,6 @@ class SourceFiles:
             fetch_file(file._replace(sha256=""), self._store, on_progress=self._on_progress)
         )
 
-    # ------------------------------------------------------------ the Hub
-
     def _resolve_on_hub(self, file: InputFile) -> InputFile:
         hub_file = parse_hub_file(file.url)
         try:
@@ -289,8 +287,6 @@ class SourceFiles:
                 quoted(snapshot.license),
             )
         return snapshot
-
-    # ------------------------------------------------------------ registries
 
     def _resolve_in_registry(self, file: InputFile) -> InputFile:
         """Return a file of an artifact with the digest that its manifest, which is pinned, has for it."""

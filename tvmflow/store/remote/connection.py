@@ -79,8 +79,6 @@ def open_content(content: bytes | Path) -> IO[bytes]:
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
-# ---------------------------------------------------------------- connection
-
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
@@ -171,8 +169,6 @@ class RemoteConnection:
     def _limit_s(self, size: int) -> float:
         return self.access.patience_s + size / MIN_BYTES_PER_S
 
-    # ------------------------------------------------------------ fetching
-
     def read_blob(self, blob: BlobRef, circuit_breaker: CircuitBreaker) -> bytes | None:
         """Return the verified content of a small blob; None when it does not exist."""
         return circuit_breaker.call(
@@ -223,8 +219,6 @@ class RemoteConnection:
             raise Corrupt(f"the blob {blob.digest[:12]} has {size} bytes with the digest {actual}")
         return True
 
-    # ------------------------------------------------------------ uploading
-
     def has_blob(self, blob: BlobRef) -> bool:
         """Return whether the remote cache has a blob. Asked before an upload."""
         return self.writes.call(
@@ -253,9 +247,6 @@ class RemoteConnection:
 def _collect(get: Callable[[Sink], bool]) -> bytes | None:
     content = io.BytesIO()
     return content.getvalue() if get(content.write) else None
-
-
-# ---------------------------------------------------------------- circuit breaker
 
 
 class CircuitBreaker:

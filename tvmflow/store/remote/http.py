@@ -119,9 +119,6 @@ def _answer_text(answer: Answer) -> str:
     return f"it answers {answer.status} {excerpt(answer.reason, _MAX_REASON)}".rstrip()
 
 
-# ---------------------------------------------------------------- URLs and credentials
-
-
 def without_credentials(url: str) -> str:
     """Return a URL without user, password, query and fragment, also if the password is not escaped."""
     scheme, _, rest = url.partition("://")

@@ -142,9 +142,6 @@ class VerifiedAction(NamedTuple):
     blobs: Mapping[str, BlobRef]
 
 
-# ---------------------------------------------------------------- uploading
-
-
 def make_envelope(action: Action, signer: signing.PrivateKey | None) -> bytes:
     """Return the envelope of an action, with its own signatures or, if it has none, that of `signer`."""
     signers = [signer] if signer is not None and not action.signatures else []
@@ -161,9 +158,6 @@ def make_action_result(action: Action, envelope: BlobRef) -> bytes:
 
 def _listed_files(action: Action) -> dict[str, BlobRef]:
     return {_FILES + file.name: BlobRef(file.digest, file.size) for file in action.files}
-
-
-# ---------------------------------------------------------------- fetching
 
 
 def find_action(
