@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast
 
 from tvmflow.core.formatting import excerpt
@@ -70,21 +72,23 @@ def _reader_for(kind: Any) -> _Reader:
     if kind in _SCALARS:
         return _SCALARS[kind]
     if origin in (Union, types.UnionType):
-        return _read_any_number if set(arguments) == {float, str} else _union_reader(arguments)
+        return _union_reader(arguments)
     if origin is Literal:
-        return _choice_reader(arguments)
+        return partial(_read_choice, arguments)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return _fixed_tuple_reader(arguments)
+        return partial(_read_fixed_tuple, tuple(map(_reader_for, arguments)))
     if origin in (tuple, list):
-        return _list_reader(origin, _reader_for(arguments[0]))
+        return partial(_read_list, origin, _reader_for(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping_reader(*arguments)
+        key_kind, value_kind = arguments
+        read_key = _read_digits if key_kind is int else _reader_for(key_kind)
+        return partial(_read_mapping, read_key, _reader_for(value_kind))
     if origin is Annotated:
         return _reader_for(arguments[0])
-    hints = typing.get_type_hints(kind)
+    readers = {name: _reader_for(hint) for name, hint in typing.get_type_hints(kind).items()}
     if typing.is_typeddict(kind):
-        return _object_reader(dict, hints, hints.keys() - kind.__required_keys__)
-    return _object_reader(kind, hints, kind._field_defaults.keys())
+        return partial(_read_object, dict, readers, kind.__required_keys__)
+    return partial(_read_object, kind, readers, readers.keys() - kind._field_defaults)
 
 
 def _wrong(value: Json, expected: str) -> Mismatch:
@@ -92,13 +96,10 @@ def _wrong(value: Json, expected: str) -> Mismatch:
     return Mismatch(f"{noun} instead of {expected}")
 
 
-def _read_scalar(kind: type) -> _Reader:
-    def read(value: Json) -> Json:
-        if not isinstance(value, kind):
-            raise _wrong(value, _NOUNS[kind])
-        return value
-
-    return read
+def _read_scalar(kind: type, value: Json) -> Json:
+    if not isinstance(value, kind):
+        raise _wrong(value, _NOUNS[kind])
+    return value
 
 
 def _read_integer(value: Json) -> int:
@@ -126,70 +127,50 @@ def _read_any_number(value: Json) -> float | str:
 
 _SCALARS: Final[Mapping[Any, _Reader]] = {
     Any: lambda value: value,
-    bool: _read_scalar(bool),
     float: _read_number,
     int: _read_integer,
-    str: _read_scalar(str),
-    type(None): _read_scalar(type(None)),
+    **{kind: partial(_read_scalar, kind) for kind in (bool, str, type(None))},
 }
 
 
 def _union_reader(kinds: tuple[Any, ...]) -> _Reader:
-    is_nullable = type(None) in kinds
+    if set(kinds) == {float, str}:
+        return _read_any_number
     readers = [_reader_for(kind) for kind in kinds if kind is not type(None)]
-
-    def read(value: Json) -> Any:
-        if value is None and is_nullable:
-            return None
-        for reader in readers[:-1]:
-            try:
-                return reader(value)
-            except Mismatch:
-                continue
-        return readers[-1](value)
-
-    return read
+    return partial(_read_union, readers, type(None) in kinds)
 
 
-def _choice_reader(choices: tuple[Json, ...]) -> _Reader:
-    def read(value: Json) -> Json:
-        if value not in choices:
-            raise _wrong(value, f"one of {', '.join(map(repr, choices))}")
-        return value
-
-    return read
-
-
-def _list_reader(kind: type, read_item: _Reader) -> _Reader:
-    def read(value: Json) -> Any:
-        if not isinstance(value, (list, tuple)):
-            raise _wrong(value, "a list")
-        return kind(map(read_item, value))
-
-    return read
+def _read_union(readers: Sequence[_Reader], is_nullable: bool, value: Json) -> Any:
+    if value is None and is_nullable:
+        return None
+    for reader in readers[:-1]:
+        with contextlib.suppress(Mismatch):
+            return reader(value)
+    return readers[-1](value)
 
 
-def _fixed_tuple_reader(kinds: tuple[Any, ...]) -> _Reader:
-    readers = tuple(map(_reader_for, kinds))
-
-    def read(value: Json) -> Any:
-        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
-            raise _wrong(value, f"a list of {len(readers)}")
-        return tuple(reader(item) for reader, item in zip(readers, value, strict=True))
-
-    return read
+def _read_choice(choices: tuple[Json, ...], value: Json) -> Json:
+    if value not in choices:
+        raise _wrong(value, f"one of {', '.join(map(repr, choices))}")
+    return value
 
 
-def _mapping_reader(key_kind: Any, value_kind: Any) -> _Reader:
-    read_value = _reader_for(value_kind)
-    read_key = _read_digits if key_kind is int else _reader_for(key_kind)
+def _read_list(kind: type, read_item: _Reader, value: Json) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise _wrong(value, "a list")
+    return kind(map(read_item, value))
 
-    def read(value: Json) -> dict[Any, Any]:
-        if not isinstance(value, Mapping):
-            raise _wrong(value, "an object")
-        return {read_key(name): _read_field(name, read_value, item) for name, item in value.items()}
 
-    return read
+def _read_fixed_tuple(readers: tuple[_Reader, ...], value: Json) -> Any:
+    if not isinstance(value, (list, tuple)) or len(value) != len(readers):
+        raise _wrong(value, f"a list of {len(readers)}")
+    return tuple(reader(item) for reader, item in zip(readers, value, strict=True))
+
+
+def _read_mapping(read_key: _Reader, read_value: _Reader, value: Json) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong(value, "an object")
+    return {read_key(name): _read_field(name, read_value, item) for name, item in value.items()}
 
 
 def _read_digits(name: Json) -> int:
@@ -199,29 +180,25 @@ def _read_digits(name: Json) -> int:
     return int(text)
 
 
-def _object_reader(
-    kind: Callable[..., Any], hints: Mapping[str, Any], optional: Iterable[str]
-) -> _Reader:
-    readers = {name: _reader_for(hint) for name, hint in hints.items()}
-    required = readers.keys() - set(optional)
-
-    def read(value: Json) -> Any:
-        is_list = kind is not dict and isinstance(value, (list, tuple))
-        if is_list and len(value) <= len(readers):
-            value = dict(zip(readers, value, strict=False))
-        if not isinstance(value, Mapping):
-            raise _wrong(value, "an object")
-        if missing := sorted(required - value.keys()):
-            raise Mismatch(f"{', '.join(missing)} missing")
-        return kind(
-            **{
-                name: _read_field(name, reader, value[name])
-                for name, reader in readers.items()
-                if name in value
-            }
-        )
-
-    return read
+def _read_object(
+    kind: Callable[..., Any],
+    readers: Mapping[str, _Reader],
+    required: Collection[str],
+    value: Json,
+) -> Any:
+    is_list = kind is not dict and isinstance(value, (list, tuple))
+    if is_list and len(value) <= len(readers):
+        value = dict(zip(readers, value, strict=False))
+    if not isinstance(value, Mapping):
+        raise _wrong(value, "an object")
+    if missing := sorted(name for name in required if name not in value):
+        raise Mismatch(f"{', '.join(missing)} missing")
+    fields = {
+        name: _read_field(name, reader, value[name])
+        for name, reader in readers.items()
+        if name in value
+    }
+    return kind(**fields)
 
 
 def _read_field(name: Any, reader: _Reader, value: Json) -> Any:
