@@ -77,22 +77,17 @@ def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
     place, status = _find_status(os.path.realpath(path))
     is_root = os.geteuid() == 0
     mount_point, kind = _find_mount(place)
+    free = (status.f_bfree if is_root else status.f_bavail) * status.f_frsize
     return FileSystem(
         mount_point=mount_point,
         kind=kind,
         size=status.f_blocks * status.f_frsize,
-        free=_find_free(status, is_root=is_root),
+        # a file system that does not know its own size takes any number of bytes
+        free=free if status.f_blocks else _UNKNOWN_BYTES,
         inodes=status.f_files,
         free_inodes=status.f_ffree if is_root else status.f_favail,
         is_noexec=bool(status.f_flag & getattr(os, "ST_NOEXEC", 0)),
     )
-
-
-def _find_free(status: os.statvfs_result, *, is_root: bool) -> int:
-    """Return how many bytes can be written; of a file system that does not know its own size, any number."""
-    if not status.f_blocks:
-        return _UNKNOWN_BYTES
-    return (status.f_bfree if is_root else status.f_bavail) * status.f_frsize
 
 
 def _find_status(path: str) -> tuple[str, os.statvfs_result]:
@@ -213,7 +208,9 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
     path = named[0] if named else os.fspath(place)
     if error.errno in _FULL:
         # the place first: of a file that is written aside, nobody knows the name
-        places = [os.fspath(place), path, *_redirected_output(), _temporary_folder()]
+        outputs = [f"/proc/self/fd/{number}" for number in (1, 2)]
+        files = [os.path.realpath(link) for link in outputs if os.path.isfile(link)]
+        places = [os.fspath(place), path, *files, _temporary_folder()]
         return _full_disk(error.errno, places, needed)
     if error.errno == errno.EAGAIN:
         return StoreError(_NO_PROCESSES, fix=_MORE_PROCESSES)
@@ -341,11 +338,6 @@ def describe_output() -> str:
     """Return where standard output goes: a file and its file system; nothing for a terminal or a pipe."""
     path = os.path.realpath("/proc/self/fd/1")
     return f" to {shortest_path(path)} ({find_file_system(path)})" if os.path.isfile(path) else ""
-
-
-def _redirected_output() -> list[str]:
-    links = [f"/proc/self/fd/{number}" for number in (1, 2)]
-    return [os.path.realpath(link) for link in links if os.path.isfile(link)]
 
 
 def _temporary_folder() -> str:

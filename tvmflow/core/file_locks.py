@@ -26,8 +26,8 @@ _NOTICE_INTERVAL_S = 60.0
 _MAX_SHOWN = 3
 _MAX_COMMAND_CHARS = 100
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
-# Modules that run in child processes of a command and are not commands themselves.
-_HELPERS = ("fork_server_process",)
+# The module that runs in child processes of a command and is not a command itself.
+_HELPER = "fork_server_process"
 
 
 class Locked(Exception):
@@ -96,10 +96,7 @@ def _explain_refusal(descriptor: int, error: OSError) -> OSError:
     """Return the error of a file system without locks as the one that says so, with the path of the file."""
     if error.errno not in (*UNSUPPORTED, errno.ENOLCK):
         return error
-    path = None
-    with contextlib.suppress(OSError):
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-    return OSError(errno.ENOLCK, "files cannot be locked there", path)
+    return OSError(errno.ENOLCK, "files cannot be locked there", _find_path(descriptor))
 
 
 @contextlib.contextmanager
@@ -165,11 +162,15 @@ def _report_wait(descriptor: int, subject: str) -> None:
             _notify(text)
 
 
+def _find_path(descriptor: int) -> str | None:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return None
+
+
 def _name(descriptor: int) -> str:
-    try:
-        return f"the lock file {os.readlink(f'/proc/self/fd/{descriptor}')}"
-    except OSError:
-        return "a file lock"
+    path = _find_path(descriptor)
+    return f"the lock file {path}" if path else "a file lock"
 
 
 def describe_holders(status: os.stat_result) -> str | None:
@@ -200,8 +201,9 @@ def _list_holders(status: os.stat_result) -> list[int]:
 def _find_command(pid: int) -> tuple[int, str]:
     """Return the command that a process belongs to: the processes of a run's stages are its own."""
     words = _command_line(pid)
-    while any(helper in word for word in words for helper in _HELPERS):
-        parent = _parent(pid)
+    while any(_HELPER in word for word in words):
+        fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        parent = int(fields[1]) if fields else 0
         if parent <= 1:
             break
         pid, words = parent, _command_line(parent)
@@ -210,10 +212,6 @@ def _find_command(pid: int) -> tuple[int, str]:
 
 def _command_line(pid: int) -> list[str]:
     return read_text(f"/proc/{pid}/cmdline").split("\0")[:-1]
-
-
-def _parent(pid: int) -> int:
-    return int((read_text(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["", "0"])[1])
 
 
 def format_command(words: list[str]) -> str:

@@ -77,16 +77,19 @@ def _is_stream(path: str) -> bool:
 
 def write_output(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file that a user named, whole or not at all; or write to a stream (see `output_file`)."""
-    data = content.encode() if isinstance(content, str) else content
-    with output_file(path) as temporary, open(temporary, "wb") as file:
-        file.write(data)
+    with output_file(path) as temporary:
+        _write(temporary, content)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file whole or not at all. Its permissions follow the umask."""
-    data = content.encode() if isinstance(content, str) else content
-    with replacing(path) as temporary, open(temporary, "wb") as stream:
-        stream.write(data)
+    with replacing(path) as temporary:
+        _write(temporary, content)
+
+
+def _write(path: str, content: bytes | str) -> None:
+    with open(path, "wb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
 
 
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
@@ -163,18 +166,13 @@ def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Open a regular file for reading; OSError for a folder, a pipe or a device, which may block forever."""
-    # closed by the caller
-    stream = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
+    stream = FileIO(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
     try:
         _check_regular(os.fstat(stream.fileno()), path)
     except OSError:
         stream.close()
         raise
     return stream
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:

@@ -37,11 +37,9 @@ ChildFunction = Callable[[Any, Emit], Any]
 _log: Final = logging.getLogger(__name__)
 
 # Thread pools that numpy and friends start on import would make forking unsafe.
-_SINGLE_THREADED: Final = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+_SINGLE_THREADED: Final = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
 
 WITH_TVM: Final = ("numpy", "tvm")
 """The imports of a server whose children compile."""
@@ -110,7 +108,7 @@ class ForkServer:
             control.close()
             fork_server_process.serve(server_end)
         server_end.close()
-        return cls(control, pid, lambda: _reap_pid(pid))
+        return cls(control, pid, lambda: _reap(pid))
 
     def call(
         self,
@@ -144,7 +142,9 @@ class ForkServer:
             finally:
                 for descriptor in (write_end, log_fd, request_read):
                     os.close(descriptor)
-            request = json.dumps({"function": _name_of(function), "payload": payload})
+            if not isinstance(function, str):
+                function = f"{function.__module__}:{function.__qualname__}"
+            request = json.dumps({"function": function, "payload": payload})
 
             def begin(pid: int) -> None:
                 if on_start is not None:
@@ -208,14 +208,9 @@ class ForkServer:
             self._await_cancellation()
         if self._is_cancelled():
             return Outcome("cancelled", seconds, _CANCELLED)
+        end = Outcome("crashed", seconds, _describe_death(status), is_external=is_external)
         is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        return Outcome(
-            "crashed",
-            seconds,
-            _describe_death(status),
-            is_external=is_external,
-            is_killed=is_killed,
-        )
+        return end._replace(is_killed=is_killed)
 
     def _server_gone(self, cause: OSError | None, started: float) -> Outcome:
         self.is_gone = True
@@ -337,12 +332,6 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _reap_pid(pid: int) -> None:
+def _reap(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
-
-
-def _name_of(function: ChildFunction | str) -> str:
-    if isinstance(function, str):
-        return function
-    return f"{function.__module__}:{function.__qualname__}"

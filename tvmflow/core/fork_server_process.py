@@ -180,8 +180,7 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
         json.dumps(value)
         return {"kind": "ok", "value": value}
     except TvmflowError as error:
-        name = type(error).__name__
-        return {"kind": "error", "message": error.message, "fix": error.fix, "error": name}
+        return _describe_problem(error)
     except BaseException as error:
         # the log, too, may be on the disk that is full
         with contextlib.suppress(OSError):
@@ -189,10 +188,14 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
         return _describe_error(error)
 
 
+def _describe_problem(error: TvmflowError) -> dict[str, Any]:
+    name = type(error).__name__
+    return {"kind": "error", "message": error.message, "fix": error.fix, "error": name}
+
+
 def _describe_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError) and (problem := explain(error, os.getcwd())):
-        name = type(problem).__name__
-        return {"kind": "error", "message": problem.message, "fix": problem.fix, "error": name}
+        return _describe_problem(problem)
     name = type(error).__name__
     lines = str(error).strip().splitlines()
     message = f"{name}: {lines[-1] if lines else 'no message'}"

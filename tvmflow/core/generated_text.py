@@ -172,18 +172,15 @@ def shell_word(text: str) -> str:
     """
     if text.isprintable():
         return shlex.quote(text)
-    escaped = (
-        char
-        if char.isprintable() and char not in "'\\"
-        else "".join(f"\\x{byte:02x}" for byte in _encode(char))
-        for char in text
-    )
-    return f"$'{''.join(escaped)}'"
+    return f"$'{''.join(map(_escape_in_shell, text))}'"
 
 
-def _encode(char: str) -> bytes:
-    """Return a character, or a byte of a path that is not text, as bytes."""
-    return char.encode(errors="surrogateescape" if "\udc80" <= char <= "\udcff" else "replace")
+def _escape_in_shell(char: str) -> str:
+    if char.isprintable() and char not in "'\\":
+        return char
+    # a byte of a path that is not text is a surrogate
+    errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "replace"
+    return "".join(f"\\x{byte:02x}" for byte in char.encode(errors=errors))
 
 
 # ---------------------------------------------------------------- documents

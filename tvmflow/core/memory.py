@@ -77,25 +77,18 @@ def limit_address_space(size: int) -> None:
 
 def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
     """Return the memory of those processes that have not ended; shared memory counts for each."""
-    if not lists_processes():
-        return _resident_bytes_portably(pids)
-    page = os.sysconf("SC_PAGE_SIZE")
     usage = {}
-    for member in pids:
-        fields = read_text(f"/proc/{member}/statm").split()
-        if fields:
-            usage[member] = int(fields[1]) * page
-    return usage
-
-
-def _resident_bytes_portably(pids: Iterable[int]) -> dict[int, int]:
-    """Do the same if there is no /proc, as on macOS."""
+    if lists_processes():
+        page = os.sysconf("SC_PAGE_SIZE")
+        for pid in pids:
+            if fields := read_text(f"/proc/{pid}/statm").split():
+                usage[pid] = int(fields[1]) * page
+        return usage
     import psutil
 
-    usage = {}
-    for member in pids:
+    for pid in pids:
         with contextlib.suppress(psutil.Error):
-            usage[member] = psutil.Process(member).memory_info().rss
+            usage[pid] = psutil.Process(pid).memory_info().rss
     return usage
 
 

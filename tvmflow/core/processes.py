@@ -63,7 +63,13 @@ def lists_processes() -> bool:
 def list_descendants(pid: int) -> list[int]:
     """Return the processes that descend from a process and have not ended."""
     if not lists_processes():
-        return _list_descendants_portably(pid)
+        import psutil
+
+        try:
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        except psutil.Error:
+            # it has ended
+            return []
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -81,17 +87,6 @@ def list_descendants(pid: int) -> list[int]:
         descendants += members
         queue += members
     return descendants
-
-
-def _list_descendants_portably(pid: int) -> list[int]:
-    """Do the same if there is no /proc, as on macOS."""
-    import psutil
-
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        # it has ended
-        return []
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
