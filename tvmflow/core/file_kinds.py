@@ -56,12 +56,11 @@ class FileKind(NamedTuple):
         return self.fix.replace("{path}", shell_word(str(path)))
 
 
-_EXPORT: Final = "\n    ".join(
-    (
-        "load the model in Python as it was saved, export it, and write `pytorch: model.pt2`:",
-        *EXPORT_LINES,
-    )
-)
+def _export(obtain: str) -> str:
+    """Return how to get a model that can be imported, from a model in Python."""
+    return "\n    ".join((f"{obtain}, export it, and write `pytorch: model.pt2`:", *EXPORT_LINES))
+
+
 _BUILD: Final = (
     "build it with `tvmflow build {path}`, or write a recipe for it with `tvmflow init {path}`"
 )
@@ -70,6 +69,10 @@ _INSPECT: Final = "`tvmflow inspect {path}` shows its provenance"
 
 def _model(text: str, field: str) -> FileKind:
     return FileKind(text, MODEL, _BUILD, field)
+
+
+def _other(text: str, fix: str) -> FileKind:
+    return FileKind(text, OTHER, fix)
 
 
 ONNX: Final = _model("is an ONNX model", "onnx")
@@ -104,56 +107,44 @@ _GZIP: Final = FileKind(
 NPZ: Final = FileKind(
     "has arrays (npz)", ARRAYS, "give it after a bundle: `tvmflow run-model BUNDLE {path}`"
 )
-_PARAMS: Final = FileKind(
-    "has the weights of an MXNet checkpoint", OTHER, "name the symbol: PREFIX-symbol.json"
+_PARAMS: Final = _other(
+    "has the weights of an MXNet checkpoint", "name the symbol: PREFIX-symbol.json"
 )
-_KERAS: Final = FileKind(
+_KERAS: Final = _other(
     "is a Keras model",
-    OTHER,
     "convert it in Python, and write `tflite: model.tflite`:\n    "
     "converter = tf.lite.TFLiteConverter.from_keras_model(model)\n    "
     'Path("model.tflite").write_bytes(converter.convert())',
 )
-_SAVED_MODEL: Final = FileKind(
+_SAVED_MODEL: Final = _other(
     "is a SavedModel of TensorFlow",
-    OTHER,
     "convert it, and name the result: `python -m tf2onnx.convert --saved-model FOLDER --output model.onnx`",
 )
-_PICKLE: Final = FileKind(
+_PICKLE: Final = _other(
     "is a pickle of PyTorch (torch.save), which is code and not a model; it is never loaded",
-    OTHER,
-    _EXPORT,
+    _export("load the model in Python as it was saved"),
 )
-_TORCHSCRIPT: Final = FileKind(
+_TORCHSCRIPT: Final = _other(
     "is TorchScript, which has no graph of torch.export",
-    OTHER,
-    _EXPORT.replace(
-        "load the model in Python as it was saved",
-        "take the Python model that was traced or scripted",
-    ),
+    _export("take the Python model that was traced or scripted"),
 )
-_WEIGHTS: Final = FileKind(
+_WEIGHTS: Final = _other(
     "has weights without a network (safetensors)",
-    OTHER,
-    _EXPORT.replace("as it was saved, export", "with these weights, export"),
+    _export("load the model in Python with these weights"),
 )
-_COMPILED: Final = FileKind(
+_COMPILED: Final = _other(
     "is a package of AOTInductor: compiled code for one machine, without the graph",
-    OTHER,
-    _EXPORT.replace(
-        "load the model in Python as it was saved", "take the Python model that was compiled"
-    ),
+    _export("take the Python model that was compiled"),
 )
-_DAMAGED: Final = FileKind(
+_DAMAGED: Final = _other(
     "is a damaged archive: its list of files, at the end, is missing or wrong",
-    OTHER,
     "copy or download the file again, and compare its size",
 )
-_LFS: Final = FileKind(
-    "is a pointer of Git LFS: the content is not there", OTHER, "fetch it with `git lfs pull`"
+_LFS: Final = _other(
+    "is a pointer of Git LFS: the content is not there", "fetch it with `git lfs pull`"
 )
-_HTML: Final = FileKind(
-    "is a web page", OTHER, "download the file itself; a page may ask for a login before it"
+_HTML: Final = _other(
+    "is a web page", "download the file itself; a page may ask for a login before it"
 )
 _IMAGE: Final = FileKind(
     "is an image", IMAGES, "give it after a bundle: `tvmflow run-model BUNDLE {path}`"
@@ -221,12 +212,9 @@ def _unpack(head: bytes) -> bytes:
 def _recognize_text(head: bytes) -> FileKind | None:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"{"):
-        is_symbol = _SYMBOL_START.match(start) and b'"op"' in start
-        return (
-            MXNET
-            if is_symbol
-            else next((kind for word, kind in _JSON.items() if word in start), None)
-        )
+        if _SYMBOL_START.match(start) and b'"op"' in start:
+            return MXNET
+        return next((kind for word, kind in _JSON.items() if word in start), None)
     if start[:15].lower().startswith((b"<!doctype html", b"<html")):
         return _HTML
     field = _YAML_FIELD.search(start)

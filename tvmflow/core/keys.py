@@ -11,18 +11,7 @@ from tvmflow.core.types import InputFile, Json, StageKey, StageSpec
 
 # Settings that stand at the top of a recipe keep their name; all others are fields of their stage.
 _TOP_LEVEL = frozenset(
-    {
-        "device",
-        "inputs",
-        "license",
-        "model",
-        "name",
-        "outputs",
-        "target",
-        "tune",
-        "verify",
-        "version",
-    }
+    "device inputs license model name outputs target tune verify version".split()
 )
 
 _HEX_DIGITS = frozenset("0123456789abcdef")

@@ -64,7 +64,7 @@ class Package(NamedTuple):
     version: str
     folder: str
     module: str
-    record: str
+    record: str = ""
     rivals: tuple[str, ...] = ()
 
 
@@ -162,18 +162,9 @@ def _find(distribution: str) -> Package:
     if owners:
         [(name, version, record), *others] = owners
         rivals = tuple(other for other, _, _ in others)
-        return Package(
-            distribution=name,
-            version=version,
-            folder=folder,
-            module=module,
-            record=record,
-            rivals=rivals,
-        )
+        return Package(name, version, folder, module, record=record, rivals=rivals)
     version = _editable_version(distribution, folder) or _read_version(f"{folder}/{module}")
-    return Package(
-        distribution=distribution, version=version, folder=folder, module=module, record=""
-    )
+    return Package(distribution, version, folder, module)
 
 
 def _package_folder(distribution: str, module: str) -> str:
@@ -211,13 +202,7 @@ def _find_distribution(distribution: str) -> Package:
     for folder in import_folders():
         for name, version, path in _list_dist_infos(folder):
             if name == distribution and os.path.isfile(f"{path}/RECORD"):
-                return Package(
-                    distribution=name,
-                    version=version,
-                    folder=folder,
-                    module="",
-                    record=f"{path}/RECORD",
-                )
+                return Package(name, version, folder, module="", record=f"{path}/RECORD")
     raise NotInstalled(f"{distribution} is not installed", fix=install_command(distribution))
 
 
@@ -289,10 +274,9 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
         return []
     named = os.environ.get(TVM_LIBRARY_VARIABLE) if distribution == "apache-tvm" else None
     own = f"{package.folder}/{package.module}"
-    source_folders = (
-        [] if os.path.isdir(f"{own}/lib") else [f"{own}/{name}" for name in _SOURCE_LIBRARIES]
-    )
-    return [(folder, f"lib{package.module}") for folder in (named, *source_folders) if folder]
+    sources = () if os.path.isdir(f"{own}/lib") else _SOURCE_LIBRARIES
+    folders = (named, *(f"{own}/{name}" for name in sources))
+    return [(folder, f"lib{package.module}") for folder in folders if folder]
 
 
 # ---------------------------------------------------------------- package files
@@ -302,9 +286,6 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 # recorded size and was not changed after that list was written is the installed one. All others are hashed, and their
 # digests are remembered in the user's cache folder for as long as size, times and inode stay the same.
 
-_NOT_CODE: Final = (".dist-info/", "__pycache__/")
-_OUTSIDE: Final = ("..", "/")
-_BYTECODE: Final = ".pyc"
 _CODE: Final = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib")
 _TESTS: Final = re.compile(r"(^|/)tests?/")
 _EXECUTABLE: Final = 0o111
@@ -469,11 +450,7 @@ def _is_content(name: str, siblings: Iterable[str]) -> bool:
     if name == "__pycache__" or name.startswith(".") or name.endswith(("~", ".swp")):
         return False
     # Without its source, Python imports bytecode.
-    return not name.endswith(_BYTECODE) or name.removesuffix("c") not in siblings
-
-
-def _is_metadata(line: str) -> bool:
-    return _NOT_CODE[0] in line or _NOT_CODE[1] in line or line.startswith(_OUTSIDE)
+    return not name.endswith(".pyc") or name.removesuffix("c") not in siblings
 
 
 def _read_record(path: str) -> dict[str, str]:
@@ -483,7 +460,8 @@ def _read_record(path: str) -> dict[str, str]:
     return {
         line.rsplit(",", 2)[0].strip('"'): line.strip()
         for line in lines
-        if line.count(",") > 1 and not _is_metadata(line)
+        if line.count(",") > 1
+        and not (".dist-info/" in line or "__pycache__/" in line or line.startswith(("..", "/")))
     }
 
 
@@ -532,11 +510,9 @@ REQUIREMENTS = {
 
 def install_command(*distributions: str, again: bool = False) -> str:
     """Return the command that installs distributions as tvmflow needs them, or installs them `again`."""
-    names = " ".join(f"'{name}'" for name in dict.fromkeys(map(_find_requirement, distributions)))
+    requirements = []
+    for name in distributions:
+        extras = (extra for prefix, extra in _EXTRAS.items() if name.startswith(prefix))
+        requirements.append(next(extras, REQUIREMENTS.get(name, name)))
+    names = " ".join(f"'{name}'" for name in dict.fromkeys(requirements))
     return f"pip install {'--force-reinstall ' if again else ''}{names}"
-
-
-def _find_requirement(distribution: str) -> str:
-    """Return pip's requirement for a distribution: its extra of tvmflow, or the distribution itself."""
-    extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
-    return next(extras, REQUIREMENTS.get(distribution, distribution))
