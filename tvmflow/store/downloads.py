@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import math
 import os
@@ -13,10 +12,10 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from tvmflow.core.codec import from_json
 from tvmflow.core.disk_errors import check_free_space, explain
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.errors import DownloadError, Interrupted, StoreError
@@ -112,15 +111,6 @@ class Snapshot(NamedTuple):
             is_mistake=True,
         )
 
-    def to_text(self) -> str:
-        """Return the snapshot as JSON."""
-        return json.dumps(self)
-
-    @classmethod
-    def from_text(cls, text: str) -> Snapshot:
-        """Return the snapshot that `to_text` wrote."""
-        return from_json(cls, json.loads(text))
-
 
 def endpoint() -> str:
     """Return the URL of the Hub."""
@@ -170,9 +160,8 @@ def read_snapshot(repository: str, revision: str) -> Snapshot:
 
 def _read_entry(entry: Mapping[str, Json]) -> HubEntry:
     lfs = entry.get("lfs")
-    return HubEntry(
-        _checked(lfs["sha256"], _SHA256) if lfs else "", _checked(entry["blobId"], _GIT_DIGEST)
-    )
+    sha256 = _checked(lfs["sha256"], _SHA256) if lfs else ""
+    return HubEntry(sha256, _checked(entry["blobId"], _GIT_DIGEST))
 
 
 def _checked(digest: str, pattern: re.Pattern[str]) -> str:
@@ -409,10 +398,7 @@ def download(
         Interrupted: when a signal ends this process; what has arrived is kept.
     """
     job = _Job(
-        url=url,
-        sha256=sha256.lower(),
-        folder=folder,
-        on_progress=on_progress,
+        *(url, sha256.lower(), folder, on_progress),
         max_bytes=max_bytes,
         timeout_s=timeout_s,
         abandoned=threading.Event(),
@@ -428,8 +414,13 @@ def download(
         subject = f"the download of {without_secrets(url)}"
         with held(folder / f"{job.name}.lock", subject=subject):
             if not job.is_complete():
-                digest = _download_within(limit_s, job, retries, backoff_s)
-                job = job._replace(sha256=digest)
+                download_part = partial(_download_part, job, retries, backoff_s)
+                try:
+                    job = job._replace(sha256=call_within(limit_s, download_part))
+                except (TimeoutError, Interrupted):
+                    # the thread writes nothing more
+                    job.abandoned.set()
+                    raise
             # garbage collection holds this lock too, and removes no download that was used since it
             # looked; in a shared store the file may be another user's
             with contextlib.suppress(OSError):
@@ -440,16 +431,6 @@ def download(
     except OSError as error:
         problem = explain(error, folder) or StoreError(str(error), fix=f"check {folder}")
         raise job.error(problem.message, fix=problem.fix) from error
-
-
-def _download_within(limit_s: float, job: _Job, retries: int, backoff_s: float) -> str:
-    """Return the digest of a file, downloaded in a thread that is abandoned after `limit_s`."""
-    try:
-        return call_within(limit_s, lambda: _download_part(job, retries, backoff_s))
-    except (TimeoutError, Interrupted):
-        # the thread writes nothing more
-        job.abandoned.set()
-        raise
 
 
 def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
@@ -487,18 +468,26 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
     return digest
 
 
-# ---------------------------------------------------------------- one attempt
-# Request the bytes that are missing, and append them to the part that has arrived.
-
-
 def _download_missing(job: _Job) -> None:
+    """Request the bytes that are missing, and append them to the part that has arrived."""
     offset = job.part_size()
     source = _open(job, offset)
     if source is None:
         return
     with contextlib.closing(source):
         job.check_abandoned()
-        _receive(job, source, offset)
+        if source.start != offset or not offset:
+            job.discard_part()
+            if source.start:
+                raise _TemporaryProblem("the server sent another range than the requested one")
+        if source.total > job.max_bytes:
+            limit = size_text(job.max_bytes)
+            raise job.error(f"it has {size_text(source.total)}, and the limit is {limit}")
+        _check_space(job, source.total - source.start)
+        if source.validator:
+            job.validator.write_text(source.validator)
+        with job.part.open("ab") as stream:
+            _copy(job, source, stream)
 
 
 def _open(job: _Job, offset: int) -> ByteSource | None:
@@ -509,7 +498,15 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
         return _open_file(job)
     if scheme in BUCKETS:
         return _open_object(job, offset, validator)
-    url, credential = _locate(job)
+    url, credential = job.url, None
+    if scheme == HUB:
+        try:
+            check_online()
+            url, credential = find_location(parse_hub_file(job.url))
+        except HubError as problem:
+            raise job.error(str(problem), fix=problem.fix) from None
+    elif scheme != OCI:
+        credential = find_credential(job.url)
     headers, visited = {"Range": f"bytes={offset}-"} if offset else {}, [url]
     if validator:
         headers["If-Range"] = validator
@@ -566,16 +563,6 @@ def _local_path(url: str) -> Path:
     return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
 
 
-def _locate(job: _Job) -> tuple[str, Credential | None]:
-    if scheme_of(job.url) != HUB:
-        return job.url, find_credential(job.url)
-    try:
-        check_online()
-        return find_location(parse_hub_file(job.url))
-    except HubError as problem:
-        raise job.error(str(problem), fix=problem.fix) from None
-
-
 def _open_object(job: _Job, offset: int, validator: str) -> ByteSource:
     try:
         return call_within(
@@ -624,25 +611,6 @@ def _status_error(
     is_denied = answer.status in ACCESS_DENIED
     fix = denial_fix(url, credential) if is_denied else "check the URL"
     return job.error(_status_text(answer), fix=fix)
-
-
-def _receive(job: _Job, source: ByteSource, offset: int) -> None:
-    if source.start != offset or not offset:
-        job.discard_part()
-        if source.start:
-            raise _TemporaryProblem("the server sent another range than the requested one")
-    total = source.total
-    _check_size(job, total, source.start)
-    if source.validator:
-        job.validator.write_text(source.validator)
-    with job.part.open("ab") as stream:
-        _copy(job, source, stream)
-
-
-def _check_size(job: _Job, total: int, offset: int) -> None:
-    if total > job.max_bytes:
-        raise job.error(f"it has {size_text(total)}, and the limit is {size_text(job.max_bytes)}")
-    _check_space(job, total - offset)
 
 
 def _check_space(job: _Job, needed: int) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.bill_of_materials import license_expression
+from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable
 from tvmflow.core.errors import DownloadError, RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import names_text, quoted
@@ -108,17 +109,14 @@ def pins_of(files: Iterable[InputFile]) -> dict[str, str | dict[str, str]]:
 
 def pins_text(pins: Mapping[str, str | Mapping[str, str]]) -> str:
     """Return fields of a recipe in the form to write, each in backquotes."""
-    texts = (
-        value
-        if isinstance(value, str)
-        else f"{{{', '.join(f'{_scalar(name)}: {digest}' for name, digest in value.items())}}}"
-        for value in pins.values()
-    )
-    return " and ".join(f"`{field}: {text}`" for field, text in zip(pins, texts, strict=True))
-
-
-def _scalar(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
+    texts = []
+    for field, value in pins.items():
+        if not isinstance(value, str):
+            names = [name if _PLAIN_NAME.fullmatch(name) else json.dumps(name) for name in value]
+            items = (f"{n}: {digest}" for n, digest in zip(names, value.values(), strict=True))
+            value = f"{{{', '.join(items)}}}"
+        texts.append(f"`{field}: {value}`")
+    return " and ".join(texts)
 
 
 class SourceFiles:
@@ -324,13 +322,13 @@ def _pinned(reference: OciReference) -> OciReference:
 
 def note_snapshot(file: HubFile, snapshot: Snapshot, store: LocalStore) -> None:
     """Remember the repository at the commit of a file, which never changes."""
-    store.notes.write(snapshot.to_text(), "facts", _note_name(file))
+    store.notes.write(json.dumps(snapshot), "facts", _note_name(file))
 
 
 def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
     """Return the repository at the commit of a file, where it was looked up before."""
     text = store.notes.read("facts", _note_name(file))
-    return None if text is None else Snapshot.from_text(text)
+    return None if text is None else from_json(Snapshot, json.loads(text))
 
 
 def copy_snapshots(store: LocalStore, other: LocalStore) -> None:
