@@ -53,9 +53,8 @@ class HubFile(NamedTuple):
     @property
     def address(self) -> str:
         """The address as recipes write it."""
-        return f"{HUB}://{self.repository}/{self.path}" + (
-            f"@{self.revision}" if self.revision else ""
-        )
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{HUB}://{self.repository}/{self.path}{revision}"
 
 
 class OciReference(NamedTuple):
@@ -110,9 +109,12 @@ def check_address(address: str) -> None:
     except ValueError:
         raise InvalidAddress("this is not a valid URL") from None
     if "@" in parts.netloc:
+        variable = token_variable(host or "")
+        fix = f"set ${variable} or use ~/.netrc" if variable else "use ~/.netrc"
+        if scheme in BUCKETS:
+            fix = "use the environment variables of the service"
         raise InvalidAddress(
-            "credentials do not belong in a URL, which is shown and shared: write it without them, and "
-            f"{'use the environment variables of the service' if scheme in BUCKETS else _other_place(host or '')}"
+            f"credentials do not belong in a URL, which is shown and shared: write it without them, and {fix}"
         )
     if scheme in BUCKETS and not (host and parts.path.strip("/")):
         raise InvalidAddress(f"write it as {scheme}://BUCKET/PATH/TO/FILE")
@@ -130,11 +132,6 @@ def _check_web_address(host: str, path: str) -> None:
         raise InvalidAddress("the URL has no valid host")
     if not path.isascii() or not path.isprintable() or " " in path:
         raise InvalidAddress("characters such as spaces are percent-encoded in a URL: %20")
-
-
-def _other_place(host: str) -> str:
-    variable = token_variable(host)
-    return f"set ${variable} or use ~/.netrc" if variable else "use ~/.netrc"
 
 
 def token_variable(host: str) -> str:
@@ -188,14 +185,11 @@ def sibling(address: str, name: str) -> str:
     >>> sibling("hf://org/net/onnx/model.onnx@main", "model.onnx_data")
     'hf://org/net/onnx/model.onnx_data@main'
     """
-    if scheme_of(address) == HUB:
-        file = parse_hub_file(address)
+    if scheme_of(address) in (HUB, OCI):
+        parse = parse_hub_file if scheme_of(address) == HUB else parse_oci_reference
+        file: HubFile | OciReference = parse(address)
         folder, slash, _ = file.path.rpartition("/")
         return file._replace(path=f"{folder}{slash}{name}").address
-    if scheme_of(address) == OCI:
-        reference = parse_oci_reference(address)
-        folder, slash, _ = reference.path.rpartition("/")
-        return reference._replace(path=f"{folder}{slash}{name}").address
     parts = urllib.parse.urlsplit(address)
     folder = parts.path.rpartition("/")[0]
     quoted_name = name if parts.scheme in BUCKETS else urllib.parse.quote(name)

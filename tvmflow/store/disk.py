@@ -155,12 +155,11 @@ class StoreFolder:
         """Remove what killed processes left in `tmp/` and `runs/`. No run may be using the store."""
         for folder in (f"{self.root}/tmp", f"{self.root}/runs"):
             for name in os.listdir(folder) if os.path.isdir(folder) else ():
+                path = f"{folder}/{name}"
+                remove_tree(path)
+                # it was a folder, or another process removed it
                 with contextlib.suppress(OSError):
-                    path = f"{folder}/{name}"
-                    if os.path.isdir(path):
-                        remove_tree(path)
-                    else:
-                        os.unlink(path)
+                    os.unlink(path)
 
 
 _HEADER = "tvmflow note "
@@ -173,7 +172,7 @@ class DamagedNote(ValueError):
 
 def seal(text: str, *names: str) -> str:
     """Return the content of the file of a note."""
-    return f"{_HEADER}{_digest(text, names)}\n{text}"
+    return f"{_HEADER}{_digest(text, names)}\n{text}" if names[0] in _SEALED else text
 
 
 def unseal(content: bytes, *names: str) -> str:
@@ -215,8 +214,8 @@ class Notes:
     def write(self, text: str, *names: str) -> None:
         """Write a note completely or not at all."""
         with disk_errors(self._folder.root):
-            content = seal(text, *names) if names[0] in _SEALED else text
-            self._folder.write(content.encode(), self.path(*names), flush=False)
+            content = seal(text, *names).encode()
+            self._folder.write(content, self.path(*names), flush=False)
 
     def keep(self, text: str, *names: str) -> None:
         """Write a note that only saves time, where the store can be written."""
@@ -258,7 +257,15 @@ def use_lock(root: str, *, exclusive: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def hold_lease(root: str) -> Iterator[int]:
     """Hold the lease of a run while the block runs, and give the descriptor of its file."""
-    path, descriptor = _create_lease(f"{root}/runs")
+    while True:
+        os.makedirs(f"{root}/runs", exist_ok=True)
+        path = f"{root}/runs/{temporary_name()}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock(descriptor)
+        # before it was locked, another process may have removed it as a stale one
+        if _is_current(descriptor, path):
+            break
+        os.close(descriptor)
     try:
         yield descriptor
     finally:
@@ -268,17 +275,12 @@ def hold_lease(root: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _create_lease(folder: str) -> tuple[str, int]:
-    while True:
-        os.makedirs(folder, exist_ok=True)
-        path = f"{folder}/{temporary_name()}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        lock(descriptor)
-        # before it was locked, another process may have removed it as a stale one
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-                return path, descriptor
-        os.close(descriptor)
+def _is_current(descriptor: int, path: str) -> bool:
+    """Return whether an open file is still the one at its path."""
+    try:
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
@@ -438,7 +440,6 @@ def _lock_folder(store: StoreFolder, folder: str) -> int:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             lock(descriptor, subject="a result that another run is making")
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
-                    stack.pop_all()
-                    return descriptor
+            if _is_current(descriptor, f"{folder}/claim"):
+                stack.pop_all()
+                return descriptor

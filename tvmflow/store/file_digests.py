@@ -34,9 +34,8 @@ def note_name(path: str) -> str:
 class FileDigests:
     """The sha256 of files by path, from the store's notes where the stamp is unchanged."""
 
-    def __init__(self, store: LocalStore, *, rehash: bool = False) -> None:
+    def __init__(self, store: LocalStore) -> None:
         self._store = store
-        self._rehash = rehash
         self._digests: dict[str, str] = {}
         self._folders: dict[tuple[str, tuple[str, ...]], str] = {}
 
@@ -60,15 +59,16 @@ class FileDigests:
     def _list_digests(self, subject: str, paths: Mapping[str, str]) -> dict[str, str]:
         """Return the digest of each path by its name; those in one note are read only where they changed."""
         note = hashlib.sha256(subject.encode()).hexdigest()[:32]
-        text = None if self._rehash else self._store.notes.read("stats", note)
-        _, known = _read_note(text)
+        _, known = _read_note(self._store.notes.read("stats", note))
         digests, new = {}, {}
         for name, path in paths.items():
             before = stamp(path)
             remembered, digests[name] = known.get(name, ([], ""))
             if remembered != before:
-                digests[name], is_stable = _hash_stable(path, before)
-                if is_stable:
+                digests[name] = hash_file(path)
+                now_ns = time.time_ns()
+                is_recent = any(-_AHEAD_NS < now_ns - at_ns <= RACY_NS for at_ns in before[1:3])
+                if not is_recent and stamp(path) == before:
                     new[name] = (before, digests[name])
         if new:
             text = json.dumps({"path": subject.rstrip("/"), "files": {**known, **new}})
@@ -85,14 +85,6 @@ def find_files(store: LocalStore, digest: str) -> list[str]:
             if _ALONE in known and known[_ALONE] == (stamp(path), digest):
                 paths.append(path)
     return sorted(paths)
-
-
-def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
-    """Return the digest of a file, and whether its stamp shows from now on that it is unchanged."""
-    digest = hash_file(path)
-    now_ns = time.time_ns()
-    is_recent = any(-_AHEAD_NS < now_ns - changed_ns <= RACY_NS for changed_ns in before[1:3])
-    return digest, not is_recent and stamp(path) == before
 
 
 def _read_note(text: str | None) -> tuple[str, dict[str, tuple[list[int], str]]]:

@@ -57,7 +57,6 @@ from tvmflow.store.inventory import (
     changed_ns,
     entries_of,
     files_below,
-    folders_below,
     require_store,
     size_below,
     size_of,
@@ -271,7 +270,8 @@ def _find_work_folders(
 ) -> Iterator[Candidate]:
     for path in entries_of(root / "work"):
         if path.is_dir():
-            used_ns = max(map(changed_ns, (path, *folders_below(path), *files_below(path))))
+            below = (Path(at, name) for at, *lists in os.walk(path) for name in chain(*lists))
+            used_ns = max(map(changed_ns, (path, *below)))
             if used_ns < horizon_ns and (now_ns - used_ns) / 1e9 >= age_s:
                 size, name = size_below(path), f"{path.name[:12]}…"
                 remove = partial(_remove_work_folder, path, size)
@@ -310,21 +310,16 @@ def _remove_work_folder(path: Path, size: int) -> int | None:
 
 
 def _is_obsolete_stat(path: Path) -> bool:
-    note = _read_json(path)
-    return not (isinstance(note, dict) and Path(str(note.get("path"))).exists())
+    try:
+        note = json.loads(unseal(read_regular(path), path.parent.name, path.name))
+        return not Path(str(note["path"])).exists()
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def _is_obsolete_delivery(path: Path) -> bool:
     # long paths are cut from the left, and `+` may be a slash: in doubt the file is hashed once more
     return not Path("/" + path.name.replace("+", "/")).exists()
-
-
-def _read_json(path: Path) -> object:
-    try:
-        note: object = json.loads(unseal(read_regular(path), path.parent.name, path.name))
-    except (OSError, ValueError):
-        return None
-    return note
 
 
 # ---------------------------------------------------------------- eviction plan
@@ -370,7 +365,12 @@ class EvictionPlan:
         age_s = DEFAULT_AGE if max_age_s is None else max_age_s
         yield from find_leftovers(self._root, age_s, self._now_ns, self._horizon_ns)
         yield from self._unreferenced_blobs()
-        unused: list[StoredResult | Candidate] = list(self._unused_results())
+        unused: list[StoredResult | Candidate] = [
+            result
+            for result in self._inventory.results.values()
+            if result.used_ns < self._horizon_ns
+            and (result.damaged or result.key not in self._needed_keys)
+        ]
         unused += self._unused_downloads()
         for item in sorted(unused, key=lambda item: item.used_ns):
             if isinstance(item, Candidate):
@@ -399,12 +399,6 @@ class EvictionPlan:
         ]
         digests = [digest for pin in self._inventory.pins for digest in pin.digests]
         return self._inventory.size(needed, digests)
-
-    def _unused_results(self) -> Iterator[StoredResult]:
-        for result in self._inventory.results.values():
-            needed = result.key in self._needed_keys and not result.damaged
-            if not needed and result.used_ns < self._horizon_ns:
-                yield result
 
     def _evict_result(self, result: StoredResult, reason: str) -> Candidate:
         freed = result.size
@@ -478,10 +472,9 @@ class EvictionPlan:
 def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | None:
     lock_file = path.with_name(f"{digest}.lock")
     try:
-        lock_file.touch()
-    except PermissionError:
-        # another user's lock file in a shared store, which can be locked all the same
-        pass
+        # another user's lock file in a shared store can be locked all the same
+        with contextlib.suppress(PermissionError):
+            lock_file.touch()
     except OSError as error:
         if is_disk_full(error):
             return None
@@ -545,15 +538,13 @@ def _clean(store: LocalStore, *, ledger: bool, dry_run: bool) -> Cleaning:
         freed += size_below(root / name)
         if not dry_run:
             shutil.rmtree(root / name, ignore_errors=True)
-    removed = len(inventory.results) - len(pinned)
-    names = tuple(pin.name for pin in pins)
     return Cleaning(
-        results=removed,
+        results=len(inventory.results) - len(pinned),
         bytes=freed,
         trial_bytes=trials,
         kept_results=len(pinned),
         kept_bytes=kept,
-        pins=names,
+        pins=tuple(pin.name for pin in pins),
     )
 
 
@@ -658,20 +649,16 @@ def measure_pins(store: LocalStore) -> list[PinUsage]:
     rows = []
     for pin in inventory.pins:
         results = [inventory.results[key] for key in pin.keys if key in inventory.results]
-        missing_blobs = [digest for digest in pin.digests if digest not in inventory.blobs]
-        size = inventory.size(results, pin.digests)
-        missing = len(pin.keys) - len(results) + len(missing_blobs)
-        file_missing = bool(pin.file) and not Path(pin.file).exists()
-        rows.append(
-            PinUsage(
-                name=pin.name,
-                results=len(pin.keys),
-                bytes=size,
-                missing=missing,
-                file=pin.file,
-                file_missing=file_missing,
-            )
+        missing = len(pin.keys) - len(results)
+        usage = PinUsage(
+            name=pin.name,
+            results=len(pin.keys),
+            bytes=inventory.size(results, pin.digests),
+            missing=missing + sum(digest not in inventory.blobs for digest in pin.digests),
+            file=pin.file,
+            file_missing=bool(pin.file) and not Path(pin.file).exists(),
         )
+        rows.append(usage)
     return rows
 
 

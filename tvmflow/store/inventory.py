@@ -280,13 +280,6 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield Path(parent, name)
 
 
-def folders_below(folder: Path) -> Iterator[Path]:
-    """Yield every folder below a folder."""
-    for parent, names, _ in os.walk(folder):
-        for name in names:
-            yield Path(parent, name)
-
-
 def entries_of(folder: Path) -> list[Path]:
     """Return what a folder contains, sorted; nothing when it does not exist."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
@@ -294,10 +287,9 @@ def entries_of(folder: Path) -> list[Path]:
 
 def size_of(path: Path) -> int:
     """Return the size of a file in bytes; 0 when it does not exist."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.lstat().st_size
-    except FileNotFoundError:
-        return 0
+    return 0
 
 
 def size_below(path: Path) -> int:
@@ -307,7 +299,6 @@ def size_below(path: Path) -> int:
 
 def changed_ns(path: Path) -> int:
     """Return the change time of a file (ns); 0 when it does not exist."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.lstat().st_ctime_ns
-    except FileNotFoundError:
-        return 0
+    return 0

@@ -26,7 +26,7 @@ from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, Plan
 from tvmflow.engine import session
-from tvmflow.store import garbage_collection, leases
+from tvmflow.store import disk, garbage_collection
 from tvmflow.store.garbage_collection import (
     DAY,
     Collection,
@@ -196,7 +196,7 @@ def test_a_nested_run_shares_the_lease_of_the_outer_one(
             assert run.find(made.key) == made
         collection = preview_collection(store, EXACT)
         assert (collection.evictions, collection.runs) == ((), 1)
-    assert leases.active_runs(store.root) == []
+    assert disk.active_runs(store.root) == []
 
 
 def test_a_result_that_is_used_after_it_was_chosen_stays(
@@ -292,10 +292,10 @@ def test_garbage_is_collected_on_a_full_disk(store: LocalStore, monkeypatch: Any
 
     other = LocalStore(store.root)
     with other.running(), monkeypatch.context() as patch:
-        patch.setattr(leases, "hold_lease", full)
+        patch.setattr(disk, "hold_lease", full)
         with pytest.raises(StoreError, match="a run is using the store"):
             collect_garbage(store, ALL)
-    monkeypatch.setattr(leases, "hold_lease", full)
+    monkeypatch.setattr(disk, "hold_lease", full)
     assert evicted(collect_garbage(store, ALL)) == [f"result build {short('a')}"]
 
 
@@ -317,12 +317,12 @@ def test_runs_in_threads_of_one_process_share_a_lease(store: LocalStore) -> None
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert len(leases.active_runs(store.root)) == 1
-    with pytest.raises(StoreError), leases.exclude_runs(store.root):
+    assert len(disk.active_runs(store.root)) == 1
+    with pytest.raises(StoreError), disk.exclude_runs(store.root):
         pass
     second.__exit__(None, None, None)
-    assert leases.active_runs(store.root) == []
-    with leases.exclude_runs(store.root):
+    assert disk.active_runs(store.root) == []
+    with disk.exclude_runs(store.root):
         pass
 
 
@@ -333,10 +333,10 @@ def test_a_stale_lease_is_ignored_and_removed(store: LocalStore) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    assert len(leases.active_runs(store.root)) == 1
+    assert len(disk.active_runs(store.root)) == 1
     process.kill()
     process.communicate()
-    assert leases.active_runs(store.root, remove_stale=True) == []
+    assert disk.active_runs(store.root, remove_stale=True) == []
     assert list(Path(store.root, "runs").iterdir()) == []
 
 
@@ -485,7 +485,7 @@ def test_a_collection_killed_at_any_instant_leaves_a_valid_store(tmp_path: Path)
 
 def _hold(root: str) -> None:
     """Hold a lease for ever, in a process of its own."""
-    with leases.hold_lease(root):
+    with disk.hold_lease(root):
         print("held", flush=True)
         time.sleep(600)
 
