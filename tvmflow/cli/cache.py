@@ -269,7 +269,7 @@ def push(options: PushOptions) -> int:
         pushed = _upload(client, keys)
         trials, problems = 0, list[str]()
         # Without recipes, everything that waits is uploaded, and trials may be among it.
-        if options.ledger or client.uploader.waiting():
+        if options.ledger or client.uploader.spool.list():
             trials, problems = _push_trials(client)
         client.finish()
     address = client.connection.address

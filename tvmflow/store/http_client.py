@@ -489,17 +489,14 @@ def find_hub_credential(endpoint: str) -> Credential | None:
     for variable in _HUB_VARIABLES:
         if token := os.environ.get(variable, "").strip():
             return bearer(token, f"${variable}")
-    path = _hub_token_path()
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
+    named = os.environ.get("HF_TOKEN_PATH", f"{home}/token")
+    path = Path(os.path.expandvars(named)).expanduser()
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if token := path.read_text().strip():
             return bearer(token, str(path))
     return None
-
-
-def _hub_token_path() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    return Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH", f"{home}/token"))).expanduser()
 
 
 def may_send_to(url: str) -> bool:

@@ -136,8 +136,7 @@ def _has_digest(path: str, digest: str) -> bool:
 
 
 # ---------------------------------------------------------------- repair
-# The repair of a store: what is damaged is set aside, what can be made again at once is; nothing
-# is deleted.
+# Nothing is deleted: damaged files are set aside, and made again if that is possible at once.
 
 _BY_NEXT_RUN: Final = "the next run makes it again"
 # What becomes of a file without which nothing is missing, where that is something else.
@@ -210,11 +209,8 @@ def _shorten(store: LocalStore, path: str) -> str:
 
 
 # ---------------------------------------------------------------- file checks
-# Checks of the files of a store, folder by folder: each is of the right kind, in its place, and
-# has its content.
-#
-# Results and blobs are read by `integrity`, measured trials by `tuning.ledger_folders`; a log is for
-# people, and any text may be in it.
+# Each file has the right kind, place and content. `check_integrity` reads results and blobs, and
+# `tuning.ledger_folders` measured trials; a log may contain any text.
 
 # Gets the path of a regular file; returns whether its content is what was written.
 ContentCheck = Callable[[Path], bool]
@@ -257,11 +253,9 @@ def find_damaged_files(store: LocalStore, checks: Mapping[str, ContentCheck]) ->
 def _check_folder(
     store: LocalStore, folder: Path, checks: Mapping[str, ContentCheck]
 ) -> Iterator[Finding]:
-    kind = _KINDS.get(folder.name, "note")
-    check = checks.get(folder.name)
     for path in _list_files(folder):
-        name = str(path.relative_to(store.root))
-        if reason := _find_fault(folder, path, check):
+        if reason := _find_fault(folder, path, checks.get(folder.name)):
+            kind, name = _KINDS.get(folder.name, "note"), str(path.relative_to(store.root))
             yield Finding(kind, name, reason=reason)
 
 
@@ -296,8 +290,11 @@ def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
     if folder.name == "work" and not os.path.lexists(path):
         # a run removes its claim, and makes that of a killed one again
         return ""
-    if folder.name in ("cas", "actions") and not _is_named_well(path):
-        return "its name is not a digest, or belongs to another folder"
+    if folder.name in ("cas", "actions"):
+        prefix = path.parent.name
+        is_prefix = _PREFIX.fullmatch(prefix) and path.name.startswith(prefix)
+        if not (is_prefix and _DIGEST.fullmatch(path.name)):
+            return "its name is not a digest, or belongs to another folder"
     if not path.is_file():
         return "it is a link to nothing" if path.is_symlink() else "it is not a file"
     if check is None:
@@ -313,11 +310,6 @@ def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
         if not is_damage(error, str(path)):
             raise
         return f"it cannot be read: {error.strerror}"
-
-
-def _is_named_well(path: Path) -> bool:
-    is_prefix = _PREFIX.fullmatch(path.parent.name) and path.name.startswith(path.parent.name)
-    return bool(is_prefix and _DIGEST.fullmatch(path.name))
 
 
 def _unseal(path: Path, folders: int = 1) -> str:

@@ -98,8 +98,7 @@ def encode(record: ActionRecord) -> bytes:
     value = record._asdict()
     value["for"], origin = value.pop("stage_id"), value.pop("origin")
     if origin is not None:
-        address, signatures, signers = origin
-        value["origin"] = {"place": address, "signatures": signatures, "signers": signers}
+        value["origin"] = dict(zip(("place", "signatures", "signers"), origin, strict=True))
     body = json.dumps(value).encode()
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
@@ -119,6 +118,9 @@ def decode(
         if value["preimage"] != preimage and digest_of(value["preimage"]) != key:
             return None
         origin = value.get("origin")
+        if origin:
+            parts = (tuple(origin.get(name) or ()) for name in ("signatures", "signers"))
+            origin = Origin(origin["place"], *parts)
         return ActionRecord(
             files=tuple(StoredFile(*entry) for entry in value["files"]),
             facts=value["facts"],
@@ -126,15 +128,10 @@ def decode(
             seconds=value["seconds"],
             made=value["made"],
             stage_id=value.get("for", ""),
-            origin=origin and _origin(origin),
+            origin=origin,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _origin(value: dict[str, Json]) -> Origin:
-    signatures, signers = value.get("signatures") or (), value.get("signers") or ()
-    return Origin(value["place"], tuple(signatures), tuple(signers))
 
 
 class DamagedBlob(Exception):
@@ -269,15 +266,12 @@ class LocalStore:
         self.notes = Notes(self._folder)
         self.blobs = BlobStore(self._folder)
 
+        self.moved = self._folder.moved
+
     @property
     def damage(self) -> list[str]:
         """The paths of damaged files that were set aside through this object."""
-        return [path for path, _ in self._folder.moved]
-
-    @property
-    def moved(self) -> list[tuple[str, str]]:
-        """The same with the paths where they are now."""
-        return self._folder.moved
+        return [path for path, _ in self.moved]
 
     def check(self) -> Literal["good", "damaged", "absent"]:
         """Return the condition of the folder; StoreError if it has foreign files, or another version's store."""
@@ -310,7 +304,7 @@ class LocalStore:
                 raise
 
     def _create(self, condition: Literal["good", "damaged", "absent"]) -> None:
-        if condition in ("good", "damaged"):
+        if condition != "absent":
             self._repair_layout(condition)
             return
         make_folder(self.root, fix="choose another folder with --store DIR")
@@ -324,15 +318,14 @@ class LocalStore:
 
         Raises StoreError for a store of another version.
         """
-        path = f"{self.root}/format"
+        path, content = f"{self.root}/format", ""
         try:
             content = read_regular(path).decode("ascii", "replace")
         except (FileNotFoundError, NotADirectoryError):
-            content = ""
+            pass
         except OSError as error:
             if not is_damage(error, path):
                 raise
-            content = ""
         if content == FORMAT:
             return "good"
         if re.fullmatch(_ANY_FORMAT, content):
@@ -552,7 +545,6 @@ def _names(stage_id: str) -> tuple[str, str]:
 
 def existing_log(path: str) -> str:
     """Return the path of a log, or nothing where the file does not exist or is empty."""
-    try:
+    with contextlib.suppress(OSError):
         return path if path and os.path.getsize(path) else ""
-    except OSError:
-        return ""
+    return ""

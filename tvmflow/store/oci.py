@@ -291,6 +291,8 @@ def _ask_helper(program: str, host: str) -> tuple[str, str] | None:
     return (user, secret) if user and user != "<token>" else None
 
 
+# ---------------------------------------------------------------- artifacts
+
 T = TypeVar("T")
 Headers = Mapping[str, str]
 
@@ -325,9 +327,6 @@ class OciError(DownloadError):
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
         super().__init__(message, fix=fix)
         self.status = status
-
-
-# ---------------------------------------------------------------- manifests
 
 
 class Descriptor(NamedTuple):
@@ -502,14 +501,16 @@ class Repository:
 
     def list_referrers(self, digest: str) -> list[Descriptor]:
         """Return the manifests that refer to one: the registry's list, or an index with a tag for it."""
-        status, content, _ = self._read(f"referrers/{digest}", INDEX)
-        return self._parse_index(content) if status == 200 else self._read_tagged_index(digest)
+        listed = self._read_index(f"referrers/{digest}")
+        return self._read_tagged_index(digest) if listed is None else listed
 
     def _read_tagged_index(self, digest: str) -> list[Descriptor]:
-        status, content, _ = self._read(f"manifests/{digest.replace(':', '-')}", INDEX)
-        return self._parse_index(content) if status == 200 else []
+        return self._read_index(f"manifests/{digest.replace(':', '-')}") or []
 
-    def _parse_index(self, content: bytes) -> list[Descriptor]:
+    def _read_index(self, path: str) -> list[Descriptor] | None:
+        status, content, _ = self._read(path, INDEX)
+        if status != 200:
+            return None
         try:
             entries = get_field(read_json(content), "manifests", of=list)
             return [_parse_descriptor(entry) for entry in entries[:_MAX_LAYERS]]

@@ -48,6 +48,6 @@ def test_an_item_of_an_unknown_kind_stays_in_the_spool(tmp_path: Path) -> None:
         client.uploader.spool.add("unknown-1", "text")
         client.uploader.start()
         client.finish()
-    assert client.uploader.waiting() == ["unknown-1"]
+    assert client.uploader.spool.list() == ["unknown-1"]
     assert client.uploader.waiting_results() == []
     assert len(cache.ac) == 4

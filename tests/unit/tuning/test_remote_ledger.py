@@ -204,12 +204,12 @@ def test_a_run_pulls_once_and_pushes_what_it_measured(cache: Cache, tmp_path: Pa
     cache.statuses = [403]
     ledger_sync.offer(SETTINGS)
     remote_client.finish()
-    assert len(remote_client.uploader.waiting()) == 1 and cache.ac == {}
+    assert len(remote_client.uploader.spool.list()) == 1 and cache.ac == {}
     later = one.remote_client()
     LedgerSync(later)
     later.uploader.start()
     later.finish()
-    assert later.uploader.waiting() == []
+    assert later.uploader.spool.list() == []
     two = RunHost(tmp_path / "2", cache.url)
     assert pull(two).new == 3
 
@@ -222,7 +222,7 @@ def test_a_damaged_item_of_the_spool_is_dropped(text: str, cache: Cache, tmp_pat
     LedgerSync(client)
     client.uploader.start()
     client.finish()
-    assert client.uploader.waiting() == [] and cache.ac == {}
+    assert client.uploader.spool.list() == [] and cache.ac == {}
 
 
 def test_trials_are_shared_without_loading_tvm() -> None:

@@ -223,15 +223,12 @@ class RemoteCacheClient:
             fetched_bytes=self.reader.fetched_bytes,
             uploaded=len(self.uploader.sender.uploaded),
             uploaded_bytes=self.uploader.sender.uploaded_bytes,
-            waiting=len(self.uploader.waiting()),
+            waiting=len(self.uploader.spool.list()),
             problems=self.connection.problems,
         )
 
 
-# ---------------------------------------------------------------- uploader
-# Uploads: what a run makes is uploaded to the remote cache in the background, while stages go on.
-#
-# What has yet to be uploaded is in the spool, which is a folder of notes in the local store.
+# ---------------------------------------------------------------- uploads
 
 _log = logging.getLogger(__name__)
 
@@ -335,15 +332,15 @@ class ResultSender:
 
 
 def _make_action(key: str, record: ActionRecord) -> Action:
-    action = Action(
+    return Action(
         key=key,
         files=record.files,
         facts=record.facts,
         preimage=record.preimage,
         seconds=record.seconds,
         made=record.made,
+        signatures=record.origin.signatures if record.origin else (),
     )
-    return action._replace(signatures=record.origin.signatures) if record.origin else action
 
 
 class Uploader:
@@ -370,13 +367,9 @@ class Uploader:
         """Have items `PREFIX-…` uploaded by `handler`."""
         self._handlers[prefix] = handler
 
-    def waiting(self) -> list[str]:
-        """Return the items that have yet to be uploaded."""
-        return self.spool.list()
-
     def waiting_results(self) -> list[str]:
         """Return the keys of results that have yet to be uploaded."""
-        return [item for item in self.waiting() if not _prefix(item)]
+        return [item for item in self.spool.list() if not _prefix(item)]
 
     def offer(self, item: str, text: str = "") -> None:
         """Upload an item while the run goes on. Returns at once."""
@@ -391,7 +384,7 @@ class Uploader:
 
     def start(self) -> None:
         """Begin with what earlier runs could not upload."""
-        if self._connection.access.writes and self.waiting():
+        if self._connection.access.writes and self.spool.list():
             self._start_threads()
 
     def finish(self, wait_s: float) -> None:
@@ -431,7 +424,11 @@ class Uploader:
                 thread.start()
 
     def _upload_items(self) -> None:
-        while (item := self._next_item()) is not None:
+        while True:
+            with self._items_lock:
+                item = next(self._items, None)
+            if item is None:
+                return
             try:
                 self._upload(item)
             except Interrupted:
@@ -470,20 +467,16 @@ class Uploader:
             self._declined.clear()
         self.spool.remove(item)
 
-    def _next_item(self) -> str | None:
-        with self._items_lock:
-            return next(self._items, None)
-
     def _iterate_items(self) -> Iterator[str]:
         """Yield what is offered, and while nothing is, what the spool has; end with the run."""
-        spooled = self.waiting()
+        spooled = self.spool.list()
         while True:
             try:
                 # as long as the spool has items, there is no need to wait for an offer
                 item = self._queue.get(timeout=0.0 if spooled else _POLL_S)
             except queue.Empty:
                 if not spooled and self._ending.is_set():
-                    spooled = [item for item in self.waiting() if item not in self._attempted]
+                    spooled = [item for item in self.spool.list() if item not in self._attempted]
                     if not spooled and self._queue.empty():
                         return
                 if not spooled:
