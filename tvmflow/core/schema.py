@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -33,12 +33,20 @@ def _add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> None:
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
     for base in reversed(model.__mro__):
-        if issubclass(base, ClosedModel):
-            [tree] = ast.parse(inspect.getsource(base)).body
-            for pair in itertools.pairwise(cast(ast.ClassDef, tree).body):
-                match pair:
-                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                        schema["properties"][name]["description"] = " ".join(text.split())
+        for name, text in _field_docstrings(base) if issubclass(base, ClosedModel) else ():
+            schema["properties"][name]["description"] = " ".join(text.split())
+
+
+def _field_docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    try:
+        [tree] = ast.parse(inspect.getsource(model)).body
+    except (OSError, TypeError):
+        # a class from `python -c` has no source
+        return
+    for pair in itertools.pairwise(cast(ast.ClassDef, tree).body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, text
 
 
 class ClosedModel(BaseModel):
