@@ -34,7 +34,9 @@ def _add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> None:
         schema["description"] = " ".join(schema["description"].split())
     for base in reversed(model.__mro__):
         for name, text in _field_docstrings(base) if issubclass(base, ClosedModel) else ():
-            schema["properties"][name]["description"] = " ".join(text.split())
+            # class variables have docstrings, too
+            if name in model.model_fields:
+                schema["properties"][name]["description"] = " ".join(text.split())
 
 
 def _field_docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
