@@ -66,6 +66,11 @@ class ClosedModel(BaseModel):
     )
 
 
+def list_set_fields(model: BaseModel) -> dict[str, Any]:
+    """Return the fields that a file sets, without defaults."""
+    return {name: getattr(model, name) for name in model.model_fields_set}
+
+
 def field_error(text: str, *path: str | int) -> PydanticCustomError:
     """Return an error for validators: its text, and the path from the validated value to the field."""
     return PydanticCustomError("field", "{text}", {"text": text, "path": path})

@@ -352,7 +352,7 @@ def _connect(
     except TransferError as problem:
         raise type(problem)(f"{remote.address}: {problem}") from problem
     finally:
-        connection.close()
+        connection.cache.close()
 
 
 def _fetch(connection: RemoteConnection, store: LocalStore, blob: BlobRef) -> None:

@@ -153,7 +153,7 @@ class DaskExecutor:
             # the scheduler may be gone
             with contextlib.suppress(Exception):
                 self._cluster.client.close(timeout=5)
-        self._connection.close()
+        self._connection.cache.close()
 
 
 # ---------------------------------------------------------------- files

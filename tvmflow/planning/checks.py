@@ -91,13 +91,7 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
                 for problem in _check_build(planned, part)
             ]
             problems += unbuildable or [
-                *_check_dimensions(planned, target),
-                *_check_states(planned, target),
-                *_check_execution(planned, target),
-                *_check_compare(planned, target),
-                *_check_gates(planned, target),
-                *_check_outputs(planned, target),
-                *_check_quantize(planned, target),
+                problem for check in _CHECKS for problem in check(planned, target)
             ]
     # A problem of one variant is a problem of all.
     return list(dict.fromkeys(problems))
@@ -133,6 +127,11 @@ def _check_quantize(planned: PlannedRecipe, target: Target) -> Iterator[str]:
             f"{where}: {name}: there are no data to calibrate with; set `data` here, or `verify.data`, "
             "whose first samples are used then"
         )
+
+
+def _list_target_stages(planned: PlannedRecipe) -> set[str]:
+    """Return the stages of a recipe that run for a target, not for the model."""
+    return {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
 
 
 def check_quantized_names(planned: PlannedRecipe, names: Iterable[str]) -> Iterator[str]:
@@ -181,8 +180,7 @@ def describe_runtimes(
 
 def _find_runtime_reason(spec: StageSpec, artifact: Artifact) -> str:
     """Return why a lowered model needs TVM's runtime, from the stage's facts; empty for others."""
-    kinds = {extract_tasks.NAME: ExtractTasksFacts, build.NAME: BuildFacts}
-    kind = kinds.get(spec.stage)
+    kind = {extract_tasks.NAME: ExtractTasksFacts, build.NAME: BuildFacts}.get(spec.stage)
     facts = find_facts(kind, artifact.facts) if kind else None
     return facts.needs_tvm_for if facts else ""
 
@@ -190,7 +188,7 @@ def _find_runtime_reason(spec: StageSpec, artifact: Artifact) -> str:
 def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     """Return the first reason why a target cannot be built, should not be, or cannot be linked."""
     where = f"{planned.where(target)}: targets: '{target.name}'"
-    stages = {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
+    stages = _list_target_stages(planned)
     if not stages:
         return []
     backend = backend_for(target.tvm)
@@ -245,8 +243,7 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
 def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that a library for a target can have sizes that each call chooses, where the recipe has some."""
     names = [dimension.name for dimension in planned.recipe_for(target).list_dimensions()]
-    stages = {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
-    if not names or not stages:
+    if not names or not _list_target_stages(planned):
         return
     kinds = [
         str(part.tvm["kind"])
@@ -267,8 +264,7 @@ def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
 
 def _check_states(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that contexts of a library for a target can hold states, where the recipe has some."""
-    stages = {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
-    for part in resolved_targets(target) if stages else ():
+    for part in resolved_targets(target) if _list_target_stages(planned) else ():
         if not planned.recipe_for(part).state:
             continue
         platform = parse_triple(cpu_triple(part.tvm))
@@ -290,7 +286,8 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that a target can be tuned and verified, if it has to be."""
     for part in resolved_targets(target):
         recipe, impossible = planned.recipe_for(part), dict[str, str]()
-        if _is_tuned(planned, part) and part.unmeasurable_reason:
+        is_tuned = tune.NAME in planned.stages and recipe.tune.trials > 0
+        if is_tuned and part.unmeasurable_reason:
             impossible["tuned"] = _TUNE_ADVICE
         if verify.NAME in planned.stages:
             checks = recipe.verify
@@ -304,11 +301,6 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
                 f"{planned.where(part)}: targets: '{part.name}' cannot be {' or '.join(impossible)} "
                 f"on this machine: {part.unrunnable_reason}; {'; '.join(impossible.values())}"
             )
-
-
-def _is_tuned(planned: PlannedRecipe, target: ResolvedTarget) -> bool:
-    """Tell whether a search measures kernels for a target."""
-    return tune.NAME in planned.stages and planned.recipe_for(target).tune.trials > 0
 
 
 def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:
@@ -370,8 +362,10 @@ def _check_run_location(
     planned: PlannedRecipe, target: Target, part: ResolvedTarget
 ) -> Iterator[str]:
     """Check that a part of a target can run where `verify.run_on` says."""
-    location = run_location(planned.recipe_for(target))
+    location, recipe = run_location(planned.recipe_for(target)), planned.recipe_for(part)
     triple = str(part.tvm.get("mtriple", ""))
+    # a part may have no outputs of its own
+    has_choice = recipe.outputs or recipe.runtime != AUTO
     if location == QEMU and find_emulated_arch(triple) is None:
         problem = (
             f"qemu runs libraries for Linux and Android on {', '.join(EMULATED_ARCHS)}; "
@@ -383,7 +377,7 @@ def _check_run_location(
         problem = (
             f"qemu emulates no AVX-512, for which '{part.name}' has code; {_UNEMULATED_ADVICE}"
         )
-    elif location == QEMU and _has_tvm_runtime(planned.recipe_for(part), part):
+    elif location == QEMU and has_choice and choose_runtime(recipe, part) == VM:
         problem = (
             f"qemu runs plain C libraries, and '{part.name}' has a library for TVM's runtime; "
             "leave `runtime: vm` out, ask for the output bundle or c-library, or choose "
@@ -391,7 +385,7 @@ def _check_run_location(
         )
     elif location == CHROMIUM and isinstance(target, PartitionedTarget):
         problem = "chromium runs models in one piece"
-    elif location == CHROMIUM and web.NAME not in planned.recipe_for(part).outputs:
+    elif location == CHROMIUM and web.NAME not in recipe.outputs:
         problem = "chromium runs packages for browsers; add `web` to `outputs`"
     elif location == RPC and not part.remote:
         problem = (
@@ -402,12 +396,6 @@ def _check_run_location(
         return
     where = planned.setting_position(target, "verify", "run_on")
     yield f"{where}: verify.run_on: {problem}"
-
-
-def _has_tvm_runtime(recipe: Recipe, target: ResolvedTarget) -> bool:
-    """Tell whether a library is for TVM's runtime, by the recipe. A part may have no outputs of its own."""
-    has_choice = recipe.outputs or recipe.runtime != AUTO
-    return bool(has_choice) and choose_runtime(recipe, target) == VM
 
 
 def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:
@@ -442,6 +430,11 @@ def _find_unsupported(
         if reason:
             yield name, reason
 
+
+_CHECKS: Final = (
+    *(_check_dimensions, _check_states, _check_execution, _check_compare, _check_gates),
+    *(_check_outputs, _check_quantize),
+)
 
 SEARCHES: Final = tuple(name for name, stage in STAGES.items() if stage.TRAITS.run.searches)
 """The stages that search."""
@@ -550,10 +543,7 @@ def _pin(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
 
 
 def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery | None:
-    """Return the delivery of a chart that a search made, drawn from the figures in the lock file.
-
-    Return None when the lock file has no such figures, as those of earlier versions.
-    """
+    """Return the delivery of a search's chart, drawn from the figures in the lock file; None without figures."""
     target_name = delivery.stage_id.partition("/")[2]
     target = lock.recipes[delivery.recipe].targets.get(target_name)
     kernels = target.measured_kernels if target else []

@@ -123,13 +123,11 @@ class PlanState:
         return digest
 
     def _digest_folder(self, files: Sequence[InputFile]) -> str:
-        """Return one digest of many files in a folder."""
-        folder, where = files[0].folder, files[0].where
         names = [file.role.partition("/")[2] for file in files]
         try:
-            return self._digests.digest_folder(folder, names)
+            return self._digests.digest_folder(files[0].folder, names)
         except OSError as error:
-            raise unreadable(f"{where}: {error.filename}", error) from error
+            raise unreadable(f"{files[0].where}: {error.filename}", error) from error
 
     def _list_causes(self, spec: StageSpec, key: StageKey) -> tuple[str, ...]:
         failure = find_failure(self.store, spec.id)
@@ -251,13 +249,8 @@ def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
             )
 
 
-def _shorten_cause(cause: str) -> str:
-    """Return a cause without a long list at its end, such as all settings of a search."""
-    head, colon, _ = cause.partition(": ")
-    return head if colon and len(cause) > _MAX_CAUSE else cause
-
-
 def _shorten(causes: tuple[str, ...]) -> str:
-    more = len(causes) - _SHOWN_CAUSES
-    shown = "; ".join(map(_shorten_cause, causes[:_SHOWN_CAUSES]))
+    # a long cause ends with a list, such as all settings of a search
+    heads = (cause.partition(": ")[0] if len(cause) > _MAX_CAUSE else cause for cause in causes)
+    shown, more = "; ".join([*heads][:_SHOWN_CAUSES]), len(causes) - _SHOWN_CAUSES
     return f"{shown}; and {more} more" if more > 0 else shown

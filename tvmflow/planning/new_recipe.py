@@ -133,14 +133,12 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         raise UsageError(error.message, fix=error.fix) from error
     if problems := list(find_output_problems([output.name for output in outputs])):
         raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
-    size = sum(path.stat().st_size for path in paths.values())
-    fields = {**_describe_source(kind, model, folder), **pins}
     return Model(
         name=name_of(model),
         kind=kind,
-        source=fields,
+        source={**_describe_source(kind, model, folder), **pins},
         inputs=tuple(inputs),
-        size=size,
+        size=sum(path.stat().st_size for path in paths.values()),
         outputs=tuple(output.name for output in outputs),
     )
 
@@ -314,7 +312,7 @@ def _check_readable(text: str, open_lines: Sequence[int]) -> None:
 
 
 def _list_free(value: ModelInput) -> list[str]:
-    """Return the recipe's lines about dynamic dimensions of the model."""
+    """Return the recipe's sizes for dynamic dimensions of the model."""
     pairs = zip(value.dims or (), suggest_shape(value), strict=True)
     return [suggested for size, suggested in pairs if str(size) != suggested]
 
@@ -355,12 +353,9 @@ def _head_inputs(inputs: Sequence[InputLine], *, is_dynamic: bool) -> list[str]:
 
 
 def _describe_inputs(model: Model, inputs: Sequence[InputLine]) -> list[str]:
-    lines = [line.text for line in inputs]
-    if any(str(value.dtype).startswith(("int", "uint")) for value in model.inputs):
-        lines.append(
-            "  # random integers are 0 or 1: add `range: [0, 1000]` where the model takes others"
-        )
-    return lines
+    note = "  # random integers are 0 or 1: add `range: [0, 1000]` where the model takes others"
+    has_integers = any(str(value.dtype).startswith(("int", "uint")) for value in model.inputs)
+    return [*(line.text for line in inputs), *([note] if has_integers else [])]
 
 
 def _describe_targets(targets: Sequence[str]) -> list[str]:
@@ -371,10 +366,8 @@ def _describe_targets(targets: Sequence[str]) -> list[str]:
                 fix="`tvmflow targets` lists them",
             )
     names = targets or ("host", *_list_gpu_targets())
-    return [
-        "targets:                  # `tvmflow targets` lists them",
-        *(f"  - {n}" for n in names),
-    ]
+    head = "targets:                  # `tvmflow targets` lists them"
+    return [head, *(f"  - {name}" for name in names)]
 
 
 def _list_gpu_targets() -> list[str]:
@@ -388,10 +381,8 @@ def _list_gpu_targets() -> list[str]:
 
 def _describe_budget(model: Model, minutes: float | None) -> list[str]:
     if minutes == 0:
-        return [
-            "tune:",
-            "  trials: 0               # no search for faster kernels; `minutes: 10` searches",
-        ]
+        line = "  trials: 0               # no search for faster kernels; `minutes: 10` searches"
+        return ["tune:", line]
     reason = "of search for faster kernels, for each target; `trials: 0` in its place: none"
     if minutes is None:
         minutes = next(

@@ -51,11 +51,10 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
 
 def _origin(planned: PlannedRecipe) -> RecipeOrigin:
     pipeline = planned.pipeline or str(planned.loaded.pipeline.path)
-    path = str(planned.loaded.path)
-    targets = planned.recipe.targets
+    path, targets = str(planned.loaded.path), planned.recipe.targets
     names = (name for target in targets for name in (target.name, *target.build_targets()))
-    every_target = tuple(dict.fromkeys(names))
-    return RecipeOrigin(planned.recipe.name, path, pipeline, planned.variant, targets=every_target)
+    every = tuple(dict.fromkeys(names))
+    return RecipeOrigin(planned.recipe.name, path, pipeline, planned.variant, targets=every)
 
 
 def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
@@ -161,13 +160,10 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
         else:
             maker = _maker(name, other, target, planned.recipe_for(target))
             yield Need(other, _stage_id(planned, maker, _target_of(maker, target)), files)
-            if (
-                isinstance(target, ResolvedTarget)
-                and target.webgpu
-                and other in traits.needs_of_isa_levels
-            ):
-                stage_id = _stage_id(planned, other, target.webgpu.name)
-                yield Need(f"{other}/{target.webgpu.tvm['kind']}", stage_id, files)
+            webgpu = target.webgpu if isinstance(target, ResolvedTarget) else None
+            if webgpu and other in traits.needs_of_isa_levels:
+                stage_id = _stage_id(planned, other, webgpu.name)
+                yield Need(f"{other}/{webgpu.tvm['kind']}", stage_id, files)
 
 
 def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
@@ -194,13 +190,14 @@ def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
 
 def _target_of(maker: str, target: Target) -> str:
     """Return the target in the id of the stage that provides something for `target`."""
-    if STAGES[maker].TRAITS.scope == "model" and isinstance(target, ResolvedTarget):
+    scope = STAGES[maker].TRAITS.scope
+    if isinstance(target, PartitionedTarget):
+        return target.name
+    if scope == "model":
         return target.partitioned_target
-    if STAGES[maker].TRAITS.scope == "machine" and isinstance(target, ResolvedTarget):
+    if scope == "machine":
         return target.isa_level_target or target.name
-    if STAGES[maker].TRAITS.scope in _LEVEL_SCOPES and isinstance(target, ResolvedTarget):
-        return target.measured_isa_level.name
-    return target.name
+    return target.measured_isa_level.name if scope in _LEVEL_SCOPES else target.name
 
 
 def list_known_tools(planned: PlannedRecipe) -> list[str]:
@@ -275,15 +272,8 @@ def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iter
             stage_id = _stage_id(planned, stage, maker.name)
             if stage_id not in planned_ids:
                 continue
-            files = STAGES[stage].deliveries(planned.recipe_for(maker), maker)
-            if files:
-                yield Delivery(
-                    recipe=name,
-                    target=target.name,
-                    stage_id=stage_id,
-                    files=files,
-                    verified_by=gate,
-                )
+            if files := STAGES[stage].deliveries(planned.recipe_for(maker), maker):
+                yield Delivery(name, target.name, stage_id, files, verified_by=gate)
 
 
 def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
@@ -299,12 +289,8 @@ def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
     yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "target")
 
 
-# ---------------------------------------------------------------- names of stages
-# On the command line: `STAGE`, `STAGE/TARGET`, each also as `RECIPE:…`.
-
-
 def find_stages(plan: Plan, name: str) -> tuple[StageSpec, ...]:
-    """Return the stages that a name on the command line means, in order; UsageError for none."""
+    """Return the stages of a name on the command line: [RECIPE:]STAGE[/TARGET]; UsageError for none."""
     specs = tuple(spec for spec in plan.stages if name in _list_names(spec))
     if specs:
         return specs

@@ -25,7 +25,7 @@ from tvmflow.core.file_kinds import NPZ, STAND_INS, ZIP, recognize
 from tvmflow.core.formatting import count_text, excerpt, names_text
 from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
 from tvmflow.core.named_files import missing_file_text
-from tvmflow.core.schema import ClosedModel, first_field_error
+from tvmflow.core.schema import ClosedModel, first_field_error, list_set_fields
 from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json, Plan, TensorSpec
 from tvmflow.custom_operators.loading import list_operator_files
@@ -64,7 +64,6 @@ from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
 from tvmflow.targets.llvm_query import Query, load_target_facts, query_targets_in_process
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
-from tvmflow.targets.tvm_target import split_threads
 
 
 class RunRequest(NamedTuple):
@@ -153,9 +152,9 @@ def _with_targets(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:
         find = pipeline.where if loc[:1] == ("targets",) and pipeline.where else entry.where
         return find(*loc)
 
-    fields = {name: getattr(entry.recipe, name) for name in entry.recipe.model_fields_set}
     try:
-        recipe = Recipe.model_validate({**fields, "targets": pipeline.targets})
+        fields = {**list_set_fields(entry.recipe), "targets": pipeline.targets}
+        recipe = Recipe.model_validate(fields)
     except ValidationError as error:
         text = first_field_error(error)[0]
         raise RecipeError(
@@ -167,7 +166,7 @@ def _with_targets(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:
 def _with_minutes(entry: LoadedRecipe, minutes: float) -> LoadedRecipe:
     """Return a recipe whose search has another budget, for all of its targets and their parts."""
     budget = {"minutes": minutes} if minutes else {"trials": 0}
-    fields = {name: getattr(entry.recipe, name) for name in entry.recipe.model_fields_set}
+    fields = list_set_fields(entry.recipe)
     fields["tune"] = {**_list_other_fields(entry.recipe.tune), **budget}
     fields["targets"] = tuple(map(_without_budget, entry.recipe.targets))
     try:
@@ -180,8 +179,9 @@ def _with_minutes(entry: LoadedRecipe, minutes: float) -> LoadedRecipe:
 
 
 def _list_other_fields(tune: ClosedModel) -> dict[str, Any]:
-    """Return the fields of `tune`, or of overrides of it, that are set and no budget."""
-    return {name: getattr(tune, name) for name in tune.model_fields_set - {"trials", "minutes"}}
+    """Return the fields of `tune`, or of overrides of it, that are set and not a budget."""
+    fields = list_set_fields(tune)
+    return {name: fields[name] for name in fields if name not in ("trials", "minutes")}
 
 
 def _without_budget(target: BuildTarget) -> BuildTarget:
@@ -219,7 +219,6 @@ def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
 
 
 # ---------------------------------------------------------------- target resolution
-# The targets of a recipe, resolved to triples, CPUs and features, with the linkers that they name.
 
 
 class _Entry(NamedTuple):
@@ -244,16 +243,23 @@ def resolve_targets(
     entries = _list_entries(recipe, only)
     toolchains, reads = _identify_toolchains(recipe, entries, store)
     resolved = _resolve_entries(recipe, entries, toolchains, store, lock, query)
-    targets = tuple(
-        _partition(spec, resolved)
-        if spec.parts
-        else _join_isa_levels(spec, resolved)
-        if spec.all_isa_levels
-        else _add_webgpu(spec, resolved[spec.name])
-        for spec in recipe.recipe.targets
-        if not only or spec.name in only
-    )
-    return targets, reads
+    specs = [spec for spec in recipe.recipe.targets if not only or spec.name in only]
+    return tuple(_join_builds(spec, resolved) for spec in specs), reads
+
+
+def _join_builds(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Target:
+    """Return a target of its parts, or its levels, or itself."""
+    if spec.parts:
+        return _partition(spec, resolved)
+    if spec.all_isa_levels:
+        levels = tuple(
+            resolved[name]._replace(isa_level_target=spec.name) for name in spec.build_targets()
+        )
+        return levels[0]._replace(name=spec.name, levels=levels, isa_level_target="")
+    target, tvm = resolved[spec.name], spec.webgpu_target()
+    if tvm is None:
+        return target
+    return target._replace(webgpu=target._replace(name=spec.webgpu_name, tvm=tvm, features=()))
 
 
 def _list_entries(recipe: LoadedRecipe, only: Sequence[str]) -> dict[str, _Entry]:
@@ -313,8 +319,7 @@ def _find_locked_host(
     # All variants were built for the same host.
     variants = [recipe.recipe.for_variant(variant).name for variant in recipe.recipe.variants]
     locked = lock.target([recipe.recipe.name, *variants], target)
-    # A lock file of an earlier version has threads here, and this machine may have fewer cores.
-    return split_threads(locked.tvm)[0] if locked else None
+    return locked.tvm if locked else None
 
 
 def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> PartitionedTarget:
@@ -329,22 +334,6 @@ def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Part
         )
         tensors += part.until
     return PartitionedTarget(spec.name, tuple(parts))
-
-
-def _join_isa_levels(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> ResolvedTarget:
-    """Return a target whose library has code for several levels."""
-    levels = tuple(
-        resolved[name]._replace(isa_level_target=spec.name) for name in spec.build_targets()
-    )
-    return levels[0]._replace(name=spec.name, levels=levels, isa_level_target="")
-
-
-def _add_webgpu(spec: TargetSpec, resolved: ResolvedTarget) -> ResolvedTarget:
-    """Return a target with that of the browser's GPU, where it has one."""
-    tvm = spec.webgpu_target()
-    if tvm is None:
-        return resolved
-    return resolved._replace(webgpu=resolved._replace(name=spec.webgpu_name, tvm=tvm, features=()))
 
 
 def _identify_toolchains(
@@ -439,15 +428,9 @@ def prepare_run(
         plan = enforce_lock(lock, plan, PlanState(store), store)
     _log.debug("planned %d stages from %d files", len(plan.stages), len(reads))
     paths = tuple(str(path.absolute()) for path in reads)
-    forced = frozenset(spec.id for name in request.force for spec in find_stages(plan, name))
-    return PreparedRun(
-        plan=plan,
-        recipes=tuple(planned),
-        reads=paths,
-        started_ns=started_ns,
-        pipeline=pipeline,
-        forced=forced,
-    )
+    run = PreparedRun(plan, tuple(planned), paths, started_ns, pipeline=pipeline)
+    forced = (spec.id for name in request.force for spec in find_stages(plan, name))
+    return run._replace(forced=frozenset(forced))
 
 
 def _plan_recipe(
@@ -528,8 +511,6 @@ def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signat
 
 
 # ---------------------------------------------------------------- data and labels
-# The files that recipes name, compared with the signature of the model: images are listed, and all is
-# checked as far as nothing has to be decoded.
 
 
 _VERIFIED: Final = "verify.data"

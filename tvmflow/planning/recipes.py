@@ -218,13 +218,8 @@ def load_recipe(path: Path) -> LoadedRecipe:
         raise document.error(problems)
     pipeline = load_pipeline(recipe.pipeline, path.parent)
     _log.debug("%s: model of kind %s, pipeline %s", path, recipe.model.kind, pipeline.path)
-    return LoadedRecipe(
-        recipe=recipe,
-        path=path,
-        where=document.where,
-        read=(path, pipeline.path),
-        pipeline=pipeline,
-    )
+    read = (path, pipeline.path)
+    return LoadedRecipe(recipe, path, document.where, read, pipeline=pipeline)
 
 
 def _missing_files(document: Document) -> Iterator[Problem]:
@@ -235,12 +230,11 @@ def _missing_files(document: Document) -> Iterator[Problem]:
         for missing in frontend.find_missing_files(model, base):
             yield document.problem(missing.text, "model", *missing.field)
     operators = document.value_at("operators")
-    for index, name in enumerate(operators if isinstance(operators, list) else ()):
-        if isinstance(name, str) and name and not is_file(base / name):
-            is_url = "://" in name
-            text = "must be a file, not a URL" if is_url else missing_file_text(base / name)
-            yield document.problem(text, "operators", index)
-    yield from _missing_data(document)
+    for index in range(len(operators) if isinstance(operators, list) else 0):
+        yield from _missing_file(document, "operators", index)
+    for owner in _list_owners(document):
+        for section in ("verify", "quantize"):
+            yield from _missing_file(document, *owner, section, "data", is_valid=is_folder)
     labels = document.value_at("labels")
     if isinstance(labels, str) and labels and not is_file(base / labels):
         yield document.problem(missing_file_text(base / labels), "labels")
@@ -250,21 +244,23 @@ def _missing_files(document: Document) -> Iterator[Problem]:
         yield document.problem(text, "pipeline")
 
 
-def _missing_data(document: Document) -> Iterator[Problem]:
-    """Check `verify.data` and `quantize.data` of the recipe, and of its variants and targets."""
+def _list_owners(document: Document) -> list[Loc]:
+    """Return the paths of the recipe, of its targets and of its variants."""
     targets, variants = document.value_at("targets"), document.value_at("variants")
     count = len(targets) if isinstance(targets, list) else 0
-    owners: list[Loc] = [(), *(("targets", index) for index in range(count))]
-    owners += [("variants", name) for name in variants] if isinstance(variants, dict) else []
-    for owner in owners:
-        for section in ("verify", "quantize"):
-            loc: Loc = (*owner, section, "data")
-            data, base = document.value_at(*loc), document.path.parent
-            is_named = isinstance(data, str) and data != ""
-            if is_named and not (is_file(base / data) or is_folder(base / data)):
-                is_url = is_address(data)
-                text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
-                yield document.problem(text, *loc)
+    names = variants if isinstance(variants, dict) else ()
+    return [(), *(("targets", at) for at in range(count)), *(("variants", name) for name in names)]
+
+
+def _missing_file(
+    document: Document, *loc: str | int, is_valid: Callable[[Path], bool] = is_file
+) -> Iterator[Problem]:
+    """Yield a problem if the path at `loc` is neither a file nor valid otherwise."""
+    name = document.value_at(*loc)
+    path = document.path.parent / name if isinstance(name, str) and name else None
+    if path and not (is_file(path) or is_valid(path)):
+        text = "must be a file, not a URL" if is_address(name) else missing_file_text(path)
+        yield document.problem(text, *loc)
 
 
 Target = ResolvedTarget | PartitionedTarget

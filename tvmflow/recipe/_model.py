@@ -75,10 +75,8 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
     def _check_one_source(self) -> ModelSource:
         kinds = [kind for kind in FRONTENDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
-            text = (
-                f"needs exactly one of {', '.join(FRONTENDS)}, not {' and '.join(kinds) or 'none'}"
-            )
-            raise field_error(text)
+            named = " and ".join(kinds) or "none"
+            raise field_error(f"needs exactly one of {', '.join(FRONTENDS)}, not {named}")
         for field in _FIELDS:
             if getattr(self, field) is not None and kinds[0] not in _owners(field):
                 raise field_error(f"is only allowed with {' or '.join(_owners(field))}", field)
@@ -156,13 +154,8 @@ class DimensionSpec(ClosedModel):
 
     def named(self, name: str) -> Dimension:
         """Return the dimension."""
-        return Dimension(
-            name=name,
-            min=self.min,
-            max=self.max,
-            multiple_of=self.multiple_of,
-            tune_at=tuple(sorted(self.tune_at)),
-        )
+        tune_at = tuple(sorted(self.tune_at))
+        return Dimension(name, self.min, self.max, self.multiple_of, tune_at=tune_at)
 
 
 def _read_size(value: Any) -> Any:
@@ -270,6 +263,14 @@ class ImageSpec(ClosedModel):
     """Subtracted after `scale`: a number, or one per channel. Default: 0."""
     std: _PerChannel | None = Field(default=None, examples=[[0.229, 0.224, 0.225]])
     """Divisor after `mean`: a number, or one per channel. Default: 1."""
+
+    def check_tensor(self, tensor: TensorSpec, *loc: str) -> None:
+        """Check that images become this input, which is at a path of the recipe."""
+        try:
+            Preprocessing.of(self.to_fields(), tensor)
+        except ImageMismatch as error:
+            path = filter(None, ["image", error.field])
+            raise field_error(str(error), *loc, *path) from None
 
     def to_fields(self) -> dict[str, Json]:
         """Return the settings that are set."""
@@ -386,17 +387,6 @@ class InputSpec(ClosedModel):
 
     @model_validator(mode="after")
     def _check_image(self) -> InputSpec:
-        is_dynamic = bool(self.dimension_names)
-        if (
-            self.image is not None
-            and self.shape is not None
-            and self.dtype is not None
-            and not is_dynamic
-        ):
-            spec = TensorSpec("", self.shape, self.dtype)
-            try:
-                Preprocessing.of(self.image.to_fields(), spec)
-            except ImageMismatch as error:
-                path = filter(None, ["image", error.field])
-                raise field_error(str(error), *path) from None
+        if self.image and self.shape is not None and self.dtype and not self.dimension_names:
+            self.image.check_tensor(TensorSpec("", self.shape, self.dtype))
         return self

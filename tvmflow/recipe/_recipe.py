@@ -28,6 +28,7 @@ from tvmflow.core.schema import (
     check_folder_name,
     field_error,
     first_field_error,
+    list_set_fields,
     published_schema,
 )
 from tvmflow.core.text import did_you_mean, parse_size
@@ -50,13 +51,11 @@ from tvmflow.recipe.sections import (
 )
 from tvmflow.recipe.targets import (
     BuildTarget,
-    Output,
+    Outputs,
     TargetSpec,
     TargetSpecs,
     add_presets,
-    check_outputs,
 )
-from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.targets.form_names import C_LIBRARY
 
 _MAX_VARIANT_NAME: Final = 50
@@ -140,14 +139,11 @@ def _check_dynamic_shape(
     """Check the names in a shape, its elements at the largest sizes, and images of such a shape."""
     for axis, size in enumerate(spec.shape or ()):
         for name in list_names(size):
-            if name in dimensions:
-                continue
-            hint = did_you_mean(name, dimensions)
-            advice = (
-                f"write a number, or define it under `dimensions`, such as `{name}: {{max: 512}}`"
-            )
-            text = f"there is no dimension '{name}'{hint} ({advice})"
-            raise field_error(text, *loc, "shape", axis)
+            if name not in dimensions:
+                hint = did_you_mean(name, dimensions)
+                fix = f"define it under `dimensions`, such as `{name}: {{max: 512}}`"
+                text = f"there is no dimension '{name}'{hint} (write a number, or {fix})"
+                raise field_error(text, *loc, "shape", axis)
         if isinstance(size, str) and (problem := _find_range_problem(size, dimensions)):
             raise field_error(problem, *loc, "shape", axis)
     request = spec.request(loc[-1], dimensions)
@@ -176,23 +172,14 @@ def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> N
         text = "makes images of one size, and the input has a dynamic dimension besides its batch: remove one of them"
         raise field_error(text, *loc, "image")
     if spec.image is not None and spec.dtype is not None:
-        try:
-            tensor = TensorSpec("", request.shape or (), spec.dtype)
-            Preprocessing.of(spec.image.to_fields(), tensor)
-        except ImageMismatch as error:
-            path = filter(None, ["image", error.field])
-            raise field_error(str(error), *loc, *path) from None
+        spec.image.check_tensor(TensorSpec("", request.shape or (), spec.dtype), *loc)
 
 
 def _override(section: _Section, overrides: ClosedModel | None) -> _Section:
     """Return the section with the fields that the overrides set; ValidationError for contradictions."""
     if overrides is None:
         return section
-    fields = {
-        name: getattr(source, name)
-        for source in (section, overrides)
-        for name in source.model_fields_set
-    }
+    fields = {**list_set_fields(section), **list_set_fields(overrides)}
     return type(section).model_validate(fields)
 
 
@@ -260,7 +247,7 @@ class Recipe(ClosedModel):
     """[Quantization](howto/quantize.md) of a float model to int8 or int4."""
     tune: Tune = Field(default=Tune(), examples=[{"trials": 1000}])
     """Search for fast kernels: budget and measurement."""
-    outputs: YamlList[Output] = Field(
+    outputs: Outputs = Field(
         default=("bundle",), min_length=1, examples=[["shared-library", "bundle"]]
     )
     """[Files to deliver](exports.md)."""
@@ -278,26 +265,18 @@ class Recipe(ClosedModel):
     """[Memory limit](cli.md#memory) of each stage; `--stage-memory` takes precedence. Default: 80 % of this machine's
     memory for all stages together."""
 
-    @field_validator("inputs")
+    @field_validator("inputs", "operators")
     @classmethod
-    def _check_inputs(
-        cls, value: dict[str, InputSpec], info: ValidationInfo
-    ) -> dict[str, InputSpec]:
+    def _check_frontend(cls, value: Any, info: ValidationInfo) -> Any:
         model = info.data.get("model")
         frontend = FRONTENDS[model.kind] if model is not None else None
-        if not value and frontend is not None and frontend.REQUIRES_INPUTS:
+        if frontend is None:
+            return value
+        if info.field_name == "inputs" and not value and frontend.REQUIRES_INPUTS:
             raise field_error(f"a model of {frontend.NAME} needs the shapes of its inputs here")
-        return value
-
-    @field_validator("operators")
-    @classmethod
-    def _check_operators(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        model = info.data.get("model")
-        frontend = FRONTENDS[model.kind] if model is not None else None
-        if value and frontend is not None and not frontend.SOURCE.takes_operators:
-            raise field_error(
-                f"a model of {frontend.NAME} cannot have custom operators; export it to ONNX"
-            )
+        if info.field_name == "operators" and value and not frontend.SOURCE.takes_operators:
+            text = f"a model of {frontend.NAME} cannot have custom operators; export it to ONNX"
+            raise field_error(text)
         return value
 
     @field_validator("targets")
@@ -316,11 +295,6 @@ class Recipe(ClosedModel):
                     text = f"'{name}' is the name of {kind} of the target '{other.name}'"
                     raise field_error(text, index)
         return value
-
-    @field_validator("outputs")
-    @classmethod
-    def _check_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return check_outputs(value)
 
     @field_validator("stage_memory")
     @classmethod
@@ -355,18 +329,15 @@ class Recipe(ClosedModel):
     @model_validator(mode="after")
     def _check_dimensions(self) -> Recipe:
         used = self._check_dynamic_shapes((), self.inputs)
+        sections: dict[tuple[str, ...], str] = {("dimensions", n): n for n in self.dimensions}
         for name, variant in self.variants.items():
-            used |= self.for_variant(name)._check_dynamic_shapes(("variants", name), variant.inputs)
-        sections: dict[tuple[str, ...], Mapping[str, DimensionSpec]] = {
-            ("dimensions",): self.dimensions
-        }
-        for name, variant in self.variants.items():
-            sections["variants", name, "dimensions"] = variant.dimensions
-        for loc, dimensions in sections.items():
-            for name in dimensions:
-                if name not in used:
-                    text = "is in no input's shape: write its name in place of a size there, or leave it out"
-                    raise field_error(text, *loc, name)
+            owner = ("variants", name)
+            used |= self.for_variant(name)._check_dynamic_shapes(owner, variant.inputs)
+            sections |= {(*owner, "dimensions", own): own for own in variant.dimensions}
+        for loc, name in sections.items():
+            if name not in used:
+                text = "is in no input's shape: write its name in place of a size there, or leave it out"
+                raise field_error(text, *loc)
         for index, target in enumerate(self.targets if used else ()):
             if target.parts:
                 text = f"'{target.name}' is in parts, which need fixed sizes: leave `dimensions` out, and use `variants`"
@@ -491,11 +462,8 @@ class Recipe(ClosedModel):
 
     def _runtime_of_parts(self) -> Runtime:
         """Return the default runtime of parts; `c` if an output of the whole model contains C libraries."""
-        forms = {
-            PARTITIONED_EXPORTERS[name].FORM
-            for name in self.outputs
-            if name in PARTITIONED_EXPORTERS
-        }
+        exporters = [PARTITIONED_EXPORTERS.get(name) for name in self.outputs]
+        forms = {exporter.FORM for exporter in exporters if exporter}
         return "c" if self.runtime == "auto" and C_LIBRARY in forms else self.runtime
 
     def list_requests(self) -> list[InputRequest]:

@@ -65,6 +65,10 @@ def check_outputs(outputs: tuple[str, ...]) -> tuple[str, ...]:
     return outputs
 
 
+Outputs = Annotated[YamlList[Output], AfterValidator(check_outputs)]
+"""The files to deliver."""
+
+
 class Remote(ClosedModel):
     """Devices of an RPC tracker to measure on."""
 
@@ -83,7 +87,7 @@ class Remote(ClosedModel):
     @field_validator("key")
     @classmethod
     def _check_key(cls, value: str) -> str:
-        if ":" in value or any(character.isspace() for character in value):
+        if re.search(r"[:\s]", value):
             raise field_error("must not contain spaces or colons")
         return value
 
@@ -112,7 +116,7 @@ class Toolchain(ClosedModel):
     @field_validator("linker")
     @classmethod
     def _check_linker(cls, value: str) -> str:
-        if any(character.isspace() or character == "\0" for character in value):
+        if re.search(r"[\0\s]", value):
             raise field_error("must be a program without arguments; put arguments into flags")
         if "/" in value and not value.startswith("/"):
             raise field_error("must be a name on PATH, or an absolute path")
@@ -158,13 +162,11 @@ class BuildTarget(ClosedModel):
             return self
         if self.preset is None and self.tvm is None and self.tvm_target() == {}:
             raise field_error("needs preset or tvm, found neither")
-        if (
-            self.preset is None
-            and self.tvm is not None
-            and not isinstance((self.tvm or {}).get("kind"), str)
-        ):
+        if self.tvm is None:
+            return self
+        if self.preset is None and not isinstance(self.tvm.get("kind"), str):
             raise field_error("needs a kind, such as `kind: llvm`", "tvm")
-        if self.preset is not None and self.tvm is not None:
+        if self.preset is not None:
             base = PRESETS[self.preset].tvm
             if base is None:
                 raise field_error("is not allowed with the preset host, which is detected", "tvm")
@@ -323,10 +325,7 @@ class TargetSpec(BuildTarget):
         for field in ("mcpu", "mattr"):
             if field in (self.tvm or {}):
                 raise field_error("is that of each level; leave it out", "tvm", field)
-        for field in ("remote", "toolchain"):
-            if getattr(self, field) is not None:
-                raise field_error("is not allowed with levels", field)
-        return self
+        return self._refuse_tools("levels")
 
     @model_validator(mode="after")
     def _check_beside_host(self) -> Self:
@@ -336,9 +335,12 @@ class TargetSpec(BuildTarget):
             return self
         if problem := backend.target_problem(mapping):
             raise field_error(problem, "tvm")
+        return self._refuse_tools("WebGPU")
+
+    def _refuse_tools(self, feature: str) -> Self:
         for field in ("remote", "toolchain"):
             if getattr(self, field) is not None:
-                raise field_error("is not allowed with WebGPU", field)
+                raise field_error(f"is not allowed with {feature}", field)
         return self
 
     @model_validator(mode="after")
@@ -375,11 +377,8 @@ class TargetSpec(BuildTarget):
         backend = backend_for(mapping or {})
         if mapping and backend.IS_BESIDE_HOST:
             return {} if backend.target_problem(mapping) else dict(cpu_target(mapping))
-        return (
-            isa_level_config(mapping or {}, self.all_isa_levels[0])
-            if self.all_isa_levels
-            else mapping
-        )
+        levels = self.all_isa_levels
+        return isa_level_config(mapping or {}, levels[0]) if levels else mapping
 
     def build_targets(self) -> dict[str, BuildTarget]:
         """Return the targets of builds by name: this one, its parts `TARGET.PART`, or levels `TARGET.LEVEL`."""
@@ -391,19 +390,18 @@ class TargetSpec(BuildTarget):
             for level in self.all_isa_levels
         }
         fixed = {"levels": (), "threads": self.wanted_threads, "num_cores": None}
-        return {
-            name: self.model_copy(update={**fields, **fixed}) for name, fields in levels.items()
-        } or {self.name: self}
+        copies: dict[str, BuildTarget] = {
+            name: self.model_copy(update=fields | fixed) for name, fields in levels.items()
+        }
+        return copies or {self.name: self}
 
 
 def expand_preset(value: Any) -> Any:
     """Return the name of a preset as the mapping that it is short for."""
     if not isinstance(value, str):
         return value
-    return {
-        "name": value,
-        "preset": check_choice(value, NAMES, "a target", _LISTED_BY, find_presets),
-    }
+    preset = check_choice(value, NAMES, "a target", _LISTED_BY, find_presets)
+    return {"name": value, "preset": preset}
 
 
 TargetSpecs = YamlList[Annotated[TargetSpec, BeforeValidator(expand_preset)]]

@@ -514,7 +514,8 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
     def request() -> Answer:
         if scheme == OCI:
             repository = Repository(parse_oci_reference(job.url), job.timeout_s)
-            return repository.request_blob(job.sha256, headers)
+            blob = f"{repository.url}/blobs/sha256:{job.sha256}"
+            return repository.request("GET", blob, headers)
         return HttpClient(job.timeout_s).get(url, headers, credential, visited=visited)
 
     try:

@@ -478,8 +478,7 @@ def find_credential(url: str) -> Credential | None:
     if token := os.environ.get(variable, ""):
         return bearer(token, f"${variable}")
     # Its entry `default` is for any host, also for one that a recipe of somebody else names.
-    user, password = find_in_netrc(host, with_default=False)
-    return Credential(basic(user, password), "~/.netrc") if user else None
+    return find_in_netrc(host, with_default=False)
 
 
 def find_hub_credential(endpoint: str) -> Credential | None:
@@ -523,12 +522,12 @@ def basic(user: str, password: str) -> str:
     return f"Basic {credentials}"
 
 
-def find_in_netrc(host: str, *, with_default: bool) -> tuple[str, str]:
-    """Return user and password for a host in $NETRC or ~/.netrc; empty strings for none."""
+def find_in_netrc(host: str, *, with_default: bool) -> Credential | None:
+    """Return the credential for a host in $NETRC or ~/.netrc."""
     # a file that is missing, not readable or not valid has no credentials
     with contextlib.suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
         entries = netrc.netrc(os.environ.get("NETRC"))
         entry = entries.authenticators(host) if with_default else entries.hosts.get(host)
-        if entry:
-            return entry[0], entry[2] or ""
-    return "", ""
+        if entry and entry[0]:
+            return Credential(basic(entry[0], entry[2] or ""), "~/.netrc")
+    return None

@@ -252,8 +252,7 @@ def find_credential(host: str, url: str) -> Credential | None:
     for path in (folder / "config.json", Path(os.environ.get("REGISTRY_AUTH_FILE", os.devnull))):
         if path.is_file() and (found := _find_in_config(host, path)):
             return Credential(basic(*found), str(path))
-    user, password = find_in_netrc(hostname(host), with_default=False)
-    return Credential(basic(user, password), "~/.netrc") if user else None
+    return find_in_netrc(hostname(host), with_default=False)
 
 
 def _find_in_config(host: str, path: Path) -> tuple[str, str] | None:
@@ -494,10 +493,6 @@ class Repository:
             return parse_manifest(content)
         except Unreadable as error:
             raise self.error(str(error), "name another artifact, or ask its publisher") from None
-
-    def request_blob(self, sha256: str, headers: Mapping[str, str] = {}) -> Answer:
-        """Return the answer to a request for a blob, as `request` does."""
-        return self.request("GET", f"{self.url}/blobs/sha256:{sha256}", headers)
 
     def list_referrers(self, digest: str) -> list[Descriptor]:
         """Return the manifests that refer to one: the registry's list, or an index with a tag for it."""

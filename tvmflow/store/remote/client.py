@@ -31,6 +31,8 @@ from tvmflow.store.remote.signed_actions import Action, InvalidAction, Untrusted
 # Returns whether facts are such as a stage reports: the stage and its facts.
 FactsCheck = Callable[[str, Mapping[str, Json]], bool]
 
+# The fields that a result in the store and one in a remote cache have alike.
+_SHARED_FIELDS: Final = ("files", "facts", "preimage", "seconds", "made")
 _PARALLEL_DOWNLOADS: Final = 8
 # How many bytes are downloaded before it is known whether the result is valid.
 _MAX_UNVERIFIED_BYTES: Final = 1 << 20
@@ -133,15 +135,8 @@ class ResultReader:
             for signer in result.signers
         ]
         origin = Origin(self._connection.address, action.signatures, tuple(signers))
-        record = ActionRecord(
-            files=action.files,
-            facts=action.facts,
-            preimage=action.preimage,
-            seconds=action.seconds,
-            made=action.made,
-            origin=origin,
-        )
-        self._store.adopt(key, record)
+        fields = {name: getattr(action, name) for name in _SHARED_FIELDS}
+        self._store.adopt(key, ActionRecord(**fields, origin=origin))
         size = sum(blob.size for blob in tasks)
         with self._lock:
             self.fetched.add(key)
@@ -213,7 +208,7 @@ class RemoteCacheClient:
             wait_s = min(max(_SHARE_OF_RUN * run_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
         self.uploader.finish(0.0 if is_cancelled else wait_s)
         self.reader.close()
-        self.connection.close()
+        self.connection.cache.close()
 
     def traffic(self) -> Traffic:
         """Return what was transferred so far."""
@@ -224,7 +219,7 @@ class RemoteCacheClient:
             uploaded=len(self.uploader.sender.uploaded),
             uploaded_bytes=self.uploader.sender.uploaded_bytes,
             waiting=len(self.uploader.spool.list()),
-            problems=self.connection.problems,
+            problems=tuple(self.connection.problems),
         )
 
 
@@ -332,15 +327,8 @@ class ResultSender:
 
 
 def _make_action(key: str, record: ActionRecord) -> Action:
-    return Action(
-        key=key,
-        files=record.files,
-        facts=record.facts,
-        preimage=record.preimage,
-        seconds=record.seconds,
-        made=record.made,
-        signatures=record.origin.signatures if record.origin else (),
-    )
+    fields = {name: getattr(record, name) for name in _SHARED_FIELDS}
+    return Action(key, **fields, signatures=record.origin.signatures if record.origin else ())
 
 
 class Uploader:

@@ -129,7 +129,7 @@ class RemoteConnection:
         self.writes = CircuitBreaker(self._report_write_failure, patience_s, is_cancelled)
         self._report_to_user = report
         self._is_cancelled = is_cancelled
-        self._problems: list[str] = []
+        self.problems: list[str] = []
         self._lock = threading.Lock()
 
     @property
@@ -137,20 +137,14 @@ class RemoteConnection:
         """The address of the remote cache, for people, without credentials."""
         return self.cache.address
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The problems that were reported to the user."""
-        with self._lock:
-            return tuple(self._problems)
-
     def report(self, problem: str) -> str:
         """Report a problem to the user, once, with the address; return the text that the user sees."""
         # parts of the text may come from another machine
         text = printable(f"{self.address}: {problem}")
         with self._lock:
-            if text in self._problems:
+            if text in self.problems:
                 return text
-            self._problems.append(text)
+            self.problems.append(text)
         self._report_to_user(text)
         return text
 
@@ -161,10 +155,6 @@ class RemoteConnection:
         # when nothing can be fetched either, one line about it is enough
         if not self.reads.open:
             self.report(f"{reason}; results wait in the store to be uploaded")
-
-    def close(self) -> None:
-        """Close the connections to the remote cache."""
-        self.cache.close()
 
     def _limit_s(self, size: int) -> float:
         return self.access.patience_s + size / MIN_BYTES_PER_S
@@ -333,10 +323,6 @@ class CircuitBreaker:
         if first:
             self._report(reason)
 
-
-# ---------------------------------------------------------------- time budget
-# The time budget of a remote cache: how long a run waits for it in all, so that it never costs
-# much more than it saves.
 
 # What a run waits for a remote cache in all, relative to the work that it may save …
 _SHARE_OF_WORK: Final = 0.5

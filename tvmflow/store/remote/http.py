@@ -138,11 +138,11 @@ def _authorization(parts: urllib.parse.SplitResult) -> dict[str, str]:
             return {"Authorization": bearer(token, f"${TOKEN_VARIABLE}").header}
         except EnvironmentProblem as problem:
             raise UsageError(problem.message, fix=problem.fix) from None
-    user = urllib.parse.unquote(parts.username or "")
-    password = urllib.parse.unquote(parts.password or "")
-    if not user:
-        user, password = find_in_netrc(parts.hostname or "", with_default=True)
-    return {"Authorization": basic(user, password)} if user else {}
+    user, password = (urllib.parse.unquote(p or "") for p in (parts.username, parts.password))
+    if user:
+        return {"Authorization": basic(user, password)}
+    found = find_in_netrc(parts.hostname or "", with_default=True)
+    return {"Authorization": found.header} if found else {}
 
 
 # ---------------------------------------------------------------- OCI registries
@@ -210,10 +210,9 @@ class RegistryCache(HttpCache):
 
     def _request(self, method: str, path: str, body: IO[bytes] | None = None) -> Answer:
         is_action, name = path.startswith("ac/"), path.partition("/")[2]
-        place = f"manifests/{name}" if is_action else f"blobs/sha256:{name}"
+        url = f"{self._repository.url}/{'manifests/' if is_action else 'blobs/sha256:'}{name}"
         headers = {"Accept": MANIFEST} if is_action else {}
         try:
-            url = f"{self._repository.url}/{place}"
             return self._repository.request(method, url, headers, body)
         except OciError as error:
             raise _refusal(error.status, self._shorten(error)) from None
