@@ -203,13 +203,12 @@ class Notes:
     def read(self, *names: str) -> str | None:
         """Return the text of a note; None when there is none, or a damaged one, which is set aside."""
         content = self._folder.read(self.path(*names))
-        if content is None:
-            return None
-        try:
-            return unseal(content, *names)
-        except DamagedNote:
-            self._folder.set_aside(self.path(*names))
-            return None
+        if content is not None:
+            try:
+                return unseal(content, *names)
+            except DamagedNote:
+                self._folder.set_aside(self.path(*names))
+        return None
 
     def write(self, text: str, *names: str) -> None:
         """Write a note completely or not at all."""

@@ -197,9 +197,8 @@ def explain_status(answer: Answer, file: HubFile, credential: Credential | None)
         return _revision_error(file)
     if answer.status == 401 or (answer.status == 404 and code in ("", "RepoNotFound")):
         private = "" if credential else f"; if it is private, {_token_fix()}"
-        text = f"the Hub has no repository {quoted(file.repository)} that is public"
-        if credential:
-            text = f"the Hub has no repository {quoted(file.repository)} for the token in {credential.origin}"
+        kind = f"for the token in {credential.origin}" if credential else "that is public"
+        text = f"the Hub has no repository {quoted(file.repository)} {kind}"
         return HubError(text, fix=f"check its name{private}", is_mistake=True)
     if answer.status == 404:
         return HubError(
@@ -211,12 +210,11 @@ def explain_status(answer: Answer, file: HubFile, credential: Credential | None)
 
 def gated_error(file: HubFile, credential: Credential | None) -> HubError:
     """Return the error of a gated repository whose files are denied."""
-    page = f"{endpoint()}/{file.repository}"
+    fix = f", and {_token_fix()} of that account"
     if credential:
-        fix = f"accept its terms at {page} with the account of the token in {credential.origin}"
-    else:
-        fix = f"accept its terms at {page}, and {_token_fix()} of that account"
-    return HubError("the repository is gated", fix)
+        fix = f" with the account of the token in {credential.origin}"
+    page = f"{endpoint()}/{file.repository}"
+    return HubError("the repository is gated", f"accept its terms at {page}{fix}")
 
 
 def _token_fix() -> str:
@@ -339,10 +337,9 @@ class _Job(NamedTuple):
 
     def part_size(self) -> int:
         """Return how many bytes have arrived so far."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self.part.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return 0
 
     def discard_part(self) -> None:
         """Remove what has arrived so far."""
@@ -447,14 +444,12 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
             size = job.part_size()
             job.discard_part()
             if not size_before:
-                text = f"its sha256 is {digest} ({size_text(size)}), and the"
+                source = "recipe"
+                fix = "ask its publisher which one is right, and correct sha256 in the recipe"
                 if scheme_of(job.url) == OCI:
-                    fix = "run again; if it stays so, the registry is damaged"
-                    raise job.error(f"{text} manifest says {job.sha256}", fix=fix)
-                raise job.error(
-                    f"{text} recipe says {job.sha256}",
-                    fix="ask its publisher which one is right, and correct sha256 in the recipe",
-                )
+                    source, fix = "manifest", "run again; if it stays so, the registry is damaged"
+                text = f"its sha256 is {digest} ({size_text(size)}), and the {source} says"
+                raise job.error(f"{text} {job.sha256}", fix=fix)
             # otherwise the part may have been the beginning of another version
         except _TemporaryProblem as problem:
             failures = 1 if job.part_size() > size_before else failures + 1

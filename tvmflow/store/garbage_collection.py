@@ -131,16 +131,13 @@ def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection
 
 def _correct_times(store: LocalStore, inventory: Inventory, now_ns: int) -> None:
     """Set timestamps in the future (from a wrong clock) to the current time, so that files can age."""
-    limit_ns = now_ns + _AHEAD_NS
-    results = (result for result in inventory.results.values() if result.used_ns > limit_ns)
-    blobs = (blob for blob in inventory.blobs.values() if blob.changed_ns > limit_ns)
-    for path in (
-        *(store.action_path(result.key) for result in results),
-        *(store.blobs.path(blob.digest) for blob in blobs),
-    ):
-        # a file of another user in a shared store, or one that was removed meanwhile
-        with contextlib.suppress(OSError):
-            os.utime(path)
+    times = {store.action_path(key): result.used_ns for key, result in inventory.results.items()}
+    times |= {store.blobs.path(key): blob.changed_ns for key, blob in inventory.blobs.items()}
+    for path, time_ns in times.items():
+        if time_ns > now_ns + _AHEAD_NS:
+            # a file of another user in a shared store, or one that was removed meanwhile
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
 
 def _collect(
@@ -197,7 +194,10 @@ _WRITE_TIME_S: Final = 3600.0
 
 
 class Candidate(NamedTuple):
-    """Something to remove; `remove` returns the bytes freed, or None when it was used meanwhile."""
+    """Something to remove; `remove` returns the bytes freed, or None when it was used meanwhile.
+
+    Its kind is `result`, `blob`, `download`, `work`, `note`, `log`, `run record`, `temporary` or `damaged`.
+    """
 
     kind: str
     name: str
@@ -420,11 +420,8 @@ class EvictionPlan:
                 # used in the meantime, so it stays with its blobs
                 self._references.update(set(result.files))
                 return None
-        freed = result.size
-        for digest in sorted(set(result.files)):
-            if not self._references[digest]:
-                freed += self._remove_blob(digest) or 0
-        return freed
+        unused = [digest for digest in set(result.files) if not self._references[digest]]
+        return result.size + sum(self._remove_blob(digest) or 0 for digest in sorted(unused))
 
     def _unreferenced_blobs(self) -> Iterator[Candidate]:
         """Yield the blobs that a killed process added and did not refer to."""
@@ -611,9 +608,8 @@ class StoreUsage(NamedTuple):
 def measure_usage(store: LocalStore) -> StoreUsage:
     """Return the usage of a store. Changes nothing."""
     inventory = take_inventory(store)
-    now = time.time()
     collection = preview_collection(store, Limits(), inventory)
-    recipes = [_recipe_usage(pin, inventory, now) for pin in inventory.pins if pin.recipe]
+    recipes = (_recipe_usage(pin, inventory) for pin in inventory.pins if pin.recipe)
     return StoreUsage(
         root=store.root,
         bytes=collection.kept_bytes + collection.freed,
@@ -674,7 +670,7 @@ def _signature_rows(inventory: Inventory) -> Iterator[UsageRow]:
         yield UsageRow(line, len(signed), "result", inventory.size(signed))
 
 
-def _recipe_usage(pin: Pin, inventory: Inventory, now: float) -> RecipeUsage:
+def _recipe_usage(pin: Pin, inventory: Inventory) -> RecipeUsage:
     results = [inventory.results[key] for key in pin.keys if key in inventory.results]
     stages: dict[str, list[StoredResult]] = defaultdict(list)
     for result in results:
@@ -686,7 +682,7 @@ def _recipe_usage(pin: Pin, inventory: Inventory, now: float) -> RecipeUsage:
         name=pin.recipe,
         results=len(results),
         bytes=inventory.size(results),
-        age_s=max(0.0, now - last_used_s),
+        age_s=max(0.0, time.time() - last_used_s),
         missing=len(pin.keys) - sum(map(inventory.is_complete, results)),
         stages=tuple(sorted(usages, key=lambda usage: -usage.bytes)),
     )

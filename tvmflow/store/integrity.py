@@ -16,7 +16,7 @@ from tvmflow.core.files import hash_file, read_regular
 from tvmflow.store import disk
 from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.garbage_collection import exclude_maintenance
-from tvmflow.store.inventory import Inventory, Pin, StoredResult, take_inventory
+from tvmflow.store.inventory import Inventory, Pin, take_inventory
 from tvmflow.store.local import FILES, FOLDERS, DamagedBlob, LocalStore
 
 # Gets how many blobs were read, of how many.
@@ -58,7 +58,10 @@ def check_integrity(
     files = list(find_damaged_files(store, checks))
     with exclude_maintenance(store), store.running():
         inventory = take_inventory(store, skip_damaged_pins=True)
-        references = _list_references(inventory.results)
+        references: dict[str, tuple[str, ...]] = {}
+        for result in inventory.results.values():
+            for digest in dict.fromkeys(result.files):
+                references[digest] = (*references.get(digest, ()), result.title)
         findings = [
             Finding("result", result.key, affected=(result.title,))
             for result in inventory.results.values()
@@ -70,25 +73,16 @@ def check_integrity(
                 findings.append(Finding("blob", digest, affected=references.get(digest, ())))
             progress(done, total)
         # looked for again: a run may have added it while the others were read
-        absent = [digest for digest in references if digest not in inventory.blobs]
         findings += [
-            Finding("blob", digest, "missing", references[digest])
-            for digest in absent
-            if not Path(store.blobs.path(digest)).exists()
+            Finding("blob", digest, "missing", titles)
+            for digest, titles in references.items()
+            if digest not in inventory.blobs and not Path(store.blobs.path(digest)).exists()
         ]
         findings += _find_missing_pinned(store, inventory)
         findings = [*files, *findings]
     size = sum(result.size for result in inventory.results.values())
     size += sum(blob.size for blob in inventory.blobs.values())
     return IntegrityReport(len(inventory.results), total, size, tuple(findings))
-
-
-def _list_references(results: Mapping[str, StoredResult]) -> dict[str, tuple[str, ...]]:
-    references: dict[str, tuple[str, ...]] = {}
-    for result in results.values():
-        for digest in dict.fromkeys(result.files):
-            references[digest] = (*references.get(digest, ()), result.title)
-    return references
 
 
 def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Finding]:

@@ -448,26 +448,15 @@ class LocalStore:
         with disk_errors(self.root):
             files = tuple(self.blobs.add_file(name, path) for name, path in sorted(claim.files()))
             made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            record = ActionRecord(
-                files=files,
-                facts=facts,
-                preimage=key.preimage,
-                seconds=seconds,
-                made=made,
-                stage_id=stage_id,
-            )
-            self._write(key.digest, record)
+            record = ActionRecord(files, facts, key.preimage, seconds, made=made, stage_id=stage_id)
+            self.adopt(key.digest, record)
             self.release(claim)
         return Artifact(key.digest, files, facts)
 
     def adopt(self, key: str, record: ActionRecord) -> None:
         """Publish a result of another store, whose blobs have been added."""
-        with disk_errors(self.root):
-            self._write(key, record)
-
-    def _write(self, key: str, record: ActionRecord) -> None:
         content = encode(record)
-        with disk.use_lock(self.root):
+        with disk_errors(self.root), disk.use_lock(self.root):
             self._folder.write(content, self.action_path(key), flush=True)
 
     def last_key(self, recipe: str, label: str) -> str | None:
@@ -530,12 +519,11 @@ def forget_failure(store: LocalStore, stage_id: str) -> None:
 def find_failure(store: LocalStore, stage_id: str) -> Failure | None:
     """Return how the last attempt of a stage failed; None when it succeeded, or nothing is noted."""
     text = store.notes.read(_FOLDER, *_names(stage_id))
-    try:
+    # there is none, or one of another version
+    with contextlib.suppress(ValueError):
         failure = from_json(Failure, json.loads(text or ""))
         return failure._replace(log=existing_log(failure.log))
-    except ValueError:
-        # there is none, or one of another version
-        return None
+    return None
 
 
 def _names(stage_id: str) -> tuple[str, str]:

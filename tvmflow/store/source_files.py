@@ -135,12 +135,11 @@ class SourceFiles:
             check_address(file.url)
         except InvalidAddress as error:
             raise RecipeError(f"{file.where}: {error}") from None
-        if scheme_of(file.url) == HUB:
-            return self._resolve_on_hub(file)
-        if scheme_of(file.url) == OCI:
-            return self._resolve_in_registry(file)
+        scheme = scheme_of(file.url)
+        if scheme in (HUB, OCI):
+            return self._resolve_on_hub(file) if scheme == HUB else self._resolve_in_registry(file)
         path = self._find_path(file.sha256)
-        if scheme_of(file.url) in BUCKETS and not path:
+        if scheme in BUCKETS and not path:
             _require_obstore(file)
         if not file.sha256:
             raise self._unpinned_error(file)

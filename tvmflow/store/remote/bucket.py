@@ -191,10 +191,9 @@ def library_errors(timeout_s: float) -> Iterator[None]:
         raise Forbidden(_ACCESS_DENIED) from None
     except (exceptions.BaseError, OSError) as error:
         text = str(error)
-        status = _STATUS.search(text)
-        if status and status[1] in ("401", "403"):
-            raise Forbidden(_ACCESS_DENIED) from None
-        if status:
+        if status := _STATUS.search(text):
+            if status[1] in ("401", "403"):
+                raise Forbidden(_ACCESS_DENIED) from None
             raise Unreachable(f"it answers {status[1]} {status[2].strip()}") from None
         if "timed out" in text or "timeout" in text.lower().replace("retry_timeout", ""):
             raise Unreachable(f"no answer within {timeout_s:g} s") from None
