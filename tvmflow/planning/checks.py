@@ -118,11 +118,8 @@ def _check_quantize(planned: PlannedRecipe, target: Target) -> Iterator[str]:
             "set `activations: none` (int8 weights only), name a CPU with int8 dot products, or leave "
             "`quantize` out"
         )
-    if (
-        section.needs_data
-        and section.data is None
-        and planned.recipe_for(target).verify.data is None
-    ):
+    data = section.data or planned.recipe_for(target).verify.data
+    if section.needs_data and data is None:
         yield (
             f"{where}: {name}: there are no data to calibrate with; set `data` here, or `verify.data`, "
             "whose first samples are used then"
@@ -245,11 +242,8 @@ def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     names = [dimension.name for dimension in planned.recipe_for(target).list_dimensions()]
     if not names or not _list_target_stages(planned):
         return
-    kinds = [
-        str(part.tvm["kind"])
-        for part in resolved_targets(target)
-        if not backend_for(part.tvm).RUNS_ON_HOST_CPU
-    ]
+    parts = resolved_targets(target)
+    kinds = [part.tvm["kind"] for part in parts if not backend_for(part.tvm).RUNS_ON_HOST_CPU]
     if isinstance(target, PartitionedTarget):
         reason = "the parts of a model exchange tensors of fixed sizes"
     elif kinds:
@@ -415,13 +409,12 @@ def _find_unsupported(
     planned: PlannedRecipe, target: Target, output: str
 ) -> Iterator[tuple[str, str]]:
     """Yield `(target, reason)` for every target or part for which an output does not exist."""
+    requests = {
+        part.name: export.make_request(planned.recipe_for(part), part)
+        for part in resolved_targets(target)
+    }
     if isinstance(target, PartitionedTarget) and output in PARTITIONED_EXPORTERS:
         requests = {target.name: join.make_request(planned.recipe_for(target), target)}
-    else:
-        requests = {
-            part.name: export.make_request(planned.recipe_for(part), part)
-            for part in resolved_targets(target)
-        }
     has_isa_levels = isinstance(target, ResolvedTarget) and target.levels
     for name, request in requests.items():
         reason = EXPORTERS[output].unsupported_reason(request)
@@ -478,23 +471,19 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
 
 
 def _find_problems(lock: Lock, specs: list[StageSpec], state: PlanState) -> list[str]:
-    missing = [spec for spec in specs if _find_locked(lock, spec) is None]
-    problems = [f"{lock.path}: {spec.id} is not in this lock file" for spec in missing]
-    reported: set[str] = set()
+    missing: list[str] = []
+    # Another version of a package changes every stage and is reported once.
+    differences: dict[str, str] = {}
     for spec in specs:
-        locked = _find_locked(lock, spec)
-        for cause in _list_differences(lock, locked, spec, state) if locked else ():
-            # Another version of a package changes every stage and is reported once.
-            if cause not in reported:
-                where = lock.where("recipes", spec.recipe, "stages", spec.label)
-                problems.append(f"{where}: {spec.id} is not what was locked: {cause}")
-            reported.add(cause)
-    return problems
-
-
-def _find_locked(lock: Lock, spec: StageSpec) -> LockedStage | None:
-    recipe = lock.recipes.get(spec.recipe)
-    return recipe.stages.get(spec.label) if recipe else None
+        recipe = lock.recipes.get(spec.recipe)
+        locked = recipe.stages.get(spec.label) if recipe else None
+        if locked is None:
+            missing.append(f"{lock.path}: {spec.id} is not in this lock file")
+            continue
+        where = lock.where("recipes", spec.recipe, "stages", spec.label)
+        for cause in _list_differences(lock, locked, spec, state):
+            differences.setdefault(cause, f"{where}: {spec.id} is not what was locked: {cause}")
+    return [*missing, *differences.values()]
 
 
 def _list_differences(

@@ -100,11 +100,12 @@ def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | No
     pipeline = _find_pipeline(request)
     recipes = _load_recipes(map(str, pipeline.recipes) if pipeline else request.recipes)
     if pipeline:
-        read = [
+        recipes = [
             entry._replace(pipeline=pipeline, read=(*entry.read, pipeline.path))
             for entry in recipes
         ]
-        recipes = [_with_targets(entry, pipeline) if pipeline.targets else entry for entry in read]
+    if pipeline and pipeline.targets:
+        recipes = [_with_targets(entry, pipeline) for entry in recipes]
     if request.minutes is not None:
         recipes = [_with_minutes(entry, request.minutes) for entry in recipes]
     _check_names(request, recipes)
@@ -210,12 +211,11 @@ def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
         ("--target", request.targets, targets),
         ("--variant", request.variants, variants),
     ):
-        for name in names:
-            if name not in valid:
-                candidates = nearest(name, valid)
-                hint = f"did you mean '{candidates[0]}'? " if candidates else ""
-                known = f"there are: {', '.join(sorted(valid))}" if valid else "there are none"
-                raise UsageError(f"{option} {name}: there is no such name", fix=hint + known)
+        for name in (name for name in names if name not in valid):
+            candidates = nearest(name, valid)
+            hint = f"did you mean '{candidates[0]}'? " if candidates else ""
+            known = f"there are: {', '.join(sorted(valid))}" if valid else "there are none"
+            raise UsageError(f"{option} {name}: there is no such name", fix=hint + known)
 
 
 # ---------------------------------------------------------------- target resolution
@@ -295,16 +295,10 @@ def _resolve_entries(
             loc = (*entry.loc, "tvm") if entry.target.tvm else entry.loc
             problems.append(f"{recipe.where(*loc)}: {dotted(loc)}: {facts.error}{hint}")
             continue
-        rpc = entry.target.remote
-        resolved[name] = resolve(
-            name,
-            mapping,
-            entry.target.wanted_threads,
-            host,
-            facts,
-            rpc and rpc.model_dump(mode="json", exclude_none=True),
-            toolchains.get(name),
-        )
+        rpc, threads = entry.target.remote, entry.target.wanted_threads
+        remote = rpc and rpc.model_dump(mode="json", exclude_none=True)
+        linker = toolchains.get(name)
+        resolved[name] = resolve(name, mapping, threads, host, facts, remote, linker)
         _log.debug("target %s is %s", name, resolved[name].tvm)
     if problems:
         raise RecipeError(problems)
@@ -664,6 +658,15 @@ def _check_arrays(path: Path) -> None:
     )
 
 
+def _list_accuracy_limits(recipe: Recipe) -> list[str]:
+    """Return the limits of a recipe that need labels."""
+    fields = (("verify", "min_accuracy"), ("quantize", "max_accuracy_drop"))
+    values = (
+        (f"{name}.{limit}", getattr(getattr(recipe, name), limit, None)) for name, limit in fields
+    )
+    return [field for field, value in values if value is not None]
+
+
 def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> None:
     """Check that arrays fit the model's inputs, and have enough samples and the labels for limits.
 
@@ -671,12 +674,8 @@ def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> 
     """
     if signature.inputs is None:
         return
-    label, needed_by = recipe.verify.label, ""
-    section = recipe.quantize
-    if field == _VERIFIED and recipe.verify.min_accuracy is not None:
-        needed_by = "verify.min_accuracy"
-    elif field == _VERIFIED and section and section.max_accuracy_drop is not None:
-        needed_by = "quantize.max_accuracy_drop"
+    label, section = recipe.verify.label, recipe.quantize
+    needed_by = next(iter(_list_accuracy_limits(recipe)), "") if field == _VERIFIED else ""
     samples = make_samples(
         signature.inputs,
         describe_npz(path, field, read=(label,)),
@@ -685,8 +684,8 @@ def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> 
         labels_needed_by=needed_by,
         dimensions=recipe.list_dimensions(),
     )
-    calibrates = section is not None and (field != _VERIFIED or section.data is None)
-    if calibrates and section is not None and (section.samples or 0) > samples.total:
+    calibrates = section and (field != _VERIFIED or section.data is None)
+    if calibrates and section and (section.samples or 0) > samples.total:
         raise ValueError(
             f"it has {count_text(samples.total, 'sample')}, and quantize.samples asks for {section.samples}"
         )
@@ -712,22 +711,16 @@ def _check(
     if len(inputs) != 1:
         count = "no input" if not inputs else f"{len(inputs)} inputs"
         raise ValueError(f"images are for one input, and {count} of the recipe has `image`")
-    others = [spec.name for spec in signature.inputs or () if spec.name not in inputs]
-    if others:
+    if others := [spec.name for spec in signature.inputs or () if spec.name not in inputs]:
         raise ValueError(
             f"is images, and the model has the further input {names_text(others)}: give an npz file with an array "
             "for each input, or bind the input with `value`"
         )
     if not is_verified:
         return
-    needed_by = [
-        f"{section}.{limit}"
-        for section, limit in (("verify", "min_accuracy"), ("quantize", "max_accuracy_drop"))
-        if getattr(getattr(recipe, section), limit, None) is not None
-    ]
-    if not images.classes and needed_by:
+    if not images.classes and (limits := _list_accuracy_limits(recipe)):
         raise ValueError(
-            f"has no folders of classes, which {needed_by[0]} needs: "
+            f"has no folders of classes, which {limits[0]} needs: "
             "put the images of each class into a folder with its name"
         )
     images.find_indices(labels)

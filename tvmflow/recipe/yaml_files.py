@@ -6,6 +6,7 @@ aliases. Tags, merge keys, duplicate keys, several documents and huge documents 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import types
@@ -76,9 +77,8 @@ def _read_text(path: Path, max_bytes: int) -> str:
     except (FileNotFoundError, ValueError):
         # ValueError: it is not a name that a file can have
         others = [name for name in list_siblings(path) if name.endswith((".yaml", ".yml"))]
-        raise _error(
-            path, 1, 1, f"there is no such file{did_you_mean(path.name, others)}"
-        ) from None
+        hint = did_you_mean(path.name, others)
+        raise _error(path, 1, 1, f"there is no such file{hint}") from None
     except OSError as error:
         raise _error(path, 1, 1, f"cannot be read: {error.strerror}") from None
     if len(content) > max_bytes:
@@ -90,8 +90,7 @@ def _read_text(path: Path, max_bytes: int) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = content[: error.start].decode("utf-8-sig")
-        position = _end_position(before)
+        position = _end_position(content[: error.start].decode("utf-8-sig"))
         raise _error(path, *position, _NOT_UTF_8) from None
 
 
@@ -255,8 +254,7 @@ class ValueReader:
     def _read_mapping(self, node: yaml.MappingNode, loc: Loc, depth: int) -> dict[str, Json]:
         values: dict[str, Json] = {}
         for key, value in node.value:
-            problem = self._name_problem(key)
-            if problem:
+            if problem := self._name_problem(key):
                 self._reject(key, loc, problem)
                 continue
             field = (*loc, key.value)
@@ -296,29 +294,29 @@ class ValueReader:
 
     def _read_bool(self, node: yaml.ScalarNode, loc: Loc, depth: int) -> Json:
         self.scalars[loc] = node.value
-        if loc[-1:] == (_SWITCH,) and node.value.lower() in ("on", "off"):
-            return node.value.lower() == "on"
-        if node.value.lower() in _BOOLEAN_WORDS:
+        word = node.value.lower()
+        if loc[-1:] == (_SWITCH,) and word in ("on", "off"):
+            return word == "on"
+        if word in _BOOLEAN_WORDS:
             text = f"YAML reads {node.value} as true or false; write true or false, or {_QUOTE}"
             return self._reject(node, loc, text)
-        return node.value.lower() == "true"
+        return word == "true"
 
     def _read_number(self, node: yaml.ScalarNode, loc: Loc, depth: int) -> Json:
         self.scalars[loc] = node.value
         digits = node.value.lstrip("+-")
         shown = excerpt(node.value)
+        text = f"{node.value} is not a valid number"
         if ":" in digits:
-            return self._reject(node, loc, f"YAML reads {shown} as a base-60 number; {_QUOTE}")
-        if digits[:1] == "0" and digits[1:].isdigit():
+            text = f"YAML reads {shown} as a base-60 number; {_QUOTE}"
+        elif digits[:1] == "0" and digits[1:].isdigit():
             text = f"YAML reads {shown} as an octal number; remove the leading 0, or {_QUOTE}"
-            return self._reject(node, loc, text)
-        if len(digits) > _MAX_DIGITS:
+        elif len(digits) > _MAX_DIGITS:
             text = f"the number has {len(digits)} digits, more than {_MAX_DIGITS}"
-            return self._reject(node, loc, text)
-        try:
-            return _NUMBERS[node.tag.removeprefix(TAG_PREFIX)](node)
-        except ValueError:
-            return self._reject(node, loc, f"{node.value} is not a valid number")
+        else:
+            with contextlib.suppress(ValueError):
+                return _NUMBERS[node.tag.removeprefix(TAG_PREFIX)](node)
+        return self._reject(node, loc, text)
 
     def _read_null(self, node: yaml.ScalarNode, loc: Loc, depth: int) -> None:
         self.scalars[loc] = node.value
@@ -500,11 +498,10 @@ def validate(
 class FieldType(NamedTuple):
     """The type of a model's field without `Optional`, and an example of a value."""
 
-    kind: Any
-    example: Any
+    kind: Any = None
+    example: Any = None
 
 
-_UNKNOWN: Final = FieldType(None, None)
 # What pydantic adds to the path of a mapping's field when its name is wrong.
 _KEY: Final = "[key]"
 # How much a field must look like the wrong one to be suggested before fields that look less like it.
@@ -519,12 +516,12 @@ def field_type(model: type[BaseModel], loc: Loc) -> FieldType:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             field = kind.model_fields.get(str(step))
             if field is None:
-                return _UNKNOWN
+                return FieldType()
             kind, example = strip_annotation(field.annotation), (field.examples or [None])[0]
         else:
             args = get_args(kind)
             if not args:
-                return _UNKNOWN
+                return FieldType()
             kind = strip_annotation(args[1] if get_origin(kind) is dict else args[0])
             parts = list(example.values()) if isinstance(example, dict) else example
             example = parts[-1] if isinstance(parts, list) and parts else None
