@@ -74,7 +74,12 @@ class FileSystem(NamedTuple):
 
 def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
     """Return the file system of a path, or of the nearest folder above it that exists and answers."""
-    place, status = _find_status(os.path.realpath(path))
+    # where the system, or its sandbox, has no information about file systems
+    place, status = os.sep, os.statvfs_result([0] * 10)
+    for folder in _list_folders(os.path.realpath(path)):
+        with contextlib.suppress(OSError):
+            place, status = folder, os.statvfs(folder)
+            break
     is_root = os.geteuid() == 0
     mount_point, kind = _find_mount(place)
     free = (status.f_bfree if is_root else status.f_bavail) * status.f_frsize
@@ -88,14 +93,6 @@ def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
         free_inodes=status.f_ffree if is_root else status.f_favail,
         is_noexec=bool(status.f_flag & getattr(os, "ST_NOEXEC", 0)),
     )
-
-
-def _find_status(path: str) -> tuple[str, os.statvfs_result]:
-    for folder in _list_folders(path):
-        with contextlib.suppress(OSError):
-            return folder, os.statvfs(folder)
-    # the system, or its sandbox, has no information about file systems
-    return os.sep, os.statvfs_result([0] * 10)
 
 
 def _list_folders(path: str) -> Iterator[str]:
@@ -309,10 +306,8 @@ def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
 def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     path = _fullest(paths)
     file_system = find_file_system(path)
-    where = f"the disk of {shortest_path(path)} ({file_system})"
-    what = f"no space left on {where}"
-    if number == errno.EDQUOT:
-        what = f"no space left: the quota of this user is used up on {where}"
+    quota = ": the quota of this user is used up" if number == errno.EDQUOT else ""
+    what = f"no space left{quota} on the disk of {shortest_path(path)} ({file_system})"
     missing = needed - file_system.free
     if missing > 0:
         what += f"; {size_text(needed)} are needed, {size_text(missing)} more"

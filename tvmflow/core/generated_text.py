@@ -83,13 +83,12 @@ def c_string(text: str) -> str:
     >>> print(c_string('a"b\\c'), c_string("ä??/"))
     "a\042b\134c" "\303\244\077\077\057"
     """
-    plain = "".join(
-        chr(byte)
-        if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in " _-.:,()")
-        else f"\\{byte:03o}"
-        for byte in text.encode()
-    )
-    return f'"{plain}"'
+    return f'"{"".join(map(_escape_octal, text.encode().decode("latin-1")))}"'
+
+
+def _escape_octal(char: str) -> str:
+    is_plain = char.isascii() and (char.isalnum() or char in " _-.:,()")
+    return char if is_plain else f"\\{ord(char):03o}"
 
 
 def java_string(text: str) -> str:
@@ -105,7 +104,7 @@ def java_string(text: str) -> str:
 
 def _escape_in_java(char: str) -> str:
     if char.isascii():
-        return char if char.isalnum() or char in " _-.:,()" else f"\\{ord(char):03o}"
+        return _escape_octal(char)
     units = char.encode("utf-16-be")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 

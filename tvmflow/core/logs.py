@@ -38,9 +38,8 @@ def check_level() -> None:
     """Log that `$TVMFLOW_LOG` names no level, if it does not."""
     name = _named_level()
     if name and name not in LEVELS:
-        levels = ", ".join(LEVELS)
         text = "$%s: '%s' is not a level (valid: %s); warning is used"
-        _log.warning(text, LEVEL_VARIABLE, excerpt(name), levels)
+        _log.warning(text, LEVEL_VARIABLE, excerpt(name), ", ".join(LEVELS))
 
 
 def _named_level() -> str:

@@ -112,10 +112,9 @@ class MemoryExcess(NamedTuple):
     @property
     def text(self) -> str:
         """A clause that follows the name of the worker."""
+        took = f"took {size_text(self.used)} of memory"
         if self.is_shared:
-            took = f"was the largest when all stages took {size_text(self.used)} of memory together"
-        else:
-            took = f"took {size_text(self.used)} of memory"
+            took = f"was the largest when all stages {took} together"
         stopped = "" if self.is_stopped else " with a process that it had started, which"
         limit = f"more than the limit of {size_text(self.limit)}"
         return f"{took}, {limit}, and{stopped} was stopped"

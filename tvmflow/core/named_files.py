@@ -34,15 +34,17 @@ _DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9Â¹Â
 
 def is_file(path: Path) -> bool:
     """Return whether a path names a file that can be read; a name that no file can have does not."""
-    return _exists(path) and not obstacle(path)
+    # not in a folder that cannot be entered
+    with contextlib.suppress(OSError, ValueError):
+        return path.exists() and not obstacle(path)
+    return False
 
 
 def is_folder(path: Path) -> bool:
     """Return whether a path names a folder; a name that no folder can have does not."""
-    try:
+    with contextlib.suppress(OSError):
         return path.is_dir()
-    except OSError:
-        return False
+    return False
 
 
 def obstacle(path: Path) -> str:
@@ -89,18 +91,9 @@ def missing_file_text(path: Path, *, suggest: bool = True) -> str:
 
 def list_siblings(path: Path) -> list[str]:
     """Return the names in the folder of this file, or none when the folder cannot be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return sorted(other.name for other in path.parent.iterdir())
-    except (OSError, ValueError):
-        return []
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        # It is not a name that a file can have, or it is in a folder that cannot be entered.
-        return False
+    return []
 
 
 def find_invalid_name(names: Iterable[str]) -> str | None:

@@ -62,11 +62,8 @@ def list_packaged_paths(name: str) -> list[str]:
 def find_project() -> Project:
     """Return the project of the current folder; RecipeError for mistakes in its table."""
     here = folder = os.getcwd()
-    ceilings = {
-        os.path.normpath(path)
-        for path in os.environ.get(_CEILING_VARIABLE, "").split(os.pathsep)
-        if path
-    }
+    named = os.environ.get(_CEILING_VARIABLE, "").split(os.pathsep)
+    ceilings = {os.path.normpath(path) for path in named if path}
     while True:
         project = _read_project(folder)
         parent = os.path.dirname(folder)

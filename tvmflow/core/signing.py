@@ -78,10 +78,9 @@ def generate_key(path: Path) -> PublicKey:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     public_path = path.with_name(path.name + PUBLIC_SUFFIX)
-    for file in (path, public_path):
-        if file.exists():
-            fix = "give another name; keys are never overwritten"
-            raise UsageError(f"{file} already exists", fix=fix)
+    for file in filter(Path.exists, (path, public_path)):
+        fix = "give another name; keys are never overwritten"
+        raise UsageError(f"{file} already exists", fix=fix)
     with contextlib.ExitStack() as undo:
         for file, content, mode in ((public_path, public_pem, 0o666), (path, private_pem, 0o600)):
             undo.callback(file.unlink, missing_ok=True)
@@ -123,11 +122,11 @@ def load_public_keys(path: Path) -> tuple[PublicKey, ...]:
     Raises UsageError if there is none, or one that is damaged or not Ed25519.
     """
     files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
-    keys = [key for file in files for key in _read_public_keys(file)]
+    keys = {key.id: key for file in files for key in _read_public_keys(file)}
     if not keys:
         fix = "put the .pub files of trusted signers there"
         raise UsageError(f"{path} holds no public key", fix=fix)
-    return tuple({key.id: key for key in keys}.values())
+    return tuple(keys.values())
 
 
 def _read_public_keys(path: Path) -> Iterator[PublicKey]:

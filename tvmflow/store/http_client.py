@@ -415,16 +415,12 @@ def redirect_target(url: str, location: str) -> str:
             location, encoding="iso-8859-1", safe=string.punctuation
         )
         target = urllib.parse.urljoin(url, quoted_location)
-        before, after = scheme_of(url), scheme_of(target)
-        if after not in ("http", "https") or (before == "https" and after == "http"):
-            raise _refused_redirect(
-                url, f"redirects to {without_secrets(target)}, which is not allowed"
-            )
+        reason, schemes = f"redirects to {without_secrets(target)}, which is not", ("http", "https")
+        if scheme_of(target) not in (schemes if scheme_of(url) != "https" else ("https",)):
+            raise _refused_redirect(url, f"{reason} allowed")
         check_address(target)
     except InvalidAddress as error:
-        raise _refused_redirect(
-            url, f"redirects to {without_secrets(target)}, which is not an address: {error}"
-        ) from None
+        raise _refused_redirect(url, f"{reason} an address: {error}") from None
     except ValueError:
         raise _refused_redirect(url, "redirects to something that is not an address") from None
     return target

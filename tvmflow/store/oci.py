@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TypeVar
 
@@ -269,9 +270,8 @@ def _find_in_config(host: str, path: Path) -> tuple[str, str] | None:
                 user, colon, password = text.partition(":")
                 if colon:
                     return user, password
-    helper = get_field(config, "credHelpers", name, of=str) or get_field(
-        config, "credsStore", of=str
-    )
+    helper = get_field(config, "credHelpers", name, of=str)
+    helper = helper or get_field(config, "credsStore", of=str)
     return _ask_helper(f"docker-credential-{helper}", name) if helper else None
 
 
@@ -349,9 +349,8 @@ class Descriptor(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the descriptor as manifests have it."""
-        fields = zip(
-            ("mediaType", "digest", "size", "annotations", "artifactType"), self, strict=True
-        )
+        names = ("mediaType", "digest", "size", "annotations", "artifactType")
+        fields = zip(names, self, strict=True)
         return {name: value for name, value in fields if value not in ("", {})}
 
 
@@ -420,9 +419,8 @@ def parse_manifest(content: bytes) -> Manifest:
     value = read_json(content)
     layers = [_parse_descriptor(entry) for entry in get_field(value, "layers", of=list)]
     if get_field(value, "manifests", of=list) or not layers:
-        raise Unreadable(
-            "it is not an artifact with files, but an index perhaps: name one by its digest"
-        )
+        text = "it is not an artifact with files, but an index perhaps: name one by its digest"
+        raise Unreadable(text)
     if len(layers) > _MAX_LAYERS:
         raise Unreadable(f"it has more than {_MAX_LAYERS} files")
     for layer in layers:
@@ -478,9 +476,8 @@ class Repository:
     def find_manifest(self, version: str) -> Manifest:
         """Return an artifact by its tag or digest; it has that digest, and can be trusted to have files."""
         is_digest = bool(_DIGEST.fullmatch(version))
-        status, content, headers = self._read(
-            f"manifests/{version}", f"{MANIFEST}, {INDEX}, {_DOCKER_MANIFEST}"
-        )
+        accepted = f"{MANIFEST}, {INDEX}, {_DOCKER_MANIFEST}"
+        status, content, headers = self._read(f"manifests/{version}", accepted)
         if status != 200:
             kind = "digest" if is_digest else "tag"
             raise self.error(f"there is no artifact with the {kind} {version}", "check the address")
@@ -569,9 +566,8 @@ class Repository:
         """Store a manifest under a tag or its digest, and return the header of the answer."""
         url = f"{self.url}/manifests/{version}"
         statuses = {*RETRYABLE, _BAD_REQUEST}
-        return self._repeat(
-            lambda: self._put(url, media_type, io.BytesIO(content)), len(content), statuses
-        )
+        put = partial(self._put, url, media_type)
+        return self._repeat(lambda: put(io.BytesIO(content)), len(content), statuses)
 
     def _put(self, url: str, media_type: str, content: IO[bytes]) -> Headers:
         headers = {"Content-Type": media_type}
