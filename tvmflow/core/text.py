@@ -11,15 +11,13 @@ from tvmflow.core.formatting import quoted
 _LONGEST = 60
 
 
-def nearest(
-    name: str, valid: Iterable[object], *, count: int = 1, cutoff: float = 0.6
-) -> list[str]:
-    """Return up to `count` of the valid names that are most like `name` in any case, the best first."""
+def nearest(name: str, valid: Iterable[object], *, cutoff: float = 0.6) -> list[str]:
+    """Return the valid name that is most like `name` in any case, if one is like it."""
     # most command lines and recipes have no mistake
     import difflib
 
     spellings = {str(other).lower(): str(other) for other in valid}
-    matches = difflib.get_close_matches(name[:_LONGEST].lower(), spellings, n=count, cutoff=cutoff)
+    matches = difflib.get_close_matches(name[:_LONGEST].lower(), spellings, n=1, cutoff=cutoff)
     return [spellings[match] for match in matches]
 
 

@@ -197,15 +197,20 @@ def _digest(text: str, names: tuple[str, ...]) -> str:
 class Notes:
     """The notes of a store. A note has a path of one or more names; a `/` in a name becomes `+`."""
 
-    def __init__(self, folder: StoreFolder) -> None:
+    def __init__(self, folder: StoreFolder, *prefix: str) -> None:
         self._folder = folder
+        self._prefix = prefix
+
+    def below(self, *names: str) -> Notes:
+        """Return the notes in a folder of notes."""
+        return Notes(self._folder, *self._prefix, *names)
 
     def read(self, *names: str) -> str | None:
         """Return the text of a note; None when there is none, or a damaged one, which is set aside."""
         content = self._folder.read(self.path(*names))
         if content is not None:
             try:
-                return unseal(content, *names)
+                return unseal(content, *self._prefix, *names)
             except DamagedNote:
                 self._folder.set_aside(self.path(*names))
         return None
@@ -213,7 +218,7 @@ class Notes:
     def write(self, text: str, *names: str) -> None:
         """Write a note completely or not at all."""
         with disk_errors(self._folder.root):
-            content = seal(text, *names).encode()
+            content = seal(text, *self._prefix, *names).encode()
             self._folder.write(content, self.path(*names), flush=False)
 
     def keep(self, text: str, *names: str) -> None:
@@ -235,7 +240,8 @@ class Notes:
 
     def path(self, *names: str) -> str:
         """Return the path of a note, whether it exists or not."""
-        return "/".join((self._folder.root, *(name.replace("/", "+") for name in names)))
+        parts = (name.replace("/", "+") for name in (*self._prefix, *names))
+        return "/".join((self._folder.root, *parts))
 
 
 # ---------------------------------------------------------------- leases

@@ -45,7 +45,7 @@ def test_an_item_of_an_unknown_kind_stays_in_the_spool(tmp_path: Path) -> None:
         cache.die_after = -1
         client = RunHost(tmp_path, cache.url, writes=True).remote_client()
         assert len(client.uploader.waiting_results()) == 4
-        client.uploader.spool.add("unknown-1", "text")
+        client.uploader.spool.keep("text", "unknown-1")
         client.uploader.start()
         client.finish()
     assert client.uploader.spool.list() == ["unknown-1"]

@@ -218,7 +218,7 @@ def test_a_run_pulls_once_and_pushes_what_it_measured(cache: Cache, tmp_path: Pa
 def test_a_damaged_item_of_the_spool_is_dropped(text: str, cache: Cache, tmp_path: Path) -> None:
     """The trials are in the ledger, and the next tuning offers them again."""
     client = RunHost(tmp_path, cache.url, writes=True).remote_client()
-    client.uploader.spool.add(f"ledger-{index_key(HERE)}", text)
+    client.uploader.spool.keep(text, f"ledger-{index_key(HERE)}")
     LedgerSync(client)
     client.uploader.start()
     client.finish()

@@ -21,7 +21,6 @@ from tvmflow.core import spans
 from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.types import Artifact, Json, StageKey
-from tvmflow.store.disk import Notes
 from tvmflow.store.http_client import Corrupt, TransferError, Unreachable
 from tvmflow.store.local import SHOWN_DIGITS, ActionRecord, DamagedBlob, Origin
 from tvmflow.store.remote import signed_actions
@@ -237,30 +236,6 @@ _MAX_QUEUE: Final = 256
 _POLL_S: Final = 0.1
 
 
-class Spool:
-    """The items that wait to be uploaded: keys of results, and other items with a prefix and a `-`."""
-
-    def __init__(self, notes: Notes, address: str) -> None:
-        self._notes = notes
-        self._folder = ("spool", hashlib.sha256(address.encode()).hexdigest()[:16])
-
-    def add(self, item: str, text: str) -> None:
-        """Note an item, as far as the disk allows it."""
-        self._notes.keep(text, *self._folder, item)
-
-    def read(self, item: str) -> str | None:
-        """Return the text of a waiting item; None if there is none."""
-        return self._notes.read(*self._folder, item)
-
-    def remove(self, item: str) -> None:
-        """Remove an item that was uploaded, or cannot be any more."""
-        self._notes.remove(*self._folder, item)
-
-    def list(self) -> list[str]:
-        """Return all items."""
-        return self._notes.list(*self._folder)
-
-
 class NotInStore(TransferError):
     """A result to upload is not in the local store, or damaged there."""
 
@@ -339,7 +314,9 @@ class Uploader:
 
     def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:
         self._connection = connection
-        self.spool = Spool(connection.store.notes, connection.address)
+        # the items that wait: keys of results, and other items with a prefix and a `-`
+        remote = hashlib.sha256(connection.address.encode()).hexdigest()[:16]
+        self.spool = connection.store.notes.below("spool", remote)
         self.sender = ResultSender(connection, needs_repair)
         self._handlers: dict[str, ItemHandler] = {}
         self._queue: queue.Queue[str] = queue.Queue(_MAX_QUEUE)
@@ -365,7 +342,7 @@ class Uploader:
             return
         self._attempted.discard(item)
         # noted first: whatever happens to this process, a later one knows of it
-        self.spool.add(item, text)
+        self.spool.keep(text, item)
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(item)
         self._start_threads()
