@@ -1,10 +1,7 @@
-"""Kernels in C: a kernel calls a function, whose source it carries.
+"""Kernels that call C functions (`graph.c_calls`): their sources become part of the kernels' code.
 
-The function's code becomes part of the kernel's.
-
-The source is an annotation of the kernel (`mark_c_source`) up to code generation, which compiles it
-for the target by clang (from `ziglang`) to LLVM's IR. LLVM then optimizes kernel and function as one,
-so that every form of library, and whatever else compiles kernels, has them as it has any other.
+Code generation compiles the source for the target by clang (from `ziglang`) to LLVM's IR. LLVM then optimizes kernel and
+function as one, so that every form of library can have such kernels.
 """
 
 from __future__ import annotations
@@ -106,18 +103,14 @@ def _find_problem(
             f"{source.file} has no function '{name}' (there is {public})",
             fix="define it in that file, without `static`",
         )
-    types = tuple(_llvm_type(argument) for argument in arguments)
+    dtypes = (str(getattr(argument.ty, "dtype", "handle")) for argument in arguments)
+    types = tuple(_LLVM_TYPES.get(dtype, dtype) for dtype in dtypes)
     if types == parameters:
         return None
     return StageError(
         f"{source.file}: the function '{name}' takes ({', '.join(parameters)}), and the kernel calls it with ({', '.join(types)}), as LLVM names types",
         fix="its parameters are a pointer for each input, then each output, then the `arguments`: int64_t and double",
     )
-
-
-def _llvm_type(argument: Any) -> str:
-    dtype = getattr(argument.ty, "dtype", "handle")
-    return _LLVM_TYPES.get(str(dtype), str(dtype))
 
 
 @functools.lru_cache(maxsize=64)
@@ -136,12 +129,9 @@ def _compile(source: KernelSource, triple: str) -> SourceFunctions:
 
 
 # ---------------------------------------------------------------- llvm text
-# LLVM's IR of C code as text, made ready to become part of a kernel.
-#
-# TVM's code generator copies each function into the kernel that calls it and keeps none by itself, and two kernels of
-# one object may come from different files. So names get a suffix of their own, and a function that cannot be copied,
-# because it calls itself or its address is taken, is refused.
-
+# TVM's code generator copies each function into the kernel that calls it, and two kernels of one object may come from
+# different files. So names get a suffix of the file, and functions that call themselves or whose address is taken are
+# refused: they cannot be copied.
 
 _DEFINITION: Final = re.compile(
     r"^define (?P<linkage>.*?)@(?P<name>[\w$.]+)\((?P<parameters>.*)\)", re.MULTILINE
@@ -243,16 +233,8 @@ def _check_calls(text: str, functions: Mapping[str, re.Match[str]]) -> None:
         if caller:
             callees[caller] |= called
     for name in functions:
-        if name in _reachable(name, callees):
+        reached = set(callees[name])
+        while found := set().union(*(callees[callee] for callee in reached)) - reached:
+            reached |= found
+        if name in reached:
             raise UnsupportedFunction(f"the function {name} calls itself")
-
-
-def _reachable(name: str, callees: Mapping[str, set[str]]) -> set[str]:
-    """Return the functions that a function calls, directly or not."""
-    reached: set[str] = set()
-    waiting = [name]
-    while waiting:
-        for callee in callees[waiting.pop()] - reached:
-            reached.add(callee)
-            waiting.append(callee)
-    return reached

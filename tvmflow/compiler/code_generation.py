@@ -1,9 +1,7 @@
-"""Code generation: TVM's pipeline makes machine code of kernels and lowered models.
+"""Code generation: TVM's pipeline, with further passes for CPUs, compiles kernels and lowered models.
 
-For CPUs it has passes of our own.
-
-TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, also the accumulators of a
-tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them in registers.
+TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, even the accumulators of a tile, once a tile.
+Small buffers stay on the stack here, where LLVM keeps them in registers.
 """
 
 from __future__ import annotations
@@ -57,29 +55,18 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 
 
 # ---------------------------------------------------------------- stack lets
-# Variables of expressions become buffers on the stack, because LLVM's code generator in TVM analyzes them in place.
-#
-# It simplifies the value of every let with the values of all variables in it substituted,
-# apache-tvm 0.27: time doubles with each let that another one's value reads twice, and `log` of
-# `log` took 11 s to compile. It does not look into buffers, and LLVM makes registers of them.
+# Variables of expressions become buffers on the stack. TVM's code generator simplifies the value of every let with the
+# values of all variables in it substituted (apache-tvm 0.27): time doubles with each let that another one reads twice,
+# and `log` of `log` took 11 s to compile. It does not look into buffers, and LLVM makes registers of them.
 
 
-@kernel_pass
-def keep_lets_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
+@node_pass(tirx.BufferStore, lambda function: bool(find_nodes(function.body, tirx.Let)))
+def keep_lets_on_stack(store: tirx.BufferStore) -> tirx.Stmt:
     """Store the values of lets in buffers of one element before the store that reads them."""
-    if not find_nodes(function.body, tirx.Let):
-        return function
-    return rewrite_nodes(function, tirx.BufferStore, _store_lets_first)
-
-
-def _store_lets_first(store: tirx.BufferStore) -> tirx.Stmt:
-    """Return the stores of the lets in the value of a store, and the store itself."""
     lets = _Lets(store.value)
     value = lets.take_out(store.value)
-    if not lets.stores:
-        return store
     last = tirx.BufferStore(store.buffer, value, store.indices)
-    return tirx.SeqStmt([*lets.stores, last])
+    return tirx.SeqStmt([*lets.stores, last]) if lets.stores else store
 
 
 class _Lets:
@@ -115,28 +102,16 @@ class _Lets:
         return self._loads.get(expr, expr) if isinstance(expr, tirx.Var) else expr
 
 
-@kernel_pass
-def keep_dynamic_indices_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Store products and quotients of dynamic shape in buffers.
-
-    Code generation simplifies each index with the values of all variables substituted, but does not look into
-    buffers (apache-tvm 0.27), and LLVM makes registers of them.
-    """
-    if not any(map(is_size, function.params)):
-        return function
-    return rewrite_nodes(function, tirx.Bind, _store_indices)
-
-
-def _store_indices(bind: tirx.Bind) -> Any:
-    """Return a binding of a variable, after stores of what is not a sum of variables in its value."""
+@node_pass(tirx.Bind, lambda function: any(map(is_size, function.params)))
+def keep_dynamic_indices_on_stack(bind: tirx.Bind) -> Any:
+    """Store products and quotients of dynamic sizes in buffers, for the same reason."""
     stores: list[Any] = []
 
     def store(value: Any) -> Any:
         buffer = tirx.decl_buffer((1,), value.ty.dtype, bind.var.name, scope="local")
         on_stack = {STAYS_ON_STACK: tirx.const(True, "bool")}
-        stores.extend(
-            [tirx.AllocBuffer(buffer, annotations=on_stack), tirx.BufferStore(buffer, value, [0])]
-        )
+        stores.append(tirx.AllocBuffer(buffer, annotations=on_stack))
+        stores.append(tirx.BufferStore(buffer, value, [0]))
         return tirx.BufferLoad(buffer, [0])
 
     def take_out(value: Any) -> Any:
@@ -156,10 +131,8 @@ def _store_indices(bind: tirx.Bind) -> Any:
 
 
 # ---------------------------------------------------------------- float16 conversions
-# Conversions of float16 with operations on integers, for CPUs without instructions for them.
-#
-# LLVM calls a function for each element there, and does not end for some vectors of WebAssembly (LLVM 22).
-
+# Conversions of float16 by integer operations, for CPUs without instructions for them. LLVM calls a function for each
+# element there, and does not end for some vectors of WebAssembly (LLVM 22).
 
 _FLOAT16: Final = "float16"
 _FLOAT32: Final = "float32"
@@ -184,16 +157,14 @@ _FLOAT32_INFINITY: Final = 0x7F800000
 _FLOAT32_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
 
 
-@kernel_pass
-def expand_float16_conversions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Convert float16 with operations on integers where a CPU has no instruction for it."""
+def _lacks_conversions(function: tirx.PrimFunc) -> bool:
     target = function.attrs.get("target")
-    if target is None or converts_float16(target):
-        return function
-    return rewrite_nodes(function, tirx.Cast, _expand)
+    return target is not None and not converts_float16(target)
 
 
-def _expand(cast: tirx.Cast) -> Any:
+@node_pass(tirx.Cast, _lacks_conversions)
+def expand_float16_conversions(cast: tirx.Cast) -> Any:
+    """Convert float16 by integer operations where a CPU has no instruction for it."""
     source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
     if source == target or "float64" in (source, target):
         # rounding twice could give another number
@@ -274,10 +245,7 @@ def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
-    """Return the kernels in groups to compile at once; at least one, as others are linked for its system.
-
-    The groups do not depend on the machine, so that objects do not either.
-    """
+    """Return the kernels in at least one group to compile at once, the same groups on every machine."""
     functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
     count = max(1, min(len(functions), _MAX_GROUPS))
     return [tvm.IRModule(dict(functions[first::count]), attrs=mod.attrs) for first in range(count)]
@@ -289,7 +257,6 @@ def pipeline_for(target: tvm.target.Target) -> str:
 
 
 def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
-    transform = tirx.transform
     *_, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
 
     def finalize() -> tvm.transform.Pass:
@@ -297,11 +264,11 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
         return tvm.transform.Sequential([*own, s_tir_pipeline.finalize_host_passes()])
 
     to_packed_functions = (
-        transform.AnnotateEntryFunc,
-        transform.SplitHostDevice,
-        transform.MakePackedAPI,
-        transform.FP8StorageLegalize,
-        transform.BF16StorageLegalize,
+        tirx.transform.AnnotateEntryFunc,
+        tirx.transform.SplitHostDevice,
+        tirx.transform.MakePackedAPI,
+        tirx.transform.FP8StorageLegalize,
+        tirx.transform.BF16StorageLegalize,
     )
     passes = [make_pass() for make_pass in (*CPU_PASSES, *to_packed_functions)]
     return tvm.transform.Sequential(passes), finalize, finalize_device
@@ -319,8 +286,7 @@ def _renew_partition_hints(hint: tirx.AttrStmt) -> tirx.AttrStmt:
 def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Simplify the conditions of blocks.
 
-    `loop % 32 // 16 < 1`, 32 being the extent of the loop, makes CompactBufferAllocation divide by zero (apache-tvm
-    0.27).
+    CompactBufferAllocation divides by zero for `loop % 32 // 16 < 1` in a loop of 32 (apache-tvm 0.27).
     """
     analyzer = know_loops(function)
 
@@ -337,8 +303,8 @@ def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
     """Compare loads of bool with false.
 
-    LLVM's code generator takes vectors of them for bytes: it inverts all bits of each, and cannot combine
-    them with the results of comparisons (apache-tvm 0.27).
+    TVM's code generator takes vectors of bool for bytes: it inverts all bits of each, and cannot combine them with
+    results of comparisons (apache-tvm 0.27).
     """
 
     def compare(load: Any) -> Any:
@@ -354,28 +320,23 @@ def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
 
 @kernel_pass
 def _vectorize_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return TVM's loop vectorization pass.
+    """Vectorize loops; if TVM fails, loops with lets are left for LLVM to vectorize.
 
-    If it fails, loops with let bindings are left for LLVM to vectorize.
-
-    It computes a product whose operands it has not made vectors twice, and then refuses a let in it as a second
-    binding (apache-tvm 0.27). Such operands have a condition on the loop's variable, as those of a concatenation.
+    TVM computes a product of scalar operands twice, and then refuses a let in it as a second binding (apache-tvm 0.27).
+    Such operands have a condition on the loop's variable, as in a concatenation.
     """
+
+    def vectorize(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+        return tirx.transform.VectorizeLoop(True)(tvm.IRModule({"kernel": kernel}))["kernel"]
+
+    def make_serial(loop: tirx.For) -> tirx.For:
+        has_lets = loop.kind == tirx.ForKind.VECTORIZED and find_nodes(loop.body, tirx.Let)
+        return with_fields(loop, kind=tirx.ForKind.SERIAL) if has_lets else loop
+
     try:
-        return _vectorize(function)
+        return vectorize(function)
     except tvm.error.InternalError:
-        rest = tvm_ffi.structural_map(function.body, (tirx.For, _without_vectors_of_lets))
-        return _vectorize(function.with_body(rest))
-
-
-def _vectorize(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    return tirx.transform.VectorizeLoop(True)(tvm.IRModule({"kernel": function}))["kernel"]
-
-
-def _without_vectors_of_lets(loop: tirx.For) -> tirx.For:
-    if loop.kind != tirx.ForKind.VECTORIZED or not find_nodes(loop.body, tirx.Let):
-        return loop
-    return with_fields(loop, kind=tirx.ForKind.SERIAL)
+        return vectorize(rewrite_nodes(function, tirx.For, make_serial))
 
 
 _MAXIMA: Final = "pool_max"
@@ -457,12 +418,10 @@ CPU_PASSES: Final = (
 def keep_small_buffers_on_stack(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
     """Leave a buffer to the code generator, which makes it on the stack, if its size is known and small."""
     buffer = allocation.buffer.ty
-    extents = list(buffer.shape)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+    if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
         return allocation
     dtype = buffer.dtype.dtype
-    size = prod(map(int, extents)) * dtype.lanes * -(-dtype.bits // 8)
-    if size > _MAX_STACK_BYTES:
+    if prod(map(int, buffer.shape)) * dtype.lanes * -(-dtype.bits // 8) > _MAX_STACK_BYTES:
         return allocation
     annotations = {**dict(allocation.annotations.items()), STAYS_ON_STACK: tirx.const(True, "bool")}
     return tirx.AllocBuffer(allocation.buffer, annotations=annotations)
@@ -472,27 +431,25 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 
 
 # ---------------------------------------------------------------- split loops
-# Splits loops at the periods of their indices, because LLVM's loop vectorizer miscompiles them.
-#
-# In `for i in range(16)` with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of `a`: it takes the
-# modulo by a power of 2, which is a cast to a few bits for it, for one that never wraps. It does so where its vectors
-# are longer than the period, as those of `znver4` and `znver5` are. In a loop of 8 iterations nothing wraps.
-
+# Splits loops at the periods of their indices, because LLVM's loop vectorizer miscompiles them. In `for i in range(16)`
+# with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of `a`: it assumes that the modulo by a power of
+# 2 never wraps. It does so where its vectors are longer than the period, as for `znver4` and `znver5`.
 
 # Elements of the longest vectors, times the vectors that LLVM interleaves.
 _MAX_PERIOD: Final = 512
 
 
-@kernel_pass
-def split_loops_where_indices_repeat(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def _has_modulo(function: tirx.PrimFunc) -> bool:
+    return bool(find_nodes(function.body, tirx.FloorMod, tirx.Mod))
+
+
+@node_pass(tirx.For, _has_modulo)
+def split_loops_where_indices_repeat(loop: tirx.For) -> tirx.For:
     """Split loops in which an index is taken modulo less than it reaches."""
-    if not find_nodes(function.body, tirx.FloorMod, tirx.Mod):
-        return function
-    return rewrite_nodes(function, tirx.For, _split)
+    return _split(loop)
 
 
 def _split(loop: tirx.For) -> tirx.For:
-    """Return a loop, or nested ones, without repeated indices."""
     period = _find_period(loop)
     if not period:
         return loop
@@ -512,10 +469,9 @@ def _find_period(loop: tirx.For) -> int:
     """Return the iterations after which an index first repeats; 0 unless vectors may reach beyond."""
     is_known = isinstance(loop.extent, tirx.IntImm)
     limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
-    if not (isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0):
-        return 0
-    if find_nodes(loop.body, tirx.Ramp):
-        # it is in vectors already
+    starts_at_zero = isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
+    # a loop with ramps is in vectors already
+    if not starts_at_zero or find_nodes(loop.body, tirx.Ramp):
         return 0
     values = {bind.var: bind.value for bind in find_nodes(loop.body, tirx.Bind)}
     periods = (

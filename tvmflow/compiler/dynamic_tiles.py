@@ -1,10 +1,9 @@
 """Tiles and vectors of loops of dynamic lengths: whole ones have no condition, the last is cut.
 
-A schedule splits a dynamic loop into tiles, and a condition leaves out what is beyond the end of the last
-one: TVM computes vectors with a condition element by element, and tests each row of a tile in all of them.
-Here whole tiles and the tail are separated before either begins. What is left is computed by a smaller
-tile, or by one whose rows beyond the end read the last row and store nothing; of the last vector of a row, the
-numbers are computed one by one, or under a mask.
+A schedule splits a dynamic loop into tiles, with a condition for the end of the last one. TVM computes vectors with a
+condition element by element, and tests each row of every tile. Here whole tiles and the tail are separate loops. A
+smaller tile computes the tail, or one whose rows beyond the end repeat the last row. The elements of a last vector are
+computed one by one, or under a mask.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from tvmflow.graph.ir import (
     with_fields,
 )
 
-# Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
-# statements, only of smaller ones.
+# Tiles of up to so many rows have a tail tile for each number of rows; less where inner loops become many statements.
 _MAX_EXACT_ROWS: Final = 6
 _MAX_EXACT_ROWS_OF_LONG_CODE: Final = 4
 _MAX_STATEMENTS: Final = 40
@@ -115,7 +113,11 @@ def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     started = []
     for realize in find_nodes(function.body, SBlockRealize):
         if realize.block.init is not None:
-            around = [loop for loop in loops if _contains(loop.body, realize)]
+            around = [
+                loop
+                for loop in loops
+                if any(map(realize.same_as, find_nodes(loop.body, SBlockRealize)))
+            ]
             around.sort(key=lambda loop: -len(find_nodes(loop.body, tirx.For)))
             if found := _start_reduction(realize, around):
                 outermost, start = found
@@ -133,10 +135,6 @@ def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = tvm_ffi.structural_map(function.body, ((SBlockRealize, update), (tirx.For, insert)))
     return function.with_body(body)
-
-
-def _contains(body: Any, node: Any) -> bool:
-    return any(found.same_as(node) for found in find_nodes(body, type(node)))
 
 
 def _start_reduction(
@@ -207,40 +205,21 @@ def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
         used = find_nodes(size, tirx.Var)
         if isinstance(size, tirx.IntImm | tirx.Var) or not moving.isdisjoint(used):
             return size
-        for var, value in bound:
-            if _same(value, size):
-                return var
-        var = tirx.Var(f"length_{len(bound)}", size.ty.dtype)
-        bound.append((var, size))
-        return var
+        return _name(size, "length", bound)
 
-    buffers = [
-        buffer for block in find_nodes(function.body, SBlock) for buffer in block.alloc_buffers
-    ]
+    buffers = _list_buffers(function.body)
     own = {}
     for buffer in buffers:
         shape = list(map(bind, buffer.shape))
         if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
-            name, scope = buffer.name, buffer.scope()
-            own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
+            own[buffer] = _declare_like(buffer, shape)
 
     def hide(loop: tirx.For) -> tirx.For:
         return _hide_divisions(loop, loop_vars)
 
     body = tvm_ffi.structural_map(function.body, (tirx.For, hide))
     body = replace_variables(_simplify_indices(body, set(buffers)), own)
-    if not bound:
-        return function.with_body(body)
-    return function.with_body(
-        tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
-    )
-
-
-def _is_dynamic(term: Any, loop_vars: set[Any]) -> bool:
-    """Return whether a condition compares with a size that each call chooses."""
-    if not isinstance(term, tirx.LT):
-        return False
-    return any(var not in loop_vars for var in find_nodes(term.b, tirx.Var))
+    return function.with_body(_bind_all(bound, body))
 
 
 def _with_local_lengths(body: Any) -> Any:
@@ -248,12 +227,11 @@ def _with_local_lengths(body: Any) -> Any:
 
     CompactBufferAllocation cuts each to what a tile uses of it, but not where that may be more than all.
     """
-    blocks = find_nodes(body, SBlock)
     own = {}
-    for buffer in (buffer for block in blocks for buffer in block.alloc_buffers):
+    for buffer in _list_buffers(body):
         known = [size if isinstance(size, tirx.IntImm) else _LOCAL_LENGTH for size in buffer.shape]
         if str(buffer.scope()) == "local" and any(isinstance(size, int) for size in known):
-            own[buffer] = tirx.decl_buffer(known, buffer.dtype, buffer.name, scope="local")
+            own[buffer] = _declare_like(buffer, known)
     return _with_buffers(body, own)
 
 
@@ -275,24 +253,32 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
         if find_nodes(division, tvm.ir.TensorLoad):
             # a condition may guard it
             return division
-        for var, value in bound:
-            if _same(value, division):
-                return var
-        var = tirx.Var(f"{loop.loop_var.name}_{len(bound)}", division.ty.dtype)
-        bound.append((var, division))
-        return var
+        return _name(division, loop.loop_var.name, bound)
 
     inner = {other.loop_var for other in find_nodes(loop.body, tirx.For)}
     body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
-    binds = [tirx.Bind(var, value) for var, value in bound]
-    return with_fields(loop, body=tirx.SeqStmt([*binds, body]) if binds else body)
+    return with_fields(loop, body=_bind_all(bound, body))
+
+
+def _name(value: Any, prefix: str, bound: list[tuple[Any, Any]]) -> Any:
+    """Return the variable that an equal value is bound to, or a new one with the prefix."""
+    for var, known in bound:
+        if _same(known, value):
+            return var
+    var = tirx.Var(f"{prefix}_{len(bound)}", value.ty.dtype)
+    bound.append((var, value))
+    return var
+
+
+def _bind_all(bound: Sequence[tuple[Any, Any]], body: Any) -> Any:
+    return tirx.SeqStmt([*(tirx.Bind(*pair) for pair in bound), body]) if bound else body
 
 
 def _guard_divisors(body: Any) -> Any:
     """Return a statement whose divisions by a dynamic length TVM never takes for one by 0.
 
-    It does in what only rows shorter than any would run, and fails (apache-tvm 0.27). Divisors that are data
-    stay as they are: they may be negative.
+    TVM does in unreachable code for empty rows, and fails (apache-tvm 0.27). Divisors that are data stay: they may be
+    negative.
     """
     data: set[Any] = set()
 
@@ -320,10 +306,7 @@ def _has_dynamic_loops(loops: Sequence[tirx.For]) -> bool:
 
 
 def _choose_plain(size: Any, moving: set[Any]) -> Any:
-    """Return a plain size that is at least as large as one that CompactBufferAllocation computed.
-
-    It makes a buffer as long as what is used of it, but not longer than it was.
-    """
+    """Return a plain size that is at least as large as the minimum that CompactBufferAllocation computed."""
     if not isinstance(size, tirx.Min):
         return size
     sides = [_choose_plain(side, moving) for side in (size.a, size.b)]
@@ -372,18 +355,22 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
         return next((bind.var for bind in bound if _same(bind.value, division)), division)
 
     rules = ((tirx.FloorDiv, name), (tirx.FloorMod, name))
-    hidden = {bind.var: tirx.Bind(bind.var, _hide(bind.value)) for bind in bound}
+    # opaque to TVM, which therefore does not move it; the value is not negative
+    hidden = {
+        bind.var: tirx.Bind(
+            bind.var,
+            tirx.call_llvm_intrin(
+                bind.value.ty.dtype, "llvm.smax", bind.value, tirx.IntImm(bind.value.ty.dtype, 0)
+            ),
+        )
+        for bind in bound
+    }
 
     def rewrite(stmt: Any) -> Any:
         is_hidden = isinstance(stmt, tirx.Bind) and stmt.var in hidden
         return hidden[stmt.var] if is_hidden else tvm_ffi.structural_map(stmt, rules)
 
     return with_fields(loop, body=tirx.SeqStmt(list(map(rewrite, stmts))))
-
-
-def _hide(value: Any) -> Any:
-    """Return a non-negative value that is opaque to TVM, which therefore does not move it."""
-    return tirx.call_llvm_intrin(value.ty.dtype, "llvm.smax", value, tirx.IntImm(value.ty.dtype, 0))
 
 
 def _normalize(realize: SBlockRealize) -> SBlockRealize:
@@ -407,7 +394,14 @@ class _Splitter:
         self._masked_types = list_masked_types(function.attrs["target"])
         predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
         self._cut_vars = set(find_nodes(predicates, tirx.Var))
-        self._multiples = _read_multiples(function)
+        known = (function.attrs or {}).get(MULTIPLES, {})
+        # each size with a known divisor is a count times that
+        self._multiples = {
+            size: tirx.Var(f"{size.name}_count", size.ty.dtype) * int(known[str(size.name)])
+            for param in function.params
+            for size in getattr(param.ty, "shape", ())
+            if isinstance(size, tirx.Var) and str(size.name) in known
+        }
         numbers = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
         self._numbers = {
             size: int(numbers.get(str(size.name), 0)) for size in list_size_variables(function)
@@ -461,10 +455,8 @@ class _Splitter:
         slack = tvm_ffi.structural_map(
             slack, (tirx.FloorMod, lambda node: remainders[node]), order="pre"
         )
-        for var in last:
-            step = analyzer.simplify(slack - replace_variables(slack, {var: var + 1}))
-            if not isinstance(step, tirx.IntImm) or int(step) < 0:
-                return False
+        if any(_find_fall(slack, var) < 0 for var in last):
+            return False
         slack = replace_variables(replace_variables(slack, last), self._multiples)
         for var in set(find_nodes(slack, tirx.Var)) - self._loop_vars:
             analyzer.bind(var, tvm.ir.Range(1, tirx.IntImm(var.ty.dtype, _MOST)))
@@ -480,10 +472,11 @@ class _Splitter:
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):
             for term in list_terms(realize.predicate):
-                if _is_dynamic(term, self._loop_vars) or (is_hinted and isinstance(term, tirx.LT)):
-                    condition = _analyze(term, inner)
-                    if condition is not None and not own.isdisjoint(find_nodes(term, tirx.Var)):
-                        found.append(condition)
+                if not isinstance(term, tirx.LT) or own.isdisjoint(find_nodes(term, tirx.Var)):
+                    continue
+                is_dynamic = not self._loop_vars.issuperset(find_nodes(term.b, tirx.Var))
+                if (is_dynamic or is_hinted) and (condition := _analyze(term, inner)):
+                    found.append(condition)
         return found
 
     def _cut(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
@@ -498,13 +491,11 @@ class _Splitter:
         if all(tile_loop.kind == tirx.ForKind.VECTORIZED for tile_loop in tile_loops):
             return self._cut_vectors(loop, found)
         if all(tile_loop.kind == tirx.ForKind.UNROLLED for tile_loop in tile_loops):
-            return _cut_rows(loop, found, self._count_typical(found[0].term.b))
+            end = found[0].term.b
+            # the pixels of an image have one tail tile
+            sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else [0]
+            return _cut_rows(loop, found, prod(self._numbers.get(size, 0) for size in sizes))
         return loop.body
-
-    def _count_typical(self, end: Any) -> int:
-        """Return the typical number of pixels of an image, whose only tail tile this cuts; 0 for rows."""
-        sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else []
-        return prod(self._numbers.get(size, 0) for size in sizes) if sizes else 0
 
     def _cut_vectors(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
         """Return the body of a loop over vectors for the last one: a loop over its values."""
@@ -527,33 +518,20 @@ class _Splitter:
         return tvm_ffi.structural_map(loop.body, (tirx.For, cut))
 
 
-def _read_multiples(function: tirx.PrimFunc) -> dict[Any, Any]:
-    """Return a replacement for each size with a known divisor: a count times the divisor."""
-    known = (function.attrs or {}).get(MULTIPLES, {})
-    sizes = [size for param in function.params for size in getattr(param.ty, "shape", ())]
-    return {
-        size: tirx.Var(f"{size.name}_count", size.ty.dtype) * int(known[str(size.name)])
-        for size in sizes
-        if isinstance(size, tirx.Var) and str(size.name) in known
-    }
-
-
 def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
     """Return a condition on a tile; None if it depends on other inner loops than those of a tile."""
-    used = [var for var in dict.fromkeys(find_nodes(term, tirx.Var)) if var in inner]
     tile_kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+    tail = term.b - term.a
     lengths: dict[Any, int] = {}
-    for var in used:
-        loop = inner[var]
+    for var in find_nodes(term, tirx.Var):
+        if (loop := inner.get(var)) is None or var in lengths:
+            continue
         if loop.kind not in tile_kinds or not isinstance(loop.extent, tirx.IntImm):
+            return None
+        if _find_fall(tail, var) < 1:
             return None
         lengths[var] = int(loop.extent)
     simplify = tvm.sym.Analyzer().simplify
-    tail = term.b - term.a
-    for var in used:
-        step = simplify(tail - replace_variables(tail, {var: var + 1}))
-        if not isinstance(step, tirx.IntImm) or int(step) < 1:
-            return None
     last = {var: tirx.IntImm(var.ty.dtype, length - 1) for var, length in lengths.items()}
     first = {var: tirx.IntImm(var.ty.dtype, 0) for var in lengths}
     return _Condition(
@@ -575,11 +553,10 @@ def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
     ):
         return None
     var = loop.loop_var
-    simplify = tvm.sym.Analyzer().simplify
-    step = simplify(tails[0] - replace_variables(tails[0], {var: var + 1}))
-    if not isinstance(step, tirx.IntImm) or int(step) != 1:
+    if _find_fall(tails[0], var) != 1:
         return None
-    tail = simplify(replace_variables(tails[0], {var: tirx.IntImm(var.ty.dtype, 0)}))
+    first = {var: tirx.IntImm(var.ty.dtype, 0)}
+    tail = tvm.sym.Analyzer().simplify(replace_variables(tails[0], first))
     body = _without(loop.body, [condition.term for condition in found])
     return with_fields(loop, body=body, extent=tirx.min(loop.extent, tail))
 
@@ -592,14 +569,18 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
     var = loop.loop_var
     # whole as long as 0 < slack
     slack = condition.is_whole.b - condition.is_whole.a
-    step = analyzer.simplify(slack - replace_variables(slack, {var: var + 1}))
-    if not isinstance(step, tirx.IntImm) or int(step) < 1:
+    step = _find_fall(slack, var)
+    # otherwise tiles do not follow each other
+    if step < 1 or prod(condition.variables.values()) != step:
         return None
     at_first = analyzer.simplify(replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
-    if prod(condition.variables.values()) != int(step):
-        # tiles do not follow each other
-        return None
-    return tirx.floordiv(analyzer.simplify(at_first + (int(step) - 1)), int(step))
+    return tirx.floordiv(analyzer.simplify(at_first + (step - 1)), step)
+
+
+def _find_fall(value: Any, var: Any) -> int:
+    """Return by how much a value falls when a variable grows by 1; -1 if it grows or depends on others."""
+    step = tvm.sym.Analyzer().simplify(value - replace_variables(value, {var: var + 1}))
+    return max(int(step), -1) if isinstance(step, tirx.IntImm) else -1
 
 
 def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
@@ -612,11 +593,7 @@ def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
     variables = {bind.var for bind in binds}
 
     def remove_binds(sequence: tirx.SeqStmt) -> Any:
-        kept = [
-            stmt
-            for stmt in sequence.seq
-            if not (isinstance(stmt, tirx.Bind) and stmt.var in variables)
-        ]
+        kept = [stmt for stmt in sequence.seq if getattr(stmt, "var", None) not in variables]
         return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
 
     forms = [tvm_ffi.structural_map(form, (tirx.SeqStmt, remove_binds)) for form in (whole, cut)]
@@ -633,8 +610,12 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     terms = {var: (condition.term, tail) for condition in found for var in condition.variables}
     fewest, most = _count_unrolled(loop.body)
     if fewest == size > _MAX_EXACT_ROWS_OF_LONG_CODE and most > _MAX_STATEMENTS:
-        # additions to one accumulator wait for each other: a few rows take as long as one
-        return _halve_rows(loop, terms, tail, -(-size // 2))
+        # half a tile at a time: additions to one accumulator wait for each other, so few rows take as long as one
+        rows, dtype = -(-size // 2), tail.ty.dtype
+        half = tirx.Var(f"{loop.loop_var.name}_half", dtype)
+        count = tirx.floordiv(tail + (rows - 1), tirx.IntImm(dtype, rows))
+        body = _with_rows(loop.body, terms, rows, half * rows)
+        return tirx.For(half, tirx.IntImm(dtype, 0), count, tirx.ForKind.SERIAL, body)
     *smaller_sizes, largest = _list_rows(size, most)
     if pixels:
         is_rare = pixels > _MIN_TILES_OF_IMAGE * size
@@ -645,17 +626,6 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
         test = tirx.LE(tail, tirx.IntImm(tail.ty.dtype, rows))
         body = tirx.IfThenElse(test, smaller, body)
     return body
-
-
-def _halve_rows(
-    loop: tirx.For, terms: Mapping[Any, tuple[Any, Any]], tail: Any, rows: int
-) -> tirx.For:
-    """Return a loop over the tail rows of a tile, half a tile at a time."""
-    dtype = tail.ty.dtype
-    half = tirx.Var(f"{loop.loop_var.name}_half", dtype)
-    count = tirx.floordiv(tail + (rows - 1), tirx.IntImm(dtype, rows))
-    body = _with_rows(loop.body, terms, rows, half * rows)
-    return tirx.For(half, tirx.IntImm(dtype, 0), count, tirx.ForKind.SERIAL, body)
 
 
 def _count_unrolled(body: Any) -> tuple[int, int]:
@@ -701,14 +671,13 @@ def _with_rows(
     return tvm_ffi.structural_map(body, (tirx.For, shorten))
 
 
-def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any = None) -> Any:
-    """Return the body of a loop over rows in which all rows beyond the end are the last one.
-
-    They compute and store the same values as it does. The rows begin at `first`.
-    """
+def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any) -> Any:
+    """Return the body of a loop over rows from `first` on, in which rows beyond the end repeat the last one."""
     row = loop.loop_var
-    last = _cast(tail, row.ty.dtype)
     own = tirx.Var(row.name, row.ty.dtype)
+
+    def cast(value: Any) -> Any:
+        return value if value.ty.dtype == row.ty.dtype else tirx.Cast(row.ty.dtype, value)
 
     def keep(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         # registers have no computed index
@@ -717,14 +686,9 @@ def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any = None) -> Any:
 
     kept = rewrite_indices(_without(loop.body, [term]), keep)
     # also where a value depends on the row itself, as the count of a mean at the border
-    position = row if first is None else _cast(first, row.ty.dtype) + row
-    return replace_variables(
-        replace_variables(kept, {row: tirx.min(position, last - 1)}), {own: row}
-    )
-
-
-def _cast(value: Any, dtype: Any) -> Any:
-    return value if value.ty.dtype == dtype else tirx.Cast(dtype, value)
+    position = row if first is None else cast(first) + row
+    clamped = replace_variables(kept, {row: tirx.min(position, cast(tail) - 1)})
+    return replace_variables(clamped, {own: row})
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
@@ -760,12 +724,18 @@ def _all(terms: Sequence[Any]) -> Any:
 
 
 def _copy(body: Any) -> Any:
-    buffers = [buffer for block in find_nodes(body, SBlock) for buffer in block.alloc_buffers]
-    own = {
-        buffer: tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name, scope=buffer.scope())
-        for buffer in buffers
-    }
+    own = {buffer: _declare_like(buffer, buffer.shape) for buffer in _list_buffers(body)}
     return _with_buffers(body, own)
+
+
+def _list_buffers(body: Any) -> list[Any]:
+    """Return the buffers that the blocks of a statement allocate."""
+    return [buffer for block in find_nodes(body, SBlock) for buffer in block.alloc_buffers]
+
+
+def _declare_like(buffer: Any, shape: Any) -> Any:
+    """Return a new buffer like another one, with a shape."""
+    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
 
 
 def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:

@@ -26,7 +26,6 @@ from tvm.relax import vm_build
 from tvmflow.compiler import c_program, code_generation
 from tvmflow.compiler.c_program import web_program
 from tvmflow.compiler.c_sources import compile_c_sources
-from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
@@ -70,7 +69,7 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
 
     model = inputs.model
     names = [var.name for var in ir.list_weights(model.mod["main"])]
-    copy_objects_of(model.mod, compile_model(model.mod, model.target), model.target, folder)
+    copy_objects_of(model.mod, model.compile_without_weights(), model.target, folder)
     arrays = {
         # Lifting may give two weights the same name, and safetensors orders tensors by name.
         f"{index:04d}.{name}": weight
@@ -107,7 +106,12 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     for source in sorted(folder.glob("lib*.c")):
         c_error = find_c_error(source, includes)
         if c_error:
-            raise _unsupported_in_c(f"{_describe_kernel_at(source, c_error)}{c_error}")
+            # the function in which the compiler reports the error
+            line = c_error.partition(":")[0]
+            before = source.read_text().splitlines()[: int(line) if line.isdigit() else 0]
+            names = re.findall(r"int32_t __tvm_ffi_(\w+)\(", "\n".join(before))
+            kernel = f"'{names[-1]}', line " if names else ""
+            raise _unsupported_in_c(f"{kernel}{c_error}")
 
 
 def _to_c_call(call: Any) -> Any:
@@ -121,14 +125,6 @@ def _unsupported_in_c(reason: str) -> StageError:
         f"this model has a kernel that TVM cannot write as C: {reason}",
         fix="leave c-source out of `outputs`; static-library and objects hold the same kernels compiled",
     )
-
-
-def _describe_kernel_at(source: Path, c_error: str) -> str:
-    """Return `'NAME', line ` for the function in which a compiler reports an error."""
-    line = c_error.partition(":")[0]
-    before = source.read_text().splitlines()[: int(line) if line.isdigit() else 0]
-    names = re.findall(r"int32_t __tvm_ffi_(\w+)\(", "\n".join(before))
-    return f"'{names[-1]}', line " if names else ""
 
 
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
@@ -169,13 +165,9 @@ def compile_form(
 
 
 # ---------------------------------------------------------------- object files
-# Object files of a compiled model. Its weights go to their file directly, and never through TVM.
-#
-# TVM keeps the constants of a model in an executable, which it serializes to a string, copies into an LLVM module and
-# assembles: several copies of all weights in memory, and tens of seconds for a gigabyte. Here the executable has a
-# small marker for each weight instead. It is serialized with these, and the weights are inserted while the object
-# file is written. The bytes in the file are those that TVM would have written.
-
+# TVM serializes the constants of a model to a string, copies them into an LLVM module and assembles it: several copies
+# of all weights in memory, and tens of seconds for a gigabyte. Here the executable has a small marker for each weight,
+# and the weights are inserted while the object file is written. The file has the bytes that TVM would have written.
 
 Array = np.ndarray[Any, Any]
 
@@ -193,7 +185,12 @@ def write_object_files(model: ScheduledModel, folder: Path) -> None:
     if not ir.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
         copy_objects_of(mod, model.compile(), target, folder)
         return
-    compiled = _compile_kernels(_bind_markers(mod), target, folder)
+    markers = {
+        var: tvm.ir.GenericConst(tvm.runtime.tensor(_make_marker(index)), var.ty)
+        for index, var in enumerate(ir.list_weights(mod["main"]))
+    }
+    bound = relax.transform.BindParams("main", markers)(mod)
+    compiled = _compile_kernels(bound, target, folder)
 
     def pack(module: Any, _is_system_library: bool, _prefix: str, workspace: str) -> str:
         serialize = tvm.get_global_func("runtime.ModulePackImportsToTensor")
@@ -208,12 +205,9 @@ def write_object_files(model: ScheduledModel, folder: Path) -> None:
 def _compile_kernels(
     mod: tvm.IRModule, target: tvm.target.Target, folder: Path
 ) -> relax.VMExecutable:
-    """Compile a module for a CPU with several threads, as `tvm.compile` does with one.
+    """Return the executable with the first group of kernels; write the objects of the others to the folder.
 
-    Kernels are in groups that do not depend on the machine, so that their objects do not either.
-
-    Returns:
-        The executable with the first group of kernels; the objects of all others are in the folder.
+    Several threads compile for a CPU, as `tvm.compile` does with one.
     """
     if not is_cpu(target):
         return code_generation.compile_model(mod, target)
@@ -266,10 +260,7 @@ def copy_objects_of(
 
 
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:
-    """Move the object or C files of a compiled model to a folder, before linking.
-
-    Further options are those of TVM's `export_library`.
-    """
+    """Move the object or C files of a model to a folder; `options` are those of TVM's `export_library`."""
 
     def move(_output: str, files: list[str], **_: Any) -> None:
         for file in sorted(files):
@@ -279,15 +270,6 @@ def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         unlinked = str(folder / "unlinked.so")
         library.export_library(unlinked, fcompile=move, workspace_dir=scratch, **options)
-
-
-def _bind_markers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module with a marker of the weight's type in place of each weight of `main`."""
-    markers = {
-        var: tvm.ir.GenericConst(tvm.runtime.tensor(_make_marker(index)), var.ty)
-        for index, var in enumerate(ir.list_weights(mod["main"]))
-    }
-    return relax.transform.BindParams("main", markers)(mod)
 
 
 def _make_marker(index: int) -> Array:
@@ -302,9 +284,16 @@ def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes
     """
     length_at = content.index(_EXECUTABLE) + len(_EXECUTABLE)
     (length,) = _LENGTH.unpack_from(content, length_at)
-    positions = sorted((_find_marker(content, index), index) for index in range(len(weights)))
-    added = sum(len(_header(array)) + array.nbytes for array in weights)
-    added -= sum(len(_serialize(_make_marker(index))) for index in range(len(weights)))
+    positions, added = list[tuple[int, int]](), 0
+    for index, array in enumerate(weights):
+        marker = _make_marker(index)
+        serialized = _header(marker) + marker.tobytes()
+        if content.count(serialized) != 1:
+            count = content.count(serialized)
+            raise AssertionError(f"weight {index} is {count} times in the executable")
+        positions.append((content.index(serialized), index))
+        added += len(_header(array)) + array.nbytes - len(serialized)
+    positions.sort()
     (total,) = _LENGTH.unpack_from(content)
     if not all(length_at <= position < length_at + length for position, _ in positions):
         raise AssertionError("the weights are outside of the executable")
@@ -316,20 +305,8 @@ def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes
         yield content[copied:start]
         yield _header(weights[index])
         yield np.ascontiguousarray(weights[index]).reshape(-1).view(np.uint8).data
-        copied = start + len(_serialize(_make_marker(index)))
+        copied = start + len(_header(_make_marker(index))) + _make_marker(index).nbytes
     yield content[copied:]
-
-
-def _find_marker(content: bytes, index: int) -> int:
-    """Return the position of the only marker of a weight."""
-    marker = _serialize(_make_marker(index))
-    if content.count(marker) != 1:
-        raise AssertionError(f"weight {index} is {content.count(marker)} times in the executable")
-    return content.index(marker)
-
-
-def _serialize(array: Array) -> bytes:
-    return _header(array) + array.tobytes()
 
 
 def _header(array: Array) -> bytes:

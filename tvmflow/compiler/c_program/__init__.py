@@ -39,7 +39,6 @@ from tvmflow.compiler.c_program.c_kernels import (
 from tvmflow.compiler.c_program.device_program import (
     DeviceCode,
     DeviceWriter,
-    generate_device_code,
     has_threads,
     lower_device_kernels,
     place_on_device,
@@ -122,7 +121,7 @@ def compile_program(
     if is_isa_level:
         pieces = [[array.nbytes, _digest(array)] for array in program.constants]
         (folder / isa_levels.PLACES).write_text(json.dumps(pieces))
-    (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
+    _write_code(code, prefix, folder)
 
 
 def _compile_for_device(
@@ -141,18 +140,21 @@ def _compile_for_device(
         raise UnsupportedProgram("dynamic shapes on a GPU")
     functions = list_called_kernels(mod, program)
     on_host = {name: kernel for name, kernel in functions.items() if not has_threads(kernel)}
-    device = lower_device_kernels(
-        {name: kernel for name, kernel in functions.items() if name not in on_host}, target
-    )
+    on_device = {name: kernel for name, kernel in functions.items() if name not in on_host}
+    device = lower_device_kernels(on_device, target)
     tensors = place_on_device(program, device.kernels)
     plan_memory(program)
     traits: dict[str, KernelTraits] = {}
     if on_host:
         traits = _write_kernels(on_host, tvm.target.Target(target.host), prefix, {}, folder)
     else:
-        _write_empty_object(target, folder)
+        # an object whose format the others get; aside, because the compiler leaves files of its own
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / "empty.c").write_text("typedef int tf_nothing;\n")
+            compile_c(Path(scratch), "empty.c", "empty.o", cpu_triple(target.export()))
+            shutil.move(Path(scratch) / "empty.o", folder / "kernels0.o")
     _write_constants(program, prefix, folder)
-    content = generate_device_code(device, target)
+    content = backend_for(target.export()).generate_device_code(device.functions, target)
     code = DeviceCode(
         kernels=device.kernels,
         tensors=tensors,
@@ -163,24 +165,15 @@ def _compile_for_device(
     some = min(folder.glob("kernels*.o"))
     pieces = [content, bytes(1 + -(len(content) + 1) % ALIGNMENT)]
     write_data(folder / DEVICE_CODE, some, code.symbol, pieces)
-    text = DeviceWriter(program, traits, prefix, code).write()
-    (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), text)))
+    _write_code(DeviceWriter(program, traits, prefix, code).write(), prefix, folder)
 
 
-def _write_empty_object(target: tvm.target.Target, folder: Path) -> None:
-    """Write the object whose format the others get, if there are no kernels for the CPU."""
-    # aside: the compiler leaves files of its own
-    with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "empty.c").write_text("typedef int tf_nothing;\n")
-        compile_c(Path(scratch), "empty.c", "empty.o", cpu_triple(target.export()))
-        shutil.move(Path(scratch) / "empty.o", folder / "kernels0.o")
-
-
-def _define_symbols(prefix: str) -> list[str]:
-    """Return the macros by which the runtime defines the callees of kernels."""
-    return [
+def _write_code(text: str, prefix: str, folder: Path) -> None:
+    """Write the C code of a program, after the macros by which the runtime defines the callees of kernels."""
+    macros = (
         f"#define {macro} {runtime_symbol(prefix, name)}" for name, macro in RUNTIME_SYMBOLS.items()
-    ]
+    )
+    (folder / PROGRAM).write_text("\n".join((*macros, text)))
 
 
 def runtime_symbol(prefix: str, name: str) -> str:
@@ -201,7 +194,6 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
         for call in ir.find_nodes(lowered.body, tvm.ir.Call)
         if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace"
     ]
-    failure = str(function.attrs.get(FAILURE, ""))
     names = {variable: f"n{n}" for n, variable in enumerate(list_size_parameters(function))}
     bindings = {binding.var: binding.value for binding in ir.find_nodes(lowered.body, tirx.Bind)}
     sizes = [_read_allocation(size, names, bindings, symbol) for size in allocated]
@@ -212,7 +204,7 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
         work=estimate_parallel_work(function, names),
         scratch=scratch or 0,
         sizes=tuple(names.values()),
-        failure=failure,
+        failure=str(function.attrs.get(FAILURE, "")),
     )
 
 
@@ -233,22 +225,6 @@ def _read_allocation(
     )
 
 
-def _lower(
-    kernels: tvm.IRModule, target: tvm.target.Target, prefix: str, layouts: KernelLayouts
-) -> tuple[tvm.IRModule, dict[str, KernelTraits]]:
-    functions = {
-        var: function.with_attr("global_symbol", f"{prefix}{var.name_hint}")
-        for var, function in kernels.functions_items()
-    }
-    traits: dict[str, KernelTraits] = {}
-
-    def read_traits(mod: tvm.IRModule) -> None:
-        for var, function in mod.functions_items():
-            traits[var.name_hint] = _read_traits(kernels[var.name_hint], function)
-
-    return lower_kernels(functions, target, read_traits, layouts), traits
-
-
 def _write_kernels(
     kernels: Mapping[str, tirx.PrimFunc],
     target: tvm.target.Target,
@@ -260,13 +236,23 @@ def _write_kernels(
 
     A thread lowers a group and compiles it, so that no core waits for the kernels of other groups.
     """
-    functions = {tvm.ir.GlobalVar(name): function for name, function in kernels.items()}
+    functions = {
+        tvm.ir.GlobalVar(name): function.with_attr("global_symbol", f"{prefix}{name}")
+        for name, function in kernels.items()
+    }
     groups = split_kernels(tvm.IRModule(functions))
     is_windows = parse_triple(cpu_triple(target.export())).system == "windows"
 
     def write(number: int) -> dict[str, KernelTraits]:
         path = folder / f"kernels{number}.o"
-        lowered, traits = _lower(groups[number], target, prefix, layouts)
+        traits: dict[str, KernelTraits] = {}
+
+        def read_traits(mod: tvm.IRModule) -> None:
+            for var, function in mod.functions_items():
+                traits[var.name_hint] = _read_traits(kernels[var.name_hint], function)
+
+        group = dict(groups[number].functions_items())
+        lowered = lower_kernels(group, target, read_traits, layouts)
         compile_kernels(lowered, target, path)
         content = path.read_bytes()
         renamed = {name: runtime_symbol(prefix, name) for name in RUNTIME_SYMBOLS}
@@ -413,16 +399,14 @@ class LibraryForWeights:
 
 
 def _place(size: int) -> Array:
+    """Return aligned memory."""
     room = np.empty(size + ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
     return room[begin : begin + size]
 
 
 def _mark(array: Array, index: int) -> Array:
-    """Return an array like another one, with bytes of its own: NaN with a payload.
-
-    Two of less than 4 bytes may have the same.
-    """
+    """Return an array of NaN with a payload of its own, unless it has less than 4 bytes."""
     pattern = np.array([0x7FA00000 + index], "<u4").view(np.uint8)
     marked: Array = np.resize(pattern, array.nbytes).view(array.dtype).reshape(array.shape)
     return marked

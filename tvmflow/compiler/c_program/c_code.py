@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -102,11 +102,11 @@ class Writer:
         """Return the code."""
         program, kernels = self._program, self._kernels
         steps = self._write_steps(program.steps, "  ")
-        declarations = [
-            f"int32_t {kernels[name].symbol}({self._list_parameters(name, arity)});"
-            for name, arity in self._arities.items()
-        ]
-        names = [f'    "{name}",' for name in self._numbers]
+        declarations = []
+        for name, arity in self._arities.items():
+            types = ["void *"] * arity + ["int64_t"] * len(kernels[name].sizes)
+            declarations.append(f"int32_t {kernels[name].symbol}({', '.join(types) or 'void'});")
+        failures = ", ".join(map(c_string, self._failures))
         weights = f"{self._prefix}weights"
         has_symbol = program.has_placed_constants
         return "\n".join(
@@ -117,13 +117,13 @@ class Writer:
                 *_define_sizes("OUTPUTS", list(map(self._largest_size, program.outputs))),
                 *self._write_counts(),
                 *self._write_plan(),
-                *self._write_failures(),
+                *([f"#define TF_FAILURES {failures}"] if failures else []),
                 "",
                 f"extern const unsigned char {weights if has_symbol else 'TF_WEIGHTS'}[];",
                 *declarations,
                 "",
                 "static const char *const tf_kernel_names[TF_KERNELS + 1] = {",
-                *names,
+                *(f'    "{name}",' for name in self._numbers),
                 "    NULL,",
                 "};",
                 "",
@@ -137,10 +137,6 @@ class Writer:
                 "",
             )
         )
-
-    def _list_parameters(self, kernel: str, arity: int) -> str:
-        sizes = len(self._kernels[kernel].sizes)
-        return ", ".join([*["void *"] * arity, *["int64_t"] * sizes]) or "void"
 
     def _write_memory(self) -> list[str]:
         program, kernels = self._program, self._kernels
@@ -176,18 +172,8 @@ class Writer:
             f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
         ]
 
-    def _write_failures(self) -> list[str]:
-        """Return the code with the messages of operands that have wrong values; none if nothing is checked."""
-        if not self._failures:
-            return []
-        messages = ", ".join(map(c_string, self._failures))
-        return [f"#define TF_FAILURES {messages}"]
-
     def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
-        lines: list[str] = []
-        for step in steps:
-            lines += self._write_step(step, indent)
-        return lines
+        return [line for step in steps for line in self._write_step(step, indent)]
 
     def _write_step(self, step: Step, indent: str) -> list[str]:
         if isinstance(step, Copy):
@@ -274,15 +260,11 @@ class _DynamicWriter(Writer):
         largest_staging = sum(padded(values.find_largest(storage.size)) for storage in outer)
         scratch = largest(map(values.code, self._scratch))
         largest_scratch = max(map(values.find_largest, self._scratch), default=0)
-        check_memory(
-            self._largest_arena + largest_staging + largest_scratch,
-            self._address_bits,
-            self._find_causes(),
-        )
+        self._check_memory(self._largest_arena + largest_staging + largest_scratch)
         negative = [
             f"{values.code(size)} < 0"
             for size in sorted(program.axes)
-            if values.may_be_negative(size)
+            if values.find_least(size) < 0
         ]
         sizes = [
             f"  memory->{name}[{index}] = (size_t){values.code(storage.size)};"
@@ -304,9 +286,18 @@ class _DynamicWriter(Writer):
             f"#define TF_LARGEST_SCRATCH {largest_scratch}u",
             f"#define TF_MAX_RANK {max(1, *map(len, program.output_shapes))}u",
             f'_Static_assert(TF_DIMENSIONS == {len(program.dimensions)}, "the signature has others");',
-            *task_constants(),
+            # the limits by which a loop is divided into tasks
+            f"#define TF_TASK_OPERATIONS {_TASK_OPERATIONS}",
+            f"#define TF_PROGRAM_OPERATIONS {_PROGRAM_OPERATIONS}",
+            f"#define TF_MAX_TASKS {_MAX_TASKS}",
             "",
-            *write_dimensions(program.dimensions),
+            "static const tf_dimension tf_dimensions[] = {",
+            *(
+                f"    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
+                for entry in program.dimensions
+            ),
+            "    {NULL, 0, 0, 0},",
+            "};",
             *write_axes(program.input_shapes, program.dimensions),
             "",
             "/* Computes all values from the first ones, the dimensions. False where a tensor would have less than nothing. */",
@@ -326,11 +317,23 @@ class _DynamicWriter(Writer):
             *shapes,
         ]
 
-    def _find_causes(self) -> list[str]:
-        """Return the names of the dimensions that the largest tensor depends on."""
-        sizes = [storage.size for storage in (*self._program.above, *self._program.outputs)]
-        sizes += [storage.size for storage in self._program.inputs]
-        return list_names(max(sizes, key=self._values.find_largest))
+    def _check_memory(self, size: int) -> None:
+        """Check that programs can address so many bytes, the memory of a model with the largest sizes.
+
+        Raises:
+            StageError: They cannot. It names the dimensions that the largest tensor depends on.
+        """
+        if size <= 1 << (self._address_bits - 2):
+            return
+        program = self._program
+        tensors = (*program.above, *program.outputs, *program.inputs)
+        largest_size = max((tensor.size for tensor in tensors), key=self._values.find_largest)
+        names = " and ".join(list_names(largest_size))
+        raise StageError(
+            f"with the largest sizes, the model takes {size:,} bytes of memory, more than programs of {self._address_bits} bits "
+            f"can use for it, because of {names}",
+            fix=f"choose a smaller `max` of {names} in `dimensions`",
+        )
 
     def _write_start(self) -> list[str]:
         return ["  const int64_t *v = tf->values;", "  (void)v;"]
@@ -359,26 +362,22 @@ class _DynamicWriter(Writer):
 
 
 # ---------------------------------------------------------------- memory of dynamic shape
-# C code that computes sizes and offsets, and runs when a dimension changes. A plan for one size of each
-# dimension says which tensor lies below which. With other sizes, a tensor begins where all of those end: so
-# none that live at the same time overlap, and the order fits all sizes about as well.
+# C code that computes sizes and offsets when a dimension changes. A plan for one size of each dimension decides which
+# tensor lies below which. With other sizes, a tensor begins where all below it end, so that none overlap.
 
 # More operations than this take minutes: their number says no more about threads.
 _MAX_OPERATIONS: Final = 1 << 50
 
 
 class Values:
-    """The numbers that a context computes when a dimension changes: `v[0]`, `v[1]`, … in C.
-
-    The first ones are the dimensions; `lines` has the C code that computes the others.
-    """
+    """The values `v[0]`, `v[1]`, … of a context in C: the dimensions, then those that `lines` compute."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._bounds = {entry.name: (entry.min, entry.max) for entry in dimensions}
         variables = {entry.name: f"v[{index}]" for index, entry in enumerate(dimensions)}
         self._codes: dict[Size, str] = dict(variables.items())
         self._language = Language(
-            name=lambda name: variables[name],
+            name=variables.__getitem__,
             divide="tf_divide({a}, {b})",
             remainder="tf_remainder({a}, {b})",
             least="tf_least({a}, {b})",
@@ -395,9 +394,9 @@ class Values:
         """
         return max(find_bounds(size, self._bounds)[1], 0)
 
-    def may_be_negative(self, size: Size) -> bool:
-        """Return whether a size is not known to be at least 0; errors are those of `find_largest`."""
-        return find_bounds(size, self._bounds)[0] < 0
+    def find_least(self, size: Size) -> int:
+        """Return a number that a size is never below; errors are those of `find_largest`."""
+        return find_bounds(size, self._bounds)[0]
 
     def code(self, size: Size) -> str:
         """Return the C code of a size where the values are known."""
@@ -480,45 +479,24 @@ def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
 def write_tasks(
     number: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> tuple[str, int]:
-    """Return the C code that computes the useful tasks of a call, and the most of them.
-
-    `number` is that of the call; its kernel has `work` for the sizes of the call.
-    """
+    """Return the C code that computes the useful tasks of a call (of a number), and their maximum."""
     if not sizes:
         most = count_tasks(work)
         operations, loops = str(min(_count(work)[0], _MAX_OPERATIONS)), str(_count(work)[1])
     else:
-        terms = list(_list_terms(work, sizes, values))
-        operations = " + ".join(term[0] for term in terms if term[0]) or "0"
-        loops = " + ".join(term[1] for term in terms if term[1]) or "0"
-        limit = sum(term[2] for term in terms)
+        limit = 0
+        terms: tuple[list[str], list[str]] = [], []
+        for part in work:
+            extents = multiply(*(substitute(extent, sizes) for extent in part.extents))
+            count = values.code(extents)
+            limit += values.find_largest(multiply(part.operations, extents))
+            for own, factor in zip(terms, (part.operations, part.loops), strict=True):
+                own += [f"{factor} * (int64_t){count}"] if factor else []
+        operations, loops = (" + ".join(own) or "0" for own in terms)
         if limit > _MAX_OPERATIONS:
             operations, limit = str(_MAX_OPERATIONS), _MAX_OPERATIONS
         most = min(max(limit // _TASK_OPERATIONS, 1), _MAX_TASKS)
     return f"tasks[{number}] = tf_count_tasks({operations}, {loops}, &work);", most
-
-
-def _list_terms(
-    work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
-) -> Iterator[tuple[str, str, int]]:
-    for part in work:
-        extents = multiply(*(substitute(extent, sizes) for extent in part.extents))
-        count = values.code(extents)
-        limit = values.find_largest(multiply(part.operations, extents))
-        yield (
-            f"{part.operations} * (int64_t){count}" if part.operations else "",
-            f"{part.loops} * (int64_t){count}" if part.loops else "",
-            limit,
-        )
-
-
-def write_dimensions(dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the C code of the ranges of dimensions."""
-    rows = [
-        f"    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
-        for entry in dimensions
-    ]
-    return ["static const tf_dimension tf_dimensions[] = {", *rows, "    {NULL, 0, 0, 0},", "};"]
 
 
 def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) -> list[str]:
@@ -546,38 +524,12 @@ def write_axes(shapes: Sequence[Sequence[Size]], dimensions: Sequence[Dimension]
     return [*lines, f"static const int *const tf_input_axes[] = {{{names}}};"]
 
 
-def check_memory(bytes_: int, address_bits: int, causes: Iterable[Any]) -> None:
-    """Check that programs can address the memory of a model with the largest sizes.
-
-    Raises:
-        StageError: when they cannot; it names the dimensions.
-    """
-    if bytes_ <= 1 << (address_bits - 2):
-        return
-    names = " and ".join(dict.fromkeys(map(str, causes)))
-    raise StageError(
-        f"with the largest sizes, the model takes {bytes_:,} bytes of memory, more than programs of {address_bits} bits "
-        f"can use for it, because of {names}",
-        fix=f"choose a smaller `max` of {names} in `dimensions`",
-    )
-
-
-def task_constants() -> list[str]:
-    """Return the C code of the limits by which a loop is divided into tasks."""
-    return [
-        f"#define TF_TASK_OPERATIONS {_TASK_OPERATIONS}",
-        f"#define TF_PROGRAM_OPERATIONS {_PROGRAM_OPERATIONS}",
-        f"#define TF_MAX_TASKS {_MAX_TASKS}",
-    ]
-
-
 # ---------------------------------------------------------------- work in parallel loops
-# The number of threads for a kernel call. Passing a part of a loop to a spinning thread takes tenths of a
-# microsecond, waking a sleeping one takes several microseconds. So short loops, and programs with only short
-# loops, run on the caller's thread.
+# The number of threads for a kernel call. Passing a part of a loop to a spinning thread takes tenths of a microsecond,
+# waking a sleeping one several. So short loops, and programs with only short loops, run on the caller's thread.
 
-# Operations on vectors, and loads of them, that a fast core does in a nanosecond: measured are 30 in matrix
-# products and convolutions from the caches, 5 to 10 where kernels wait for memory.
+# Vector operations and loads of a fast core in a nanosecond: 30 were measured in matrix products from the caches, 5 to
+# 10 where kernels wait for memory.
 _OPERATIONS_PER_NS: Final = 16
 # A function such as erf, in operations.
 _CALL_OPERATIONS: Final = 16
@@ -628,7 +580,7 @@ def count_tasks(work: Sequence[ParallelWork]) -> int:
 def count_useful_tasks(
     works: Mapping[str, Sequence[ParallelWork]], calls: Iterable[str]
 ) -> dict[str, int]:
-    """Return for each kernel into how many tasks its parallel loops are worth dividing: 1 if they are not.
+    """Return the tasks into which each kernel's parallel loops are worth dividing; 1 if they are not.
 
     >>> works = {"dense": [ParallelWork((), 1_920_000, 1)], "gru": [ParallelWork((), 960_000, 50)]}
     >>> count_useful_tasks(works, ["dense", "gru"])
@@ -698,11 +650,10 @@ def _count_operations(
 def _read_extent(extent: Any, names: Mapping[Any, str]) -> float | Size:
     if isinstance(extent, tirx.IntImm):
         return int(extent)
-    if not set(list_symbols(extent)) <= names.keys():
-        # it depends on the position in another loop
-        return _UNKNOWN_EXTENT
     try:
-        return named_size_text(extent, names)
+        # others depend on the position in another loop
+        is_known = set(list_symbols(extent)) <= names.keys()
+        return named_size_text(extent, names) if is_known else _UNKNOWN_EXTENT
     except NoSize:
         return _UNKNOWN_EXTENT
 
@@ -710,19 +661,12 @@ def _read_extent(extent: Any, names: Mapping[Any, str]) -> float | Size:
 def _cost_of(value: Any) -> int:
     cost = 1
 
-    def visit_load(_: Any) -> Any:
+    def visit(node: Any) -> Any:
         nonlocal cost
-        cost += 1
-        return tvm_ffi.WalkResult.SKIP
+        is_call = isinstance(node, tvm.ir.Call)
+        is_load = isinstance(node, tvm.ir.TensorLoad)
+        cost += _CALL_OPERATIONS if is_call else is_load or isinstance(node, BinaryOpExpr)
+        return tvm_ffi.WalkResult.SKIP if is_load else None
 
-    def visit_call(_: Any) -> None:
-        nonlocal cost
-        cost += _CALL_OPERATIONS
-
-    def visit(node: Any) -> None:
-        nonlocal cost
-        cost += isinstance(node, BinaryOpExpr)
-
-    callbacks = ((tvm.ir.TensorLoad, visit_load), (tvm.ir.Call, visit_call), (object, visit))
-    tvm_ffi.structural_walk(value, callbacks, order="pre")
+    tvm_ffi.structural_walk(value, (object, visit), order="pre")
     return cost

@@ -207,7 +207,9 @@ def strip_assembly(text: str, symbol: str) -> str:
     """
     functions = set(_FUNCTION.findall(text))
     lines = list(_keep_code(text.splitlines()))
-    used = _find_used(lines)
+    words = set(_WORD.findall("\n".join(line for line in lines if not _LABEL.match(line))))
+    # relocations append to a name: `.Lconstant@PAGEOFF`
+    used = words | {word.partition("@")[0] for word in words}
     is_kept, section, kept = True, "", []
     for line in lines:
         label = _LABEL.match(line)
@@ -223,12 +225,6 @@ def strip_assembly(text: str, symbol: str) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _find_used(lines: list[str]) -> set[str]:
-    words = set(_WORD.findall("\n".join(line for line in lines if not _LABEL.match(line))))
-    # relocations append to a name: `.Lconstant@PAGEOFF`
-    return words | {word.partition("@")[0] for word in words}
-
-
 def _keep_code(lines: list[str]) -> Iterator[str]:
     """Yield labels, instructions and data of the sections with code and constants.
 
@@ -240,22 +236,19 @@ def _keep_code(lines: list[str]) -> Iterator[str]:
         if directive and directive[1] in _SECTIONS:
             is_kept = bool(_KEPT_SECTIONS.search(line))
             is_new, section = line != section, line
-        elif is_kept and (_LABEL.match(line) or _is_code(line, directive and directive[1])):
+            continue
+        # instructions and data: no empty lines, no assignments, and no other directives
+        is_code = directive[1] in _DATA if directive else bool(line.strip()) and " = " not in line
+        if is_kept and (is_code or _LABEL.match(line)):
             if is_new:
                 yield section
             is_new = False
             yield line
 
 
-def _is_code(line: str, directive: str | None) -> bool:
-    """Return whether a line is an instruction or data: not empty, no assignment, and no other directive."""
-    return directive in _DATA if directive else bool(line.strip()) and " = " not in line
-
-
 # ---------------------------------------------------------------- layouts of weights
-# Blocks of channels are as wide as vectors, so that each level has weights of its own. Here they are
-# stored in the blocks of the widest vectors for all levels: a kernel with narrower vectors reads parts of
-# these blocks, and is the same otherwise.
+# Blocks of channels are as wide as vectors, which differ between ISA levels. All levels share weights in blocks of the
+# widest vectors: a kernel with narrower vectors reads parts of these blocks.
 
 Array = np.ndarray[Any, Any]
 
@@ -266,10 +259,10 @@ _EDGES: Final = (4, 6)
 
 
 class SharedLayout(NamedTuple):
-    """A tensor whose last axis is a block of channels, with wider blocks.
+    """A tensor whose last axis is a block of channels, with `ratio` blocks joined to one.
 
-    The axes are pairs: the index of a block, and the position in the block. The length of a padded
-    axis (-1 for none) becomes a multiple of `ratio`, which is how many blocks become one.
+    `axes` are pairs of axes: the index of a block, and the position in it. The length of a `padded` axis (-1 for none)
+    becomes a multiple of `ratio`.
     """
 
     shape: tuple[int, ...]
@@ -290,13 +283,11 @@ class SharedLayout(NamedTuple):
 
     def stored_index(self, indices: Sequence[Any]) -> list[Any]:
         """Return an element's indices in the layout with wider blocks; `indices` may be expressions."""
-        stored_indices = list(indices)
+        stored = list(indices)
         for number, block in self.axes:
-            stored_indices[number] = indices[number] // self.ratio
-            stored_indices[block] = (
-                indices[number] % self.ratio * self.shape[block] + indices[block]
-            )
-        return stored_indices
+            stored[number] = indices[number] // self.ratio
+            stored[block] = indices[number] % self.ratio * self.shape[block] + indices[block]
+        return stored
 
     def store(self, array: Array) -> Array:
         """Return an array in the layout with wider blocks, padded with zeros."""
@@ -345,17 +336,16 @@ def share_weights(
         if (layout := SharedLayout.of(weight))
     }
     uses: dict[tuple[str, int], set[Any]] = {}
+    functions = [own for _, own in mod.functions_items() if isinstance(own, relax.Function)]
     # those of variables beside the calls of kernels
-    others = Counter(
-        var
-        for _, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-        for var in find_nodes(function.body, relax.Var)
-    )
-    for name, operands in _list_calls(mod):
+    others = Counter(var for own in functions for var in find_nodes(own.body, relax.Var))
+    for call in (call for own in functions for call in find_nodes(own.body, tvm.ir.Call)):
+        if operator_name(call) != "relax.call_tir":
+            continue
+        operands = list(getattr(call.args[1], "fields", call.args[1:2]))
         others.subtract(operand for operand in operands if operand in layouts)
         for index, operand in enumerate(operands):
-            uses.setdefault((name, index), set()).add(operand)
+            uses.setdefault((str(call.args[0].name_hint), index), set()).add(operand)
     readable = {name: _list_readable(mod[name]) for name in {name for name, _ in uses}}
     shared = {var: layout for var, layout in layouts.items() if not others[var]}
     while True:
@@ -380,28 +370,14 @@ def share_weights(
     return stored, found
 
 
-def _list_calls(mod: tvm.IRModule) -> Iterator[tuple[str, list[Any]]]:
-    for _, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            for call in find_nodes(function.body, tvm.ir.Call):
-                if operator_name(call) == "relax.call_tir":
-                    operand = call.args[1]
-                    is_tuple = isinstance(operand, relax.Tuple)
-                    yield (
-                        str(call.args[0].name_hint),
-                        list(operand.fields) if is_tuple else [operand],
-                    )
-
-
 def _list_readable(kernel: tirx.PrimFunc) -> set[int]:
     """Return the parameters of a kernel that it only loads from, by their indices."""
     if len(kernel.params) < 3:
         # a copy may become a view
         return set()
     blocks = find_nodes(kernel.body, SBlock)
-    regions = [region.source for block in blocks for region in (*block.reads, *block.writes)]
-    loads = [load.source for load in find_nodes(kernel.body, tvm.ir.TensorLoad)]
-    known = [*regions, *loads]
+    known = [region.source for block in blocks for region in (*block.reads, *block.writes)]
+    known += [load.source for load in find_nodes(kernel.body, tvm.ir.TensorLoad)]
     variables = find_nodes(kernel.body, tvm.ir.Var)
     matched = [match.source.source for block in blocks for match in block.match_buffers]
 

@@ -82,7 +82,11 @@ def lower_device_kernels(
     Raises:
         UnsupportedKernel: A kernel does something on the host besides launching, or has dynamic shapes.
     """
-    names = {_shorten(name, place): name for place, name in enumerate(sorted(kernels))}
+    # drivers use a name as that of a file
+    names = {
+        name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}_{place}": name
+        for place, name in enumerate(sorted(kernels))
+    }
     functions = {
         tvm.ir.GlobalVar(short): _without_offsets(name, kernels[name]).with_attr(
             "global_symbol", short
@@ -109,16 +113,10 @@ def lower_device_kernels(
 def has_threads(kernel: tirx.PrimFunc) -> bool:
     """Return whether a scheduled kernel is for a device: it has threads there."""
     return any(
-        loop.thread_binding is not None for loop in ir.find_nodes(kernel.body, tirx.For)
-    ) or any(
-        statement.attr_key == "thread_extent"
-        for statement in ir.find_nodes(kernel.body, tirx.AttrStmt)
+        getattr(node, "thread_binding", None) is not None
+        or getattr(node, "attr_key", "") == "thread_extent"
+        for node in ir.find_nodes(kernel.body, tirx.For, tirx.AttrStmt)
     )
-
-
-def generate_device_code(program: DeviceProgram, target: tvm.target.Target) -> bytes:
-    """Return the code of all device functions, as the driver of the target's kind takes it."""
-    return backend_for(target.export()).generate_device_code(program.functions, target)
 
 
 class UnsupportedKernel(StageError):
@@ -195,11 +193,6 @@ _DEVICE_PASSES: Final = (
 )
 
 
-def _shorten(name: str, place: int) -> str:
-    """Return a name for functions of a kernel, which drivers use as that of a file."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}_{place}"
-
-
 def _without_offsets(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel whose tensors begin where their pointers point to."""
     offsets = {}
@@ -231,7 +224,11 @@ class _Evaluation:
         elif isinstance(statement, tirx.DeclBuffer):
             self._places[statement.buffer] = self._place(statement.data)
         elif isinstance(statement, tirx.AllocBuffer):
-            self._allocate(statement.buffer)
+            buffer = statement.buffer
+            dtype = tvm.DataType(str(buffer.ty.dtype.dtype))
+            elements = math.prod(map(self._number, buffer.ty.shape))
+            self._places[buffer] = self._tensors + len(self._scratch)
+            self._scratch.append(max(1, elements * dtype.itemsize))
         elif isinstance(statement, tirx.Bind):
             self._values[statement.var] = self._evaluate(statement.value)
         elif isinstance(statement, tirx.AttrStmt):
@@ -243,9 +240,8 @@ class _Evaluation:
                 self._values[statement.loop_var] = tirx.const(step, dtype)
                 self._run(statement.body)
         elif isinstance(statement, tirx.IfThenElse):
-            chosen = statement.then_case
-            if not self._number(statement.condition):
-                chosen = statement.else_case
+            is_true = self._number(statement.condition)
+            chosen = statement.then_case if is_true else statement.else_case
             if chosen is not None:
                 self._run(chosen)
         elif isinstance(statement, tirx.Evaluate):
@@ -255,12 +251,6 @@ class _Evaluation:
             raise UnsupportedKernel(
                 self._name, f"its code for the host has a {type(statement).__name__}"
             )
-
-    def _allocate(self, buffer: Any) -> None:
-        dtype = tvm.DataType(str(buffer.ty.dtype.dtype))
-        elements = math.prod(map(self._number, buffer.ty.shape))
-        self._places[buffer] = self._tensors + len(self._scratch)
-        self._scratch.append(max(1, elements * dtype.itemsize))
 
     def _launch(self, call: Any) -> None:
         """Add a launch: its function, pointers, numbers, then its extents."""
@@ -413,11 +403,9 @@ class _Placement:
     def _place_branch(self, branch: Branch, where: _Where, placed: list[Step]) -> None:
         condition = branch.condition.resolve()
         self._bring(condition, _HOST, where, placed)
-        sides = [
-            (self._place_steps(steps, own), own)
-            for steps, own in ((branch.if_true, _copy(where)), (branch.if_false, _copy(where)))
-        ]
-        (if_true, after_true), (if_false, after_false) = sides
+        after_true, after_false = ({s: {*sides} for s, sides in where.items()} for _ in range(2))
+        if_true = self._place_steps(branch.if_true, after_true)
+        if_false = self._place_steps(branch.if_false, after_false)
         where.clear()
         for storage in after_true.keys() & after_false.keys():
             if not after_true[storage] & after_false[storage]:
@@ -449,10 +437,6 @@ _DEVICE: Final = "device"
 def _first(sides: set[str]) -> str:
     """Return where a tensor is copied from: on the device, if it is there."""
     return _DEVICE if _DEVICE in sides else _HOST
-
-
-def _copy(where: _Where) -> _Where:
-    return {storage: set(sides) for storage, sides in where.items()}
 
 
 # ---------------------------------------------------------------- c code
@@ -489,9 +473,8 @@ class DeviceWriter(Writer):
         self._places: dict[_Position, int] = {}
         self._weights: dict[int, int] = {}
         self._weight_bytes = 0
-        launches = [launch for kernel in device.kernels.values() for launch in kernel.launches]
         self._threads: dict[str, int] = {}
-        for launch in launches:
+        for launch in (each for kernel in device.kernels.values() for each in kernel.launches):
             most = self._threads.get(launch.function, 0)
             self._threads[launch.function] = max(most, math.prod(launch.block))
         self._functions = {name: place for place, name in enumerate(self._threads)}
@@ -548,11 +531,16 @@ class DeviceWriter(Writer):
         lists: dict[str, str] = {}
         rows = []
         for launch in self._device.kernels[kernel].launches:
-            arguments = _name_list(lists, "uint16_t", f"a{number}", map(str, launch.arguments))
-            scalars = _name_list(
-                lists, "tf_scalar", f"s{number}", map(_write_scalar, launch.scalars)
-            )
-            rows.append(f"    {self._write_launch(launch, arguments, scalars)},")
+            values = [
+                self._functions[launch.function],
+                *(f"{{{', '.join(map(str, sizes))}}}" for sizes in (launch.grid, launch.block)),
+                launch.shared_bytes,
+                len(launch.arguments),
+                _name_list(lists, "uint16_t", f"a{number}", map(str, launch.arguments)),
+                len(launch.scalars),
+                _name_list(lists, "tf_scalar", f"s{number}", map(_write_scalar, launch.scalars)),
+            ]
+            rows.append(f"    {{{', '.join(map(str, values))}}},")
         return [
             *(f"static const {text};" for text in lists.values()),
             f"static const tf_device_launch tf_launches{number}[] = {{",
@@ -560,24 +548,15 @@ class DeviceWriter(Writer):
             "};",
         ]
 
-    def _write_launch(self, launch: Launch, arguments: str, scalars: str) -> str:
-        extents = [f"{{{', '.join(map(str, sizes))}}}" for sizes in (launch.grid, launch.block)]
-        values = [
-            self._functions[launch.function],
-            *extents,
-            launch.shared_bytes,
-            len(launch.arguments),
-            arguments,
-            len(launch.scalars),
-            scalars,
-        ]
-        return f"{{{', '.join(map(str, values))}}}"
-
     def _write_step(self, step: Step, indent: str) -> list[str]:
         if isinstance(step, Copy):
             return self._write_copy(step, indent)
         if isinstance(step, KernelCall) and step.kernel in self._device.kernels:
-            return [f"{indent}{self._write_launch_of(step)}"]
+            number = self._numbers.setdefault(step.kernel, len(self._numbers))
+            self._launched[step.kernel] = None
+            self._most_pointers = max(self._most_pointers, len(step.tensors))
+            places = ", ".join(f"{self._number(tensor)}" for tensor in step.tensors)
+            return [f"{indent}TF_LAUNCH({number}, tf_launches{number}, {places});"]
         return [*self._write_wait(indent), *super()._write_step(step, indent)]
 
     def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
@@ -599,13 +578,10 @@ class DeviceWriter(Writer):
         if target.place == "device":
             place = f"tf->handles[{self._number(target)}]"
             if source.place in ("device", "constant"):
-                from_index = f"tf->handles[{self._number(source)}]"
-                return [
-                    f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {place}, {from_index}, {size}));"
-                ]
-            copy_in = (
-                f"TF_TRY(tf_copy_in(tf->stream, {place}, {super()._address(source)}, {size}));"
-            )
+                handles = f"{place}, tf->handles[{self._number(source)}]"
+                return [f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {handles}, {size}));"]
+            address = super()._address(source)
+            copy_in = f"TF_TRY(tf_copy_in(tf->stream, {place}, {address}, {size}));"
             if source.place == "input":
                 # it may be there already
                 copy_in = f"if (!tf->bound[{source.index}]) {copy_in}"
@@ -627,18 +603,8 @@ class DeviceWriter(Writer):
         return super()._address(storage)
 
     def _list_positions(self, count: int, tensors: Mapping[int, Storage]) -> str:
-        places = [
-            str(self._number(tensors[index])) if index in tensors else "TF_NO_PLACE"
-            for index in range(count)
-        ]
-        return ", ".join([*places, "TF_NO_PLACE"])
-
-    def _write_launch_of(self, call: KernelCall) -> str:
-        number = self._numbers.setdefault(call.kernel, len(self._numbers))
-        self._launched[call.kernel] = None
-        self._most_pointers = max(self._most_pointers, len(call.tensors))
-        places = ", ".join(f"{self._number(tensor)}" for tensor in call.tensors)
-        return f"TF_LAUNCH({number}, tf_launches{number}, {places});"
+        places = (self._number(tensors[n]) if n in tensors else "TF_NO_PLACE" for n in range(count))
+        return ", ".join([*map(str, places), "TF_NO_PLACE"])
 
     def _number(self, storage: Storage) -> int:
         storage = storage.resolve()

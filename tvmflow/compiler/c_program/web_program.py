@@ -92,24 +92,18 @@ def compile_web_program(
         StageError: It needs something that WebGPU does not have.
     """
     try:
-        _write_files(mod, weights, target, folder)
+        program = read_program(mod, list(map(to_int32, weights)))
+        if program.dimensions:
+            raise UnsupportedProgram("it has sizes that each call chooses")
+        if program.counts:
+            raise UnsupportedProgram("it has outputs whose size is known after a call")
+        lowered = lower_device_kernels(list_called_kernels(mod, program), target)
+        functions = _generate_functions(lowered, target)
+        document = _Writer(program, lowered.kernels, functions).write()
     except UnsupportedKernel as error:
         raise webgpu.refuse(f"the kernel {error.kernel}: {error.reason}") from error
     except UnsupportedProgram as error:
         raise webgpu.refuse(error.reason) from error
-
-
-def _write_files(
-    mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
-) -> None:
-    program = read_program(mod, list(map(to_int32, weights)))
-    if program.dimensions:
-        raise UnsupportedProgram("it has sizes that each call chooses")
-    if program.counts:
-        raise UnsupportedProgram("it has outputs whose size is known after a call")
-    lowered = lower_device_kernels(list_called_kernels(mod, program), target)
-    functions = _generate_functions(lowered, target)
-    document = _Writer(program, lowered.kernels, functions).write()
     sources = (f"// {name}\n{function.source}" for name, function in functions.items())
     (folder / WEBGPU_KERNELS).write_text(SEPARATOR.join(sources), encoding="utf-8")
     (folder / WEBGPU_PROGRAM).write_text(json.dumps(document, separators=(",", ":")))
@@ -125,10 +119,9 @@ def _write_files(
 
 
 class _Function(NamedTuple):
-    """A function on the device: a module of WGSL, and its name there.
+    """A function on the device: a module of WGSL, the name of its entry point, and its parameters.
 
-    Of each tensor that it takes, the access is `r` for one that it only reads, else `w`. Its launches pass a
-    number for each field besides, and it needs features of the device and a workgroup's memory.
+    `access` has `r` for each tensor that it only reads, `w` for others. Launches also pass a value for each field.
     """
 
     source: str
@@ -156,9 +149,9 @@ def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> di
 def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function with fewer branches and expressions: browsers compile slowly.
 
-    All parts of a condition are tested, and a number may be loaded that is not needed: WGSL defines what
-    any load and any division gives. SwiftShader takes twice as long for each branch more within a loop,
-    and copies of padded tensors had five for each element.
+    All parts of a condition are tested, and unneeded values may be loaded: WGSL defines the result of any load and any
+    division. SwiftShader takes twice as long for each branch more within a loop, and copies of padded tensors had five
+    for each element.
     """
     callbacks = [
         (tirx.And, lambda both: tirx.BitwiseAnd(both.a, both.b)),
@@ -191,10 +184,7 @@ def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _convert_bool(cast: Any) -> Any:
-    """Replace a cast from or to bool by a select or a comparison.
-
-    The code generator cannot cast vectors of bools.
-    """
+    """Return a select or a comparison for a cast from or to bool, which TVM cannot generate for vectors."""
     source, target = str(cast.value.ty.dtype), cast.ty.dtype
     if source.startswith("bool") and not str(target).startswith("bool"):
         return tirx.Select(cast.value, tirx.const(1, str(target)), tirx.const(0, str(target)))
@@ -303,7 +293,14 @@ class _Writer:
 
     def write(self) -> Json:
         """Return buffers, functions and steps, and the features and limits that not all devices have."""
-        self._add_fixed_buffers()
+        program, offset = self._program, 0
+        for kind, storages in (("input", program.inputs), ("output", program.outputs)):
+            for storage in storages:
+                self._add(kind, storage.index, [kind, storage.bytes, storage.index])
+        for index, array in enumerate(program.constants):
+            self._add("constant", index, ["weights", array.nbytes, offset])
+            self._need_memory(array.nbytes)
+            offset += padded(array.nbytes, _ALIGNMENT)
         steps = list(self._write_steps())
         for kind, size, *_ in self._buffers:
             if kind != "weights":
@@ -319,17 +316,6 @@ class _Writer:
             "features": sorted({name for function in functions for name in function.features}),
             "limits": dict(sorted(self._limits.items())),
         }
-
-    def _add_fixed_buffers(self) -> None:
-        program = self._program
-        for kind, storages in (("input", program.inputs), ("output", program.outputs)):
-            for storage in storages:
-                self._add(kind, storage.index, [kind, storage.bytes, storage.index])
-        offset = 0
-        for index, array in enumerate(program.constants):
-            self._add("constant", index, ["weights", array.nbytes, offset])
-            self._need_memory(array.nbytes)
-            offset += padded(array.nbytes, _ALIGNMENT)
 
     def _add(self, place: str, index: int, buffer: list[Json]) -> None:
         self._fixed[place, index] = len(self._buffers)
@@ -356,7 +342,11 @@ class _Writer:
                 yield [*buffers, step.source.resolve().bytes]
             else:
                 assert isinstance(step, KernelCall)
-                yield from self._write_launches(self._kernels[step.kernel], buffers)
+                kernel = self._kernels[step.kernel]
+                scratch = list(map(self._take, kernel.scratch))
+                for launch in kernel.launches:
+                    yield self._write_launch(launch, [*buffers, *scratch])
+                self._free += scratch
             for storage in dict.fromkeys(_list_tensors(step)):
                 if last[storage] == number and storage in self._buffers_of_tensors:
                     self._free.append(self._buffers_of_tensors.pop(storage))
@@ -374,21 +364,11 @@ class _Writer:
         if not self._free:
             self._buffers.append(["tensor", size])
             return len(self._buffers) - 1
-
-        def waste(number: int) -> tuple[int, int]:
-            known = int(self._buffers[number][1])
-            return max(0, size - known), known
-
-        chosen = min(self._free, key=waste)
+        sizes = {number: int(self._buffers[number][1]) for number in self._free}
+        chosen = min(self._free, key=lambda number: (max(0, size - sizes[number]), sizes[number]))
         self._free.remove(chosen)
-        self._buffers[chosen][1] = max(size, self._buffers[chosen][1])
+        self._buffers[chosen][1] = max(size, sizes[chosen])
         return chosen
-
-    def _write_launches(self, kernel: DeviceKernel, buffers: list[int]) -> Iterator[Json]:
-        scratch = list(map(self._take, kernel.scratch))
-        for launch in kernel.launches:
-            yield self._write_launch(launch, [*buffers, *scratch])
-        self._free += scratch
 
     def _write_launch(self, launch: Launch, tensors: Sequence[int]) -> Json:
         function = self._functions[launch.function]
