@@ -38,12 +38,9 @@ from tvmflow.graph.marks import KernelNodes, NodeTracker
 from tvmflow.targets.tvm_target import make_target
 
 # ---------------------------------------------------------------- vector width
-# The vector width for a model: the one with which its convolutions and matrix products take least time.
-#
 # Blocked layouts pad channels to whole vectors. With 8 channels, vectors of 16 compute four times as many products as
-# needed, vectors of 8 none too many, with the same number of registers. The estimate counts vector multiplications.
-# Nothing is measured, so every build machine gives the same code for a target.
-
+# needed, vectors of 8 none too many. The estimate counts vector multiplications. Nothing is measured, so every build
+# machine gives the same code for a target.
 
 _MIN_LANES: Final = 4
 # Shorter vectors must save this share, because uncounted work takes longer with them.

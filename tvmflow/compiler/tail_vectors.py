@@ -35,13 +35,9 @@ def list_terms(condition: Any) -> list[Any]:
 
 
 # ---------------------------------------------------------------- overlapping vectors
-# Moves the last vector of a row that no vector divides back, so that it ends where the row ends.
-#
-# A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors, and a condition in
-# the last one leaves out what is beyond the end: TVM computes a vector with such a condition element by element. Here
-# the last vector begins at 81 instead: it computes 15 numbers a second time, and has no condition. So does that of a
-# search for the greatest or least number, which may meet a number twice.
-
+# A row of 97 elements is six vectors of 16 and one element. A schedule computes it in seven vectors, the last with a
+# condition, so that TVM computes its elements one by one. Here the last vector begins at 81 instead, and computes 15
+# elements a second time. Maxima and minima may also read elements twice.
 
 # The statements of a reduction.
 _START_AND_STEP: Final = 2
@@ -56,11 +52,16 @@ class _End(NamedTuple):
 
 @kernel_pass
 def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Move the last vector of a row back, if computing numbers twice changes nothing."""
+    """Move the last vector of a row back, if computing elements twice changes nothing."""
     loops = find_nodes(function.body, tirx.For)
     if not any(map(_is_conditional, loops)):
         return function
-    scopes = _list_inner_loops(function)
+    # for each buffer but parameters, the loop variables within the block that allocates it
+    scopes = {
+        buffer: {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
+        for block in find_nodes(function.body, SBlock)
+        for buffer in block.alloc_buffers
+    }
 
     def overlap(loop: tirx.For) -> tirx.For:
         return _overlap(loop, loops, scopes) if _is_conditional(loop) else loop
@@ -100,16 +101,6 @@ def _find_searched(body: Any) -> Any:
     loads = find_nodes(searched, tvm.ir.TensorLoad)
     reads_itself = any(load.source.same_as(store.buffer) for load in loads)
     return searched if is_kept and not reads_itself else None
-
-
-def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
-    """Return, for each buffer but parameters, the loop variables within the block that allocates it."""
-    scopes: dict[Any, set[Any]] = {}
-    for block in find_nodes(function.body, SBlock):
-        if block.alloc_buffers:
-            inner = {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
-            scopes.update(dict.fromkeys(block.alloc_buffers, inner))
-    return scopes
 
 
 def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
@@ -160,7 +151,7 @@ def _may_repeat(
 ) -> bool:
     """Return whether elements of a row may be computed a second time, after its other vectors.
 
-    The loops over vectors are a nest; buffers that are not parameters are a kernel's own, with the loops within them.
+    `nest` has the loops over vectors, `own` the buffers that are not parameters, with the loops inside their blocks.
     """
     target = store.buffer
     if target in own and own[target].isdisjoint(loop.loop_var for loop in nest):

@@ -5,7 +5,7 @@ All but the first are for 64-bit ARM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.target import codegen
 
 from tvmflow.compiler.contraction.machine import MATRIX_INSTRUCTION, find_multiplicand_lanes
+from tvmflow.compiler.tail_vectors import as_int
 from tvmflow.graph.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -40,11 +41,8 @@ def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
 
 
 # ---------------------------------------------------------------- strided loads
-# Loads of every second, third or fourth element, or of each element twice, load whole vectors and select from them.
-#
-# TVM loads such elements one by one. Pooling with stride 2 and slices with steps read the former,
-# and resizing to nearest pixels the latter.
-
+# Loads of every second, third or fourth element (pooling, slices), or of each element twice (resizing), load whole vectors
+# and select from them. TVM loads such elements one by one.
 
 MAX_STRIDE: Final = 4
 """With larger strides, elements are loaded one by one: the vectors would have too few of them."""
@@ -52,14 +50,12 @@ MAX_STRIDE: Final = 4
 
 @kernel_pass
 def shuffle_strided_loads(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Load numbers with a small stride as vectors."""
+    """Load elements with a small stride as vectors."""
     analyzer = know_loops(function)
 
     def shuffle(load: Any) -> Any:
         index = load.indices[-1]
-        if isinstance(index, tirx.Ramp):
-            return _select(load, index, analyzer)
-        return _repeat(load, index, analyzer)
+        return (_select if isinstance(index, tirx.Ramp) else _repeat)(load, index, analyzer)
 
     return rewrite_nodes(function, tvm.ir.TensorLoad, shuffle)
 
@@ -95,7 +91,7 @@ def _list_summands(index: Any) -> list[Any]:
 
 def _as_number(expr: Any) -> int:
     """Return a constant; 0 for other expressions."""
-    return int(expr) if isinstance(expr, tirx.IntImm) else 0
+    return as_int(expr) or 0
 
 
 def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
@@ -122,11 +118,8 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
 
 
 # ---------------------------------------------------------------- factors in lanes
-# Loads of single factors of whole vectors, as a tile of a matrix product has them: four factors that
-# lie together become one load, where an instruction takes any lane of a vector as its factor.
-#
-# LLVM 22 loads each by itself. On a Neoverse N1, a tile of 7 x 2 vectors takes 29 cycles in place of 39.
-
+# Four multiplicands that lie together, as in a tile of a matrix product, become one load for by-element FMA. LLVM 22 loads
+# each by itself. On a Neoverse N1, a tile of 7 x 2 vectors takes 29 cycles in place of 39.
 
 # The multiplicands that replace one float32.
 _LANES_PER_FLOAT32: Final = {"float32": 1, "float16": 2}
@@ -134,7 +127,7 @@ _LANES_PER_FLOAT32: Final = {"float32": 1, "float16": 2}
 
 @kernel_pass
 def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Load factors of whole vectors together, for CPUs that take one from a lane."""
+    """Load multiplicands as vectors, and select lanes (by-element FMA)."""
     if not _has_by_element_fma(function):
         return function
     lanes = find_multiplicand_lanes(function.attrs["target"].attrs)
@@ -143,14 +136,14 @@ def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def take(multiplicand: tirx.Broadcast) -> Any:
         return _take_from_lane(multiplicand, lanes, analyzer)
 
-    body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, take))
-    return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _take_words_from_lanes)))
+    function = rewrite_nodes(function, tirx.Broadcast, take)
+    return rewrite_nodes(function, tirx.For, _take_words_from_lanes)
 
 
 def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
-    """Return a vector of one loaded element, selected from a vector at a multiple of its lanes.
+    """Return a vector of one loaded element, selected from an aligned vector.
 
-    It is the same expression where the lane is not known, or the tensor may end within that vector.
+    The expression is unchanged where the lane is not known, or the tensor may end within that vector.
     """
     load = multiplicand.value
     dtype = str(load.source.dtype) if isinstance(load, tvm.ir.TensorLoad) else ""
@@ -180,7 +173,7 @@ _REINTERPRET: Final = "tirx.reinterpret"
 class _Word(NamedTuple):
     """Bytes, or one float32, that are loaded and moved to all lanes of a vector.
 
-    The index is the offset of the first byte, in elements; an element is one of `size` bytes, or all.
+    The index is the offset of the first of `size` bytes, in elements of `element` bytes.
     """
 
     load: Any
@@ -220,10 +213,7 @@ class _Word(NamedTuple):
 
 
 def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
-    """Return an innermost loop in which words of bytes, and single float32, come from whole vectors.
-
-    Words of one tensor at known distances are loaded together, from the first to the last of them.
-    """
+    """Return an innermost loop in which words of bytes, and single float32, come from whole vectors."""
     if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
     found = [(operand, _Word.read(operand)) for operand in find_nodes(loop.body, tirx.Broadcast)]
@@ -304,8 +294,7 @@ def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
 
 
 # ---------------------------------------------------------------- first values of accumulators
-# Accumulators from which values are subtracted at the end, as for the zero point of quantized data,
-# begin at these values in place of 0, which costs no instruction.
+# Accumulators from which values are subtracted at the end, such as for a zero point, begin at these values in place of 0.
 
 
 class _Address(NamedTuple):
@@ -333,7 +322,10 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
     """Let accumulators begin at what is subtracted from them, for 64-bit ARM."""
     statements = list(sequence)
     zeros = [
-        (address, at) for at, s in enumerate(statements) if (address := _find_zero(s)) is not None
+        (address, at)
+        for at, s in enumerate(statements)
+        if isinstance(s, tirx.BufferStore) and isinstance(s.value, tirx.Broadcast)
+        if as_int(s.value.value) == 0 and (address := _Address.of(s.buffer, s.indices))
     ]
     starts = dict(zeros)
     if not starts or len(starts) < len(zeros):
@@ -388,16 +380,6 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> 
     }
 
 
-def _find_zero(statement: Any) -> _Address | None:
-    """Return the position where a statement stores zeros; None for other statements."""
-    value = statement.value if isinstance(statement, tirx.BufferStore) else None
-    if not isinstance(value, tirx.Broadcast):
-        return None
-    number = value.value
-    is_zero = isinstance(number, tirx.IntImm) and int(number) == 0
-    return _Address.of(statement.buffer, statement.indices) if is_zero else None
-
-
 def _replace_differences(
     store: tirx.BufferStore, addresses: Mapping[_Address, Any], choose: Callable[[Any], Any]
 ) -> tirx.BufferStore:
@@ -410,9 +392,8 @@ def _replace_differences(
 
 
 # ---------------------------------------------------------------- accumulators of matrices
-# Instructions that multiply matrices of two rows leave two accumulators of one pixel and two of the next in a vector:
-# what else stores or reads these accumulators has to do so, too.
-
+# Instructions that multiply matrices of two rows leave two accumulators of one pixel and two of the next in a vector. Other
+# loads and stores of these accumulators are adapted.
 
 # A loop with a body of this many dot products is not worth unrolling, and LLVM does not unroll more in all.
 _MIN_LONG_BODY: Final = 36
@@ -427,7 +408,7 @@ _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 def keep_product_loops(loop: tirx.For) -> tirx.For:
     """Keep LLVM from unrolling short loops with long bodies, for 64-bit ARM.
 
-    Of all rounds together it loads multiplicands so early that it must spill some of them and of the accumulators.
+    It would load multiplicands of all rounds so early that it must spill registers.
     """
     rounds = _as_number(loop.extent)
     if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
@@ -435,7 +416,17 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
     stores = find_nodes(loop.body, tirx.BufferStore)
     least, count = _MIN_LONG_BODY, sum(bool(find_nodes(s.value, tirx.Shuffle)) for s in stores)
     if not count:
-        least, count = _MIN_WINDOW_BODY, sum(map(_adds_product, stores))
+        # stores that add a product of vectors to an accumulator
+        least, count = (
+            _MIN_WINDOW_BODY,
+            sum(
+                isinstance(store.value, tirx.Add)
+                and isinstance(store.value.a, tvm.ir.TensorLoad)
+                and store.value.a.source.same_as(store.buffer)
+                and isinstance(store.value.b, tirx.Mul)
+                for store in stores
+            ),
+        )
     if count < least or count * rounds > _MAX_UNROLLED:
         return loop
     dtype = str(loop.loop_var.ty.dtype)
@@ -443,25 +434,18 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
     return with_fields(loop, extent=extent)
 
 
-def _adds_product(store: tirx.BufferStore) -> bool:
-    """Return whether a statement adds a product of vectors to a sum."""
-    accumulators = store.value
-    return (
-        isinstance(accumulators, tirx.Add)
-        and isinstance(accumulators.a, tvm.ir.TensorLoad)
-        and accumulators.a.source.same_as(store.buffer)
-        and isinstance(accumulators.b, tirx.Mul)
-    )
-
-
 @kernel_pass
 def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Select the sums of each pixel or row from those of two, for 64-bit ARM."""
     stores = find_nodes(function.body, tirx.BufferStore)
-    accumulators = _measure_distances(store for store in stores if _multiplies_matrices(store))
-    if not accumulators:
+    addresses: dict[Any, list[int]] = {}
+    for store in filter(_multiplies_matrices, stores):
+        address = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS
+        addresses.setdefault(store.buffer, []).append(address)
+    if not addresses:
         return function
-
+    # the vectors between pixels or rows: the instruction for the first two results precedes that for the others
+    accumulators = {buffer: second - first for buffer, (first, second, *_) in addresses.items()}
     begun = {
         (store.buffer, _find_pair(store, accumulators)[0]): store.value
         for store in stores
@@ -507,25 +491,12 @@ def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
     return int(first) * int(buffer.dtype.lanes)
 
 
-def _measure_distances(products: Iterable[tirx.BufferStore]) -> dict[Any, int]:
-    """Return the accumulator buffers, with the distance in vectors between neighboring pixels or rows."""
-    addresses: dict[Any, list[int]] = {}
-    for store in products:
-        address = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS
-        addresses.setdefault(store.buffer, []).append(address)
-    # an instruction for the first two results is followed by one for the others
-    return {buffer: second - first for buffer, (first, second, *_) in addresses.items()}
-
-
 def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
     """Return the first vector of the sums of two pixels or rows, and which of the two is loaded or stored."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
-    address, distance = (
-        _find_accumulators(buffer, access.indices) // _VECTOR_ACCUMULATORS,
-        accumulators[buffer],
-    )
-    own = address // distance % 2
-    return address - own * distance, own
+    address = _find_accumulators(buffer, access.indices) // _VECTOR_ACCUMULATORS
+    own = address // accumulators[buffer] % 2
+    return address - own * accumulators[buffer], own
 
 
 def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
@@ -550,11 +521,8 @@ def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
 
 
 # ---------------------------------------------------------------- stores of cast integers
-# Adjacent stores of words of bytes, as rows of a tile are stored after rounding: the values
-# are cast in whole vectors, and stored together.
-#
-# LLVM 22 casts each word by itself, with three instructions; four words together take three, too.
-
+# Adjacent stores of words of bytes, such as rounded rows of a tile, are cast in whole vectors and stored together. LLVM 22
+# casts each word by itself with three instructions; four words together take three, too.
 
 _STORED_WORDS: Final = (4, 2)
 

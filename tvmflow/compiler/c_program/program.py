@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -34,9 +35,12 @@ Place = Literal["input", "output", "constant", "arena", "device"]
 class Storage:
     """The memory of a tensor, which views of it share.
 
-    `bytes` is its size, `index` the number of the input, output or constant, and `offset` where it begins in
-    the arena, in bytes; with dynamic shapes, these are for the sizes that decisions are made for, and
-    `open_bytes` is an expression of the dimensions. `replacement` is the storage that replaced it.
+    Attributes:
+        bytes: Its size; with dynamic shapes, that at the tuning sizes.
+        index: The index of the input, output or constant.
+        offset: Its offset in the arena, likewise.
+        replacement: The storage that replaced it.
+        open_bytes: Its size as an expression of the dimensions, with dynamic shapes.
     """
 
     place: Place
@@ -111,11 +115,14 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 class Program:
     """A model as steps in order, and its tensors.
 
-    Outputs are those of the steps, or in the order of `main`, then the `counts` of some. Each constant is there
-    once; they have offsets now, or where the library is linked. `arena` is the memory for all other tensors in
-    bytes, and `device_arena` that on a device. With dimensions that sizes depend on, there are the shapes of
-    inputs and outputs, all dynamic shapes of tensors (`axes`), and for each tensor in the arena those above which
-    it lies, in an order that fits all sizes.
+    Attributes:
+        outputs: The outputs of `main`, then the `counts` of some.
+        constants: All different constants.
+        arena: The bytes of memory for all other tensors; `device_arena` those on a device.
+        input_shapes: The shapes of inputs, with dimensions.
+        axes: All dynamic sizes of tensors.
+        above: For each tensor in the arena, with dimensions, the tensors below it.
+        has_placed_constants: Whether constants have offsets now; otherwise linking places them.
     """
 
     steps: tuple[Step, ...] = ()
@@ -191,7 +198,7 @@ class _Reader:
         self._program = Program()
         self._values: dict[Any, Value] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Storage] = {}
-        self._is_view: dict[str, bool] = {}
+        self._is_view = functools.cache(lambda var: ir.is_view(mod[var]))
         self._checked: set[str] = set()
         main = mod["main"]
         dimensions = read_dimensions(main)
@@ -215,19 +222,21 @@ class _Reader:
         program.counts = read_counts(main)
         first_weight = len(main.params) - len(weights)
         for index, param in enumerate(main.params[:first_weight]):
-            storage = self._make_storage("input", param.ty, index)
-            program.inputs.append(storage)
+            program.inputs.append(self._make_storage("input", param.ty, index))
             if program.dimensions:
                 program.input_shapes.append(self._read_shape(param.ty))
-            self._values[param] = storage
+            self._values[param] = program.inputs[-1]
         for param, weight in zip(main.params[first_weight:], weights, strict=True):
             self._values[param] = self._add_constant(weight)
         steps: list[Step] = []
-        result = self._read_sequence(main.body, steps)
-        results = list(_flatten(result))
-        program.outputs = [
-            self._make_output(index, storage, steps) for index, storage in enumerate(results)
-        ]
+        for index, source in enumerate(list(_flatten(self._read_sequence(main.body, steps)))):
+            # a result is computed in the output's own memory, or copied there
+            output, source = _like(source, "output", index), source.resolve()
+            if source.place == "arena":
+                source.replacement = output
+            else:
+                steps.append(Copy(source, output))
+            program.outputs.append(output)
         program.steps = tuple(steps)
         if program.dimensions:
             types = _flatten_type(main.body.body.ty)
@@ -259,16 +268,6 @@ class _Reader:
         if isinstance(size, int):
             return Storage(place, size, index)
         return Storage(place, evaluate(size, self._representative), index, open_bytes=size)
-
-    def _make_output(self, index: int, source: Storage, steps: list[Step]) -> Storage:
-        """Let a result be computed in an output's own memory, or copy it there."""
-        output = _like(source, "output", index)
-        source = source.resolve()
-        if source.place == "arena":
-            source.replacement = output
-        else:
-            steps.append(Copy(source, output))
-        return output
 
     def _add_constant(self, array: Array) -> Storage:
         array = np.ascontiguousarray(array)
@@ -336,11 +335,20 @@ class _Reader:
             raise UnsupportedProgram(_describe(call, name))
         if len(call.args) > 2:
             raise UnsupportedProgram(_OPEN_SHAPES)
-        kernel = call.args[0].name_hint
+        kernel, values = call.args[0].name_hint, call.args[1]
         self._check_kernel(call.args[0])
-        arguments, types = self._list_arguments(call.args[1])
+        # the type of each tensor, or a size itself
+        types: list[Any] = []
+        arguments = []
+        for item in values.fields if isinstance(values, relax.Tuple) else [values]:
+            if isinstance(item.ty, tvm.ir.PrimType):
+                types.append(getattr(item, "value", item))
+            else:
+                arguments.append(item)
+                types += _flatten_type(item.ty)
         inputs = tuple(_flatten(tuple(self._read_value(item, steps) for item in arguments)))
-        if self._views(call.args[0]):
+        # its input and its output are one tensor
+        if self._is_view(call.args[0]):
             return inputs[0]
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = _flatten_type(call.ty)
@@ -348,19 +356,6 @@ class _Reader:
         sizes = self._read_kernel_sizes(call.args[0], [*types, *results])
         steps.append(KernelCall(kernel, inputs + outputs, len(inputs), sizes))
         return outputs if is_tuple else outputs[0]
-
-    def _list_arguments(self, expr: Any) -> tuple[list[Any], list[Any]]:
-        """Return the tensors among a kernel's arguments, and each one's type, or a size itself."""
-        if not isinstance(expr, relax.Tuple):
-            return [expr], _flatten_type(expr.ty)
-        tensors, types = [], []
-        for item in expr.fields:
-            if isinstance(item.ty, tvm.ir.PrimType):
-                types.append(getattr(item, "value", item))
-            else:
-                tensors.append(item)
-                types += _flatten_type(item.ty)
-        return tensors, types
 
     def _read_kernel_sizes(self, var: tvm.ir.GlobalVar, types: Sequence[Any]) -> tuple[Size, ...]:
         function = self._mod[var]
@@ -406,13 +401,6 @@ class _Reader:
                 raise UnsupportedProgram(
                     f"the function {call.args[0].value}, which the kernel {var.name_hint} calls"
                 )
-
-    def _views(self, var: tvm.ir.GlobalVar) -> bool:
-        """Return whether a kernel needs no step: its input and its output are one tensor."""
-        name = var.name_hint
-        if name not in self._is_view:
-            self._is_view[name] = ir.is_view(self._mod[var])
-        return self._is_view[name]
 
 
 # Constants up to this size are compared, so that equal ones are stored once, in bytes.

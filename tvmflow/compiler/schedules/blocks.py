@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
-# LLVM moves these, and one function, out of a loop; several functions of one another it computes for each element.
+# LLVM moves these, and one function, out of a loop; it computes nested functions for each element.
 _MOVABLE_CALLS: Final = {
     *_FAST_CALLS,
     *(f"tirx.{name}" for name in ("round", "floor", "ceil", "trunc", "sqrt", "reinterpret")),
@@ -35,7 +35,7 @@ _MOVABLE_FUNCTIONS: Final = frozenset(
 # The size of unknown dynamic dimensions, and the minimum for rules.
 _UNKNOWN_SIZE: Final = 31
 _MIN_DYNAMIC_LENGTH: Final = 17
-# Fewer numbers are not worth it to compute the indices of no vectors.
+# A shorter axis is not worth computing indices once for it.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
 ROOT: Final = "root"
@@ -54,7 +54,7 @@ class Block(NamedTuple):
         reduction_extents: The lengths of the reduction axes, outermost first; likewise.
         output: The buffer that the block writes.
         dynamic_axes: The positions of the axes whose lengths each call chooses.
-        sizes: Numbers for the variables of dynamic shape (see `_choose_primes`).
+        sizes: Prime numbers for the variables of dynamic shapes.
         typical_extents: The lengths of the spatial axes at the tuning size.
     """
 
@@ -114,16 +114,12 @@ def _inline_scalars(schedule: Schedule) -> None:
     for handle in list_all_blocks(schedule) if scalars else []:
         stmt = schedule.get(handle)
         is_scalar = any(write.source.same_as(buffer) for write in stmt.writes for buffer in scalars)
-        if is_scalar and stmt.init is None and _is_movable(stmt):
+        calls = map(operator_name, find_nodes(stmt, tvm.ir.Call))
+        others = [name for name in calls if name not in _MOVABLE_CALLS]
+        is_movable = len(others) <= 1 and _MOVABLE_FUNCTIONS.issuperset(others)
+        if is_scalar and stmt.init is None and is_movable:
             # blocks that TVM cannot inline stay, and the kernel gets no tiles
             attempt(functools.partial(schedule.compute_inline, handle), None)
-
-
-def _is_movable(stmt: Any) -> bool:
-    """Return whether LLVM hoists the computation of a block out of loops that it is inlined into."""
-    calls = [operator_name(call) for call in find_nodes(stmt, tvm.ir.Call)]
-    others = [name for name in calls if name not in _MOVABLE_CALLS]
-    return len(others) <= 1 and _MOVABLE_FUNCTIONS.issuperset(others)
 
 
 def analyze_simple_blocks(schedule: Schedule) -> list[Block]:
@@ -146,15 +142,15 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     realizes = find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
     (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
     numbers = _read_numbers(schedule)
-    sizes = _choose_primes(numbers)
+    sizes = {var: _prime_up_to(number) for var, number in numbers.items()}
     lengths = tuple(_choose_length(extent, sizes) for extent in extents)
     spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
     reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
     is_simple = (
         bool(spatial)
         and spatial + reduction == axes
-        and len(loop_vars) == len(axes)
-        and _are_same(bindings, loop_vars)
+        and len(loop_vars) == len(axes) == len(bindings)
+        and all(var.same_as(loop) for var, loop in zip(bindings, loop_vars, strict=True))
         and all(length > 0 for length in lengths)
         and isinstance(stmt.body, tirx.BufferStore)
         and _are_shifted(stmt.body, [axis.var for axis in spatial])
@@ -176,12 +172,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
 
 
 # ---------------------------------------------------------------- dynamic shapes
-# Rules decide by concrete sizes. A prime number in place of a dynamic length lets none of them take for
-# granted what holds for some sizes only: that vectors or tiles divide it.
-
-
-def _choose_primes(numbers: Mapping[Any, int]) -> dict[Any, int]:
-    return {var: _prime_up_to(number) for var, number in numbers.items()}
+# Rules decide by concrete sizes. A dynamic length is a prime number for them, which no vectors or tiles divide.
 
 
 def _read_numbers(schedule: Schedule) -> dict[Any, int]:
@@ -227,7 +218,8 @@ def loop_length(schedule: Schedule, loop: Any) -> int:
     extent = schedule.get(loop).extent
     if isinstance(extent, tirx.IntImm):
         return int(extent)
-    length = evaluate_size(extent, _choose_primes(_read_numbers(schedule)))
+    primes = {var: _prime_up_to(number) for var, number in _read_numbers(schedule).items()}
+    length = evaluate_size(extent, primes)
     return _UNKNOWN_SIZE if length is None else length
 
 
@@ -237,10 +229,6 @@ def is_dynamic_loop(schedule: Schedule, loop: Any) -> bool:
 
 
 # ---------------------------------------------------------------- memory accesses
-
-
-def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    return len(left) == len(right) and all(a.same_as(b) for a, b in zip(left, right, strict=True))
 
 
 def _are_shifted(store: Any, axes: Sequence[Any]) -> bool:
@@ -386,7 +374,8 @@ def element_stride(load: Any, block: Block, axis: Any, step: int = 1) -> int | N
     shape = [evaluate_size(extent, block.sizes) for extent in load.source.shape]
     if None in shape:
         return None
-    indices = [_with_numbers(index, block) for index in load.indices]
+    sizes = {var: tirx.IntImm(var.ty.dtype, number) for var, number in block.sizes.items()}
+    indices = [replace_variables(index, sizes) if sizes else index for index in load.indices]
     return find_distance(indices, shape, axis, step, block.axes)
 
 
@@ -397,9 +386,9 @@ def find_distance(
     step: int,
     axes: Sequence[Any] | None = None,
 ) -> int | None:
-    """Return the elements between the positions of a buffer where an axis is 0, and where it is `step`.
+    """Return the elements of a buffer between positions where an axis is 0, and where it is `step`.
 
-    All other axes, or variables if it is not known which these are, are 0. None if data or conditions decide.
+    All other `axes`, or variables, are 0. None if data or conditions decide.
     """
     distance = 0
     for index, length in zip(indices, shape, strict=True):
@@ -409,25 +398,14 @@ def find_distance(
             if find_nodes(index, tvm.ir.Call):
                 return None
             used = dict.fromkeys(find_nodes(index, tirx.Var))
-            own = axes or [
-                variable for variable in used if isinstance(variable.ty, tvm.ir.PrimType)
-            ]
-            index_map = tirx.IndexMap(list(own), [index], None)
-            ends = [
-                index_map.map_indices(
-                    [tirx.IntImm("int64", end if var.same_as(axis) else 0) for var in own]
-                )[0]
+            own = list(axes or (var for var in used if isinstance(var.ty, tvm.ir.PrimType)))
+            index_map = tirx.IndexMap(own, [index], None)
+            positions = (
+                [tirx.IntImm("int64", end if var.same_as(axis) else 0) for var in own]
                 for end in (0, step)
-            ]
+            )
+            ends = [index_map.map_indices(position)[0] for position in positions]
             if not all(isinstance(end, tirx.IntImm) for end in ends):
                 return None
             distance += int(ends[1]) - int(ends[0])
     return distance
-
-
-def _with_numbers(expr: Any, block: Block) -> Any:
-    """Return an expression with tuning sizes in place of dynamic ones."""
-    if not block.sizes:
-        return expr
-    numbers = {var: tirx.IntImm(var.ty.dtype, number) for var, number in block.sizes.items()}
-    return replace_variables(expr, numbers)

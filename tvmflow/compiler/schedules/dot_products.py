@@ -1,7 +1,4 @@
-"""Dot product instructions of CPUs as tensor intrinsics of TVM.
-
-Each adds some products of small integers to each of its accumulators.
-"""
+"""Dot product instructions of CPUs, for products of small integers, as tensor intrinsics of TVM."""
 
 from __future__ import annotations
 
@@ -76,9 +73,8 @@ def _load_pair_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for weights from -64 to 64 and a number of accumulators."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
-        return add_pair_products(
-            accumulators, tirx.reinterpret(f"uint8x{4 * lanes}", words), weights, lanes
-        )
+        data = tirx.reinterpret(f"uint8x{4 * lanes}", words)
+        return add_pair_products(accumulators, data, weights, lanes)
 
     name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
     return _register_words(name, INTEGERS, ("uint8", "int8", "int32"), lanes, add)
@@ -93,9 +89,8 @@ def _load_pairs_intrinsic() -> str:
         products = call_llvm("llvm.aarch64.neon.smull.v8i16", "int16x8", weights, data)
         return accumulators + call_llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
 
-    return _register_words(
-        f"tvmflow.dot_int8_4x{PAIRS.terms}", PAIRS, ("int8", "int8", "int32"), 4, add
-    )
+    name = f"tvmflow.dot_int8_4x{PAIRS.terms}"
+    return _register_words(name, PAIRS, ("int8", "int8", "int32"), 4, add)
 
 
 @functools.cache
@@ -122,8 +117,8 @@ def _load_depthwise_intrinsic() -> str:
 def _load_matrices_intrinsic() -> str:
     """Return the name of the intrinsic that multiplies eight bytes of two pixels and of four results.
 
-    It leaves accumulators as the instruction does: the first two of both pixels, then the last two. The pass
-    `order_matrix_accumulators` lets others read them so.
+    Its accumulators are the first two of both pixels, then the last two; the pass `order_matrix_accumulators` adapts
+    other accesses.
     """
 
     def join(first: Any, second: Any) -> Any:
@@ -293,10 +288,10 @@ def _register(
     promote: Callable[[Any], Any] = INTEGERS.to_accumulator,
     scope: str = "local",
 ) -> str:
-    """Register an intrinsic of TVM for products of data and weights, and return its name.
+    """Register an intrinsic of TVM for loops over products of data and weights, and return its name.
 
-    It replaces loops of these extents; accumulators do not depend on the last. `compute` writes the accumulators,
-    given the buffers of data, weights and accumulators, and `promote` converts a value to their dtype.
+    Accumulators do not depend on the last loops. `compute` emits the instruction for the three buffers, and `promote`
+    converts a value to the dtype of accumulators.
     """
     data, weights, accumulators = operands
     kinds = "".join("RS"[axis < len(accumulators.shape)] for axis in range(len(extents)))
@@ -305,9 +300,8 @@ def _register(
         with T.grid(*extents) as loops, T.sblock("update"):
             axes = T.axis.remap(kinds, list(loops))
             product = promote(a[data.offset_of(*axes)]) * promote(b[weights.offset_of(*axes)])
-            T.buffer_store(
-                c, c[accumulators.offset_of(*axes)] + product, accumulators.offset_of(*axes)
-            )
+            own = accumulators.offset_of(*axes)
+            T.buffer_store(c, c[own] + product, own)
 
     def define(body: Callable[[Any, Any, Any], None]) -> Any:
         @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
@@ -336,8 +330,8 @@ def _register_words(
 ) -> str:
     """Register an intrinsic that adds products of the same data to some accumulators; return its name.
 
-    `add` returns the vector of accumulators after the instruction, given those before it, the data as one word in
-    each lane, and the vector of weights. The dtypes are those of data, weights and accumulators.
+    `add` returns the accumulators after the instruction, given those before it, the data as a word in each lane, and
+    the weights. The dtypes are those of data, weights and accumulators.
     """
     terms, (dtype, weight, total) = products.terms, dtypes
     word = f"int{terms * tvm.DataType(dtype).bits}"
@@ -379,7 +373,7 @@ def _register_matrices(
 ) -> str:
     """Register an intrinsic that multiplies two rows of eight bytes with those of four results.
 
-    `join` returns both rows as the instruction takes them, given eight bytes from each place of the first axis.
+    `join` returns the instruction's operand for the eight bytes of each row.
     """
 
     def compute(data: Any, weights: Any, accumulators: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -83,7 +83,12 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
     if not block.is_reduction and reads_vectors(block, last, extent):
         outer = _vectorize(schedule, block, loops, cpu)
-    elif not block.is_reduction and (lanes := _find_part(block, cpu)):
+    elif not block.is_reduction and (
+        # vectors that lie in one block of channels, as of blocked rows
+        lanes := choose_lanes(
+            math.gcd(extent, cpu.lanes), lambda count: reads_vectors(block, last, count)
+        )
+    ):
         vectors, vector = schedule.split(loops[-1], [None, lanes])
         schedule.vectorize(vector)
         outer = [*loops[:-1], vectors]
@@ -94,13 +99,6 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     else:
         outer = loops
     parallelize(schedule, outer, is_worthwhile, cpu)
-
-
-def _find_part(block: Block, cpu: CpuModel) -> int:
-    """Return the lanes of vectors that lie in one block of channels, as of blocked rows; 0 for others."""
-    last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
-    lanes = math.gcd(extent, cpu.lanes)
-    return choose_lanes(lanes, lambda count: reads_vectors(block, last, count))
 
 
 def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:
@@ -145,10 +143,9 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 
 
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
-    """Vectorize a loop of any length.
+    """Vectorize a loop of any length, with a tail of single elements.
 
-    What is left after the last whole vector is computed element by element. The pass
-    `split_dynamic_tiles` finds it for a dynamic loop.
+    The pass `split_dynamic_tiles` finds the tail of a dynamic loop.
     """
     is_dynamic = is_dynamic_loop(schedule, loop)
     extent = loop_length(schedule, loop)
@@ -173,7 +170,7 @@ def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
 def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
     """Have TVM move the last iteration, whose vector is not whole, behind the loop.
 
-    It fails to where data or conditions are in the index of data (apache-tvm 0.27): the loop stays whole.
+    The loop stays whole where indices depend on data or conditions: TVM fails for these (apache-tvm 0.27).
     """
     if not has_computed_indices(schedule):
         schedule.annotate(loop, "pragma_loop_partition_hint", True)
@@ -239,7 +236,14 @@ def _tile_transposition(
         for load in list_loads(block)
         if depends_on(load, axes[-1])
     }
-    position = _find_contiguous_axis(block, [load for load, step in strides.items() if step != 1])
+    others = [load for load, step in strides.items() if step != 1]
+    contiguous = (
+        position
+        for position in reversed(range(len(extents) - 1))
+        if extents[position] > 1
+        and all(element_stride(load, block, axes[position]) == 1 for load in others)
+    )
+    position = next(contiguous, None)
     if position is None:
         return loops
     count = count_fused_axes(block, cpu.lanes)
@@ -283,26 +287,14 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     loads = [load for load in list_loads(block) if depends_on(load, last)]
     # of data in several positions, such as the phases of an interleaved image, the stride within one of them
     steps = (1,) if is_dynamic[1] else range(1, min(LINE_FLOATS, extents[-1]))
-    read_stride = max(_least_stride(load, block, last, steps) for load in loads)
+    distances = (
+        [abs(element_stride(load, block, last, step) or 0) for step in steps] for load in loads
+    )
+    read_stride = max(min(filter(None, own), default=0) for own in distances)
     write_stride = math.prod(extents[position + 1 :])
     tile = (row, column) if read_stride <= write_stride else (column, row)
     schedule.reorder(*outer, *tile)
     return outer
-
-
-def _least_stride(load: Any, block: Block, axis: Any, steps: Iterable[int]) -> int:
-    """Return the least distance, in elements, between loads after some steps along an axis."""
-    distances = (abs(element_stride(load, block, axis, step) or 0) for step in steps)
-    return min((distance for distance in distances if distance), default=0)
-
-
-def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:
-    """Return the position of an axis, but the last, along which all loads are contiguous."""
-    for position in reversed(range(len(block.spatial_extents) - 1)):
-        axis, extent = block.spatial_axes[position], block.spatial_extents[position]
-        if extent > 1 and all(element_stride(load, block, axis) == 1 for load in loads):
-            return position
-    return None
 
 
 def _choose_rows(extent: int) -> int:
@@ -312,12 +304,8 @@ def _choose_rows(extent: int) -> int:
 
 
 # ---------------------------------------------------------------- pieces
-# Divides kernels that compute their elements in different ways, such as concatenations, into
-# pieces that do so in one way.
-#
-# A vector that one condition divides is computed element by element. The pieces between the indices
-# at which conditions on an axis change have none: each becomes a kernel with its own schedule, and
-# they are joined into one again.
+# A vector that a condition divides is computed element by element, as in a concatenation. So kernels are divided at the
+# indices at which conditions on an axis change. Each piece gets a schedule, and they are joined to one kernel again.
 
 
 # The lanes of the widest vectors.
@@ -419,7 +407,11 @@ def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
             change for condition in conditions for change in _find_changes(condition, axis, axes)
         }
         if repeats and axis.same_as(last) and isinstance(extent, int):
-            changes |= _find_wraps(value, axis, extent)
+            # where an index wraps around
+            for index, period in _list_periods(value):
+                start = tvm.sym.Analyzer().simplify(index - axis)
+                if isinstance(start, tirx.IntImm):
+                    changes |= set(range(-int(start) % period, extent, period))
         ends = sorted({0, whole.extent, *changes})
         parts = [_Span(whole.start + start, end - start) for start, end in itertools.pairwise(ends)]
         parts = parts if isinstance(extent, int) else [whole]
@@ -436,15 +428,13 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
     extents = list(zip(axes, _list_lengths(block, spans), strict=True))
     # one that becomes a constant may have lost its type
     simple = _make_analyzer(extents).simplify(value).astype(block.output.dtype)
+
+    def rename(let: Any) -> Any:
+        own = tirx.Var(str(let.var.name), let.var.ty.dtype)
+        return tirx.Let(own, let.value, replace_variables(let.body, {let.var: own}))
+
     # a kernel binds each variable once
-    return tvm_ffi.structural_map(simple, (tirx.Let, _rename))
-
-
-def _rename(let: Any) -> Any:
-    """Return the binding of a value to a variable of its own."""
-    own = tirx.Var(str(let.var.name), let.var.ty.dtype)
-    body = replace_variables(let.body, {let.var: own})
-    return tirx.Let(own, let.value, body)
+    return tvm_ffi.structural_map(simple, (tirx.Let, rename))
 
 
 def _list_lengths(block: Block, spans: Sequence[_Span]) -> list[Any]:
@@ -474,9 +464,9 @@ def _list_conditions(value: Any) -> list[Any]:
 
 
 def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) -> set[int]:
-    """Return the indices of an axis from which on a comparison holds, fails, or depends on axes within it.
+    """Return the indices of an axis from which on a comparison holds, fails, or depends on inner axes.
 
-    There are none along a dynamic axis. All axes come with their lengths, outermost first.
+    There are none along a dynamic axis. The axes come with their lengths, outermost first.
     """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     variables = set(find_nodes(condition, tirx.Var))
@@ -519,16 +509,6 @@ def _list_periods(value: Any) -> list[tuple[Any, int]]:
     return [(index, n) for index, n in periods if n >= _MIN_PERIOD and n % _MIN_PERIOD]
 
 
-def _find_wraps(value: Any, axis: Any, extent: int) -> set[int]:
-    """Return the positions on an axis at which an index wraps around."""
-    wraps = set()
-    for index, period in _list_periods(value):
-        start = tvm.sym.Analyzer().simplify(index - axis)
-        if isinstance(start, tirx.IntImm):
-            wraps |= set(range(-int(start) % period, extent, period))
-    return wraps - {0}
-
-
 def _make_nest(block: Block, spans: Sequence[_Span]) -> Any:
     """Return the loop nest of a piece of a block."""
     dtype = block.axes[0].ty.dtype
@@ -546,12 +526,13 @@ def _make_nest(block: Block, spans: Sequence[_Span]) -> Any:
         tirx.IterVar(tvm.ir.Range(0, length), axis, tirx.IterVar.DataPar)
         for axis, length in zip(axes, lengths, strict=True)
     ]
-    unread = SBlock(iterations, [], [], block.stmt.name_hint, body)
-    buffers = [block.output, *(load.source for load in find_loads(value))]
-    reads, writes = get_sblock_read_write_region(unread, {buffer: buffer for buffer in buffers})
-    stmt: Any = SBlockRealize(
-        loops, True, SBlock(iterations, reads, writes, block.stmt.name_hint, body)
+    name, buffers = (
+        block.stmt.name_hint,
+        [block.output, *(load.source for load in find_loads(value))],
     )
+    unread = SBlock(iterations, [], [], name, body)
+    reads, writes = get_sblock_read_write_region(unread, {buffer: buffer for buffer in buffers})
+    stmt: Any = SBlockRealize(loops, True, SBlock(iterations, reads, writes, name, body))
     for loop, length in zip(reversed(loops), reversed(lengths), strict=True):
         stmt = tirx.For(loop, 0, length, tirx.ForKind.SERIAL, stmt)
     return stmt

@@ -1,7 +1,7 @@
 """The rule `row_reductions`: kernels that reduce rows and use the results on the same rows.
 
-Softmax, norms, and sums along the last axis: all steps of a row run while it is in the cache. Along
-another axis, all steps of some columns do, whose numbers are the lanes of vectors.
+All steps of a softmax, a norm or a sum run for a row while it is in the cache. For reductions along another axis, all
+steps run for some columns, whose elements are the lanes of vectors.
 """
 
 from __future__ import annotations
@@ -51,10 +51,6 @@ class _Step(NamedTuple):
     block: Block
     partial_accumulators: Sequence[Any]
 
-    @property
-    def handles(self) -> list[Any]:
-        return [*self.partial_accumulators, self.block.handle]
-
 
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
     """Compute all blocks of a row after each other, rows in parallel; return None for another kernel."""
@@ -71,11 +67,8 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
         is_row = not block.is_reduction and row_axes < len(block.spatial_extents)
         if is_row and is_contiguous(block, block.spatial_axes[-1]):
             vectorize_loop(schedule, schedule.get_loops(block.handle)[-1], cpu)
-    rows = [
-        fuse(schedule, list(schedule.get_loops(handle))[:row_axes])
-        for step in steps
-        for handle in step.handles
-    ]
+    handles = [handle for block, partial in steps for handle in (*partial, block.handle)]
+    rows = [fuse(schedule, list(schedule.get_loops(handle))[:row_axes]) for handle in handles]
     row = schedule.merge(*rows) if len(rows) > 1 else rows[0]
     _join_vectors(schedule, steps, row_axes)
     is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
@@ -84,7 +77,7 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 
 
 def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
-    """Compute cheap numbers that a reduction reads once where it reads them; return all blocks left."""
+    """Inline cheap blocks whose elements a reduction reads once; return all blocks left."""
     intermediate = list_intermediate_buffers(schedule)
     inlined = [
         block
@@ -114,7 +107,7 @@ def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
 
 
 def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:
-    """Sum numbers in the loop that computes them, where a sum reads what the step before it stores.
+    """Add elements up in the loop that computes them, where a sum reads the results of the step before it.
 
     Loading a vector that overlaps two stored ones is slow, as at the end of a row.
     """
@@ -130,18 +123,12 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
         ):
             continue
         own = [load for load in list_loads(reduction) if load.source.same_as(block.output)]
-        loops = [
-            schedule.get_loops(handle) for handle in (block.handle, step.partial_accumulators[0])
-        ]
-        if (
-            not own
-            or any(len(nest) != _JOINED_LOOPS for nest in loops)
-            or not all(
-                index.same_as(axis)
-                for load in own
-                for index, axis in zip(load.indices, reduction.axes, strict=True)
-            )
-        ):
+        handles = (block.handle, step.partial_accumulators[0])
+        loops = [schedule.get_loops(handle) for handle in handles]
+        if not own or any(len(nest) != _JOINED_LOOPS for nest in loops):
+            continue
+        pairs = (zip(load.indices, reduction.axes, strict=True) for load in own)
+        if not all(index.same_as(axis) for index, axis in itertools.chain(*pairs)):
             continue
         vectors = [nest[1] for nest in loops]
         for loop in vectors:
@@ -203,7 +190,7 @@ def _count_joined_axes(block: Block, lanes: int) -> int:
 def _halve_accumulators(schedule: Schedule, block: Block, lanes: int) -> list[Any]:
     """Add halves of the partial sums of a vector to each other, until there are two sums.
 
-    One sum after the other would take the latency of as many additions, longer than a short row.
+    Adding them one by one would take the latency of as many additions, longer than a short row.
     """
     handles = []
     while lanes > _MIN_ACCUMULATORS:
@@ -233,8 +220,15 @@ def _find_columns(blocks: Sequence[Block], cpu: CpuModel) -> _Columns | None:
     reductions = [block for block in blocks if block.is_reduction]
     if not reductions or any(block.dynamic_axes for block in blocks):
         return None
-    shape, lengths = reductions[0].spatial_extents, reductions[0].reduction_extents
-    reduced = _find_reduced_axis(reductions[0])
+    first = reductions[0]
+    shape, lengths = first.spatial_extents, first.reduction_extents
+    # the position of the last reduced axis among the axes of the data
+    data_indices = (
+        load.indices for load in list_loads(first) if len(load.indices) == len(first.axes)
+    )
+    indices = next(data_indices, ())
+    same = (at for at, index in enumerate(indices) if index.same_as(first.axes[-1]))
+    reduced = next(same, None)
     if reduced is None or reduced == len(shape) or len(lengths) != 1:
         return None
     data = (*shape[:reduced], *lengths, *shape[reduced:])
@@ -271,22 +265,12 @@ def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
     )
 
 
-def _find_reduced_axis(block: Block) -> int | None:
-    """Return the position of a reduction's last axis among the axes of its data; None if there is none."""
-    for load in list_loads(block):
-        if len(load.indices) == len(block.axes):
-            same = (at for at, index in enumerate(load.indices) if index.same_as(block.axes[-1]))
-            return next(same, None)
-    return None
-
-
 def _choose_columns(
     shape: Sequence[int], reduced: int, length: int, cpu: CpuModel
 ) -> _Columns | None:
     """Return the most columns of a part whose data stay in the cache; None if they would be few.
 
-    The shape is that of the axes that are not reduced, `reduced` the position of the first one after the reduced
-    axis.
+    The shape has no reduced axis; `reduced` is the position of the axis after it.
     """
     kept = cpu.cached_data_bytes // (4 * length)
     limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)

@@ -1,9 +1,7 @@
-"""The rule `winograd`: Winograd convolutions that stay in the cache.
+"""The rule `winograd`: Winograd convolutions, transformed, multiplied and transformed back in the cache.
 
-They are transformed, multiplied and transformed back there.
-
-All loops over the elements of a tile are unrolled, so that the constants of the transforms
-become additions. The product of data and weights is held in registers as in `register_tiles`.
+All loops over the elements of a tile are unrolled, so that the constants of the transforms become additions. The
+accumulators of the product are in registers as in `register_tiles`.
 """
 
 from __future__ import annotations
@@ -47,10 +45,7 @@ _IMAGE_RANK: Final = 5
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a Winograd convolution in their order; `epilogue` has all that follow.
-
-    Those of columns are there where transforms are separate.
-    """
+    """The blocks of a Winograd convolution in their order; separate transforms have blocks of columns."""
 
     pad: Block
     data_columns: Block | None
@@ -169,7 +164,16 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: Split, cpu: CpuModel) -> 
         schedule.unroll(loop)
     schedule.vectorize(lane)
     if blocks.image_columns is None:
-        _schedule_image(schedule, blocks.image, tile_column)
+        # the product of a tile is transformed into registers
+        handle = blocks.image.handle
+        schedule.compute_at(handle, tile_column, preserve_unit_loops=True)
+        schedule.set_scope(handle, 0, "local")
+        *_, p, q, lane, row, column = schedule.get_loops(handle)
+        schedule.reorder(p, q, row, column, lane)
+        for loop in (p, q, row, column):
+            schedule.unroll(loop)
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(handle, row)
     else:
         for block_of_tile in (blocks.image, blocks.image_columns):
             _keep_in_registers(schedule, block_of_tile, tile_column)
@@ -184,22 +188,10 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: Split, cpu: CpuModel) -> 
     schedule.vectorize(schedule.get_loops(blocks.pad.handle)[-1])
 
 
-def _schedule_image(schedule: Schedule, block: Block, tile: Any) -> None:
-    """Transform the product of a tile into registers."""
-    schedule.compute_at(block.handle, tile, preserve_unit_loops=True)
-    schedule.set_scope(block.handle, 0, "local")
-    *_, p, q, lane, row, column = schedule.get_loops(block.handle)
-    schedule.reorder(p, q, row, column, lane)
-    for loop in (p, q, row, column):
-        schedule.unroll(loop)
-    schedule.vectorize(lane)
-    schedule.decompose_reduction(block.handle, row)
-
-
 def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_lanes: bool) -> None:
     """Keep the accumulators of some vectors of channels and some tiles in registers.
 
-    Data of all lanes of a block are read together where instructions take one lane (`takes_lanes`).
+    `takes_lanes` tells that the CPU has by-element FMA: data of all lanes of a block are read together.
     """
     *_, i, j, out, image, depth, tile, lane, depth_step, chunk, channel = schedule.get_loops(
         block.handle
@@ -259,8 +251,7 @@ def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> An
 
 
 # ---------------------------------------------------------------- dynamic images
-# Tiles of a dynamic number are computed by loops that are written statement by statement
-# (`tir_kernels.winograd`), which end with the epilogue of the kernel.
+# A dynamic number of tiles is computed by loops of `tir_kernels.winograd`, which end with the kernel's epilogue.
 
 
 def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:

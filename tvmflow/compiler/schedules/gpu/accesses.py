@@ -49,21 +49,10 @@ def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
 
 def fuse_before(schedule: Schedule, handle: Any) -> None:
     """Inline the producers of a block, as far as TVM can."""
-
-    def inline(producer: Any) -> bool:
-        schedule.compute_inline(producer)
-        return True
-
     inlined = [True]
     while any(inlined):
-        producers = list(schedule.get_producers(handle))
-        inlined = [attempt(partial(inline, producer), False) for producer in producers]
-
-
-def _list_before(schedule: Schedule, handle: Any) -> list[Any]:
-    """Return the blocks whose results a block needs, also through others."""
-    producers = list(schedule.get_producers(handle))
-    return producers + [other for one in producers for other in _list_before(schedule, one)]
+        steps = [partial(schedule.compute_inline, one) for one in schedule.get_producers(handle)]
+        inlined = [attempt(step, False) is None for step in steps]
 
 
 def fuse_after(schedule: Schedule, handle: Any) -> None:
@@ -75,14 +64,24 @@ def fuse_after(schedule: Schedule, handle: Any) -> None:
 
 def fuse_epilogue(schedule: Schedule, main: Any) -> None:
     """Make one block of all that follows a block."""
-    before = [schedule.get(handle) for handle in (main, *_list_before(schedule, main))]
+    handles = [main]
+    for handle in handles:
+        # the list grows by all blocks whose results the first one needs
+        handles += schedule.get_producers(handle)
+    before = [schedule.get(handle) for handle in handles]
     after = [
         handle
         for handle in list_all_blocks(schedule)
-        if not any(schedule.get(handle).same_as(other) for other in before)
+        if not any(map(schedule.get(handle).same_as, before))
     ]
     for handle in after[:-1]:
         schedule.compute_inline(handle)
+
+
+def bind(schedule: Schedule, index: str, loops: str, *bound: Any) -> None:
+    """Bind loops to the indices of blocks or threads along some axes, such as `zyx`."""
+    for axis, loop in zip(loops, bound, strict=True):
+        schedule.bind(loop, f"{index}.{axis}")
 
 
 def vectorize(schedule: Schedule, loop: Any, lanes: int) -> Any:

@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device
 from tvmflow.compiler.schedules.blocks import depends_on, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
+    bind,
     element_stride,
     find_read,
     fuse_before,
@@ -80,8 +81,7 @@ def transpose(schedule: Schedule, device: Device) -> Schedule | None:
     fuse_before(schedule, copy)
     _divide_square(schedule, copy, load, axes[across].var)
     schedule.bind(block, "blockIdx.x")
-    schedule.bind(slow_thread, "threadIdx.y")
-    schedule.bind(fast_thread, "threadIdx.x")
+    bind(schedule, "threadIdx", "yx", slow_thread, fast_thread)
     unroll(schedule, fast_thread, VECTOR)
     return schedule
 
@@ -114,11 +114,18 @@ def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
         return None
     stmt = schedule.get(last)
     loops = list(schedule.get_loops(last))
-    lanes = _choose_lanes(stmt)
-    repeats = 1
-    position = _find_axis_without_slow_indices(stmt)
-    if lanes == 1 and position is not None:
-        extent = int(stmt.iter_vars[position].dom.extent)
+    lanes, repeats, axes = _choose_lanes(stmt), 1, list(stmt.iter_vars)
+    indices = [index for load in list_loads(stmt) for index in load.indices]
+    slow = [index for index in indices if find_nodes(index, tvm.ir.Call, tirx.Cast)]
+    # the offsets along these axes are computed once
+    free = [
+        position
+        for position, axis in enumerate(axes[:-1])
+        if int(axis.dom.extent) > 1 and not any(uses(index, axis.var) for index in slow)
+    ]
+    if lanes == 1 and slow and free:
+        position = free[-1]
+        extent = int(axes[position].dom.extent)
         repeats = next(count for count in (4, 2, 1) if extent % count == 0)
         loops[position], inner = schedule.split(loops[position], [None, repeats])
         schedule.reorder(*loops, inner)
@@ -179,16 +186,3 @@ def _is_vector(access: Any, axes: list[Any]) -> bool:
         return False
     others = [element_stride(access, axis.var) for axis in axes[:-1] if int(axis.dom.extent) > 1]
     return all(stride is not None and stride % VECTOR == 0 for stride in others)
-
-
-def _find_axis_without_slow_indices(stmt: Any) -> int | None:
-    """Return the position of an axis along which offsets are computed only once."""
-    axes = list(stmt.iter_vars)
-    indices = [index for load in list_loads(stmt) for index in load.indices]
-    slow = [index for index in indices if find_nodes(index, tvm.ir.Call, tirx.Cast)]
-    free = [
-        position
-        for position, axis in enumerate(axes[:-1])
-        if int(axis.dom.extent) > 1 and not any(uses(index, axis.var) for index in slow)
-    ]
-    return free[-1] if slow and free else None

@@ -1,9 +1,8 @@
 """The rule `tiled_products`: matrix products and convolutions in shared memory and registers.
 
-A product is result[batch, row, column] = sum over depth of left[batch, row, depth] times
-right[batch, column, depth]. A convolution is one, too: its pixels are the columns, the channels of
-its result the rows, and the channels and kernel positions that it reads the depth. No matrix of the pixels that
-it reads is stored: threads copy the tile of it that they need next into shared memory.
+A product is result[batch, row, column] = sum over depth of left[batch, row, depth] times right[batch, column, depth].
+In a convolution, columns are pixels, rows are the channels of the result, and the depth is input channels and kernel
+positions. Threads copy the next tile of pixels into shared memory (implicit GEMM).
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device, Tile, choose_depth, choose_tile
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
+    bind,
     element_stride,
     find_read,
     fuse_after,
@@ -31,9 +30,9 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     unroll,
     vectorize,
 )
-from tvmflow.graph.ir import find_nodes
+from tvmflow.graph.ir import find_nodes, rewrite_nodes
 
-# Rows or columns below this are left to rules without tiles.
+# Products with fewer rows or columns are left to rules without tiles.
 _MIN_SIDE: Final = 4
 _DTYPE_INDEX: Final = "int64"
 
@@ -57,10 +56,10 @@ class Product(NamedTuple):
         lengths: The length of all axes of a kind together.
         left: The position of the operand with rows among the block's loads.
         stores_columns: Whether neighboring columns of the result are neighbors in memory.
-        left_by_depth: Whether neighbors in the left operand are so along its depth.
-        left_lanes: The numbers of it that a thread loads at once.
-        right_by_depth: Whether neighbors in the right operand are so along its depth.
-        right_lanes: The numbers of it that a thread loads at once.
+        left_by_depth: Whether the left operand is contiguous along the depth.
+        left_lanes: The values of it that a thread loads at once.
+        right_by_depth: Whether the right operand is contiguous along the depth.
+        right_lanes: The values of it that a thread loads at once.
     """
 
     main: Any
@@ -179,20 +178,13 @@ def divide_groups(schedule: Schedule) -> Schedule:
                 )
                 outputs = [*inputs[:position], group, channel, *inputs[position + 1 :]]
                 schedule.transform_block_layout(main, tirx.IndexMap(inputs, outputs, None))
-                return _simplify_divisions(schedule, main)
+                # divisions become simple by the ranges of the new axes
+                analyzer = tvm.sym.Analyzer()
+                for own in schedule.get(main).iter_vars:
+                    analyzer.bind(own.var, own.dom)
+                function = rewrite_nodes(schedule.mod["main"], tirx.FloorDiv, analyzer.simplify)
+                return Schedule(tvm.IRModule({"main": function}), seed=1)
     return schedule
-
-
-def _simplify_divisions(schedule: Schedule, main: Any) -> Schedule:
-    """Simplify divisions of a block's axes, by the axes' ranges."""
-    analyzer = tvm.sym.Analyzer()
-    for axis in schedule.get(main).iter_vars:
-        analyzer.bind(axis.var, axis.dom)
-    function = schedule.mod["main"]
-    body = tvm_ffi.structural_map(
-        function.body, (tirx.FloorDiv, lambda division: analyzer.simplify(division))
-    )
-    return Schedule(tvm.IRModule({"main": function.with_body(body)}), seed=1)
 
 
 def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
@@ -251,10 +243,8 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         *(batch, block_y, block_x, *group, thread_y, thread_x),
         *(outer, middle, inner, row_in, vector, lane),
     )
-    schedule.bind(schedule.fuse(batch, block_y), "blockIdx.y")
-    schedule.bind(block_x, "blockIdx.x")
-    schedule.bind(thread_y, "threadIdx.y")
-    schedule.bind(thread_x, "threadIdx.x")
+    bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
+    bind(schedule, "threadIdx", "yx", thread_y, thread_x)
     # with the loads of a step of the depth: registers cannot be indexed by the variable of a loop
     unroll(schedule, thread_x, max(64, 2 * tile.results * VECTOR))
     result = schedule.cache_write(main, 0, "local")
@@ -297,8 +287,7 @@ def _add_groups(schedule: Schedule, total: Any, tile: Tile, block: Any) -> None:
     schedule.reorder(batch, row, column, group)
     threads = [tile.groups, tile.down, tile.across]
     split = schedule.split(schedule.fuse(row, column), [None, *threads])
-    for loop, name in zip(split[1:], "zyx", strict=True):
-        schedule.bind(loop, f"threadIdx.{name}")
+    bind(schedule, "threadIdx", "zyx", *split[1:])
     result = schedule.cache_write(total, 0, "local")
     schedule.reverse_compute_at(result, split[-1], preserve_unit_loops=True)
     fuse_after(schedule, result)
@@ -364,15 +353,11 @@ def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
         schedule.vectorize(vector)
     if tile.groups > 1:
         schedule.bind(thread_z, "threadIdx.z")
-    schedule.bind(thread_y, "threadIdx.y")
-    schedule.bind(thread_x, "threadIdx.x")
+    bind(schedule, "threadIdx", "yx", thread_y, thread_x)
 
 
 def load_ahead(schedule: Schedule, steps: Any, copies: Sequence[Any]) -> None:
-    """Prefetch the operands of the next step of a product into registers.
-
-    A step is two copies to shared memory, then the products.
-    """
+    """Prefetch the operands of the next step, two copies to shared memory, into registers."""
     for copy in copies:
         schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
     # each copy is a load, of the step before, and a store

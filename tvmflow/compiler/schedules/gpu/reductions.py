@@ -1,7 +1,7 @@
 """The rules `block_reductions`, for softmax, norms, means and products with a vector, and `windows`.
 
-The threads of a block share the values that are added up for one result or for a few. A row that
-several steps need is loaded into shared memory once, and all steps are one launch.
+The threads of a block share the values of one reduction or of a few. A row that several steps need is loaded into shared
+memory once, and all steps are one launch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,14 @@ def _apply_blocks(
     schedule: Schedule, reductions: Sequence[Any], last: Any, device: Device
 ) -> Schedule | None:
     first = schedule.get(reductions[0])
-    shapes = [_split_extents(schedule.get(handle)) for handle in reductions]
+    # the lengths of the spatial and the reduced axes
+    shapes = [
+        [
+            [int(axis.dom.extent) for axis in axes if (axis.iter_type == REDUCTION) == is_reduced]
+            for is_reduced in (False, True)
+        ]
+        for axes in (schedule.get(handle).iter_vars for handle in reductions)
+    ]
     if any(shape != shapes[0] for shape in shapes):
         return None
     row_count, depth = map(math.prod, shapes[0])
@@ -102,19 +109,6 @@ def _apply_blocks(
     return schedule
 
 
-def _is_reduced(axis: Any) -> bool:
-    return bool(axis.iter_type == REDUCTION)
-
-
-def _split_extents(stmt: Any) -> tuple[list[int], list[int]]:
-    """Return the lengths of the spatial and the reduced axes."""
-    spatial, reduced = (
-        [int(axis.dom.extent) for axis in stmt.iter_vars if _is_reduced(axis) == wanted]
-        for wanted in (False, True)
-    )
-    return spatial, reduced
-
-
 def _is_contiguous_along_rows(stmt: Any) -> bool:
     """Return whether neighboring results read neighboring values, and the reduced axis does not."""
     load = max(list_loads(stmt), key=lambda one: math.prod(int(size) for size in one.source.shape))
@@ -122,7 +116,7 @@ def _is_contiguous_along_rows(stmt: Any) -> bool:
     used = [axis for axis in axes if depends_on(load, axis.var)]
     strides = [element_stride(load, axis.var) for axis in used]
     nearest = [axis for axis, stride in zip(used, strides, strict=True) if stride == 1]
-    return bool(nearest) and not _is_reduced(nearest[0])
+    return bool(nearest) and nearest[0].iter_type != REDUCTION
 
 
 def _choose_threads(rows: int, depth: int, is_along_rows: bool, device: Device) -> _Threads:
@@ -195,10 +189,8 @@ def _load_once(
 
 
 # ---------------------------------------------------------------- windows
-# The rule `windows`: depthwise convolutions and pooling.
-#
-# A thread computes some neighboring rows of one column of pixels. It loads the values that it needs into registers
-# once, though several results read most of them; neighboring threads load neighboring numbers.
+# The rule `windows`: depthwise convolutions and pooling. A thread computes some neighboring rows of one column of pixels.
+# It loads values that several results need into registers once; neighboring threads load neighboring values.
 
 # Larger windows are reductions: they do not fit into registers.
 _MAX_WINDOW: Final = 128
@@ -287,7 +279,7 @@ def _find_axis(load: Any, spatial: list[Any], reduced: list[Any]) -> dict[str, i
 
 
 def _choose_rows(window: _Window, device: Device) -> int:
-    """Return how many results a thread computes: more where they share data, and enough threads remain."""
+    """Return how many results a thread computes: several if they share data and enough threads remain."""
     if window.step >= window.reach:
         return 1
     others = math.prod(window.window_shape) // min(window.window_shape)

@@ -1,7 +1,7 @@
-"""The rule `tensor_cores`: products of float16 by units of a GPU that multiply squares of values.
+"""The rule `tensor_cores`: products of float16 by tensor cores.
 
-A warp multiplies squares of 16×16 values (`wmma` in CUDA C), and adds up float32. Where the numbers of
-a square are in its registers is not known: it loads squares from shared memory, and stores them there.
+A warp multiplies squares of 16×16 values (`wmma` in CUDA C) with float32 accumulation. The layout of a square in
+registers is not known: a warp loads squares from shared memory, and stores them there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     choose_warp_tile,
 )
 from tvmflow.compiler.schedules.gpu.accesses import (
+    bind,
     fuse_after,
     fuse_before,
     fuse_epilogue,
@@ -51,7 +52,11 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
         return None
     schedule = divide_groups(schedule)
     product = find_product(schedule)
-    if product is None or not _is_of_float16(schedule.get(product.main)):
+    if product is None:
+        return None
+    stmt = schedule.get(product.main)
+    dtypes = {str(load.source.dtype) for load in list_loads(stmt)}
+    if dtypes != {"float16"} or str(stmt.body.buffer.dtype) != "float32":
         return None
     if product.left == 1:
         schedule = _swap_factors(schedule, product.main)
@@ -63,12 +68,6 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
         return None
     load_intrinsics(_ANY_TARGET)
     return _apply_tile(schedule, product, *choice)
-
-
-def _is_of_float16(stmt: Any) -> bool:
-    loads = list_loads(stmt)
-    operands = {str(load.source.dtype) for load in loads}
-    return operands == {"float16"} and str(stmt.body.buffer.dtype) == "float32"
 
 
 def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
@@ -109,8 +108,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         *(batch, block_y, block_x, warp_y, warp_x),
         *(outer, middle, down, across, row_in, column_in, depth_in),
     )
-    schedule.bind(schedule.fuse(batch, block_y), "blockIdx.y")
-    schedule.bind(block_x, "blockIdx.x")
+    bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
     warp = schedule.fuse(warp_y, warp_x)
     schedule.bind(warp, "threadIdx.y")
 
@@ -140,7 +138,13 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         scope = f"wmma.matrix_{name}"
         loaded = schedule.cache_read(main, find_position(schedule, main, operand), scope)
         schedule.compute_at(loaded, middle, preserve_unit_loops=True)
-        _load_squares(schedule, loaded, f"wmma_load_16x16x16_f16_{name}_shared")
+        *_, loaded_row, loaded_column = schedule.get_loops(loaded)
+        squares = [schedule.split(loop, [None, SIDE]) for loop in (loaded_row, loaded_column)]
+        (first, loaded_row), (second, loaded_column) = squares
+        schedule.reorder(first, second, loaded_row, loaded_column)
+        for loop in (first, second):
+            schedule.unroll(loop)
+        schedule.tensorize(loaded_row, f"wmma_load_16x16x16_f16_{name}_shared")
     for loop in (middle, down, across):
         schedule.unroll(loop)
     initial = schedule.decompose_reduction(main, outer)
@@ -182,13 +186,3 @@ def _store_result(
     schedule.annotate(position, "pragma_unroll_explicit", 0)
     schedule.unroll(across)
     schedule.tensorize(square, "wmma_store_16x16x16_f32_shared")
-
-
-def _load_squares(schedule: Schedule, copy: Any, intrinsic: str) -> None:
-    *_, row, column = schedule.get_loops(copy)
-    down, row_in = schedule.split(row, [None, SIDE])
-    across, column_in = schedule.split(column, [None, SIDE])
-    schedule.reorder(down, across, row_in, column_in)
-    schedule.unroll(down)
-    schedule.unroll(across)
-    schedule.tensorize(row_in, intrinsic)
