@@ -40,8 +40,7 @@ _LLVM_TYPES: Final = {
 def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Return a module whose kernels carry LLVM's IR in place of C.
 
-    Raises:
-        StageError: the compiler rejects the source, it lacks the function, or the target has no use for C.
+    StageError if the compiler rejects the source, it lacks the function, or the target cannot have C.
     """
     kernels = list_c_kernels(mod)
     if not kernels:
@@ -63,11 +62,7 @@ def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
 def _with_llvm(
     kernel: tirx.PrimFunc, source: KernelSource, functions: SourceFunctions
 ) -> tirx.PrimFunc:
-    """Return a kernel that calls its functions in LLVM's IR.
-
-    Raises:
-        StageError: the source lacks a function, or that takes other parameters.
-    """
+    """Return a kernel that calls its functions in LLVM's IR; StageError if one lacks or does not fit."""
     # An error in a callback would cross TVM's code, and lose its type.
     problems: list[StageError] = []
 
@@ -166,11 +161,9 @@ class UnsupportedFunction(ValueError):
 
 
 def read_functions(text: str, suffix: str) -> SourceFunctions:
-    """Return the functions in LLVM's IR of a file of C, as clang wrote it, unoptimized.
+    """Return the functions in unoptimized LLVM IR of a file of C, with a suffix of the file for all names.
 
-    The suffix is appended to the names of functions and variables; no other file has it.
-
-    Raises: UnsupportedFunction: a function calls itself, or its address is taken.
+    UnsupportedFunction if a function calls itself, or its address is taken.
     """
     functions = {match["name"]: match for match in _DEFINITION.finditer(text)}
     _check_calls(text, functions)
@@ -213,11 +206,7 @@ def _list_types(parameters: str) -> Iterator[str]:
 
 
 def _check_calls(text: str, functions: Mapping[str, re.Match[str]]) -> None:
-    """Check that functions are only called, and none by itself.
-
-    Raises:
-        UnsupportedFunction: otherwise.
-    """
+    """Raise UnsupportedFunction unless functions are only called, and none by itself."""
     callees: dict[str, set[str]] = {name: set() for name in functions}
     caller = ""
     for line in text.splitlines():

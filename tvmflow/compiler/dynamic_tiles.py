@@ -672,7 +672,7 @@ def _with_rows(
 
 
 def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any) -> Any:
-    """Return the body of a loop over rows from `first` on, in which rows beyond the end repeat the last one."""
+    """Return the body of a loop over rows from `first` on; rows beyond the end repeat the last one."""
     row = loop.loop_var
     own = tirx.Var(row.name, row.ty.dtype)
 

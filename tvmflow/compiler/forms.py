@@ -205,7 +205,7 @@ def write_object_files(model: ScheduledModel, folder: Path) -> None:
 def _compile_kernels(
     mod: tvm.IRModule, target: tvm.target.Target, folder: Path
 ) -> relax.VMExecutable:
-    """Return the executable with the first group of kernels; write the objects of the others to the folder.
+    """Return the executable with the first group of kernels; write other groups to the folder.
 
     Several threads compile for a CPU, as `tvm.compile` does with one.
     """

@@ -1,7 +1,4 @@
-"""The recipe's options of lowering, and the versions of the code behind them.
-
-Both are part of the settings, and so of the key, of every stage that they shape.
-"""
+"""The recipe's options of lowering, and the versions of the code behind them: parts of stages' keys."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ LOWERING_VERSION: Final = 39
 
 SCHEDULES_VERSION: Final = 28
 """Raise it when the schedule rules give other schedules."""
-
 
 _FLOAT_BITS: Final = 32
 

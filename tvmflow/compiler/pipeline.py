@@ -61,12 +61,7 @@ Condition = Callable[[LoweringContext], bool]
 class LoweringPass(NamedTuple):
     """A named transformation of a module, and when it runs.
 
-    Attributes:
-        name: Its name.
-        transform: The transformation.
-        when: Whether it runs for a target and the options; None for always.
-        operators: The operators that it looks for: a model without a call of one is unchanged. Empty for other
-            passes.
+    It runs if `when` is None or true for the context, and for models with a call of one of some `operators`, if any.
     """
 
     name: str
@@ -106,11 +101,9 @@ def _rewriting(
 
 def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     cpu = context.cpu
-    return vectorize_math(
-        mod,
-        has_few_units=cpu is not None and cpu.multiplicand_lanes > 0,
-        divides_slowly=cpu is not None and cpu.divides_slowly,
-    )
+    assert cpu is not None
+    has_few_units = cpu.multiplicand_lanes > 0
+    return vectorize_math(mod, has_few_units=has_few_units, divides_slowly=cpu.divides_slowly)
 
 
 def _promote_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:

@@ -1,7 +1,4 @@
-"""Vector code: strided loads, by-element multiplicands, initial accumulators, vector stores.
-
-All but the first are for 64-bit ARM.
-"""
+"""Vector code: strided loads and, for 64-bit ARM, multiplicands, initial accumulators, vector stores."""
 
 from __future__ import annotations
 
@@ -267,10 +264,7 @@ def _group_words(
 
 
 def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Return where the vector of the word at each offset begins; nothing if they fill no vector.
-
-    No vector reaches beyond the first or the last word.
-    """
+    """Return the begin of a vector for the word at each offset, within all words; nothing if they are few."""
     end = offsets[-1] + size
     if end < _VECTOR_BYTES:
         return {}

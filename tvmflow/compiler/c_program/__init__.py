@@ -1,7 +1,6 @@
 """Plain C libraries: a lowered model as C functions, constants, and C code that calls them.
 
-Nothing of TVM is needed where they run. The runtime that they share, and their public header, are in
-`targets.c_runtime`.
+They need nothing of TVM. Their runtime and their public header are in `targets.c_runtime`.
 """
 
 from __future__ import annotations
@@ -98,11 +97,8 @@ def compile_program(
 ) -> None:
     """Write object files with kernels and constants, and the C code that calls the kernels.
 
-    `main` of the lowered module with scheduled kernels takes the weights after its inputs; all symbols begin
-    with the prefix. With `is_isa_level`, the library has code for other CPUs, too, which share its constants.
-
-    Raises:
-        UnsupportedProgram: The model needs TVM's runtime.
+    All symbols begin with the prefix. With `is_isa_level`, code for other CPUs shares the library's constants. Raises
+    UnsupportedProgram if the model needs TVM's runtime.
     """
     if not is_cpu(target):
         _compile_for_device(mod, weights, target, prefix, folder)
@@ -131,10 +127,7 @@ def _compile_for_device(
     prefix: str,
     folder: Path,
 ) -> None:
-    """Write the files of `compile_program` for a device, with the device code in an object file.
-
-    Kernels without threads of a device are compiled for the CPU of its host.
-    """
+    """Write the files of `compile_program` for a device; kernels without threads run on its host."""
     program = read_program(mod, weights)
     if program.dimensions:
         raise UnsupportedProgram("dynamic shapes on a GPU")
@@ -183,11 +176,7 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
-    """Return the arguments of a kernel's calls, from the kernel before and after it was lowered.
-
-    Raises:
-        UnsupportedProgram: It allocates memory whose size depends on more than its own sizes.
-    """
+    """Return the traits of a kernel, from the kernel before and after it was lowered."""
     symbol = str(lowered.attrs["global_symbol"])
     allocated = [
         call.args[2]
@@ -232,10 +221,7 @@ def _write_kernels(
     layouts: KernelLayouts,
     folder: Path,
 ) -> dict[str, KernelTraits]:
-    """Write the kernels to object files, in groups that do not depend on the machine; return their traits.
-
-    A thread lowers a group and compiles it, so that no core waits for the kernels of other groups.
-    """
+    """Write the kernels to object files in groups, a thread for each; return their traits."""
     functions = {
         tvm.ir.GlobalVar(name): function.with_attr("global_symbol", f"{prefix}{name}")
         for name, function in kernels.items()
@@ -311,11 +297,8 @@ def link_kernel(
 ) -> KernelLibrary:
     """Compile a scheduled kernel of fixed sizes for this machine, as a library without inputs.
 
-    The kernel reads weights of the library, so that a call copies nothing to a device.
-
-    Raises:
-        UnsupportedKernel: The kernel cannot become launches on a device.
-        UnsupportedProgram: It writes to a parameter before its last ones.
+    The kernel reads weights of the library, so that a call copies nothing to a device. StageError if it cannot become
+    launches on a device, or writes to a parameter before its last ones.
     """
     written = {
         region.source
@@ -349,21 +332,13 @@ def link_kernel(
 def load_c_library(
     model: ScheduledModel, signature: Mapping[str, Json], threads: int
 ) -> NativeProgram:
-    """Compile a model for this machine, and load it.
-
-    Raises:
-        UnsupportedProgram: The model needs TVM's runtime.
-    """
+    """Compile a model for this machine, and load it; UnsupportedProgram if it needs TVM's runtime."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
         return _link(model, signature, threads, Path(scratch)).load()
 
 
 class LibraryForWeights:
-    """A model that is compiled once for this machine, and loaded with one set of weights after another.
-
-    Raises:
-        UnsupportedProgram: The model needs TVM's runtime.
-    """
+    """A model that is compiled once for this machine, and loaded with one set of weights after another."""
 
     def __init__(self, model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> None:
         # equal constants would be one

@@ -41,10 +41,10 @@ from tvmflow.targets.linking import padded
 
 
 class KernelTraits(NamedTuple):
-    """The needs of a call of a kernel: its symbol in C, its work in parallel loops, and memory in bytes.
+    """A kernel's symbol in C, its work in parallel loops, and the bytes of its scratch memory.
 
-    With dynamic shapes, `sizes` are their names in the order of its arguments, and scratch memory
-    and work are expressions. `failure` is its message for a wrong value of an operand; empty for others.
+    With dynamic shapes, work and scratch memory are expressions of `sizes`, the names of its size arguments. `failure`
+    is its message for a wrong value of an operand, or empty.
     """
 
     symbol: str
@@ -62,11 +62,7 @@ def place_constants(program: Program) -> list[int]:
 def generate_code(
     program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int = 64
 ) -> str:
-    """Return the C code of a program.
-
-    Raises:
-        StageError: The largest sizes are more than it can compute with.
-    """
+    """Return the C code of a program; StageError if the largest sizes are too large."""
     if not program.dimensions:
         return Writer(program, kernels, prefix).write()
     try:
@@ -318,11 +314,7 @@ class _DynamicWriter(Writer):
         ]
 
     def _check_memory(self, size: int) -> None:
-        """Check that programs can address so many bytes, the memory of a model with the largest sizes.
-
-        Raises:
-            StageError: They cannot. It names the dimensions that the largest tensor depends on.
-        """
+        """Raise StageError if programs cannot address the memory of a model with the largest sizes."""
         if size <= 1 << (self._address_bits - 2):
             return
         program = self._program
@@ -387,11 +379,7 @@ class Values:
         self.lines: list[str] = []
 
     def find_largest(self, size: Size) -> int:
-        """Return a number that a size is never above.
-
-        Raises:
-            WrongSize: when it does not fit 64 bits.
-        """
+        """Return a number that a size is never above; WrongSize if that does not fit 64 bits."""
         return max(find_bounds(size, self._bounds)[1], 0)
 
     def find_least(self, size: Size) -> int:
@@ -547,10 +535,7 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """A part of the work of a kernel in parallel loops: both counts times all extents.
-
-    Extents may be dynamic: expressions of `core.dimensions`; `loops` is how often a call begins one.
-    """
+    """A part of a kernel's work in parallel loops: operations and loop starts, each times all extents."""
 
     extents: tuple[str, ...]
     operations: int

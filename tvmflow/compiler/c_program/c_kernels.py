@@ -1,8 +1,7 @@
 """Kernels as plain C functions: pointers to tensors in, an error code out, no packed arguments.
 
-TVM ends its pipeline with `MakePackedAPI`, which wraps every kernel in checks of its packed
-arguments. A C library calls its kernels itself with tensors that it has planned, so that each kernel
-is `int32_t kernel(void *tensor, ..., int64_t size, ...)` here.
+TVM's `MakePackedAPI` wraps every kernel in checks of packed arguments. A C library calls its kernels with tensors that it
+has planned, so that each kernel is `int32_t kernel(void *tensor, ..., int64_t size, ...)` here.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ _HALF_OF_DOUBLE: Final = ["float16", "float64"]
 def _round_doubles_to_half(cast: tirx.Cast) -> tirx.Expr:
     """Cast float64 to float16 without `__truncdfhf2`, which only recent systems have.
 
-    A float32 that is rounded to odd first rounds like the number itself (Boldo and Melquiond, 2008):
-    it has more than two bits more than float16.
+    A float32 that is rounded to odd rounds like the float64 value (Boldo and Melquiond, 2008).
     """
     dtypes = [str(expr.ty.dtype) for expr in (cast, cast.value)]
     return tirx.Cast("float16", _round_to_odd(cast.value)) if dtypes == _HALF_OF_DOUBLE else cast
@@ -94,11 +92,7 @@ def list_size_parameters(function: tirx.PrimFunc) -> tuple[Any, ...]:
 
 
 def named_size_text(size: Any, names: Mapping[Any, str]) -> Size:
-    """Return an expression of a kernel's sizes with names of its variables that are their own.
-
-    Raises:
-        NoSize: when it is not a size that depends only on them.
-    """
+    """Return a size as an expression of the named variables of a kernel; NoSize for others."""
     variables = {variable: tirx.Var(name, variable.ty.dtype) for variable, name in names.items()}
     return size_text(replace_variables(size, variables))
 
@@ -111,8 +105,7 @@ def lower_kernels(
 ) -> tvm.IRModule:
     """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
-    `observe` receives the kernels after memory allocation, before TIR's arithmetic is lowered. `layouts` has the
-    layouts of weights that ISA levels share.
+    `observe` receives the kernels after memory allocation; `layouts` are those of weights that ISA levels share.
     """
     mod = compile_c_sources(tvm.IRModule(functions), target)
     mod = tirx.transform.BindTarget(target.with_host(target))(mod)
@@ -202,8 +195,7 @@ def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_
 def strip_assembly(text: str, symbol: str) -> str:
     """Return the assembly of a function and its callees: instructions, constants, used labels.
 
-    The text is what LLVM writes for any system; TVM adds functions for others to share. Systems and TVM put
-    something before the name of the function.
+    Systems and TVM put prefixes before the name of the function.
     """
     functions = set(_FUNCTION.findall(text))
     lines = list(_keep_code(text.splitlines()))
@@ -226,10 +218,7 @@ def strip_assembly(text: str, symbol: str) -> str:
 
 
 def _keep_code(lines: list[str]) -> Iterator[str]:
-    """Yield labels, instructions and data of the sections with code and constants.
-
-    The directive of a section is yielded too, unless the section is empty.
-    """
+    """Yield labels, instructions and data of the sections with code and constants, after their directives."""
     section, is_kept, is_new = "", True, False
     for line in lines:
         directive = _DIRECTIVE.match(line)
@@ -298,10 +287,7 @@ class SharedLayout(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> SharedLayout | None:
-        """Return the layout of weights; None for unchanged ones.
-
-        Any layout is correct. One that differs from those of other ISA levels only takes more memory.
-        """
+        """Return the layout of weights; None for unchanged ones. Any layout is correct."""
         shape = array.shape
         ratio = SHARED_LANES // shape[-1] if shape and shape[-1] in (4, 8) else 1
         if ratio == 1 or array.nbytes < _MIN_BYTES or len(shape) < 3:

@@ -43,12 +43,16 @@ class Scalar(NamedTuple):
     dtype: str
     value: int | float
 
+    def __str__(self) -> str:
+        content = np.array(self.value, self.dtype).tobytes()
+        return f"{{UINT64_C({int.from_bytes(content, 'little')}), {len(content)}}}"
+
 
 class Launch(NamedTuple):
     """A launch of a device function: blocks of threads (`grid`), and threads of a block.
 
-    Arguments are positions in the list of the kernel's tensors, after which those of its scratch memory follow;
-    scalars come after the tensors, and `shared_bytes` is the dynamic shared memory of a block.
+    Arguments are positions in the list of the kernel's tensors and scratch buffers; scalars follow them.
+    `shared_bytes` is the dynamic shared memory of a block.
     """
 
     function: str
@@ -79,8 +83,7 @@ def lower_device_kernels(
 ) -> DeviceProgram:
     """Lower scheduled kernels to device functions and launches.
 
-    Raises:
-        UnsupportedKernel: A kernel does something on the host besides launching, or has dynamic shapes.
+    UnsupportedKernel if one does something on the host besides launching, or has dynamic shapes.
     """
     # drivers use a name as that of a file
     names = {
@@ -330,9 +333,8 @@ class TensorsOnDevice(NamedTuple):
 def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> TensorsOnDevice:
     """Place each tensor on the host, on the device or on both, and add the copies between them.
 
-    Afterwards calls of the kernels of the device have only tensors in the memories `device` and `constant`, the
-    last ones being scratch memory; all other kernels run on the host. The memory of the program must not be
-    planned yet; that on the device is planned here.
+    Calls of device kernels then have only tensors in the memories `device` and `constant`, scratch memory last. Memory
+    on the device is planned here; that of the host must not be planned yet.
     """
     placement = _Placement(program, kernels)
     program.steps = placement.place()
@@ -538,7 +540,7 @@ class DeviceWriter(Writer):
                 len(launch.arguments),
                 _name_list(lists, "uint16_t", f"a{number}", map(str, launch.arguments)),
                 len(launch.scalars),
-                _name_list(lists, "tf_scalar", f"s{number}", map(_write_scalar, launch.scalars)),
+                _name_list(lists, "tf_scalar", f"s{number}", map(str, launch.scalars)),
             ]
             rows.append(f"    {{{', '.join(map(str, values))}}},")
         return [
@@ -629,8 +631,3 @@ def _name_list(lists: dict[str, str], ctype: str, prefix: str, items: Iterable[s
     if key not in lists:
         lists[key] = f"{ctype} tf_{prefix}_{len(lists)}[] = {{{values}}}"
     return lists[key].split()[1].removesuffix("[]")
-
-
-def _write_scalar(scalar: Scalar) -> str:
-    content = np.array(scalar.value, scalar.dtype).tobytes()
-    return f"{{UINT64_C({int.from_bytes(content, 'little')}), {len(content)}}}"

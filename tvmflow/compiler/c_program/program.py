@@ -144,15 +144,12 @@ class Program:
         return len(self.outputs) - 1 - max((entry.place for entry in self.counts), default=-1)
 
 
-Value = Any  # a Storage, or a tuple of values
+Value = Any
+"""A Storage, or a tuple of values."""
 
 
 def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
-    """Return `main` of a lowered model as steps.
-
-    Raises:
-        UnsupportedProgram: It needs TVM's runtime.
-    """
+    """Return `main` of a lowered model as steps; UnsupportedProgram if it needs TVM's runtime."""
     mod = relax.transform.ToNonDataflow()(mod)
     try:
         return _Reader(mod).read(weights)
@@ -166,8 +163,7 @@ def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
 def find_runtime(mod: tvm.IRModule, setting: str, *, requires_c: bool = False) -> tuple[str, str]:
     """Return the runtime of a lowered model, scheduled or not: `c`, or `vm` and the reason for it.
 
-    Raises:
-        UnsupportedProgram: It needs TVM's runtime, and a C library is required.
+    Raises UnsupportedProgram if a C library is required and the model needs TVM's runtime.
     """
     if setting != "auto" and not requires_c:
         return setting, ""
@@ -264,7 +260,8 @@ class _Reader:
 
     def _make_storage(self, place: Place, ty: Any, index: int = 0) -> Storage:
         shape = self._read_shape(ty)
-        size = multiply(_itemsize(str(ty.dtype.dtype)), *shape)
+        dtype = str(ty.dtype.dtype).replace("bfloat", "float")
+        size = multiply(np.dtype(dtype).itemsize, *shape)
         if isinstance(size, int):
             return Storage(place, size, index)
         return Storage(place, evaluate(size, self._representative), index, open_bytes=size)
@@ -312,7 +309,12 @@ class _Reader:
         (if_true, true_result), (if_false, false_result) = sides
         joined = [_like(storage, "arena") for storage in _flatten(true_result)]
         for branch, result in ((if_true, true_result), (if_false, false_result)):
-            made = _written_by(branch)
+            made = {
+                storage.resolve()
+                for step in walk(branch)
+                if not isinstance(step, Branch)
+                for storage in step.tensors[step.inputs if isinstance(step, KernelCall) else 1 :]
+            }
             for source, target in zip(_flatten(result), joined, strict=True):
                 source = source.resolve()
                 if source.size != target.size:
@@ -425,15 +427,6 @@ def list_called_kernels(mod: tvm.IRModule, program: Program) -> dict[str, tirx.P
     }
 
 
-def _written_by(steps: Sequence[Step]) -> set[Storage]:
-    return {
-        storage.resolve()
-        for step in walk(steps)
-        if not isinstance(step, Branch)
-        for storage in step.tensors[step.inputs if isinstance(step, KernelCall) else 1 :]
-    }
-
-
 def _flatten(value: Value) -> Iterator[Storage]:
     if isinstance(value, Storage):
         yield value
@@ -488,21 +481,17 @@ def _match(sizes: Any, actual: Any, bound: dict[Any, Any]) -> None:
             bound.setdefault(size, value)
 
 
-def _itemsize(dtype: str) -> int:
-    return 1 if dtype == "bool" else (np.dtype(dtype).itemsize if dtype != "bfloat16" else 2)
-
-
 def _describe(call: Any, name: str) -> str:
+    """Return what a call needs of TVM's runtime."""
     if "packed" in name and call.args and hasattr(call.args[0], "global_symbol"):
         return f"the function {call.args[0].global_symbol} of TVM's runtime"
     return f"the operator {name.removeprefix('relax.')}"
 
 
 # ---------------------------------------------------------------- memory plan
-# The arena: where tensors that live at different times share memory.
-#
-# The plan is greedy by size: the largest tensor first, each at the lowest free offset where nothing lies that lives
-# at the same time (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+# The arena, in which tensors that live at different times share memory. The plan is greedy by size: the largest tensor
+# first, each at the lowest offset where no tensor lies that lives at the same time (Pisarchyk and Lee, "Efficient Memory
+# Management for Deep Neural Net Inference", 2020).
 
 
 class _Lifetime(NamedTuple):
@@ -510,66 +499,46 @@ class _Lifetime(NamedTuple):
     first: int
     last: int
 
+    def overlaps(self, other: _Lifetime) -> bool:
+        return other.first <= self.last and self.first <= other.last
+
 
 def plan_memory(program: Program) -> None:
     """Plan the arena: assign an offset to each tensor, and set the arena's size."""
     placed, program.arena = plan_arena(program.steps, "arena", padded)
     if program.dimensions:
-        program.above = _find_order(placed)
+        # one that is empty in this plan may have the offset of others
+        ordered = sorted(placed, key=lambda entry: (entry.storage.offset, entry.storage.bytes))
+        program.above = {
+            entry.storage: [other.storage for other in ordered[:index] if entry.overlaps(other)]
+            for index, entry in enumerate(ordered)
+        }
 
 
 def plan_arena(
     steps: Sequence[Step], place: Place, pad: Callable[[int], int]
 ) -> tuple[list[_Lifetime], int]:
-    """Assign an offset to each tensor of a memory; return the tensors and the total bytes.
-
-    `pad` returns the bytes of a tensor with the padding before the next one.
-    """
+    """Assign an offset to each tensor of a memory, padded by `pad`; return the tensors and all bytes."""
+    # the first and the last step that touch each tensor
+    spans: dict[Storage, tuple[int, int]] = {}
+    for number, step in enumerate(walk(steps)):
+        for storage in (tensor.resolve() for tensor in step.tensors):
+            if storage.place == place:
+                spans[storage] = (spans.get(storage, (number,))[0], number)
+    lifetimes = [_Lifetime(storage, *span) for storage, span in spans.items()]
     placed: list[_Lifetime] = []
-    lifetimes = _find_lifetimes(steps, place)
     for lifetime in sorted(lifetimes, key=lambda entry: (-entry.storage.bytes, entry.first)):
         others = sorted(
             (other.storage.offset, other.storage.offset + pad(other.storage.bytes))
             for other in placed
-            if other.first <= lifetime.last and lifetime.first <= other.last
+            if lifetime.overlaps(other)
         )
-        lifetime.storage.offset = _find_gap(others, pad(lifetime.storage.bytes))
+        offset = 0
+        for begin, end in others:
+            if offset + pad(lifetime.storage.bytes) <= begin:
+                break
+            offset = max(offset, end)
+        lifetime.storage.offset = offset
         placed.append(lifetime)
     ends = (entry.storage.offset + pad(entry.storage.bytes) for entry in placed)
     return placed, max(ends, default=0)
-
-
-def _find_order(placed: Sequence[_Lifetime]) -> dict[Storage, list[Storage]]:
-    """Return for each tensor, from the lowest on, the tensors below it that live at the same time."""
-    # one that is empty in this plan may have the offset of others
-    ordered = sorted(placed, key=lambda entry: (entry.storage.offset, entry.storage.bytes))
-    return {
-        entry.storage: [
-            other.storage
-            for other in ordered[:index]
-            if other.first <= entry.last and entry.first <= other.last
-        ]
-        for index, entry in enumerate(ordered)
-    }
-
-
-def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:
-    """Return the lowest offset at which `size` bytes are free, given ranges ordered by their begin."""
-    offset = 0
-    for begin, end in occupied:
-        if offset + size <= begin:
-            break
-        offset = max(offset, end)
-    return offset
-
-
-def _find_lifetimes(steps: Sequence[Step], place: Place) -> list[_Lifetime]:
-    """Return the first and the last step that touch each tensor of a memory."""
-    spans: dict[Storage, tuple[int, int]] = {}
-    for number, step in enumerate(walk(steps)):
-        for storage in step.tensors:
-            storage = storage.resolve()
-            if storage.place == place:
-                first, _ = spans.get(storage, (number, number))
-                spans[storage] = (first, number)
-    return [_Lifetime(storage, first, last) for storage, (first, last) in spans.items()]

@@ -1,7 +1,4 @@
-"""Programs for WebGPU: the steps of a lowered model, with WGSL and weights.
-
-`exporters/web/webgpu.js` reads the files that are written here.
-"""
+"""Programs for WebGPU: steps, WGSL and weights of a model, which `exporters/web/webgpu.js` reads."""
 
 from __future__ import annotations
 
@@ -86,11 +83,7 @@ _DECLARED: Final = re.compile(r"\b(?:let|var(?:<[\w, ]+>)?|fn)\s+([A-Za-z_]\w*)"
 def compile_web_program(
     mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> None:
-    """Write the steps of a model as JSON, its kernels as WGSL, and its weights.
-
-    Raises:
-        StageError: It needs something that WebGPU does not have.
-    """
+    """Write the steps of a model as JSON, its kernels as WGSL, and its weights; StageError if it cannot."""
     try:
         program = read_program(mod, list(map(to_int32, weights)))
         if program.dimensions:
@@ -166,10 +159,7 @@ def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function without names for vectors of integers.
-
-    The code generator takes such names for those of indices, which are not vectors (apache-tvm 0.27).
-    """
+    """Return a function without names for vectors of integers, which TVM takes for scalar indices."""
     values: dict[Any, Any] = {}
 
     def drop(bind: Any) -> Any:

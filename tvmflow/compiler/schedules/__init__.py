@@ -1,7 +1,7 @@
 """Schedules of untuned kernels, chosen only from shape and target, without measurements.
 
-Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for CPUs is a module
-of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` and a line in `gpu.GPU_RULES`.
+A rule for CPUs is a module of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` and a line in
+`gpu.GPU_RULES`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ _SCALABLE_VECTORS: Final = "v"
 
 
 def _use_fixed_length_vectors() -> None:
-    """Keep the vector lengths of schedules on RISC-V.
+    """Keep the vector lengths of schedules on RISC-V; to be called before anything is compiled.
 
-    Must be called before anything is compiled in this process.
-
-    With masked vectors of unknown length no result stays in a register: each multiplication
-    loads and stores its accumulator (apache-tvm 0.27), and TVM fails on buffers that are also
-    filled lane by lane. LLVM lowers fixed vectors to RVV instructions as it does for NEON.
+    With scalable vectors, each multiplication loads and stores its accumulator (apache-tvm 0.27), and TVM fails on
+    buffers that are also filled lane by lane. LLVM lowers fixed vectors to RVV instructions.
     """
     query = tvm_ffi.get_global_func(_HAS_FEATURE)
 
@@ -49,10 +46,7 @@ def _use_fixed_length_vectors() -> None:
 
 
 def _skip_type_checks() -> None:
-    """Let the methods of a schedule take their arguments without conversion.
-
-    TVM checks the type of each argument in Python, which takes a third of the time in which kernels are scheduled.
-    """
+    """Skip TVM's type checks of arguments, which take a third of the time of scheduling."""
     for name, method in list(vars(Schedule).items()):
         if isinstance(method, FunctionType) and hasattr(method, "__wrapped__"):
             setattr(Schedule, name, method.__wrapped__)
@@ -65,10 +59,7 @@ _skip_type_checks()
 def generate_schedules(
     mod: tvm.IRModule, target: Mapping[str, Json], rules_version: int
 ) -> Iterator[ScheduleChoice]:
-    """Yield the schedules of the rule that fits a kernel (`main` of a module), the default first.
-
-    There are none for kernels of GPUs, and with a `rules_version` of 0.
-    """
+    """Yield the schedules of the rule that fits a kernel (`main`), the default first; none for GPUs."""
     cpu = cpu_model_for(target, rules_version)
     return generate_for_cpu(mod, cpu) if cpu is not None else iter(())
 

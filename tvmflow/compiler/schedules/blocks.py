@@ -89,10 +89,7 @@ class Block(NamedTuple):
 
 
 def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
-    """Return the result of a function of schedules, or another value if TVM rejects a step.
-
-    TVM says so only by an exception: it has no function to ask before.
-    """
+    """Return the result of a function of schedules, or another value if TVM rejects a step."""
     try:
         return apply()
     except RuntimeError as exc:
@@ -186,10 +183,9 @@ def _read_numbers(schedule: Schedule) -> dict[Any, int]:
 
 def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
     """Return the length of an axis; a prime number if it is dynamic, and 0 if it is not known at all."""
-    if isinstance(extent, tirx.IntImm):
-        return int(extent)
     length = evaluate_size(extent, sizes)
-    return 0 if length is None else _prime_up_to(length)
+    is_fixed = isinstance(extent, tirx.IntImm)
+    return 0 if length is None else length if is_fixed else _prime_up_to(length)
 
 
 def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
@@ -367,10 +363,7 @@ def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None
 
 
 def element_stride(load: Any, block: Block, axis: Any, step: int = 1) -> int | None:
-    """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0.
-
-    None if data or conditions decide.
-    """
+    """Return the elements by which a load moves with `axis` from 0 to `step`; None if data decide."""
     shape = [evaluate_size(extent, block.sizes) for extent in load.source.shape]
     if None in shape:
         return None

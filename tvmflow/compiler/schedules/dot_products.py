@@ -257,11 +257,8 @@ def _expand(store: Any) -> Any:
 class _Operand(NamedTuple):
     """A buffer of an intrinsic: data, weights or accumulators.
 
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        offset_of: Returns the offset of the number for given indices of the loops.
-        strides: Those of its axes, None for any; empty if it is compact.
+    `offset_of` returns the indices of an element for the variables of the loops. A stride may be None for any; there are
+    none for a compact buffer.
     """
 
     shape: tuple[int, ...]

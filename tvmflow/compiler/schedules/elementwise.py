@@ -227,8 +227,7 @@ def _tile_transposition(
 ) -> list[Any]:
     """Tile a transposition so that its cache lines stay in the cache; return the loops around the tiles.
 
-    A tile spans the contiguous axis of the output and the contiguous axis of the input.
-    Outputs are stored as vectors, whose elements are loaded one by one (gather).
+    A tile spans the contiguous axes of output and input. Vectors are stored whose elements are loaded one by one.
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {

@@ -39,10 +39,7 @@ def load_intrinsics(target: Mapping[str, Json]) -> None:
 
 @contextlib.contextmanager
 def _fast_decorators() -> Iterator[None]:
-    """Keep TVM's decorators from reading the source of every caller.
-
-    The decorators need it only for classes, and it takes 80 % of their time.
-    """
+    """Keep TVM's decorators from reading the source of every caller, 80 % of their time."""
     entry = sys.modules[_DECORATORS]
     original = entry.inspect
     entry.inspect = types.SimpleNamespace(  # type: ignore[attr-defined]

@@ -83,7 +83,7 @@ def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
         block
         for block in blocks
         if not (block.is_reduction or block.dynamic_axes or has_slow_operations(block))
-        and any(block.output.same_as(buffer) for buffer in intermediate)
+        and any(map(block.output.same_as, intermediate))
         and _is_read_once(block, blocks)
     ]
     for block in inlined:
@@ -94,16 +94,19 @@ def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
 
 def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
     """Return whether a single reduction reads the elements of a block, one at a time."""
-    readers = [
-        (reader, [load for load in list_loads(reader) if load.source.same_as(block.output)])
+    loads = [
+        (reader, load)
         for reader in blocks
+        for load in list_loads(reader)
+        if load.source.same_as(block.output)
     ]
-    readers = [(reader, loads) for reader, loads in readers if loads]
-    if len(readers) != 1:
-        return False
-    [(reader, (first, *others))] = readers
-    is_same = all(tvm_ffi.structural_equal(first, load) for load in others)
-    return is_same and reader.is_reduction and reader.work == block.work
+    return bool(loads) and all(
+        reader is loads[0][0]
+        and tvm_ffi.structural_equal(loads[0][1], load)
+        and reader.is_reduction
+        and reader.work == block.work
+        for reader, load in loads
+    )
 
 
 def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:

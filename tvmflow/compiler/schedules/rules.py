@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -17,12 +18,9 @@ from tvmflow.compiler.schedules.blocks import analyze_simple_blocks, attempt
 from tvmflow.compiler.schedules.elementwise import schedule_block
 from tvmflow.graph import ir
 
-# ---------------------------------------------------------------- generic loops
-# The rule `generic_loops`: each loop nest of a kernel by itself, parallelized where possible.
-
 
 def apply_generic_loops(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
-    """Schedule every simple loop nest; return None for a kernel that has none."""
+    """Schedule every simple loop nest by itself; return None for a kernel that has none."""
     blocks = analyze_simple_blocks(schedule)
     for block in blocks:
         schedule_block(schedule, block, cpu)
@@ -86,16 +84,10 @@ def choose_schedule(mod: tvm.IRModule, cpu: CpuModel) -> ScheduleChoice | None:
 
 def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledModule:
     """Apply the default schedule to each unscheduled kernel, if there is a CPU model."""
-    mod = ir.copy_module(lowered)
-    rules: dict[str, str] = {}
-    for var, function in list_unscheduled(lowered):
-        kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-        choice = choose_schedule(kernel, cpu) if cpu is not None else None
-        rules[str(var.name_hint)] = choice.rule if choice else NO_RULE
-        if choice is not None:
-            mod[var] = ir.replace_kernel(function, choice.schedule.mod["main"])
-    _log.debug("schedule rules of kernels: %s", rules)
-    return ScheduledModule(mod, rules)
+    choose = functools.partial(choose_schedule, cpu=cpu) if cpu is not None else lambda _: None
+    scheduled = schedule_each(lowered, choose)
+    _log.debug("schedule rules of kernels: %s", scheduled.rules)
+    return scheduled
 
 
 # ---------------------------------------------------------------- scheduled modules
@@ -109,6 +101,20 @@ class ScheduledModule(NamedTuple):
 
     mod: tvm.IRModule
     rules: dict[str, str]
+
+
+def schedule_each(
+    lowered: tvm.IRModule, choose: Callable[[tvm.IRModule], ScheduleChoice | None]
+) -> ScheduledModule:
+    """Apply the schedule that a function chooses to each unscheduled kernel (`main` of a module)."""
+    mod = ir.copy_module(lowered)
+    rules: dict[str, str] = {}
+    for var, function in list_unscheduled(lowered):
+        choice = choose(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
+        rules[str(var.name_hint)] = choice.rule if choice else NO_RULE
+        if choice is not None:
+            mod[var] = ir.replace_kernel(function, choice.schedule.mod["main"])
+    return ScheduledModule(mod, rules)
 
 
 def list_unscheduled(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]]:

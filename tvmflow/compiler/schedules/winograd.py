@@ -1,4 +1,4 @@
-"""The rule `winograd`: Winograd convolutions, transformed, multiplied and transformed back in the cache.
+"""The rule `winograd`: Winograd convolutions, with all transforms and products in the cache.
 
 All loops over the elements of a tile are unrolled, so that the constants of the transforms become additions. The
 accumulators of the product are in registers as in `register_tiles`.

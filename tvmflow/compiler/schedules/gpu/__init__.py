@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -15,11 +16,11 @@ from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_co
 from tvmflow.compiler.schedules.gpu.accesses import has_fixed_sizes
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import (
-    NO_RULE,
+    ScheduleChoice,
     ScheduledModule,
     list_unscheduled,
+    schedule_each,
 )
-from tvmflow.graph import ir
 
 _log = logging.getLogger(__name__)
 
@@ -51,34 +52,28 @@ def schedule_for_gpu(
     rules: Mapping[str, GpuRule] = GPU_RULES,
 ) -> ScheduledModule:
     """Apply a schedule rule to each kernel: without thread bindings, it cannot run on a GPU."""
-    mod = ir.copy_module(lowered)
     device = Device.from_target(target)
-    chosen: dict[str, str] = {}
-    for var, function in list_unscheduled(lowered):
-        kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+
+    def choose(kernel: tvm.IRModule) -> ScheduleChoice | None:
         for name, rule in rules.items():
-            schedule = _try_rule(rule, kernel, device)
-            if schedule is not None:
-                mod[var] = ir.replace_kernel(function, schedule.mod["main"])
-                chosen[str(var.name_hint)] = name
-                break
-    return _schedule_by_dlight(mod, target, chosen)
-
-
-def _try_rule(rule: GpuRule, kernel: tvm.IRModule, device: Device) -> Schedule | None:
-    """Return a kernel with the schedule of a rule; None for dynamic shapes, and where TVM rejects it."""
-    schedule = Schedule(kernel, seed=1)
-    handles = list_all_blocks(schedule)
-    if not handles or not has_fixed_sizes(schedule, handles):
+            schedule = Schedule(kernel, seed=1)
+            handles = list_all_blocks(schedule)
+            if not handles or not has_fixed_sizes(schedule, handles):
+                return None
+            applied = attempt(functools.partial(rule, schedule, device), None)
+            if applied is not None:
+                return ScheduleChoice(name, None, applied)
         return None
-    return attempt(lambda: rule(schedule, device), None)
+
+    scheduled = _schedule_by_dlight(*schedule_each(lowered, choose), target)
+    _log.debug("rules of kernels: %s", scheduled.rules)
+    return scheduled
 
 
 def _schedule_by_dlight(
-    mod: tvm.IRModule, target: tvm.target.Target, chosen: Mapping[str, str]
+    mod: tvm.IRModule, rules: dict[str, str], target: tvm.target.Target
 ) -> ScheduledModule:
     """Schedule the kernels that are left by the rules of DLight."""
-    rules = dict(chosen)
     if list_unscheduled(mod):
         # The import of DLight takes a second.
         from tvm.s_tir import dlight
@@ -89,12 +84,9 @@ def _schedule_by_dlight(
             before = _list_names(mod)
             with target:
                 mod = dlight.ApplyDefaultSchedule(getattr(dlight.gpu, rule)())(mod)
-            after = set(_list_names(mod))
-            rules.update({kernel: name for kernel in before if kernel not in after})
-        rules.update(dict.fromkeys(_list_names(mod), NO_RULE))
-    _log.debug("rules of kernels: %s", rules)
+            rules.update(dict.fromkeys(before - _list_names(mod), name))
     return ScheduledModule(mod, rules)
 
 
-def _list_names(mod: tvm.IRModule) -> list[str]:
-    return [str(var.name_hint) for var, _ in list_unscheduled(mod)]
+def _list_names(mod: tvm.IRModule) -> set[str]:
+    return {str(var.name_hint) for var, _ in list_unscheduled(mod)}

@@ -84,7 +84,16 @@ def _apply_blocks(
     if any(shape != shapes[0] for shape in shapes):
         return None
     row_count, depth = map(math.prod, shapes[0])
-    threads = _choose_threads(row_count, depth, _is_contiguous_along_rows(first), device)
+    # neighboring results may read neighboring values
+    load = max(list_loads(first), key=lambda one: math.prod(int(size) for size in one.source.shape))
+    nearest = [
+        axis
+        for axis in first.iter_vars
+        if int(axis.dom.extent) > 1 and depends_on(load, axis.var)
+        if element_stride(load, axis.var) == 1
+    ]
+    is_along_rows = bool(nearest) and nearest[0].iter_type != REDUCTION
+    threads = _choose_threads(row_count, depth, is_along_rows, device)
     rows, columns = _divide_last(schedule, reductions, last)
     fused = schedule.fuse(*rows) if rows else schedule.add_unit_loop((*columns, last)[0])
     block, row = schedule.split(fused, [None, threads.rows])
@@ -94,7 +103,14 @@ def _apply_blocks(
     serial, part = schedule.split(inner, [None, threads.parts])
     schedule.bind(part, threads.part_name)
     unroll(schedule, serial, _UNROLLED)
-    repeated = _find_repeated(schedule, reductions, last)
+    steps = [*reductions, last]
+    reads = [[read.source for read in schedule.get(handle).reads] for handle in steps]
+    # the tensors that every step reads as a whole
+    repeated = [
+        buffer
+        for buffer in reads[0]
+        if all(any(map(buffer.same_as, others)) for others in reads[1:])
+    ]
     for handle in reversed(reductions):
         schedule.set_scope(handle, 0, "local")
         schedule.compute_at(handle, row, preserve_unit_loops=True)
@@ -104,19 +120,9 @@ def _apply_blocks(
         schedule.bind(part, threads.part_name)
         unroll(schedule, serial, _UNROLLED)
     bytes_row = 4 * depth * threads.rows
-    if repeated is not None and _SHARED_PART * bytes_row <= device.shared_bytes * 2:
-        _load_once(schedule, repeated, [*reductions, last], block, threads)
+    if len(repeated) == 1 and _SHARED_PART * bytes_row <= device.shared_bytes * 2:
+        _load_once(schedule, repeated[0], steps, block, threads)
     return schedule
-
-
-def _is_contiguous_along_rows(stmt: Any) -> bool:
-    """Return whether neighboring results read neighboring values, and the reduced axis does not."""
-    load = max(list_loads(stmt), key=lambda one: math.prod(int(size) for size in one.source.shape))
-    axes = [axis for axis in stmt.iter_vars if int(axis.dom.extent) > 1]
-    used = [axis for axis in axes if depends_on(load, axis.var)]
-    strides = [element_stride(load, axis.var) for axis in used]
-    nearest = [axis for axis, stride in zip(used, strides, strict=True) if stride == 1]
-    return bool(nearest) and nearest[0].iter_type != REDUCTION
 
 
 def _choose_threads(rows: int, depth: int, is_along_rows: bool, device: Device) -> _Threads:
@@ -159,17 +165,6 @@ def _divide_last(
         (rows if is_row else columns).append(loop)
     schedule.reorder(*rows, *columns)
     return rows, columns
-
-
-def _find_repeated(schedule: Schedule, reductions: Sequence[Any], last: Any) -> Any | None:
-    """Return the tensor that every step reads as a whole; None if there is none or only one step."""
-    reads = [[read.source for read in schedule.get(handle).reads] for handle in [*reductions, last]]
-    shared = [
-        buffer
-        for buffer in reads[0]
-        if all(any(buffer.same_as(other) for other in others) for others in reads[1:])
-    ]
-    return shared[0] if len(reads) > 1 and len(shared) == 1 else None
 
 
 def _load_once(
