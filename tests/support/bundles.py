@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.compiler.lowering import ScheduledModel
+
 if TYPE_CHECKING:
     from tvmflow.exporters.exporter import BuiltModel
 
@@ -87,7 +89,7 @@ def _link_c_library(mod: Any, built: BuiltModel) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = tvm.target.Target(built.manifest["target"]["tvm"])
         lowered = tvm.relax.transform.LegalizeOps()(mod)
-        compile_program(lowered, [], target, "small_", Path(folder))
+        compile_program(ScheduledModel(lowered, [], target), "small_", Path(folder))
         compiled = {path.name: path for path in Path(folder).iterdir()}
         c_runtime.link(built.c_model, compiled, built.library)
 

@@ -16,6 +16,7 @@ from tests.support import exports
 from tests.support.exports import Exported
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import compile_program
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.c_loader import Buffer, Options, Tensor
@@ -108,7 +109,7 @@ class BuiltTwice(NamedTuple):
         weights = lowered.compute_weights(model.params)
         objects = folder / "objects"
         objects.mkdir()
-        compile_program(mod, weights, tvm_target, "net_", objects)
+        compile_program(ScheduledModel(mod, weights, tvm_target), "net_", objects)
         signature = {
             direction: [spec.to_json() for spec in getattr(model, direction)]
             for direction in ("inputs", "outputs")

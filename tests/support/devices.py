@@ -73,7 +73,7 @@ class DeviceLibrary(NamedTuple):
         ).schedule_untuned(model.params, target, 1)
         objects = folder / "objects"
         objects.mkdir()
-        compile_program(scheduled.mod, scheduled.weights, scheduled.target, "net_", objects)
+        compile_program(scheduled, "net_", objects)
         signature = {
             direction: [spec.to_json() for spec in getattr(model, direction)]
             for direction in ("inputs", "outputs")

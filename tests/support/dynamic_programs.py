@@ -20,6 +20,7 @@ from tvm.s_tir import SBlockRealize
 from tests.support.exports import Array, target
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import compile_program
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Json, TensorSpec
@@ -191,7 +192,7 @@ def compile_objects(
     weights = lowered.compute_weights({})
     objects = folder / "objects"
     objects.mkdir()
-    compile_program(mod, weights, tvm_target, "net_", objects)
+    compile_program(ScheduledModel(mod, weights, tvm_target), "net_", objects)
     compiled = {path.name: path for path in objects.iterdir()}
     return compiled, lambda: lowering.ScheduledModel(mod, weights, tvm_target).compile()
 

@@ -439,11 +439,7 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 _MAX_PERIOD: Final = 512
 
 
-def _has_modulo(function: tirx.PrimFunc) -> bool:
-    return bool(find_nodes(function.body, tirx.FloorMod, tirx.Mod))
-
-
-@node_pass(tirx.For, _has_modulo)
+@node_pass(tirx.For, lambda function: bool(find_nodes(function.body, tirx.FloorMod, tirx.Mod)))
 def split_loops_where_indices_repeat(loop: tirx.For) -> tirx.For:
     """Split loops in which an index is taken modulo less than it reaches."""
     return _split(loop)

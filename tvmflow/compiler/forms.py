@@ -31,6 +31,7 @@ from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
+from tvmflow.core.types import Array
 from tvmflow.graph import ir
 from tvmflow.runtime.weights import TENSOR_MAGIC
 from tvmflow.targets.form_names import (
@@ -130,7 +131,7 @@ def _unsupported_in_c(reason: str) -> StageError:
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     # objects with plain C functions and constants, and the C code that calls the functions
     C_LIBRARY: lambda inputs, folder: c_program.compile_program(
-        *inputs.model, inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
+        inputs.model, inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
     ),
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
@@ -138,7 +139,7 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     # objects that TVM's virtual machine runs
     VM: lambda inputs, folder: write_object_files(inputs.model, folder),
     # steps, WGSL and weights, which a package for browsers runs
-    WEBGPU: lambda inputs, folder: web_program.compile_web_program(*inputs.model, folder),
+    WEBGPU: lambda inputs, folder: web_program.compile_web_program(inputs.model, folder),
 }
 
 
@@ -168,8 +169,6 @@ def compile_form(
 # TVM serializes the constants of a model to a string, copies them into an LLVM module and assembles it: several copies
 # of all weights in memory, and tens of seconds for a gigabyte. Here the executable has a small marker for each weight,
 # and the weights are inserted while the object file is written. The file has the bytes that TVM would have written.
-
-Array = np.ndarray[Any, Any]
 
 _SYMBOL: Final = "__tvm_ffi__library_bin"
 _EXECUTABLE: Final = b"relax.VMExecutable"

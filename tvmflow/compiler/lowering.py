@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
@@ -28,7 +27,7 @@ from tvmflow.compiler.passes.lift_weights import split_weights
 from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.choices import Choices, Operator
-from tvmflow.core.types import Json
+from tvmflow.core.types import Array, Json
 from tvmflow.graph import dynamic_shapes, ir
 from tvmflow.graph.dynamic_shapes import TuningSizes
 from tvmflow.graph.evaluation import evaluate_fields, evaluate_function
@@ -134,7 +133,7 @@ _RULES: Final[Mapping[str, Callable[..., int]]] = {
 
 _log = logging.getLogger(__name__)
 
-Weights = Mapping[str, np.ndarray[Any, Any]]
+Weights = Mapping[str, Array]
 
 # In other names than these, TVM's code generators do not replace what is not an identifier.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
@@ -166,7 +165,7 @@ class LoweredModel:
     kernel_nodes: KernelNodes = field(default_factory=dict)
     operators: tuple[Operator, ...] = ()
 
-    def compute_weights(self, params: Weights) -> list[np.ndarray[Any, Any]]:
+    def compute_weights(self, params: Weights) -> list[Array]:
         """Compute the weights that `main` takes, in its order, from the imported model's weights by name."""
         arrays = [params[name] for name in self.weight_names]
         if self.weight_mod is None:
@@ -181,9 +180,7 @@ class LoweredModel:
         computed = relax.VirtualMachine(library, tvm.cpu())["main"](tensors)
         return [weight.numpy() for weight in computed]
 
-    def recompute_weights(
-        self, params: Weights, before: Weights
-    ) -> Mapping[int, np.ndarray[Any, Any]]:
+    def recompute_weights(self, params: Weights, before: Weights) -> Mapping[int, Array]:
         """Compute the weights that `main` takes, by index, where parameters differ from others."""
         arrays = [params[name] for name in self.weight_names]
         pairs = enumerate(zip(arrays, self.weight_names, strict=True))
@@ -207,12 +204,10 @@ class LoweredModel:
         depend on data. The kernels of this model must not be scheduled yet.
         """
         times: dict[str, float] = {}
-        for var, function in self.mod.functions_items():
-            if isinstance(function, tirx.PrimFunc):
-                name = str(var.name_hint)
-                calls = len(self.kernel_nodes.get(name, ())) or 1
-                gain = 1 if name in unscheduled else _GAIN
-                times[name] = _count_steps(function.body) * calls / gain
+        for name in ir.list_kernels(self.mod):
+            calls = len(self.kernel_nodes.get(name, ())) or 1
+            gain = 1 if name in unscheduled else _GAIN
+            times[name] = _count_steps(self.mod[name].body) * calls / gain
         known = sum(filter(math.isfinite, times.values()))
         shares: dict[str, float | None] = {}
         for name in sorted(unscheduled):
@@ -288,16 +283,15 @@ def lower(
 
 def _name_in_code(name: str) -> str:
     """Return a name that C and CUDA take: TVM's code generators do not escape it (apache-tvm 0.27)."""
-    if _PLAIN_NAME.fullmatch(name):
-        return name
-    return "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)
+    is_plain = _PLAIN_NAME.fullmatch(name)
+    return name if is_plain else "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 class ScheduledModel(NamedTuple):
     """A lowered module with scheduled kernels, the weights that follow its inputs, and the target."""
 
     mod: tvm.IRModule
-    weights: Sequence[np.ndarray[Any, Any]]
+    weights: Sequence[Array]
     target: tvm.target.Target
 
     def compile(self) -> relax.VMExecutable:
@@ -318,28 +312,23 @@ class ScheduledModel(NamedTuple):
 
 # ---------------------------------------------------------------- unscheduled kernels
 
-# A schedule computes a vector in the time of a number.
+# A schedule computes a vector in the time of one element.
 _GAIN: Final = 16
 # Fewer steps take microseconds.
 _MIN_STEPS: Final = 1 << 15
 
 
 def _count_steps(stmt: Any) -> float:
-    """Return how many statements run in all iterations of a kernel's loops.
-
-    It is infinity if that depends on data.
-    """
+    """Return the statements that run in all iterations of loops; infinity if that depends on data."""
     if isinstance(stmt, tirx.For):
-        steps = _count_steps(stmt.body)
         is_known = isinstance(stmt.extent, tirx.IntImm)
-        return steps * int(stmt.extent) if is_known else math.inf
+        return _count_steps(stmt.body) * int(stmt.extent) if is_known else math.inf
     if isinstance(stmt, tirx.SeqStmt):
         return sum(map(_count_steps, stmt.seq))
     if isinstance(stmt, tirx.IfThenElse):
-        branches = (stmt.then_case, stmt.else_case)
-        return sum(_count_steps(branch) for branch in branches if branch is not None)
-    if isinstance(stmt, SBlockRealize):
-        return _count_steps(stmt.block.body)
-    if isinstance(stmt, tirx.AttrStmt):
-        return _count_steps(stmt.body)
+        return sum(
+            _count_steps(case) for case in (stmt.then_case, stmt.else_case) if case is not None
+        )
+    if isinstance(stmt, SBlockRealize | tirx.AttrStmt):
+        return _count_steps(stmt.block.body if isinstance(stmt, SBlockRealize) else stmt.body)
     return math.inf if isinstance(stmt, tirx.While) else 1.0

@@ -64,7 +64,7 @@ def compile_network(made: onnx.ModelProto, folder: Path, feed: dict[str, Any]) -
     loaded = load(made, folder, feed)
     lowered = lowering.lower(loaded.mod, make_target(TARGET), FAST)
     scheduled = lowered.schedule_untuned(loaded.params, TARGET, 1)
-    web_program.compile_web_program(scheduled.mod, scheduled.weights, scheduled.target, folder)
+    web_program.compile_web_program(scheduled, folder)
     tensors = {
         direction: [{"name": s.name, "dtype": s.dtype, "shape": s.shape} for s in specs]
         for direction, specs in (("inputs", loaded.inputs), ("outputs", loaded.outputs))

@@ -53,7 +53,7 @@ from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.contraction.machine import is_cpu
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.passes.operand_checks import FAILURE
-from tvmflow.core.types import Json, Size
+from tvmflow.core.types import Array, Json, Size
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import NoSize, list_symbols
 from tvmflow.runtime.c_loader import NativeProgram
@@ -73,8 +73,6 @@ from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
 
-Array = np.ndarray[Any, Any]
-
 RUNTIME_SYMBOLS: Final = {
     "__TVMBackendAllocWorkspace": "TF_ALLOC_WORKSPACE",
     "__TVMBackendFreeWorkspace": "TF_FREE_WORKSPACE",
@@ -87,32 +85,27 @@ _HELPERS: Final = ("__extendhfsf2", "__truncsfhf2")
 
 
 def compile_program(
-    mod: tvm.IRModule,
-    weights: Sequence[Array],
-    target: tvm.target.Target,
-    prefix: str,
-    folder: Path,
-    *,
-    is_isa_level: bool = False,
+    model: ScheduledModel, prefix: str, folder: Path, *, is_isa_level: bool = False
 ) -> None:
     """Write object files with kernels and constants, and the C code that calls the kernels.
 
     All symbols begin with the prefix. With `is_isa_level`, code for other CPUs shares the library's constants. Raises
     UnsupportedProgram if the model needs TVM's runtime.
     """
-    if not is_cpu(target):
-        _compile_for_device(mod, weights, target, prefix, folder)
+    if not is_cpu(model.target):
+        _compile_for_device(model, prefix, folder)
         return
+    mod, weights, target = model
+    platform = parse_triple(cpu_triple(target.export()))
     layouts: KernelLayouts = {}
-    if is_isa_level and parse_triple(cpu_triple(target.export())).arch == "x86_64":
+    if is_isa_level and platform.arch == "x86_64":
         weights, own = share_weights(mod, weights)
         layouts = {f"{prefix}{name}": known for name, known in own.items()}
     program = read_program(mod, weights)
     program.has_placed_constants = not is_isa_level
     plan_memory(program)
     traits = _write_kernels(list_called_kernels(mod, program), target, prefix, layouts, folder)
-    triple = cpu_triple(target.export())
-    code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
+    code = generate_code(program, traits, prefix, platform.address_bits)
     _write_constants(program, prefix, folder)
     if is_isa_level:
         pieces = [[array.nbytes, _digest(array)] for array in program.constants]
@@ -120,14 +113,9 @@ def compile_program(
     _write_code(code, prefix, folder)
 
 
-def _compile_for_device(
-    mod: tvm.IRModule,
-    weights: Sequence[Array],
-    target: tvm.target.Target,
-    prefix: str,
-    folder: Path,
-) -> None:
+def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> None:
     """Write the files of `compile_program` for a device; kernels without threads run on its host."""
+    mod, weights, target = model
     program = read_program(mod, weights)
     if program.dimensions:
         raise UnsupportedProgram("dynamic shapes on a GPU")
@@ -401,7 +389,7 @@ def _link(
 ) -> KernelLibrary:
     """Compile and link a model in an empty folder, with a file for its weights if one is named."""
     library = folder / "library.so"
-    compile_program(model.mod, model.weights, model.target, symbol_prefix(_NAME), folder)
+    compile_program(model, symbol_prefix(_NAME), folder)
     compiled = {path.name: path for path in folder.iterdir()}
     target = model.target.export()
     executor = backend_for(target).EXECUTOR

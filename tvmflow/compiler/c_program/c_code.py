@@ -274,6 +274,9 @@ class _DynamicWriter(Writer):
             *write_shapes("tf_input_shape", program.input_shapes, values),
             *write_shapes("tf_output_shape", program.output_shapes, values),
         ]
+        known = [entry.name for entry in program.dimensions]
+        input_axes = [find_axes(shape, known) for shape in program.input_shapes]
+        axes_names = ", ".join([*(f"tf_axes{index}" for index in range(len(input_axes))), "NULL"])
         return [
             f"#define TF_VALUES {values.count}u",
             f"#define TF_CALLS {len(self._calls)}u",
@@ -294,7 +297,12 @@ class _DynamicWriter(Writer):
             ),
             "    {NULL, 0, 0, 0},",
             "};",
-            *write_axes(program.input_shapes, program.dimensions),
+            # the dimension of each axis of each input (see `find_axes`)
+            *(
+                f"static const int tf_axes{index}[] = {{{', '.join(map(str, axes)) or '-1'}}};"
+                for index, axes in enumerate(input_axes)
+            ),
+            f"static const int *const tf_input_axes[] = {{{axes_names}}};",
             "",
             "/* Computes all values from the first ones, the dimensions. False where a tensor would have less than nothing. */",
             "static bool tf_plan(int64_t *v, uint32_t *tasks, tf_memory *memory) {",
@@ -499,17 +507,6 @@ def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) ->
         lines += [f"      shape[{axis}] = {values.code(size)};" for axis, size in enumerate(shape)]
         lines.append("      break;")
     return [*lines, "    default:", "      (void)shape;", "  }", "}"]
-
-
-def write_axes(shapes: Sequence[Sequence[Size]], dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the C code with the dimension of each axis of each input (see `find_axes`)."""
-    known = [entry.name for entry in dimensions]
-    lines = [
-        f"static const int tf_axes{index}[] = {{{', '.join(map(str, find_axes(shape, known))) or '-1'}}};"
-        for index, shape in enumerate(shapes)
-    ]
-    names = ", ".join([*(f"tf_axes{index}" for index in range(len(shapes))), "NULL"])
-    return [*lines, f"static const int *const tf_input_axes[] = {{{names}}};"]
 
 
 # ---------------------------------------------------------------- work in parallel loops

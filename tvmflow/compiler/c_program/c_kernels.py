@@ -29,7 +29,7 @@ from tvmflow.compiler.code_generation import (
     split_loops_where_indices_repeat,
 )
 from tvmflow.compiler.contraction.machine import SHARED_LANES, is_cpu
-from tvmflow.core.types import Size
+from tvmflow.core.types import Array, Size
 from tvmflow.graph.dynamic_shapes import list_symbols, size_text
 from tvmflow.graph.ir import (
     find_nodes,
@@ -238,8 +238,6 @@ def _keep_code(lines: list[str]) -> Iterator[str]:
 # ---------------------------------------------------------------- layouts of weights
 # Blocks of channels are as wide as vectors, which differ between ISA levels. All levels share weights in blocks of the
 # widest vectors: a kernel with narrower vectors reads parts of these blocks.
-
-Array = np.ndarray[Any, Any]
 
 # Smaller weights are not worth other code.
 _MIN_BYTES: Final = 4096

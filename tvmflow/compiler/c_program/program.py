@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvmflow.compiler.c_program.c_kernels import list_size_parameters
 from tvmflow.core.dimensions import choose_tuning_size, evaluate, substitute
 from tvmflow.core.errors import StageError
-from tvmflow.core.types import Dimension, Size
+from tvmflow.core.types import Array, Dimension, Size
 from tvmflow.graph import ir
 from tvmflow.graph.counts import SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.graph.dynamic_shapes import (
@@ -26,7 +26,6 @@ from tvmflow.graph.dynamic_shapes import (
 )
 from tvmflow.targets.linking import padded
 
-Array = np.ndarray[Any, Any]
 Place = Literal["input", "output", "constant", "arena", "device"]
 """`device`: in the arena on a device."""
 

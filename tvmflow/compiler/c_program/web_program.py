@@ -35,6 +35,7 @@ from tvmflow.compiler.c_program.program import (
     list_called_kernels,
     read_program,
 )
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.passes.cast_integers import to_int32
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
@@ -42,8 +43,6 @@ from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, replace_variables
 from tvmflow.targets.backends import webgpu
 from tvmflow.targets.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
 from tvmflow.targets.linking import padded
-
-Array = np.ndarray[Any, Any]
 
 SEPARATOR: Final = "//----\n"
 """The line between the functions in the file of kernels."""
@@ -80,10 +79,9 @@ _VALUE: Final = re.compile(r"let (\w+) : .*;")
 _DECLARED: Final = re.compile(r"\b(?:let|var(?:<[\w, ]+>)?|fn)\s+([A-Za-z_]\w*)")
 
 
-def compile_web_program(
-    mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
-) -> None:
+def compile_web_program(model: ScheduledModel, folder: Path) -> None:
     """Write the steps of a model as JSON, its kernels as WGSL, and its weights; StageError if it cannot."""
+    mod, weights, target = model
     try:
         program = read_program(mod, list(map(to_int32, weights)))
         if program.dimensions:

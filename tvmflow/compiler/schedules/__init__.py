@@ -45,15 +45,11 @@ def _use_fixed_length_vectors() -> None:
     tvm_ffi.register_global_func(_HAS_FEATURE, has_feature, override=True)
 
 
-def _skip_type_checks() -> None:
-    """Skip TVM's type checks of arguments, which take a third of the time of scheduling."""
-    for name, method in list(vars(Schedule).items()):
-        if isinstance(method, FunctionType) and hasattr(method, "__wrapped__"):
-            setattr(Schedule, name, method.__wrapped__)
-
-
 _use_fixed_length_vectors()
-_skip_type_checks()
+# TVM's type checks of arguments take a third of the time of scheduling
+for _name, _method in list(vars(Schedule).items()):
+    if isinstance(_method, FunctionType) and hasattr(_method, "__wrapped__"):
+        setattr(Schedule, _name, _method.__wrapped__)
 
 
 def generate_schedules(

@@ -93,7 +93,16 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
         schedule.vectorize(vector)
         outer = [*loops[:-1], vectors]
     elif (position := find_axis_without_slow_indices(block)) is not None:
-        outer = _move_inside(schedule, block, loops, position)
+        # indices are computed once for the values of an axis that stay in the cache
+        outer = [*loops[:position], *loops[position + 1 :]]
+        inner = loops[position]
+        if position not in block.dynamic_axes:
+            length = block.spatial_extents[position]
+            rows = largest_divisor(length, CACHED_LINES)
+            lengths = [None, rows if rows >= LINE_FLOATS else length]
+            around, inner = schedule.split(inner, lengths)
+            outer.insert(position, around)
+        schedule.reorder(*outer, inner)
     elif not block.is_reduction:
         outer = _tile_transposition(schedule, block, loops, cpu)
     else:
@@ -205,21 +214,6 @@ def follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[in
         if first is None or second is None or first != second * extents[1]:
             return False
     return True
-
-
-def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
-    """Compute indices once for the values of an axis that stay in the cache; return outer loops."""
-    extent = block.spatial_extents[position]
-    rows = largest_divisor(extent, CACHED_LINES)
-    outer = list(loops)
-    if position in block.dynamic_axes:
-        schedule.reorder(*loops[:position], *loops[position + 1 :], loops[position])
-        return [*loops[:position], *loops[position + 1 :]]
-    outer[position], inner = schedule.split(
-        loops[position], [None, rows if rows >= LINE_FLOATS else extent]
-    )
-    schedule.reorder(*outer, inner)
-    return outer
 
 
 def _tile_transposition(

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import inspect
 import sys
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,12 +54,7 @@ def _fast_decorators() -> Iterator[None]:
 
 def _list_frames() -> list[inspect.FrameInfo]:
     """Return the callers as `inspect.stack` does, without their source."""
-    frames = []
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        frames.append(
-            inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None)
-        )
-        frame = frame.f_back
-    return frames
+    return [
+        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+        for frame, line in traceback.walk_stack(sys._getframe(1))
+    ]

@@ -19,6 +19,7 @@ from tests.support.c_library import Array, CLibrary
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import compile_program
 from tvmflow.compiler.c_program.c_kernels import SharedLayout
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import TensorSpec
 from tvmflow.targets import c_runtime
@@ -95,9 +96,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             objects = folder / f"{level}-{is_isa_level}"
             objects.mkdir()
             compile_program(
-                scheduled,
-                weights,
-                make_target(target),
+                ScheduledModel(scheduled, weights, make_target(target)),
                 f"{level.replace('-', '_')}_",
                 objects,
                 is_isa_level=is_isa_level,

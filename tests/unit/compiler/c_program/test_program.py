@@ -14,6 +14,7 @@ from tvm import relax, te
 from tvmflow.compiler import c_program
 from tvmflow.compiler.c_program import c_kernels, compile_program
 from tvmflow.compiler.c_program.program import KernelCall, read_program
+from tvmflow.compiler.lowering import ScheduledModel
 
 
 def make_copies(*shapes: tuple[int, ...]) -> tvm.IRModule:
@@ -50,7 +51,7 @@ def test_a_model_that_computes_nothing_has_objects(tmp_path: Path) -> None:
     with builder.function("main", [data], attrs={"num_input": 1}):
         builder.emit_func_output(data)
     target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
-    compile_program(builder.get(), [], target, "net_", tmp_path)
+    compile_program(ScheduledModel(builder.get(), [], target), "net_", tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["constants.o", "kernels0.o", "program.c"]
     assert "memcpy(out[0], in[0], 16u);" in (tmp_path / "program.c").read_text()
@@ -78,7 +79,7 @@ def test_groups_of_kernels_are_lowered_beside_the_compilation_of_others(
     monkeypatch.setattr(c_program, "lower_kernels", lower_group)
     monkeypatch.setattr(c_program, "compile_kernels", compile_lowered)
     target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
-    compile_program(make_copies((1, 3, 1), (1, 2, 1)), [], target, "net_", tmp_path)
+    compile_program(ScheduledModel(make_copies((1, 3, 1), (1, 2, 1)), [], target), "net_", tmp_path)
     lowered = [(names, thread) for name, names, thread in steps if name == "lower"]
     assert len(lowered) == len(list(tmp_path.glob("kernels*.o"))) == 4
     assert all(len(names) == 1 for names, _ in lowered)

@@ -84,14 +84,11 @@ def bind(schedule: Schedule, index: str, loops: str, *bound: Any) -> None:
         schedule.bind(loop, f"{index}.{axis}")
 
 
-def vectorize(schedule: Schedule, loop: Any, lanes: int) -> Any:
-    """Vectorize the innermost iterations of a loop if vectors divide it; return the outer loop."""
-    extent = length(schedule, loop)
-    if lanes == 1 or extent % lanes:
-        return loop
-    outer, inner = schedule.split(loop, [None, lanes])
-    schedule.vectorize(inner)
-    return outer
+def vectorize(schedule: Schedule, loop: Any, lanes: int) -> None:
+    """Vectorize the innermost iterations of a loop if vectors divide it."""
+    if length(schedule, loop) % lanes == 0:
+        _, inner = schedule.split(loop, [None, lanes])
+        schedule.vectorize(inner)
 
 
 def unroll(schedule: Schedule, loop: Any, steps: int) -> None:

@@ -218,7 +218,29 @@ class _Window(NamedTuple):
 def apply_windows(schedule: Schedule, device: Device) -> Schedule | None:
     """Schedule a reduction of windows, with its epilogue; None for another kernel."""
     window = _find_window(schedule)
-    return None if window is None else _apply_rows(schedule, window, _choose_rows(window, device))
+    if window is None:
+        return None
+    main = window.main
+    fuse_epilogue(schedule, main)
+    loops = list(schedule.get_loops(main))
+    count = len(loops) - len(window.window_shape)
+    spatial, reduced = loops[:count], loops[count:]
+    rows = _choose_rows(window, device)
+    spatial[window.axis], row = schedule.split(spatial[window.axis], [None, rows])
+    schedule.reorder(*spatial, row, *reduced)
+    block, thread = schedule.split(schedule.fuse(*spatial), [None, _THREADS])
+    schedule.bind(block, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    unroll(schedule, thread, 1024)
+    load = list_loads(schedule.get(main))[window.data]
+    values = schedule.cache_read(main, find_read(schedule.get(main), load), "local")
+    schedule.compute_at(values, thread, preserve_unit_loops=True)
+    fuse_before(schedule, values)
+    result = schedule.cache_write(main, 0, "local")
+    schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
+    fuse_after(schedule, result)
+    schedule.decompose_reduction(main, row)
+    return schedule
 
 
 def _find_window(schedule: Schedule) -> _Window | None:
@@ -284,26 +306,3 @@ def _choose_rows(window: _Window, device: Device) -> int:
         if numbers <= _MAX_NUMBERS and threads >= device.units * _THREADS:
             return rows
     return 1
-
-
-def _apply_rows(schedule: Schedule, window: _Window, rows: int) -> Schedule:
-    main = window.main
-    fuse_epilogue(schedule, main)
-    loops = list(schedule.get_loops(main))
-    count = len(loops) - len(window.window_shape)
-    spatial, reduced = loops[:count], loops[count:]
-    spatial[window.axis], row = schedule.split(spatial[window.axis], [None, rows])
-    schedule.reorder(*spatial, row, *reduced)
-    block, thread = schedule.split(schedule.fuse(*spatial), [None, _THREADS])
-    schedule.bind(block, "blockIdx.x")
-    schedule.bind(thread, "threadIdx.x")
-    unroll(schedule, thread, 1024)
-    load = list_loads(schedule.get(main))[window.data]
-    numbers = schedule.cache_read(main, find_read(schedule.get(main), load), "local")
-    schedule.compute_at(numbers, thread, preserve_unit_loops=True)
-    fuse_before(schedule, numbers)
-    result = schedule.cache_write(main, 0, "local")
-    schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
-    fuse_after(schedule, result)
-    schedule.decompose_reduction(main, row)
-    return schedule
