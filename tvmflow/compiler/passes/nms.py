@@ -1,8 +1,8 @@
 """The lowering of non-maximum suppression: ONNX's, and MXNet's box_nms and MultiBoxDetection.
 
-On a CPU, or the host of a GPU, a kernel compares a box with the kept boxes. On a GPU alone,
-the first launch compares all boxes with each other, a thread for 32 of them; then a thread for each
-class or image selects by the bits that this gives, and the last launches write the result.
+On a CPU, or the host of a GPU, a kernel compares each box with the kept boxes. On a GPU alone, the first launch compares
+all boxes with each other, with a thread for 32 of them. Then a thread for each class or image selects by the resulting
+bits, and the last launches write the result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as B
 
 from tvmflow.compiler.context import TargetRewriter
+from tvmflow.compiler.contraction.packed import allocate_registers, loop_over
 from tvmflow.compiler.passes.sorts import Order, Variable, Words, bind, precedes
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,
     define_flat_kernel,
     define_kernel,
     launch_threads,
+    when,
 )
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import is_dynamic, known_sizes
@@ -52,18 +54,17 @@ class NmsRewriter(TargetRewriter):
         # GPU kernels that handle boxes sequentially are slower than the host
         has_threads = not self._context.is_cpu() and not self._context.is_mixed()
         is_gpu = has_threads and self.depends_on_inputs(call)
-        operands = list(rewritten.args)
-        make: Callable[..., Any]
-        make = _make_box_kernel if operator is BoxNms else _make_multibox_kernel
-        make = functools.partial(make, is_gpu)
+        operands, own = list(rewritten.args), operator.read(call)
         if operator is NonMaxSuppression and is_gpu:
             order = relax.op.argsort(operands[1], axis=-1, descending=True, dtype="int32")
             operands.insert(2, self.emit(order))
-            make = _make_onnx_kernel_for_gpu
+            function = _make_onnx_kernel_for_gpu(own, *operands)
         elif operator is NonMaxSuppression:
             cores = self._context.cpu.cores if self._context.cpu else 1
-            make = functools.partial(_make_onnx_kernel, cores)
-        function = make(operator.read(call), *operands)
+            function = _make_onnx_kernel(cores, own, *operands)
+        else:
+            make = _make_box_kernel if operator is BoxNms else _make_multibox_kernel
+            function = make(is_gpu, own, *operands)
         name = operator.NAME.rpartition(".")[2]
         callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else call.ty
@@ -74,7 +75,7 @@ class NmsRewriter(TargetRewriter):
 
 
 def _sides(values: Sequence[Any], is_centered: bool) -> list[tuple[Any, Any]]:
-    """Return the lower and the higher side of a box of ONNX along each axis."""
+    """Return the lower and the higher side of an ONNX box along each axis."""
     pairs = zip(values[:2], values[2:], strict=True)
     if is_centered:
         halves = [(middle, size / T.float32(2)) for middle, size in pairs]
@@ -85,9 +86,7 @@ def _sides(values: Sequence[Any], is_centered: bool) -> list[tuple[Any, Any]]:
 def _overlaps(one: Sequence[Any], other: Sequence[Any], threshold: Any) -> Any:
     """Return whether two boxes, as their sides and areas, overlap by more than a threshold."""
     zero = T.float32(0)
-    shared = [
-        T.min(one[axis + 1], other[axis + 1]) - T.max(one[axis], other[axis]) for axis in (0, 2)
-    ]
+    shared = [T.min(one[n + 1], other[n + 1]) - T.max(one[n], other[n]) for n in (0, 2)]
     common = shared[0] * shared[1]
     union = one[4] + other[4] - common
     is_positive = [value > zero for value in (*shared, one[4], other[4], common, union)]
@@ -99,9 +98,7 @@ def _shared_length(start: Any, end: Any, other_start: Any, other_end: Any, dtype
     return T.max(T.min(end, other_end) - T.max(start, other_start), T.Cast(dtype, 0))
 
 
-def _multibox_overlap(
-    one: Sequence[Any], other: Sequence[Any], operator: MultiboxDetection, dtype: str
-) -> list[Any]:
+def _multibox_overlap(operator: MultiboxDetection, dtype: str, one: Any, other: Any) -> list[Any]:
     """Return the conditions for an overlap of rows (class, score, left, top, right, bottom)."""
     w = _shared_length(one[2], one[4], other[2], other[4], dtype)
     h = _shared_length(one[3], one[5], other[3], other[5], dtype)
@@ -115,10 +112,8 @@ def _multibox_overlap(
 def _read_box(row: Sequence[Any], operator: BoxNms, dtype: str) -> list[Any]:
     """Return left, top, right, bottom and area of a row's box, and its class if that matters."""
     x, y, x2, y2 = row[operator.first : operator.first + 4]
-    zero, kind = (
-        T.Cast(dtype, 0),
-        [row[column] for column in [operator.class_column] if column >= 0],
-    )
+    zero, column = T.Cast(dtype, 0), operator.class_column
+    kind = [row[column]] if column >= 0 else []
     if operator.is_centered:
         half_w, half_h = x2 / T.Cast(dtype, 2), y2 / T.Cast(dtype, 2)
         area = T.max(x2, zero) * T.max(y2, zero)
@@ -126,10 +121,8 @@ def _read_box(row: Sequence[Any], operator: BoxNms, dtype: str) -> list[Any]:
     return [x, y, x2, y2, T.max(x2 - x, zero) * T.max(y2 - y, zero), *kind]
 
 
-def _box_overlap(
-    one: Sequence[Any], other: Sequence[Any], operator: BoxNms, dtype: str
-) -> list[Any]:
-    """Return the conditions for an overlap of boxes, as `_read_box` gives them."""
+def _box_overlap(operator: BoxNms, dtype: str, one: Any, other: Any) -> list[Any]:
+    """Return the conditions for an overlap of boxes that `_read_box` returns."""
     w = _shared_length(one[0], one[2], other[0], other[2], dtype)
     h = _shared_length(one[1], one[3], other[1], other[3], dtype)
     overlaps = w * h / (one[4] + other[4] - w * h) > T.Cast(dtype, operator.threshold)
@@ -144,8 +137,8 @@ def _box_overlap(
 def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -> Any:
     """Return the kernel; its results are the rows, and their number.
 
-    Of each class, the boxes above the threshold become a heap, from which boxes are popped until
-    enough are selected, and compared with all selected ones at once. Classes are independent of each other.
+    The boxes of each class above the threshold become a heap. Boxes are popped and compared with all selected ones at
+    once, until enough are selected. Classes are independent of each other.
     """
     batch, classes, n = ir.known_shape(operands[1])
     groups = batch * classes
@@ -164,9 +157,8 @@ def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -
         *inputs, selected, count = buffers
         kept = B.buffer_proxy(B.alloc_buffer((groups * most,), "int32"))
         numbers = B.buffer_proxy(B.alloc_buffer((groups,), "int32"))
-        with (B.parallel if is_parallel else B.serial)(groups) as group:
-            number = _emit_group(operator, inputs, group, (classes, n, most), kept)
-            numbers[group] = number
+        with loop_over(groups, is_parallel) as group:
+            numbers[group] = _emit_group(operator, inputs, group, (classes, n, most), kept)
         total = Variable.allocate(tirx.const(0, "int32"))
         with B.serial(groups) as group:
             with B.serial(numbers[group]) as position:
@@ -190,12 +182,7 @@ def _emit_group(
 ) -> Any:
     """Emit the selection of the boxes of one class of an image, `group`; return their number.
 
-    Args:
-        operator: The operator.
-        inputs: Boxes, scores, the limit, the overlap and the threshold.
-        group: The image and the class, as one number.
-        sizes: The numbers of classes and boxes, and the limit of selected boxes.
-        kept: The buffer of selected boxes, `sizes[2]` for each class.
+    The sizes are the numbers of classes and boxes, and the limit of selected boxes, which `kept` has for each class.
     """
     boxes, scores, limit, overlap, threshold = inputs
     classes, n, most = sizes
@@ -207,7 +194,8 @@ def _emit_group(
             is_high = tirx.any(is_high, tirx.EQ(score, threshold[0]))
         heap.append(score, box, is_high)
     heap.order()
-    corners = [B.buffer_proxy(B.alloc_buffer((most,), "float32")) for _ in range(_CORNERS)]
+    # the sides of the kept boxes, and their areas
+    corners = [B.buffer_proxy(B.alloc_buffer((most,), "float32")) for _ in range(5)]
     wanted = B.Bind(tirx.Cast("int32", tirx.min(limit[0], tirx.const(most, "int64"))))
     number = Variable.allocate(tirx.const(0, "int32"))
     with B.While(tirx.all(heap.size.get() > 0, number.get() < wanted)):
@@ -220,7 +208,7 @@ def _emit_group(
         with B.serial(number.get()) as position:
             other = [corner[position] for corner in corners]
             is_out.set(is_out.get() | tirx.Cast("int32", _overlaps(own, other, overlap[0])))
-        with _when(tirx.EQ(is_out.get(), 0)):
+        with when(tirx.EQ(is_out.get(), 0)):
             for corner, value in zip(corners, own, strict=True):
                 corner[number.get()] = value
             kept[group * most + number.get()] = box
@@ -242,7 +230,7 @@ class _Heap:
         self.size.add(condition)
 
     def order(self) -> None:
-        """Emit the order of a heap among the words."""
+        """Emit the reordering of the words as a heap."""
         half = B.Bind(self.size.get() // 2)
         with B.serial(half) as step:
             start = B.Bind(half - 1 - step)
@@ -256,7 +244,7 @@ class _Heap:
         return self._order.index(first)
 
     def _sink(self, word: Any, start: Any) -> None:
-        """Emit the moves that put a word in its place below another one."""
+        """Emit the moves that put a word in its position below another one."""
         position, size = self._position, B.Bind(self.size.get())
         position.set(start)
         is_moving = Variable.allocate(tirx.const(1, "int32"))
@@ -267,7 +255,7 @@ class _Heap:
             child = B.Bind(tirx.Select(is_right, right, left))
             below = bind(self._words[child])
             is_moving.set(tirx.Cast("int32", precedes(below, word)))
-            with _when(tirx.EQ(is_moving.get(), 1)):
+            with when(tirx.EQ(is_moving.get(), 1)):
                 self._words[position.get()] = below
                 position.set(child)
         self._words[position.get()] = word
@@ -279,15 +267,13 @@ _BITS: Final = 32
 
 
 class _Groups(NamedTuple):
-    """Candidates by falling score; only those of one group are compared.
+    """Groups of candidates by falling score; an image may have several groups.
 
     Attributes:
-        groups: The number of groups.
-        images: The number of images that they are of, in order.
         boxes: The number of boxes of an image, and of candidates of a group.
-        box: Gives the box of a candidate in a group.
-        may_keep: Gives whether a candidate may be kept, from group, candidate and how many are kept before it.
-        overlap: Gives whether two boxes of an image overlap.
+        box: Group, candidate -> its box.
+        may_keep: Group, candidate, number of kept candidates before it -> whether it may be kept.
+        overlap: Image and two boxes -> whether they overlap.
     """
 
     groups: int
@@ -298,19 +284,24 @@ class _Groups(NamedTuple):
     overlap: Callable[[Any, Any, Any], Any]
 
     def emit_selection(self) -> tuple[Any, Any]:
-        """Emit the launches that compare boxes, and that select.
+        """Emit the comparison of boxes and the selection.
 
         Return the indices of kept candidates of a group (groups, candidates), and their number (groups,).
         """
         words = -(-self.boxes // _BITS)
+        # bits for the overlaps of a box with 32 boxes
         masks = _allocate((self.images, self.boxes, words), "uint32")
         with launch_threads(self.images, self.boxes, words) as (image, box, word):
-            self._emit_mask(masks, image, box, word)
+            bits = allocate_registers(1, dtype="uint32")
+            bits[0] = T.uint32(0)
+            with B.serial(_BITS) as position:
+                other = word * _BITS + position
+                with when(other < self.boxes), when(self.overlap(image, box, other)):
+                    bits[0] = bits[0] | _bit(position)
+            masks[image, box, word] = bits[0]
         removed = _allocate((self.groups, words), "uint32")
-        kept, numbers = (
-            _allocate((self.groups, self.boxes), "int32"),
-            _allocate((self.groups,), "int32"),
-        )
+        kept = _allocate((self.groups, self.boxes), "int32")
+        numbers = _allocate((self.groups,), "int32")
         with launch_threads(self.groups) as (group,):
             image = group // (self.groups // self.images)
             numbers[group] = T.int32(0)
@@ -318,26 +309,16 @@ class _Groups(NamedTuple):
                 removed[group, word] = T.uint32(0)
             with (
                 B.serial(self.boxes) as position,
-                _when(self.may_keep(group, position, numbers[group])),
+                when(self.may_keep(group, position, numbers[group])),
             ):
                 box = B.Bind(self.box(group, position))
                 is_removed = removed[group, box // _BITS] & _bit(box % _BITS)
-                with _when(tirx.EQ(is_removed, T.uint32(0))):
+                with when(tirx.EQ(is_removed, T.uint32(0))):
                     kept[group, numbers[group]] = position
                     numbers[group] = numbers[group] + 1
                     with B.serial(words) as word:
                         removed[group, word] = removed[group, word] | masks[image, box, word]
         return kept, numbers
-
-    def _emit_mask(self, masks: Any, image: Any, box: Any, word: Any) -> None:
-        """Emit a number whose bits say which of 32 boxes a box overlaps."""
-        bits = B.buffer_proxy(B.alloc_buffer((1,), "uint32", scope="local"))
-        bits[0] = T.uint32(0)
-        with B.serial(_BITS) as position:
-            other = word * _BITS + position
-            with _when(other < self.boxes), _when(self.overlap(image, box, other)):
-                bits[0] = bits[0] | _bit(position)
-        masks[image, box, word] = bits[0]
 
 
 def _bit(position: Any) -> Any:
@@ -348,40 +329,21 @@ def _allocate(shape: Sequence[int], dtype: str) -> Any:
     return B.buffer_proxy(B.sblock_alloc_buffer(shape, dtype))
 
 
-@contextmanager
-def _when(condition: Any) -> Iterator[None]:
-    with B.If(condition), B.Then():
-        yield
-
-
 def _list_extents(rows: Any) -> list[Any]:
     """Return the numbers of images and rows, variables where they are dynamic, and of columns."""
-    return [
-        tirx.Var(name, "int64") if is_dynamic(size) else size
-        for name, size in zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
-    ]
+    named = zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
+    return [tirx.Var(name, "int64") if is_dynamic(size) else size for name, size in named]
 
 
 @contextmanager
-def _define(
-    name: str,
-    operands: Sequence[Any],
-    results: Sequence[tuple[Any, str]],
-    sizes: Sequence[Any] = (),
-) -> Iterator[Any]:
-    """Define a kernel; yield its builder and the buffers of operands and results.
-
-    Operands have the first ones of `sizes`, or else their own.
-    """
+def _define(name: str, operands: Any, results: Any, sizes: Sequence[Any] = ()) -> Iterator[Any]:
+    """Define a kernel; yield its builder and its buffers. Operands have the first of `sizes`, if any."""
     shapes = [sizes[: len(known_sizes(o))] or ir.known_shape(o) for o in operands]
     specs = [*zip(shapes, map(ir.dtype_of, operands), strict=True), *results]
     with define_kernel(name) as builder:
-        buffers = [
-            B.buffer_proxy(B.arg(f"p{index}", declare_buffer(*spec)))
-            for index, spec in enumerate(specs)
-        ]
+        arguments = [B.arg(f"p{n}", declare_buffer(*spec)) for n, spec in enumerate(specs)]
         with B.sblock("root"):
-            yield builder, buffers
+            yield builder, list(map(B.buffer_proxy, arguments))
 
 
 def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> Any:
@@ -406,35 +368,36 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
             is_high = score >= threshold[0] if operator.takes_all_scores else score > threshold[0]
             return tirx.all(is_high, tirx.Cast("int64", number) < limit[0])
 
-        kept, numbers = _Groups(
+        groups = _Groups(
             groups=batch * classes,
             images=batch,
             boxes=n,
             box=box_of,
             may_keep=may_keep,
             overlap=overlaps,
-        ).emit_selection()
+        )
+        kept, numbers = groups.emit_selection()
         with launch_threads(operator.rows) as (row,):
-            start = B.buffer_proxy(B.alloc_buffer((1,), "int32", scope="local"))
+            start = allocate_registers(1, dtype="int32")
             start[0] = T.int32(0)
             for column in range(SELECTED_COLUMNS):
                 selected[row, column] = T.int64(0)
             with B.serial(batch * classes) as group:
                 position = row - start[0]
-                with _when(tirx.all(position >= 0, position < numbers[group])):
+                with when(tirx.all(position >= 0, position < numbers[group])):
                     box = box_of(group, kept[group, position])
                     values = (group // classes, group % classes, box)
                     for column, value in enumerate(values):
                         selected[row, column] = tirx.Cast("int64", value)
                 start[0] = start[0] + numbers[group]
-            with _when(tirx.EQ(row, 0)):
+            with when(tirx.EQ(row, 0)):
                 count[0] = tirx.Cast("int64", start[0])
     return builder.get()
 
 
 # ---------------------------------------------------------------- MXNet's operators
-# They follow MXNet's CPU code (`src/operator/contrib/multibox_detection.cc` and `bounding_box-inl.h`):
-# candidates by falling score, equal scores in the order of the data, and -1 in the rows that are left.
+# They follow MXNet's CPU code (`src/operator/contrib/multibox_detection.cc` and `bounding_box-inl.h`): candidates by
+# falling score, equal scores in the order of the data, and -1 in the remaining rows.
 
 
 def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: Any) -> Any:
@@ -451,14 +414,14 @@ def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: 
 
         with iterate(batch, n, columns) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
-            with _when(tirx.all(i < count[b], tirx.any(c > 0, not operator.suppresses))):
-                # Beyond the top k MXNet removes the class and leaves the rest.
+            with when(tirx.all(i < count[b], tirx.any(c > 0, not operator.suppresses))):
+                # beyond the top k, MXNet removes only the class
                 position = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
                 out[b, i, c] = rows[b, position, c]
         if operator.suppresses:
-            overlap = functools.partial(_multibox_overlap, operator=operator, dtype=dtype)
+            overlap = functools.partial(_multibox_overlap, operator, dtype)
             kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
-            with iterate(batch, n) as (b, i), _when(i < numbers[b]):
+            with iterate(batch, n) as (b, i), when(i < numbers[b]):
                 position = kept[b, i]
                 out[b, position, 0] = rows[b, order[b, position], 0]
     return builder.get()
@@ -476,11 +439,11 @@ def _make_box_kernel(is_gpu: bool, operator: BoxNms, *operands: Any) -> Any:
         def kept_count(b: Any) -> Any:
             return tirx.min(count[b], operator.top)
 
-        overlap = functools.partial(_box_overlap, operator=operator, dtype=dtype)
+        overlap = functools.partial(_box_overlap, operator, dtype)
         kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
         with iterate(batch, n, width) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
-            with _when(i < numbers[b]):
+            with when(i < numbers[b]):
                 out[b, i, c] = rows[b, order[b, kept[b, i]], c]
     return builder.get()
 
@@ -494,19 +457,19 @@ def _select_rows(
 ) -> tuple[Any, Any]:
     """Emit the selection among the first rows of each image in their order, see `_Groups`.
 
-    `read` gives the compared values of an image's row, and `overlap` the conditions under which of two rows one is
-    removed.
+    `read` returns the compared values of an image's row, `overlap` the conditions under which one of two rows is removed.
     """
     batch, n = order.shape
     if is_gpu:
-        return _Groups(
+        groups = _Groups(
             groups=int(batch),
             images=int(batch),
             boxes=int(n),
             box=lambda b, i: order[b, i],
             may_keep=lambda b, i, _: i < count(b),
             overlap=lambda b, i, j: tirx.all(*overlap(read(b, i), read(b, j))),
-        ).emit_selection()
+        )
+        return groups.emit_selection()
     kept, numbers = _allocate((batch, n), "int32"), _allocate((batch,), "int32")
     removed = _allocate((n,), "int32")
     with B.serial(batch) as b:
@@ -521,12 +484,12 @@ def _select_rows(
         def find(i: Any) -> list[Any]:
             return [compared[i, position] for position in range(len(values))]
 
-        with B.serial(count(b)) as i, _when(tirx.EQ(removed[i], 0)):
+        with B.serial(count(b)) as i, when(tirx.EQ(removed[i], 0)):
             kept[b, numbers[b]] = i
             numbers[b] = numbers[b] + 1
             with B.serial(count(b) - i - 1) as k, ExitStack() as guard:
                 j = B.Bind(i + 1 + k)
                 for condition in (tirx.EQ(removed[j], 0), *overlap(find(i), find(j))):
-                    guard.enter_context(_when(condition))
+                    guard.enter_context(when(condition))
                 removed[j] = T.int32(1)
     return kept, numbers
