@@ -1,4 +1,4 @@
-"""Gives sorts, and selections of the first k, kernels for CPUs in place of calls of TVM's runtime."""
+"""Kernels for CPUs of sorts and top-k selections, instead of calls of TVM's runtime."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.contraction.machine import MIN_LANES
-from tvmflow.compiler.contraction.packed import allocate_registers, positive, reduce_lanes
+from tvmflow.compiler.contraction.packed import (
+    allocate_registers,
+    loop_over,
+    positive,
+    reduce_lanes,
+)
 from tvmflow.compiler.passes.reductions import (
     COMPARED_DTYPES,
     ArgReduction,
     has_vectors,
     make_argreduce_kernel,
 )
-from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, when
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
     IrSize,
@@ -78,37 +83,34 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 
 
 # ---------------------------------------------------------------- sorting
-# Sorting, and the selection of the first k of a sorted row, without a branch that depends on the data.
+# Sorting and top-k selection without a branch that depends on the data.
 #
-# An element becomes a *word*: an unsigned number whose high bits are its key, in the wanted order, and whose low bits
-# are its index in the row. No two words of a row are equal, so that any order of comparisons gives the stable sort.
-# NaN is greater than every other value, as in numpy and PyTorch, and -0.0 equals 0.0. Words of one integer are
-# compared in one instruction; keys of 64 bits need a second integer for the index.
+# An element becomes a *word*: an unsigned integer whose high bits are its key, in the wanted order, and whose low bits
+# are its index in the row. No two words of a row are equal, so any sort of words is stable. NaN is greater than every
+# other value, as in numpy and PyTorch, and -0.0 equals 0.0. Words of one integer are compared in one instruction; keys
+# of 64 bits need a second integer for the index.
 #
-# Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming
-# 3, 5.3.4), then merged pairwise from both ends at once, as in quadsort: two runs of equal length
-# never run out, and the two ends are computed in parallel. A small top-k is selected instead: each
-# next word is the vectorized minimum of the words greater than the last one.
-
+# Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming 3, 5.3.4), then
+# merged pairwise from both ends at once, as in quadsort: two runs of equal length never run out, and the two ends are
+# computed in parallel. For a small k, each next word is the vectorized minimum of the words greater than the last one.
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
-# At most this many words are selected one by one, from a row with several times as many. LLVM vectorizes these
-# loops, but unrolls those over shorter rows. There, selection must read fewer vectors than a sort costs; the
-# constants are measured.
+# At most this many words are selected one by one, from a row with several times as many. LLVM vectorizes these loops,
+# but unrolls those over shorter rows. There, selection must read fewer vectors than a sort costs, as measured.
 _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8
 _VECTORS_PER_WORD: Final = 1.5
-# Longer rows are gathered from before. Narrow vectors hold few words, and most of them have no minimum of 64 bits.
+# Candidates are first gathered from longer rows. Narrow vectors hold few words, and most have no 64-bit minimum.
 _MAX_ROW_FOR_LEAST: Final = 2048
 _ROW_OF_LANES: Final = 16
 _NARROW_LANES: Final = 4
-# The elements that are tested at once for one among the first k.
+# The elements that are tested together for one among the first k.
 _BLOCK: Final = 64
-# To select k elements of a row that is shorter than this many times k costs more than sorting it.
+# Selecting k elements of a row that is shorter than this many times k costs more than sorting it.
 _MIN_ROW_FOR_SELECTION: Final = 4
-# This many vectors of columns have their first elements kept side by side, if there is one of each.
+# The vectors of columns that are computed together for k = 1.
 _COLUMN_VECTORS: Final = 4
 _COLUMN_DTYPES: Final = frozenset(
     ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -124,15 +126,13 @@ _MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64":
 
 
 class Sort(NamedTuple):
-    """A sort along one axis.
+    """A stable sort along one axis.
 
     Attributes:
         shape: The shape of the data, in which all axes but the sorted one may be dynamic.
         typical: The same with tuning sizes in place of dynamic ones.
-        dtype: Their dtype.
         axis: The axis, not negative.
-        k: How many of the sorted elements are wanted.
-        descending: Whether the greatest element comes first. Equal elements keep their order.
+        k: The number of the first elements that are the result.
         has_values: Whether the sorted elements are a result.
         index_dtype: The dtype of their indices in the data, which follow the values; None without them.
     """
@@ -165,12 +165,8 @@ class Sort(NamedTuple):
 
 def _make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the data and the results. Vectors have `lanes` of 32 bits."""
-    if (
-        sort.k == 1
-        and sort.axis == len(sort.shape) - 1
-        and sort.dtype in COMPARED_DTYPES
-        and has_vectors(sort.length, lanes)
-    ):
+    is_argreduction = sort.k == 1 and sort.axis == len(sort.shape) - 1
+    if is_argreduction and sort.dtype in COMPARED_DTYPES and has_vectors(sort.length, lanes):
         reduction = ArgReduction(
             shape=sort.shape,
             rows=math.prod(sort.shape[:-1]),
@@ -198,11 +194,11 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
     several = math.prod(sort.typical) // sort.length
     is_parallel = cores > 1 and several > 1 and several * sort.length >= _MIN_PARALLEL_ELEMENTS
     order = Order(sort.dtype, sort.length, sort.descending, lanes)
+    is_short = sort.length <= min(_ROW_OF_LANES * lanes**2, _MAX_ROW_FOR_LEAST)
     is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK) and not (
-        sort.length <= min(_ROW_OF_LANES * lanes**2, _MAX_ROW_FOR_LEAST)
-        and _finds_least(order, sort.length, sort.k)
+        is_short and _finds_least(order, sort.length, sort.k)
     )
-    with (T.parallel if is_parallel else T.serial)(rows) as row:
+    with loop_over(rows, is_parallel) as row:
 
         def offset_of(index: Any, length: int) -> Any:
             part = positive(inner)
@@ -226,12 +222,8 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
 def _selects_in_columns(sort: Sort) -> bool:
     """Return whether the first few along an axis are found for vectors of columns."""
     inner = sort.shape[sort.axis + 1 :]
-    return (
-        sort.k <= _MAX_LEAST
-        and sort.dtype in _COLUMN_DTYPES
-        and not any(map(is_dynamic, inner))
-        and math.prod(inner) >= MIN_LANES
-    )
+    has_vectors_of_columns = not any(map(is_dynamic, inner)) and math.prod(inner) >= MIN_LANES
+    return has_vectors_of_columns and sort.k <= _MAX_LEAST and sort.dtype in _COLUMN_DTYPES
 
 
 def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int) -> None:
@@ -241,7 +233,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
     groups = -(-inner // width)
     order = Order(sort.dtype, sort.length, sort.descending)
     is_parallel = cores > 1 and math.prod(sort.typical) >= _MIN_PARALLEL_ELEMENTS
-    with (T.parallel if is_parallel else T.serial)(outer * groups) as part:
+    with loop_over(outer * groups, is_parallel) as part:
         row = part // groups
         # the last columns overlap those before them
         column = tirx.min(part % groups * width, inner - width)
@@ -255,14 +247,11 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         first = [allocate_registers(width, dtype="int32") for _ in range(sort.k)]
 
         def insert(index: Any, *, filled: int) -> None:
-            """Emit the insertion of an element of each column, in order.
-
-            The element is at the position `index`, and `filled` ones are there so far.
-            """
+            """Emit the insertion of the element of each column at `index` among the `filled` first ones."""
             with T.vectorized(width) as lane:
                 new_key[lane] = tirx.Cast("uint32", order.key(load(index, lane)))
             new_index = tirx.Cast("int32", index)
-            # from the end, so that each is still there when the next one is replaced by it
+            # from the end, so that each one is read before it is replaced
             for position in reversed(range(min(filled + 1, sort.k))):
                 for kept in (first, keys):
                     with T.vectorized(width) as lane:
@@ -310,11 +299,11 @@ class Order:
         self.key_dtype = f"uint{bits}"
 
     def key(self, value: Any) -> Any:
-        """Return an unsigned number of the dtype's size that grows in the wanted order."""
+        """Return an unsigned integer of the dtype's width that grows in the wanted order."""
         bits, dtype = _BITS[self._dtype], self.key_dtype
         sign = tirx.const(1 << (bits - 1), dtype)
         if self._dtype in _MANTISSA_BITS:
-            # TVM makes a branch of a choice between values that it loads
+            # bound, because TVM makes a branch of a selection between loaded values
             key = self._float_key(T.Bind(tirx.reinterpret(dtype, value)), sign)
         elif self._dtype.startswith("int"):
             key = tirx.reinterpret(dtype, value) ^ sign
@@ -333,10 +322,8 @@ class Order:
 
     def word(self, value: Any, index: Any) -> Word:
         """Return the word of an element."""
-        key, position = (
-            tirx.Cast(self.dtypes[0], self.key(value)),
-            tirx.Cast(self.dtypes[-1], index),
-        )
+        key = tirx.Cast(self.dtypes[0], self.key(value))
+        position = tirx.Cast(self.dtypes[-1], index)
         if len(self.dtypes) > 1:
             return key, position
         return (key << tirx.const(self._shift, self.dtypes[0]) | position,)
@@ -347,15 +334,14 @@ class Order:
         return tirx.Cast("int32", word[1] if len(word) > 1 else word[0] & mask)
 
     def word_lanes(self, size: int) -> int:
-        """Return how many of some words of one integer are compared at once."""
+        """Return how many words of one integer, of some in a loop, are compared at once."""
         if size >= _MIN_ROW_FOR_LOOP:
             return 1
         return max(self._lanes * 32 // int(self.dtypes[0][4:]), 1)
 
     def whole_vectors(self, size: int) -> int:
         """Return the size rounded up to whole vectors of words."""
-        width = self.word_lanes(size)
-        return -(-size // width) * width
+        return size + -size % self.word_lanes(size)
 
     def last(self) -> Word:
         """Return a sentinel word that sorts after all others."""
@@ -405,7 +391,7 @@ class Words(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A number in a register."""
+    """A variable in a register."""
 
     buffer: Any
 
@@ -430,7 +416,7 @@ class Variable(NamedTuple):
 
 
 def bind(word: Word) -> Word:
-    """Return a word whose numbers are bound to variables."""
+    """Return a word whose integers are bound to variables."""
     return tuple(T.Bind(part) for part in word)
 
 
@@ -475,8 +461,7 @@ def _emit_whole_sort(sort: Sort, row: _Row) -> Words:
 def _emit_selection(sort: Sort, row: _Row) -> Words:
     """Emit the selection of the first words of a row; return them in order.
 
-    Those that come before the last of the first `count` so far are gathered. When there are enough
-    of them, they are sorted, and merged with the first ones.
+    Words that come before the last of the first ones so far are gathered, sorted and merged with these.
     """
     order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
@@ -493,11 +478,11 @@ def _emit_selection(sort: Sort, row: _Row) -> Words:
         limit = bind(first[count - 1])
         has_candidates = order.may_precede(least.get(), limit)
         elements = tirx.min(_BLOCK, length - start)
-        with T.If(has_candidates), T.Then(), T.serial(elements) as offset:
+        with when(has_candidates), T.serial(elements) as offset:
             word = bind(row.word(start + offset))
             gathered[filled.get()] = word
             filled.add(precedes(word, limit))
-        with T.If(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)), T.Then():
+        with when(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)):
             gathered.fill(filled.get(), room, lambda _: order.last())
             if _finds_least(order, size, count):
                 ordered = _emit_least(order, gathered, size, count)
@@ -528,36 +513,31 @@ def _finds_least(order: Order, size: int, count: int) -> bool:
 
 
 def _emit_least(order: Order, words: Words, size: int, count: int) -> Words:
-    """Emit the search for the first of some words of one integer; return these in order.
+    """Emit the search for the first of some words of one integer, padded by last ones to whole vectors.
 
-    Words beyond their number, up to whole vectors (`whole_vectors`), are last ones.
+    Return these words in order.
     """
-    (last,) = order.last()
+    (last,), width = order.last(), order.word_lanes(size)
     first = Words.allocate(order, count)
     # no differences, which TVM tells LLVM do not wrap around
     start = Variable.allocate(tirx.const(0, order.dtypes[0]))
     with T.serial(count) as k:
         begin = T.Bind(start.get())
-        width = order.word_lanes(size)
-        search = _search_in_loop if width == 1 else _search_in_vectors
-        found = T.Bind(search(words, size, width, begin, last))
+        found = T.Bind(_search(words, size, width, begin, last))
         first[k] = (found,)
         # if there are no more, the last word follows itself
         start.set(tirx.Select(found < last, found + tirx.const(1, order.dtypes[0]), last))
     return first
 
 
-def _search_in_loop(words: Words, size: int, _: int, begin: Any, last: Any) -> Any:
-    """Emit the search for the least word that is not below another one; return it."""
-    least = Variable.allocate(last)
-    with T.serial(size) as position:
-        word = T.Bind(words[position][0])
-        least.set(tirx.min(least.get(), tirx.Select(word < begin, last, word)))
-    return least.get()
-
-
-def _search_in_vectors(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
-    """Emit the same search of vectors of this many words."""
+def _search(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
+    """Emit the search for the least word that is not below another one, in vectors; return it."""
+    if width == 1:
+        variable = Variable.allocate(last)
+        with T.serial(size) as position:
+            word = T.Bind(words[position][0])
+            variable.set(tirx.min(variable.get(), tirx.Select(word < begin, last, word)))
+        return variable.get()
     least = allocate_registers(width, dtype=str(last.ty.dtype))
     with T.vectorized(width) as lane:
         least[lane] = last
@@ -569,7 +549,7 @@ def _search_in_vectors(words: Words, size: int, width: int, begin: Any, last: An
 
 
 def _emit_sort(order: Order, words: Words, size: int) -> Words:
-    """Emit the sort of words; return where they are then. Their number is a `_padded_size`."""
+    """Emit the sort of words, a `_padded_size` of them; return the sorted words."""
     run, passes = _split_size(size)
     with T.serial(1 << passes) as part:
         _emit_network(order, words, part * run, run)
@@ -582,7 +562,7 @@ def _emit_sort(order: Order, words: Words, size: int) -> Words:
 
 
 def _emit_merge(source: Words, target: Words, base: Any, run: int) -> None:
-    """Emit the merge of adjacent runs: the smaller half from their begins, the greater from their ends."""
+    """Emit the merge of adjacent runs: the smaller half from their starts, the greater from their ends."""
     # how many words of either half come from the left run
     low, high = Variable.allocate(_ZERO), Variable.allocate(_ZERO)
     end = base + run - 1
