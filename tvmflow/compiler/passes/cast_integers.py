@@ -13,6 +13,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvmflow.compiler.passes.reductions import ARGREDUCTIONS
 from tvmflow.graph import ir
 from tvmflow.graph.rewriter import ELEMENTWISE, MainRewriter, rewrite_main
 from tvmflow.targets.backends import webgpu
@@ -23,8 +24,6 @@ _BOOL: Final = "bool"
 # The dtypes that tensors in memory do not have.
 _REPLACED: Final = frozenset({_INT64, _BOOL})
 _FUNCTION_CALLS: Final = "relax.call_"
-# Whether an operator returns the index of the maximum.
-_ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
 
 
 def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
@@ -78,14 +77,14 @@ class _IntegerCaster(MainRewriter):
         if name == "relax.astype" and attrs.dtype in _REPLACED:
             value = self.cast(args[0], _BOOL) if attrs.dtype == _BOOL else args[0]
             return self.cast(value, _INT32)
-        if name in _ARGREDUCTIONS:
+        if name in ARGREDUCTIONS:
             if attrs.axis is None:
                 args[0] = self.reshape(args[0], [-1])
             return self._find_indices(
                 args[0],
                 int(attrs.axis or 0),
                 keeps_axis=bool(attrs.keepdims),
-                largest=_ARGREDUCTIONS[name],
+                largest=ARGREDUCTIONS[name],
             )
         if name == "relax.topk":
             options = (int(attrs.k), int(attrs.axis), attrs.ret_type, attrs.largest, _INT32)

@@ -1,8 +1,8 @@
 """Check indices and divisors when a model runs, where their values are not known before.
 
-TVM's kernels read and write at any index, and a CPU traps at an integer division by zero. On CPUs a small
-kernel looks at such an operand before the kernel that uses it, and fails with a message. On GPUs, which
-report nothing, indices are clamped.
+TVM's kernels read and write at any index, and a CPU traps at an integer division by zero. On CPUs, a small kernel tests
+such an operand before the kernel that uses it, and fails with a message. On GPUs, which report no failures, indices are
+clamped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.contraction.packed import allocate_registers
+from tvmflow.compiler.passes.reductions import ARGREDUCTIONS
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.core.errors import StageError
 from tvmflow.graph import ir
@@ -25,6 +26,7 @@ from tvmflow.graph.counts import SIZES_NEEDED
 from tvmflow.graph.dynamic_shapes import (
     IrSize,
     is_dynamic,
+    known_sizes,
     list_symbols,
     plain,
     sizes_of,
@@ -35,20 +37,18 @@ from tvmflow.graph.rewriter import ELEMENTWISE, rewrite_main
 
 FAILURE: Final = "tvmflow.failure"
 """The attribute of a kernel that fails where an operand has a wrong value: the message."""
-_EXTREMES: Final = ("relax.argmax", "relax.argmin")
-
 _SELECTION: Final = "relax.vision.all_class_non_max_suppression"
 
 
 def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Check the indices and integer divisors that are computed of a model's inputs.
+    """Check the indices and integer divisors that a model computes from its inputs.
 
     Raises:
         StageError: A constant has a wrong value.
     """
-    if not context.options.checks or not ir.calls_operator(mod, *CHECKED_OPERATORS, *_EXTREMES):
+    if not context.options.checks or not ir.calls_operator(mod, *CHECKED_OPERATORS, *ARGREDUCTIONS):
         return mod
-    # TVM makes another error of one that a rewriter raises
+    # a list, because TVM would replace an error that a rewriter raises
     problems: list[str] = []
     rewritten = rewrite_main(mod, _CheckRewriter, context, problems)
     if problems:
@@ -57,10 +57,7 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
 
 
 def _list_selected(flow: ir.DataFlow) -> set[Any]:
-    """Return the variables that depend on selected boxes.
-
-    TVM's types of these have more rows than there are when the model runs.
-    """
+    """Return the variables that depend on selected boxes, whose types have more rows than at run time."""
     selected: set[Any] = set()
     for variable, value in flow.values.items():
         is_selection = ir.operator_name(value) == _SELECTION
@@ -72,7 +69,7 @@ def _list_selected(flow: ir.DataFlow) -> set[Any]:
 class _CheckRewriter(TargetRewriter):
     """Puts a check before each operand that may have a wrong value."""
 
-    OPERATORS = (*CHECKED_OPERATORS, *_EXTREMES)
+    OPERATORS = (*CHECKED_OPERATORS, *ARGREDUCTIONS)
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext, problems: list[str]) -> None:
         super().__init__(mod, context)
@@ -88,7 +85,7 @@ class _CheckRewriter(TargetRewriter):
         super().visit_var_binding_(binding)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        if ir.operator_name(call) in _EXTREMES:
+        if ir.operator_name(call) in ARGREDUCTIONS:
             return self._check_extremes(call, rewritten)
         args = list(rewritten.args)
         for position, bound in list_bounds(call):
@@ -98,22 +95,19 @@ class _CheckRewriter(TargetRewriter):
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
 
     def _check_extremes(self, call: Any, rewritten: Any) -> Any:
-        """Return the indices of extremes, which fail along an axis that has no element when the model runs."""
+        """Return the indices of extremes, which fail along an axis without elements at run time."""
         sizes, axis = sizes_of(call.args[0]), call.attrs.axis
         if sizes is None or not self._context.is_cpu():
             return None
         size = math.prod(sizes) if axis is None else sizes[int(axis)]
         if not is_dynamic(size):
             return None
-        operator = ir.operator_name(call).removeprefix("relax.")
-        message = (
-            f"{operator} looks for an extreme among 0 elements, along an axis of {plain(size)}"
-        )
-        positions = self.emit(rewritten)
-        return _call_check(self, positions, Bound((size,), is_length=True), message)
+        name, axis_text = ir.operator_name(call).removeprefix("relax."), f"an axis of {plain(size)}"
+        message = f"{name} looks for an extreme among 0 elements, along {axis_text}"
+        return _call_check(self, self.emit(rewritten), Bound((size,), is_length=True), message)
 
     def _check(self, call: relax.Call, original: Any, operand: Any, bound: Bound) -> Any:
-        """Return an operand whose values are within its bound when the model goes on."""
+        """Return an operand whose values are within its bound."""
         if isinstance(original.ty, relax.TupleType):
             value = self.flow.values.get(original, original)
             if not isinstance(value, relax.Tuple) or bound.sizes is None:
@@ -131,8 +125,7 @@ class _CheckRewriter(TargetRewriter):
             return operand
         if not self._context.is_cpu():
             return operand if bound.sizes is None else self._clamp(operand, bound)
-        message = self._describe(call, original, bound)
-        return _call_check(self, operand, bound, message)
+        return _call_check(self, operand, bound, self._describe(call, original, bound))
 
     def _is_known(self, operand: Any) -> bool:
         """Return whether an operand depends only on constants, weights and sizes."""
@@ -159,13 +152,13 @@ class _CheckRewriter(TargetRewriter):
         values, sizes = ir.constant_array(operand), bound.sizes
         if values is None:
             return
-        if sizes is None:
-            is_wrong = bool((values == 0).any())
-        elif len(sizes) == 1 and isinstance(size := plain(sizes[0]), int):
-            is_wrong = bool(((values >= size) | (values < (-size if bound.from_end else 0))).any())
-        else:
-            return
-        if is_wrong:
+        is_wrong = values == 0
+        if sizes is not None:
+            size = plain(sizes[0]) if len(sizes) == 1 else None
+            if not isinstance(size, int):
+                return
+            is_wrong = (values >= size) | (values < (-size if bound.from_end else 0))
+        if is_wrong.any():
             self._problems.append(self._describe(call, operand, bound))
 
     def _describe(self, call: relax.Call, operand: Any, bound: Bound) -> str:
@@ -178,17 +171,20 @@ class _CheckRewriter(TargetRewriter):
         return f"{what} has an index out of range for {operator}, whose axis has {' or '.join(sizes)} elements"
 
     def _clamp(self, indices: Any, bound: Bound) -> Any:
-        """Emit indices, each the nearest one that is within its axis."""
+        """Emit indices that are clamped to their axes."""
 
         def clamp(data: Any) -> Any:
+            dtype = str(data.dtype)
+
             def element(*position: Any) -> Any:
                 value = data(*position)
                 for column, size in _list_columns(bound):
-                    limit = tirx.Cast(str(data.dtype), size) if is_dynamic(size) else size
+                    limit = tirx.Cast(dtype, size) if is_dynamic(size) else size
                     own = tirx.Select(value < 0, value + limit, value) if bound.from_end else value
-                    own = tirx.max(tirx.min(own, tirx.Cast(str(data.dtype), size - 1)), 0)
-                    is_own = True if column is None else position[-1] == column
-                    value = own if is_own is True else tirx.Select(is_own, own, value)
+                    own = tirx.max(tirx.min(own, tirx.Cast(dtype, size - 1)), 0)
+                    if column is not None:
+                        own = tirx.Select(position[-1] == column, own, value)
+                    value = own
                 return value
 
             return te.compute(data.shape, element, name="clamped")
@@ -206,12 +202,9 @@ def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
 
 def _call_check(rewriter: TargetRewriter, operand: Any, bound: Bound, message: str) -> Any:
     """Emit the call of a kernel that copies an operand, and fails where it has a wrong value."""
-    shape, dtype = sizes_of(operand), ir.dtype_of(operand)
-    assert shape is not None
+    shape, dtype = known_sizes(operand), ir.dtype_of(operand)
     kernel = _make_kernel(shape, dtype, bound, message)
-    used = [
-        symbol for size in bound.sizes or () if size is not None for symbol in list_symbols(size)
-    ]
+    used = [symbol for _, size in _list_columns(bound) for symbol in list_symbols(size)]
     function, sizes = with_kernel_symbols(kernel, used, 2)
     variable = rewriter.builder_.add_func(function, "check_operand")
     results = [relax.TensorType(shape, dtype), relax.TensorType([1], "int32")]
@@ -222,7 +215,7 @@ def _call_check(rewriter: TargetRewriter, operand: Any, bound: Bound, message: s
 def _make_kernel(
     shape: Sequence[IrSize], dtype: str, bound: Bound, message: str
 ) -> tvm.tirx.PrimFunc:
-    """Return the kernel; its parameters are the operand, its copy, and a number that is not 0 if it fails."""
+    """Return the kernel; its parameters are the operand, its copy, and a flag that is 1 if it fails."""
     parameters = {"operand": (shape, dtype), "checked": (shape, dtype), "failed": ((1,), "int32")}
     columns = _list_columns(bound)
     width = 1 if not columns or columns[0][0] is None else plain(shape[-1])
@@ -246,7 +239,7 @@ def _make_kernel(
 
 
 def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[Any, Any]:
-    """Return a value as the operator takes it, and whether it is wrong; None if any is right."""
+    """Return a value for the operator, and whether it is wrong; None if every value is right."""
     if bound.sizes is None:
         return value, value == tirx.const(0, dtype)
     if size is None:
@@ -256,7 +249,7 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
     if bound.is_length:
         return value, limit == zero
     if not bound.from_end:
-        # of a number that is none, neither is true
+        # of NaN, neither is true
         return value, tirx.Not(tirx.And(value >= zero, value < limit))
     is_wrong = tirx.Not(tirx.And(value >= zero - limit, value < limit))
     return tirx.Select(value < zero, value + limit, value), is_wrong
@@ -268,8 +261,8 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
 def keep_divisions_from_trapping(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Return a module whose kernels divide integers by data without a trap.
 
-    Padding lanes of vectors may hold any divisor. The quotient of the smallest integer
-    and -1 does not fit its type: it is the smallest integer again, as in two's complement.
+    Padding lanes of vectors may hold any divisor. The quotient of the smallest integer and -1 does not fit its type: it
+    is the smallest integer again, as in two's complement.
     """
     if not context.options.checks:
         return mod
@@ -283,16 +276,14 @@ def _divide_safely(division: Any) -> Any:
     if not dtype.startswith(("int", "uint")) or not ir.find_nodes(right, tvm.ir.TensorLoad):
         return division
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
-    is_modulo = isinstance(division, tirx.Mod | tirx.FloorMod)
     if dtype.startswith("uint"):
         safe = type(division)(left, tirx.max(right, one))
         return tirx.Select(right == zero, zero, safe)
-    # -1 and 0
     is_special = tirx.Or(right == zero, right == tirx.const(-1, dtype))
     safe = type(division)(left, tirx.Select(is_special, one, right))
-    if is_modulo:
+    if isinstance(division, tirx.Mod | tirx.FloorMod):
         return tirx.Select(is_special, zero, safe)
-    # in unsigned integers, whose sums wrap
+    # in unsigned integers, whose additions wrap
     flipped = tirx.Cast(f"u{dtype}", left ^ tirx.const(-1, dtype))
     negated = tirx.Cast(dtype, flipped + tirx.const(1, f"u{dtype}"))
     return tirx.Select(is_special, tirx.Select(right == zero, zero, negated), safe)

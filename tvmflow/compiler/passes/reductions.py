@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.context import TargetRewriter
 from tvmflow.compiler.contraction.machine import MIN_PARALLEL_ELEMENTS
-from tvmflow.compiler.contraction.packed import allocate_registers, iterate_vectors
+from tvmflow.compiler.contraction.packed import allocate_registers, iterate_vectors, loop_over
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_of
@@ -20,17 +20,17 @@ from tvmflow.graph.rewriter import MainRewriter
 
 # ---------------------------------------------------------------- reductions of whole tensors
 
-# Each gives the same for all elements as for the results of rows of equal length. The mean
-# of rows of quantized values would be rounded, and the product of a row can be too large where that of all is not.
-_FLOATS: Final = frozenset({"float32", "float64"})
-_INTEGERS: Final = frozenset({"int32", "int64"})
+# Reductions whose result for all elements is that for the results of rows of equal length. A mean of integers would
+# be rounded, and the product of a row can overflow where that of all elements does not.
+_FLOATS: Final = ("float32", "float64")
+_INTEGERS: Final = ("int32", "int64")
 _SPLIT_DTYPES: Final = {
-    **dict.fromkeys(("relax.max", "relax.min", "relax.sum"), _FLOATS | _INTEGERS),
+    **dict.fromkeys(("relax.max", "relax.min", "relax.sum"), _FLOATS + _INTEGERS),
     "relax.mean": _FLOATS,
     "relax.prod": _INTEGERS,
 }
-_MIN_NUMBERS: Final = 2048
-# Up to this, one row is reduced as fast as any by the rule for rows.
+_MIN_ELEMENTS: Final = 2048
+# Up to this length, the rule for rows reduces a single row as fast.
 _MAX_SINGLE_ROW: Final = 1 << 16
 _MIN_ROW: Final = 64
 _MAX_ROW: Final = 8192
@@ -39,7 +39,7 @@ _WHOLE_VECTORS: Final = 64
 
 
 class ReductionSplitter(MainRewriter):
-    """Splits reductions of a large tensor to one number in two: rows on all cores, then the few results."""
+    """Splits reductions of a large tensor to one value in two: rows on all cores, then the few results."""
 
     OPERATORS = tuple(_SPLIT_DTYPES)
 
@@ -48,26 +48,25 @@ class ReductionSplitter(MainRewriter):
         shape, results = self.numbers.shape(call.args[0]), ir.shape_of(call)
         if ir.dtype_of(call.args[0]) not in _SPLIT_DTYPES[name] or shape is None or results is None:
             return None
-        numbers, last = math.prod(shape), len(shape) - 1
-        # a reduction of a single row
+        elements, last = math.prod(shape), len(shape) - 1
         reduced = [int(axis) % len(shape) for axis in call.attrs.axis or ()]
-        is_row = last > 0 and reduced == [last] and shape[-1] <= _MAX_SINGLE_ROW
-        if math.prod(results) != 1 or numbers < _MIN_NUMBERS or is_row:
+        is_single_row = last > 0 and reduced == [last] and shape[-1] <= _MAX_SINGLE_ROW
+        if math.prod(results) != 1 or elements < _MIN_ELEMENTS or is_single_row:
             return None
         [data] = rewritten.args
         axes = _choose_axes(shape)
         if axes is None:
-            row = _choose_row(numbers) if ir.shape_of(call.args[0]) is not None else None
+            row = _choose_row(elements) if ir.shape_of(call.args[0]) is not None else None
             if row is None:
                 return None
-            data, axes = self.reshape(data, [numbers // row, row]), [1]
+            data, axes = self.reshape(data, [elements // row, row]), [1]
         reduce = getattr(relax.op, name.removeprefix("relax."))
         result = self.emit(reduce(self.emit(reduce(data, axes))))
         return relax.op.reshape(result, results) if results else result
 
 
 def _choose_axes(shape: Sequence[int]) -> list[int] | None:
-    """Return the last axes, if they make rows: kernels before the reduction can become part of it then."""
+    """Return the last axes if they are rows, so that kernels before the reduction can be fused with it."""
     for first in reversed(range(1, len(shape))):
         row = math.prod(shape[first:])
         if row >= _MIN_ROW:
@@ -76,26 +75,23 @@ def _choose_axes(shape: Sequence[int]) -> list[int] | None:
     return None
 
 
-def _choose_row(numbers: int) -> int | None:
+def _choose_row(elements: int) -> int | None:
     """Return the row length into which elements can be divided, of whole vectors if possible."""
 
     def rate(row: int) -> tuple[bool, float]:
         return row % _WHOLE_VECTORS != 0, abs(math.log(row / _GOOD_ROW))
 
-    rows = range(_MIN_ROW, min(_MAX_ROW, numbers // 2) + 1)
-    return min((row for row in rows if numbers % row == 0), key=rate, default=None)
+    rows = range(_MIN_ROW, min(_MAX_ROW, elements // 2) + 1)
+    return min((row for row in rows if elements % row == 0), key=rate, default=None)
 
 
 # ---------------------------------------------------------------- argmax and argmin
-# TVM reduces (index, value) pairs one value at a time. Here each lane keeps the first maximum that it has seen, and
-# its index. The last vector of a row overlaps the one before it: a value that two lanes see has one index in both.
+# TVM reduces (index, value) pairs one value at a time. Here, each lane keeps its first maximum so far, and its index.
+# The last vector of a row overlaps the one before it: a value in two lanes has the same index in both.
 
 # The operator -> whether it returns the index of the maximum.
-_ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
-COMPARED_DTYPES: Final = {
-    "float32": "float32",
-    **dict.fromkeys(("int32", "int8", "uint8"), "int32"),
-}
+ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
+COMPARED_DTYPES: Final = {"float32": "float32", "int32": "int32", "int8": "int32", "uint8": "int32"}
 """The dtype of data -> that in which they are compared."""
 # LLVM makes vectors of the unrolled comparisons of shorter rows.
 _MIN_LENGTH: Final = 16
@@ -113,7 +109,7 @@ class ArgReduceRewriter(TargetRewriter):
     `maximum(indices, 0)` is dropped: no index is negative.
     """
 
-    OPERATORS = (*_ARGREDUCTIONS, "relax.maximum")
+    OPERATORS = (*ARGREDUCTIONS, "relax.maximum")
 
     def __init__(self, mod: tvm.IRModule, context: Any) -> None:
         super().__init__(mod, context)
@@ -121,11 +117,11 @@ class ArgReduceRewriter(TargetRewriter):
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         name, result = ir.operator_name(call), sizes_of(call)
-        if name not in _ARGREDUCTIONS:
+        if name not in ARGREDUCTIONS:
             indices = self.resolve(rewritten.args[0]) if ir.is_zero(call.args[1]) else None
             is_alone = result == sizes_of(call.args[0])
             return indices if is_alone and indices in self._indices else None
-        reduction = self._find(call, is_largest=_ARGREDUCTIONS[name])
+        reduction = self._find(call, is_largest=ARGREDUCTIONS[name])
         if reduction is None or result is None:
             return None
         kernel = make_argreduce_kernel(reduction, result, self._cpu.cores, self._cpu.lanes)
@@ -140,10 +136,8 @@ class ArgReduceRewriter(TargetRewriter):
         if not shape or not typical or 0 in typical or self.flow.is_weight(data):
             return None
         last = len(shape) - 1
-        if (
-            ir.dtype_of(data) not in COMPARED_DTYPES
-            or int(-1 if axis is None else axis) % len(shape) != last
-        ):
+        is_last = axis is None or int(axis) % len(shape) == last
+        if not is_last or ir.dtype_of(data) not in COMPARED_DTYPES:
             return None
         first = 0 if axis is None else last
         length = math.prod(typical[first:])
@@ -166,16 +160,13 @@ def has_vectors(length: int, lanes: int) -> bool:
 
 
 class ArgReduction(NamedTuple):
-    """An argmax or argmin of rows, with the indices, the values, or both as results.
+    """An argmax (`is_largest`) or argmin of rows, with the indices, the values, or both as results.
 
     Attributes:
         shape: The shape of the data; all but the length of rows may be dynamic.
         rows: The number of rows, which may be dynamic.
-        length: The elements of a row.
         typical: The approximate number of elements.
-        dtype: Their dtype.
         result_dtype: The dtype of the indices; None if they are not a result.
-        is_largest: True for argmax, False for argmin.
         has_values: Whether the values are a result, before the indices.
         orders_nan: Whether NaN is greater than every other value; else it is skipped.
     """
@@ -195,18 +186,18 @@ class ArgReduction(NamedTuple):
         """The dtype of the keys that are compared."""
         return "int32" if self.orders_nan else COMPARED_DTYPES[self.dtype]
 
-    def key(self, number: Any) -> Any:
+    def key(self, value: Any) -> Any:
         """Return the key by which a value is compared."""
         if not self.orders_nan or self.dtype != "float32":
-            return tirx.Cast(self.compared_dtype, number)
+            return tirx.Cast(self.compared_dtype, value)
         # unbound expressions: with dynamic shapes, a vectorized loop may have no bindings
-        bits = tirx.reinterpret("int32", number)
+        bits = tirx.reinterpret("int32", value)
         magnitude = bits & _MAGNITUDE
         signed = tirx.Select(bits < 0, 0 - magnitude, magnitude)
         return tirx.Select(magnitude > _INFINITY, tirx.const(_MAGNITUDE, "int32"), signed)
 
     def is_beyond(self, a: Any, b: Any) -> Any:
-        """Return whether the first of two keys wins over the second."""
+        """Return whether the first of two keys is chosen over the second."""
         return a > b if self.is_largest else a < b
 
 
@@ -293,13 +284,10 @@ class ScanRewriter(TargetRewriter):
         shape, typical, dtype = sizes_of(call), self.numbers.shape(call), ir.dtype_of(call)
         if attrs.axis is None or ir.dtype_of(data) != dtype or self.flow.is_weight(data):
             return None
-        if not shape or not typical or 0 in typical:
+        axis = int(attrs.axis) % len(shape) if shape else 0
+        if not shape or not typical or 0 in typical or any(map(is_dynamic, shape[axis + 1 :])):
             return None
-        axis = int(attrs.axis) % len(shape)
-        if any(map(is_dynamic, shape[axis + 1 :])):
-            return None
-        outer, length = math.prod(shape[:axis]), shape[axis]
-        inner = math.prod(shape[axis + 1 :])
+        outer, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         function, initial = _SCANS[ir.operator_name(call)]
         lanes = self._cpu.lanes
 
@@ -335,9 +323,8 @@ class ScanRewriter(TargetRewriter):
 
 
 def parallel_loop(extent: IrSize, cores: int, elements: int) -> Any:
-    """Emit a loop that several cores share where the work is worth it."""
-    is_parallel = cores > 1 and elements >= MIN_PARALLEL_ELEMENTS
-    return (T.parallel if is_parallel else T.serial)(extent)
+    """Emit a loop that several cores share if there is enough work."""
+    return loop_over(extent, cores > 1 and elements >= MIN_PARALLEL_ELEMENTS)
 
 
 # ---------------------------------------------------------------- scatters
@@ -364,22 +351,17 @@ class ScatterRewriter(TargetRewriter):
         typical = [self.numbers.shape(tensor) or () for tensor in (data, indices)]
         dtype, index_dtype = map(ir.dtype_of, (data, indices))
         combine = _COMBINATIONS.get(str(call.attrs.reduction))
-        if (
-            all(map(self.flow.is_weight, call.args))
-            or not all(typical)
-            or not shape
-            or not index_shape
-            or updated is None
-            or any(0 in numbers for numbers in typical)
-            or is_dynamic(index_shape[-1])
-            or any(map(is_dynamic, shape[index_shape[-1] :]))
-            or index_dtype not in ("int32", "int64")
-            or combine is None
-            or ir.dtype_of(updates) != dtype
-            or not same_sizes(updated, (*index_shape[:-1], *shape[index_shape[-1] :]))
-        ):
+        if not shape or not index_shape or updated is None or combine is None:
+            return None
+        if not all(sizes and 0 not in sizes for sizes in typical) or is_dynamic(index_shape[-1]):
             return None
         depth, lanes = int(index_shape[-1]), self._cpu.lanes
+        has_rows = not any(map(is_dynamic, shape[depth:]))
+        if not has_rows or not same_sizes(updated, (*index_shape[:-1], *shape[depth:])):
+            return None
+        is_supported = index_dtype in ("int32", "int64") and ir.dtype_of(updates) == dtype
+        if not is_supported or all(map(self.flow.is_weight, call.args)):
+            return None
         rows, width = math.prod(shape[:depth]), math.prod(shape[depth:])
         is_large = width * math.prod(typical[1][:-1]) >= MIN_PARALLEL_ELEMENTS
         # parts of whole vectors
@@ -391,12 +373,14 @@ class ScatterRewriter(TargetRewriter):
             "updates": ((*index_shape[:-1], *shape[depth:]), dtype),
             "out": (shape, dtype),
         }
-        # as many columns of all updates at a time as a core has: several of one row need no atomic operations
-        loop = T.parallel if parts > 1 else T.serial
-        with define_flat_kernel("scatter", parameters) as (builder, buffers), loop(parts) as part:
+        with (
+            define_flat_kernel("scatter", parameters) as (builder, buffers),
+            # each core has some columns of all updates, so that updates of one row need no atomic operations
+            loop_over(parts, parts > 1) as part,
+        ):
             source, positions, new, out = buffers
             start, count = part * (width // parts), width // parts
-            # all columns of all rows follow each other
+            # all columns of a row are contiguous with those of the next one
             row_count, row = (1, rows * width) if count == width else (rows, count)
             with T.serial(row_count) as i:
                 for column in iterate_vectors(row, lanes):
