@@ -1,15 +1,14 @@
 """Vectorized exp, sigmoid, tanh, erf, sines, arcs, logarithms, powers and quotients of float32.
 
-LLVM would call libm for each lane.
-
-The error is at most 8 ULP over the whole range (2 for `exp`, `log`, and `sin` and `cos` below
-2³¹; 3 for `asin`, `acos` and `atan`). Infinities and NaN are those of IEEE 754, and denormals too, except for `exp`:
-this is not fast-math.
+LLVM would call libm for each lane. The error is at most 8 ULP over the whole range (2 for `exp`, `log`, and `sin` and
+`cos` below 2³¹; 3 for `asin`, `acos` and `atan`). Infinities and NaN are those of IEEE 754, and denormals too, except
+for `exp`: this is not fast-math.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -28,19 +27,17 @@ _INFINITY_BITS: Final = 0x7F800000
 def vectorize_math(
     mod: tvm.IRModule, *, has_few_units: bool = False, divides_slowly: bool = False
 ) -> tvm.IRModule:
-    """Replace the functions of this module, of float32, in kernels by arithmetic.
+    """Replace float32 functions in kernels by arithmetic.
 
     Args:
         mod: The kernels.
-        has_few_units: Whether a CPU has fewer units for division than for additions, as 64-bit ARM: quotients of
-            constants are products.
+        has_few_units: Whether divisions by constants become multiplications, as on 64-bit Arm, which has few units for
+            division.
         divides_slowly: Whether quotients within the functions are products with reciprocals. Those of the model stay.
     """
     if has_few_units:
         mod = ir.rewrite_kernels(mod, _multiply_by_inverses)
-    functions = _functions(
-        _multiply_by_reciprocal if divides_slowly else lambda dividend, divisor: dividend / divisor
-    )
+    functions = _functions(_multiply_by_reciprocal if divides_slowly else operator.truediv)
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
 
@@ -51,7 +48,7 @@ _ROUNDINGS: Final = frozenset(
 
 
 def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a kernel in which quotients of constants are products with their inverses.
+    """Return a kernel in which divisions by constants are multiplications by their inverses.
 
     These may be off by one ULP. A division takes as long as 14 multiplications. Kernels that round values keep it.
     """
@@ -95,24 +92,18 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def _is_nan(x: Any) -> Any:
-    """Return whether a value is NaN by its bits.
-
-    TVM does not vectorize `isnan`, and takes x ≠ x for false.
-    """
+    """Return whether a value is NaN by its bits: TVM does not vectorize `isnan`, and folds x ≠ x to false."""
     return _magnitude(x) > _INFINITY_BITS
 
 
 def _magnitude(x: Any) -> Any:
-    """Return the bits of a value without its sign.
-
-    They are integers in the order of the values, NaN behind infinity.
-    """
+    """Return the bits of a value without its sign: integers in the order of the values, NaN last."""
     return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 
-def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
+def _let(value: Any, body: Callable[[Any], Any]) -> Any:
     """Return `body` of a value that it uses more than once."""
-    var = tirx.Var("m", dtype)
+    var = tirx.Var("m", _FLOAT)
     return tirx.Let(var, value, body(var))
 
 
@@ -123,12 +114,12 @@ class _Lets:
         self._values: list[tuple[Any, Any]] = []
 
     def __call__(self, value: Any, dtype: str = _FLOAT) -> Any:
-        """Return the name of a value, which may have the names before it."""
+        """Return the name of a value, which may use earlier names."""
         self._values.append((tirx.Var("m", dtype), value))
         return self._values[-1][0]
 
     def within(self, body: Any) -> Any:
-        """Return an expression that has the names."""
+        """Return an expression that uses the names."""
         for var, value in reversed(self._values):
             body = tirx.Let(var, value, body)
         return body
@@ -148,16 +139,15 @@ _GREATEST: Final = (2 - 2.0**-23) * 2.0**127
 def _exp(x: Any) -> Any:
     """Return eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2; results below 2⁻¹²⁶ are 0.
 
-    Exponents are rounded by adding 1.5·2²³, and added to those of eʳ: not all CPUs round and convert
-    as fast as they add. Processors compute denormals slowly, which the exponentials of masked scores would be.
+    Exponents are rounded by adding 1.5·2²³, and added to those of eʳ: not all CPUs round and convert as fast as they
+    add. The exponentials of masked scores would be denormals, which CPUs compute slowly.
     """
     outer, inner = _Lets(), _Lets()
     x = outer(x)
     v = inner(tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT)))
     # TVM would simplify (a + b) - b, were it not for the bits
-    bits = inner(
-        tirx.reinterpret("int32", v * _const(math.log2(math.e)) + _const(ROUNDING)), "int32"
-    )
+    power = v * _const(math.log2(math.e)) + _const(ROUNDING)
+    bits = inner(tirx.reinterpret("int32", power), "int32")
     n = inner(tirx.reinterpret(_FLOAT, bits) - _const(ROUNDING))
     rest = v - n * _const(_LN2[0]) - n * _const(_LN2[1])
     value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
@@ -174,9 +164,9 @@ _VANISHING_EXPONENT: Final = -88.0
 
 
 def exp_of_negative(x: Any) -> Any:
-    """Return eˣ for x ≤ 0, with half the instructions of `exp`.
+    """Return eˣ for x ≤ 0 or NaN, with half the instructions of `exp`, and an error of at most 1.5 ULP.
 
-    The error is at most 1.5 ULP. Results below 2⁻¹²⁶ are 0, and that of NaN is NaN.
+    Results below 2⁻¹²⁶ are 0.
     """
     lets, least = _Lets(), _const(_VANISHING_EXPONENT)
     x = lets(x)
@@ -283,9 +273,9 @@ _ERF_DENOMINATOR: Final = (
 
 
 Divide = Callable[[Any, Any], Any]
-"""A way to divide a number by another one."""
+"""Dividend, divisor -> their quotient."""
 
-# This minus the bits of a number are those of its reciprocal, within an eighth of it.
+# This minus the bits of a value are those of its reciprocal, within an eighth of it.
 _RECIPROCAL_BITS: Final = 0x7EF311C3
 # Each step of Newton's method squares the error: 0.12, 0.015, 2e-4, 5e-8.
 _RECIPROCAL_STEPS: Final = 3
@@ -294,10 +284,7 @@ _GREATEST_DIVISOR: Final = 2.0**126
 
 
 def _multiply_by_reciprocal(dividend: Any, divisor: Any) -> Any:
-    """Return a quotient, within two ULP.
-
-    Divisors are NaN or at least 2⁻¹²⁵ in size.
-    """
+    """Return a quotient within two ULP, by a divisor that is NaN or at least 2⁻¹²⁵ in size."""
     lets = _Lets()
     d = lets(divisor)
     bits = tirx.const(_RECIPROCAL_BITS, "int32") - tirx.reinterpret("int32", d)
@@ -310,19 +297,18 @@ def _multiply_by_reciprocal(dividend: Any, divisor: Any) -> Any:
 def _rational(
     limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...], divide: Divide
 ) -> Callable[[Any], Any]:
-    """Return the function x·P(x²)/Q(x²), clamped at ±`limit`, where it reaches ±1.
-
-    The coefficients are Eigen's.
-    """
+    """Return x·P(x²)/Q(x²) with Eigen's coefficients, clamped at ±`limit`, where it reaches ±1."""
 
     def function(x: Any) -> Any:
         outer, inner = _Lets(), _Lets()
         x = outer(x)
         v = inner(tirx.max(tirx.min(x, _const(limit)), _const(-limit)))
-        value = _let(
-            v * v, lambda s: v * divide(_polynomial(s, numerator), _polynomial(s, denominator))
-        )
-        # a rounding error of the quotient would be large in a product with a large number
+
+        def evaluate(s: Any) -> Any:
+            return v * divide(_polynomial(s, numerator), _polynomial(s, denominator))
+
+        value = _let(v * v, evaluate)
+        # a rounding error of the quotient would be large in a product with a large value
         value = tirx.Select(v <= _const(-limit), _const(-1.0), value)
         value = tirx.Select(v >= _const(limit), _const(1.0), value)
         return outer.within(tirx.Select(_is_nan(x), x, inner.within(value)))
@@ -341,9 +327,8 @@ _LARGE_BITS: Final = 0x4F000000
 def _sine(quarters: int) -> Callable[[Any], Any]:
     """Return the function sin(x + quarters·π/2).
 
-    x is reduced to r = x − n·π/2 with |r| ≤ π/4 in float64, after Cody and Waite, "Software Manual
-    for the Elementary Functions"; sin r or cos r are the series of Cephes' sinf. From 2³¹ on, where
-    float32 values are 256 apart, r is 0.
+    x is reduced to r = x − n·π/2 with |r| ≤ π/4 in float64, after Cody and Waite, "Software Manual for the Elementary
+    Functions"; sin r or cos r are the series of Cephes' sinf. From 2³¹ on, where float32 values are 256 apart, r is 0.
     """
 
     def function(x: Any) -> Any:
@@ -382,24 +367,21 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
 _ASIN_SERIES: Final = (
     *(4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1),
 )
-_ATAN_SERIES: Final = (*(8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1),)
-# As float32 this is larger than π/2 by the second number, and π by twice that.
+_ATAN_SERIES: Final = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+# As float32 this is larger than π/2 by the second value, and π by twice that.
 _HALF_TURN: Final = (1.5707963705062866, 4.371139000186241e-8)
 
 
 def _with_sign_of(x: Any, size: Any) -> Any:
-    """Return a value that has no sign yet, with the sign of another one, also of a zero."""
+    """Return a value without a sign with the sign of another one, also of a zero."""
     sign = tirx.reinterpret("int32", x) & tirx.const(-(2**31), "int32")
     return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", size) | sign)
 
 
 def _arc(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
-    """Return a function of asin |x|.
+    """Return `combine` of x, of whether |x| > ½, and of asin |x|, or asin of the root, as a function.
 
     For |x| > ½, asin |x| = π/2 − 2·asin √((1 − |x|) / 2). Beyond 1 the root is NaN.
-
-    Args:
-        combine: Makes the result of x, of whether |x| > ½, and of asin |x| or that of the root.
     """
 
     def function(x: Any) -> Any:
@@ -439,11 +421,12 @@ def _atan(x: Any) -> Any:
 
         one = _const(1.0)
         base = choose(_const(math.pi / 2), _const(math.pi / 4), _const(0.0))
-        # one division in place of two
-        rest = choose(_const(-1.0), size - one, size) / choose(size, size + one, one)
-        return _let(
-            rest, lambda t: base + (_let(t * t, lambda z: _polynomial(z, _ATAN_SERIES) * z * t) + t)
-        )
+
+        def series(t: Any) -> Any:
+            return base + (_let(t * t, lambda z: _polynomial(z, _ATAN_SERIES) * z * t) + t)
+
+        # one division instead of two
+        return _let(choose(_const(-1.0), size - one, size) / choose(size, size + one, one), series)
 
     def function(x: Any) -> Any:
         size = tirx.reinterpret(_FLOAT, _magnitude(x))
