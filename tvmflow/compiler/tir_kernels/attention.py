@@ -148,23 +148,18 @@ class _Emitter:
 
 # ---------------------------------------------------------------- CPUs
 
+# This many queries read keys and values in place: packing costs about as much as reading them three times.
 _MAX_DIRECT_QUERIES: Final = 4
-"""This many queries read keys and values where they are: packing costs about as much as reading them three times."""
-
+# The most heads with shared keys and values whose scores are computed together in registers.
 _MAX_DIRECT_ROWS: Final = 8
-"""The heads that share keys and values, at most, whose scores are computed together in registers."""
-
+# The keys that a core scores at a time where keys are divided among cores.
 _KEYS_PER_PART: Final = 128
-"""This many keys are scored by one core at a time where keys are divided among cores."""
 
 
 def make_cpu_kernel(
     attention: Attention, cpu: CpuModel, exponential: Callable[[Any], Any]
 ) -> tvm.tirx.PrimFunc:
-    """Return the kernel for a CPU, whose parameters are the operands and the result.
-
-    `exponential` computes exponentials of negative values.
-    """
+    """Return the kernel for a CPU; `exponential` computes exponentials of negative values."""
     return _CpuEmitter(attention, cpu, exponential).emit()
 
 
@@ -185,13 +180,13 @@ class _CpuEmitter(_Emitter):
             choose_row_block(typical.queries, counts, max_rows, tile_rows, cpu)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
-        # Rows a power of two apart would evict each other from the cache; the second product reads many at once.
+        # rows a power of two apart would evict each other from the cache; the second product reads many at once
         self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
         self._key_size = attention.depth * self._keys.padded
         self._value_size = attention.keys * self._values.padded
+        # groups of queries share keys and values
         repeats = [operand.matrices.repeats for operand in attention.operands[1:3]]
-        # Groups of queries that share keys and values.
         self._shared = min(repeats) if max(repeats) % min(repeats) == 0 else 1
 
     def emit(self) -> tvm.tirx.PrimFunc:
@@ -207,64 +202,59 @@ class _CpuEmitter(_Emitter):
 
         with define_flat_kernel("attention", a.parameters, has_root=False) as (builder, buffers):
             *self._inputs, self._out = buffers
-            if not self._can_be_direct:
-                emit_packed()
-            elif not is_dynamic(a.queries):
-                self._emit_direct(cores)
-            else:
-                emit_direct = functools.partial(self._emit_direct, cores)
+            emit_direct = functools.partial(self._emit_direct, cores)
+            if self._can_be_direct and is_dynamic(a.queries):
                 if_else(a.queries <= _MAX_DIRECT_QUERIES, emit_direct, emit_packed)
+            else:
+                (emit_direct if self._can_be_direct else emit_packed)()
         return builder.get()
 
     def _pack(self, group: Any, packed: Sequence[Any], slot: Any) -> None:
-        keys, values = packed
-        a, matrix = self._attention, group * self._shared
+        a, (keys, values) = self._attention, packed
         for position, depth, columns, target, size in (
             (1, a.depth, self._keys, keys, self._key_size),
             (2, a.keys, self._values, values, self._value_size),
         ):
             is_contiguous = a.operands[position].matrices.column == 1
-            source = self._load(position, matrix)
+            source = self._load(position, group * self._shared)
             pack(source, is_contiguous, depth, columns, target, slot * size)
 
     def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
-        a, rows = self._attention, self._rows
+        a, rows, stride = self._attention, self._rows, self._score_stride
         keys, values = packed
-        factors = max(1, self._cpu.multiplicand_lanes)
         first = block * rows
-        queries = allocate(rows * a.depth)
-        scores = allocate(rows * self._score_stride)
-        totals = allocate(rows)
-        result = allocate(rows * self._values.padded)
+        sizes = (rows * a.depth, rows * stride, rows, rows * self._values.padded)
+        queries, scores, totals, result = map(allocate, sizes)
         self._copy_queries(matrix, first, queries)
-        scored = count_rows(a.queries, first, rows, self._key_rows)
-        Product(
-            rows=scored,
+
+        def count(tile_rows: int) -> IrSize:
+            return count_rows(a.queries, first, rows, tile_rows)
+
+        product = Product(
+            rows=count(self._key_rows),
             depth=a.depth,
             columns=self._keys,
             tile_rows=self._key_rows,
-            factors=factors,
-            stride=self._score_stride,
-        ).emit(lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores)
-        mixed = count_rows(a.queries, first, rows, self._value_rows)
+            factors=max(1, self._cpu.multiplicand_lanes),
+            stride=stride,
+        )
+        base = slot * self._key_size
+        product.emit(lambda row, k: queries[row * a.depth + k], keys, base, scores)
+        mixed = count(self._value_rows)
 
         def end_rows(tail: IrSize) -> None:
             with T.serial(mixed) as row:
                 self._end_row(matrix, self._clamp(first + row), row, tail, scores)
 
-        # Ahead of all rows, so that no vector is read shortly after a part of it was written.
+        # ahead of all rows, so that no vector is read shortly after a part of it was written
         self._emit_tail(end_rows)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
-        weights = Product(
-            rows=mixed,
-            depth=a.keys,
-            columns=self._values,
-            tile_rows=self._value_rows,
-            factors=factors,
+        product = product._replace(
+            rows=mixed, depth=a.keys, columns=self._values, tile_rows=self._value_rows, stride=None
         )
         base = slot * self._value_size
-        weights.emit(lambda row, k: scores[row * self._score_stride + k], values, base, result)
+        product.emit(lambda row, k: scores[row * stride + k], values, base, result)
         with T.serial(rows) as row, when(self._is_whole or first + row < a.queries):
             for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
                 value = result[row * self._values.padded + column] / totals[row]
@@ -290,14 +280,29 @@ class _CpuEmitter(_Emitter):
                 queries[row * a.depth + column] = value
 
     def _softmax(self, matrix: Any, query: Any, row: Any, scores: Any, totals: Any) -> None:
-        """Emit the exponentials of a row of scores and their sum."""
+        """Emit the steps on whole vectors of a row of scores, their exponentials, and the total of these."""
         a, base = self._attention, row * self._score_stride
-        lanes = self._count_side_by_side()
+        # several vectors of exponentials are computed at once
+        wide = self._lanes * FUNCTION_VECTORS
+        lanes = self._lanes if is_dynamic(a.keys) or a.keys < wide else wide
         largest, total = allocate_registers(lanes), allocate_registers(lanes)
         with T.vectorized(lanes) as lane:
             largest[lane] = tirx.min_value(FLOAT)
             total[lane] = T.float32(0)
-        self._find_largest(matrix, query, row, scores, largest)
+        whole = a.keys // self._lanes * self._lanes
+
+        def keep_tail(_: IrSize) -> None:
+            with T.vectorized(self._lanes) as lane:
+                largest[lane] = tirx.max(largest[lane], scores[base + whole + lane])
+
+        for start, count in self._iterate_vectors(whole, lanes):
+            with T.vectorized(count) as lane:
+                position = base + start + lane
+                if a.steps:
+                    score = self._apply_steps(matrix, query, start + lane, scores[position])
+                    scores[position] = score
+                largest[lane] = tirx.max(largest[lane], scores[position])
+        self._emit_tail(keep_tail)
         reduce_lanes(largest, tirx.max, lanes)
         for start, count in self._iterate_vectors(self._keys.padded, lanes):
             with T.vectorized(count) as lane:
@@ -313,12 +318,6 @@ class _CpuEmitter(_Emitter):
                     with T.vectorized(count) as lane:
                         scores[base + start + lane] = self._load_scalar(a.replacement)
                 totals[row] = T.float32(1)
-
-    def _count_side_by_side(self) -> int:
-        """Return how many exponentials of a row's scores are computed at once."""
-        keys = self._attention.keys
-        wide = self._lanes * FUNCTION_VECTORS
-        return self._lanes if is_dynamic(keys) or keys < wide else wide
 
     def _iterate_vectors(self, length: IrSize, wide: int) -> Iterator[tuple[Any, int]]:
         """Emit loops over whole vectors, several at once while possible; yield start and length."""
@@ -342,7 +341,7 @@ class _CpuEmitter(_Emitter):
         a, key = self._attention, self._attention.keys - tail
         position = row * self._score_stride + key
         if a.steps:
-            # they read masks, which end there
+            # the masks that they read end there
             last = iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail)
             with last as lane:
                 score = self._apply_steps(matrix, query, key + lane, scores[position + lane])
@@ -350,36 +349,15 @@ class _CpuEmitter(_Emitter):
         lowest = tirx.min_value(FLOAT)
         with T.vectorized(self._lanes) as lane:
             score = scores[position + lane]
-            # The sum is -∞, which TVM writes as C that compilers reject if it can compute it.
+            # the sum is -∞; TVM writes a constant of it as C that compilers reject
             other = tirx.min(score, lowest) + lowest
             scores[position + lane] = tirx.Select(lane < tail, score, other)
-
-    def _find_largest(self, matrix: Any, query: Any, row: Any, scores: Any, largest: Any) -> None:
-        """Emit the steps on whole vectors of a row of scores, and the largest score of each lane."""
-        a, base = self._attention, row * self._score_stride
-        whole = a.keys // self._lanes * self._lanes
-
-        def keep(lane: Any, score: Any) -> None:
-            largest[lane] = tirx.max(largest[lane], score)
-
-        def keep_tail(_: IrSize) -> None:
-            with T.vectorized(self._lanes) as lane:
-                keep(lane, scores[base + whole + lane])
-
-        for start, count in self._iterate_vectors(whole, self._count_side_by_side()):
-            with T.vectorized(count) as lane:
-                position = base + start + lane
-                if a.steps:
-                    score = self._apply_steps(matrix, query, start + lane, scores[position])
-                    scores[position] = score
-                keep(lane, scores[position])
-        self._emit_tail(keep_tail)
 
     # ---------------------------------------------------------------- few queries
 
     @property
     def _can_be_direct(self) -> bool:
-        """True if a call may have few queries, and vectors along the depth are whole in memory."""
+        """True if a call may have few queries, and vectors along the depth are contiguous."""
         a = self._attention
         query, key, value = (operand.matrices for operand in a.operands[:3])
         return (
@@ -390,11 +368,7 @@ class _CpuEmitter(_Emitter):
         )
 
     def _emit_direct(self, cores: int) -> None:
-        """Emit attention for a few queries, one after the other.
-
-        Where fewer groups of heads than cores share keys, cores divide the keys for the scores, and then the columns
-        of the values.
-        """
+        """Emit attention for a few queries; cores divide keys and values if there are few groups of heads."""
         a, rows, vectors = self._attention, self._shared, self._count_mixed_vectors()
         groups, columns = a.batch // rows, a.values // (vectors * self._lanes)
         parts = divide_up(a.keys, _KEYS_PER_PART)
@@ -430,7 +404,7 @@ class _CpuEmitter(_Emitter):
         return max((n for n in fitting if most % n == 0), default=1)
 
     def _score_part(self, rows: _Rows, part: Any) -> None:
-        """Emit the scores of some keys, a few at once, so that accumulators do not wait for each other."""
+        """Emit the scores of some keys, a few at once, so that their accumulators are independent."""
         start = part * _KEYS_PER_PART
         count = tirx.min(self._attention.keys - start, _KEYS_PER_PART)
         together = max(1, _MAX_DIRECT_ROWS // self._shared)
@@ -468,7 +442,7 @@ class _CpuEmitter(_Emitter):
         self._softmax(matrix, rows.query, position, rows.scores, rows.totals)
 
     def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
-        """Emit some columns of the sums of weighted values."""
+        """Emit some columns of the product of weights and values."""
         a, start = self._attention, part * (vectors * self._lanes)
         values = self._load(2, rows.matrix)
         sums = Accumulators.allocate(self._shared, vectors, self._lanes)
@@ -502,16 +476,12 @@ class _Rows(NamedTuple):
 
 
 def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
-    """Return the kernel for a GPU, whose parameters are the operands and the result.
-
-    None with dynamic shapes, queries are few, or no tile fits.
-    """
+    """Return the kernel for a GPU; None with dynamic shapes or few queries, or if no tile fits."""
     sizes = (attention.batch, attention.queries, attention.keys)
     if any(map(is_dynamic, sizes)) or attention.queries < _MIN_QUERIES:
         return None
-    tile = choose_attention_tile(
-        AttentionSizes(*attention.typical, attention.depth, attention.values), device
-    )
+    own = AttentionSizes(*attention.typical, attention.depth, attention.values)
+    tile = choose_attention_tile(own, device)
     return None if tile is None else _GpuEmitter(attention, tile).emit()
 
 
@@ -577,7 +547,7 @@ class _GpuEmitter(_Emitter):
     def _copy(
         self, operand: int, rows: int, columns: int, store: Callable[[Any, Any], None]
     ) -> None:
-        """Emit a copy of an operand by all threads: neighbors copy along the axis that is contiguous in memory."""
+        """Emit a copy of an operand by all threads; neighbors copy along the contiguous axis."""
         tile, count = self._tile, rows * columns
         with T.serial(-(-count // tile.threads)) as step:
             position = step * tile.threads + self._down * tile.across + self._across
@@ -628,34 +598,25 @@ class _GpuEmitter(_Emitter):
         return tirx.min(key, a.keys - 1) if a.typical.keys % tile.keys else key
 
     def _exists(self, key: Any, value: Any, other: Any) -> Any:
-        """Return a value for a key that exists, and another one for others."""
+        """Return a value if a key exists, else another one."""
         a, tile = self._attention, self._tile
         return tirx.Select(key < a.keys, value, other) if a.typical.keys % tile.keys else value
 
     def _key(self, first: Any, column: Any) -> Any:
         return first + self._across * self._tile.columns + column
 
-    def _multiply(
-        self,
-        depth: int,
-        left: tuple[Any, int],
-        right: tuple[Any, int],
-        accumulators: Any,
-        columns: int,
-    ) -> None:
+    def _multiply(self, depth: int, left: Any, right: Any, sums: Any, columns: int) -> None:
         """Emit the addition of a product of matrices, each with the distance of its rows."""
-        tile = self._tile
-        ((left_memory, left_stride), (right_memory, right_stride)) = left, right
-        inner = _UNROLLED if depth % _UNROLLED == 0 else 1
+        (left_memory, left_stride), (right_memory, right_stride) = left, right
+        rows, inner = self._tile.rows, _UNROLLED if depth % _UNROLLED == 0 else 1
         with T.serial(depth // inner) as outer, T.unroll(inner) as one:
             position = outer * inner + one
-            row = position * left_stride + self._down * tile.rows
-            column = position * right_stride + self._across * columns
-            _read(self._left, left_memory, row, tile.rows)
-            _read(self._right, right_memory, column, columns)
-            with T.unroll(tile.rows) as row, T.unroll(columns) as column:
+            _read(self._left, left_memory, position * left_stride + self._down * rows, rows)
+            start = position * right_stride + self._across * columns
+            _read(self._right, right_memory, start, columns)
+            with T.unroll(rows) as row, T.unroll(columns) as column:
                 result = row * columns + column
-                accumulators[result] = accumulators[result] + self._left[row] * self._right[column]
+                sums[result] = sums[result] + self._left[row] * self._right[column]
 
     def _score(self, first: Any) -> None:
         """Emit the scores of a tile of keys, and the largest of each query in this thread."""
@@ -699,19 +660,19 @@ class _GpuEmitter(_Emitter):
             self._weights[position + self._down * tile.rows + row] = self._right[0]
 
     def _part(self, row: Any, part: Any) -> Any:
-        """Return what a thread wrote for a query."""
+        """Return the value that a thread stored for a query."""
         tile = self._tile
         return self._parts[(self._down * tile.rows + row) * tile.across + part]
 
     def _write_parts(self, parts: Any) -> None:
-        """Emit what each thread has for its queries."""
+        """Emit the stores of a value of each thread for each of its queries."""
         tile = self._tile
         with T.unroll(tile.rows) as row:
             position = (self._down * tile.rows + row) * tile.across + self._across
             self._parts[position] = parts[row]
 
     def _write(self) -> None:
-        """Emit the results: sums of weighted values, divided by the sums of the weights."""
+        """Emit the results: the weighted values, divided by the totals of the weights."""
         a, tile = self._attention, self._tile
         with T.unroll(tile.rows) as row:
             self._totals[row] = T.float32(0)

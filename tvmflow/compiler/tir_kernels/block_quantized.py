@@ -1,4 +1,4 @@
-"""Matrix products with block-quantized weights: 4 or 8 bits, with a scale and zero point for each group.
+"""Matrix products with block-quantized weights: 4 or 8 bits, a scale and zero point for each group.
 
 The weights of a tile of columns are contiguous: 32-bit words, one for each column, with neighboring terms of the
 reduction. They are dequantized in registers. Zero points are subtracted from the accumulators of a group instead of
@@ -40,8 +40,8 @@ from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""
-TILE_COLUMNS: Final = 64
-"""The most columns of a tile, and contiguous words."""
+# The most columns of a tile, and contiguous words.
+_TILE_COLUMNS: Final = 64
 
 _FLOAT: Final = "float32"
 # Masked weights of the lower and the upper half of a word are computed alike.
@@ -113,12 +113,7 @@ class BlockQuantizedMatmul(NamedTuple):
     @property
     def width(self) -> int:
         """The columns of a tile."""
-        return min(TILE_COLUMNS, -(-self.columns // 16) * 16)
-
-    @property
-    def words_ahead(self) -> int:
-        """The prefetch distance in words of a column."""
-        return _WORDS_AHEAD // self.width
+        return min(_TILE_COLUMNS, -(-self.columns // 16) * 16)
 
     @property
     def tiles(self) -> int:
@@ -127,10 +122,7 @@ class BlockQuantizedMatmul(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The CPU of a kernel.
-
-    Its instructions multiply int8 or uint8 data with int8 weights; `has_pairs` ones add two products as int16.
-    """
+    """The CPU of a kernel; with `has_pairs`, its instructions add pairs of int8 products as int16."""
 
     lanes: int
     registers: int
@@ -191,7 +183,7 @@ def make_kernel(
 
 
 class _Vector(NamedTuple):
-    """A vector of a tile, by its first column and row, for one group; `vector` is its index in the accumulators."""
+    """A vector of a tile by its first column and row, for one group, and its index in the accumulators."""
 
     accumulators: Any
     vector: int
@@ -205,7 +197,6 @@ class _Emitter:
     """Emits a kernel. Subclasses arrange the data, and accumulate the products of a group for a vector."""
 
     _dtype: str
-    """The dtype of the accumulators of a group."""
     _allocate_data: Callable[[], None]
     _arrange_group: Callable[[Any, Any], None]
     _start: Callable[[_Vector], None]
@@ -244,19 +235,16 @@ class _Emitter:
 
     def _emit_tile(self, tile: Any, first: Any, tile_rows: int) -> None:
         product, lanes = self._product, self._machine.lanes
-        self._tile_rows = tile_rows
+        self._tile_rows, rows = tile_rows, tile_rows * self._limbs
         widest = product.width // lanes
         divisors = (n for n in range(1, widest + 1) if widest % n == 0)
-        vectors = fill_registers(divisors, tile_rows * self._limbs, self._machine.registers)
+        vectors = fill_registers(divisors, rows, self._machine.registers)
         totals = allocate_registers(tile_rows, product.width, dtype=_FLOAT)
         for tile_row in range(tile_rows):
             for column in self._columns():
                 totals[tile_row, column] = T.float32(0)
-        parts = product.width // lanes // vectors
-        with T.serial(product.groups) as group, T.serial(parts) as part:
-            accumulators = allocate_registers(
-                tile_rows * self._limbs, vectors, lanes, dtype=self._dtype
-            )
+        with T.serial(product.groups) as group, T.serial(widest // vectors) as part:
+            accumulators = allocate_registers(rows, vectors, lanes, dtype=self._dtype)
             group_vectors = [
                 _Vector(
                     accumulators=accumulators,
@@ -271,7 +259,7 @@ class _Emitter:
             for at in group_vectors:
                 self._start(at)
             if product.scales_dtype == _FLOAT:
-                ahead = -(-product.words_ahead // product.words)
+                ahead = -(-(_WORDS_AHEAD // product.width) // product.words)
                 self._prefetch(self._scales, group_vectors, group, ahead)
             self._add_words(group_vectors)
             for at in group_vectors:
@@ -306,9 +294,10 @@ class _Emitter:
 
     def _prefetch_words(self, vectors: Sequence[_Vector], index: Any) -> None:
         row = vectors[0].group * self._product.words + index
-        self._prefetch(self._words, vectors, row, self._product.words_ahead)
+        self._prefetch(self._words, vectors, row, _WORDS_AHEAD // self._product.width)
 
     def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
+        """Emit a loop over the columns of a tile, in vectors unless it is ragged; yield the column."""
         width, lanes = self._product.width, self._machine.lanes
         if is_ragged:
             with T.serial(width) as column:
@@ -407,7 +396,7 @@ class _IntegerEmitter(_Emitter):
             bits = tirx.bitwise_and(tirx.reinterpret("int32", value), T.int32(_ABSOLUTE))
             largest[lane] = tirx.max(largest[lane], bits)
         _reduce(largest, tirx.max, product.terms)
-        extreme, factor = allocate_registers(1, dtype=_FLOAT), allocate_registers(1, dtype=_FLOAT)
+        extreme, factor = (allocate_registers(1, dtype=_FLOAT) for _ in range(2))
         extreme[0] = tirx.reinterpret(_FLOAT, largest[0])
         is_zero = extreme[0] <= T.float32(limit * 2.0**-126)
         factor[0] = tirx.Select(is_zero, T.float32(0), T.float32(limit) / extreme[0])
@@ -419,8 +408,9 @@ class _IntegerEmitter(_Emitter):
         with T.serial(product.words) as index:
             for position in range(product.terms):
                 start = group * product.group + index * product.terms
-                value = self._read(row, start + self._term_at(position)) * factor[0]
-                rounded[0] = round_to_integer(value)
+                # terms of one mask are neighbors
+                term = position % _TERMS * (product.terms // _TERMS) + position // _TERMS
+                rounded[0] = round_to_integer(self._read(row, start + term) * factor[0])
                 for limb in reversed(range(limbs)):
                     low = tirx.Cast("int8", rounded[0]) if limb else rounded[0]
                     totals[limb] = totals[limb] + tirx.Cast("int32", low)
@@ -431,18 +421,16 @@ class _IntegerEmitter(_Emitter):
         for limb in range(limbs):
             self._totals[row, group, limb] = totals[limb]
 
-    def _term_at(self, position: int) -> int:
-        """Return the term of a word at a position of the arranged data: terms of one mask are neighbors."""
-        halves = self._product.terms // _TERMS
-        return position % _TERMS * halves + position // _TERMS
-
     def _start(self, at: _Vector) -> None:
         for tile_row, limb in self._iterate_accumulators():
             with T.vectorized(self._machine.lanes) as lane:
                 start = T.int32(0)
                 if self._zeros is None or self._product.zeros_dtype != _FLOAT:
-                    total = self._totals[at.first + tile_row, at.group, limb]
-                    start = T.int32(0) - self._integer_zero(at, lane) * total
+                    zero = T.int32((self._product.zero or 0) - self._shift)
+                    if self._zeros is not None:
+                        own = self._zeros[at.tile, at.group, at.column + lane]
+                        zero = tirx.Cast("int32", own) - T.int32(self._shift)
+                    start = start - zero * self._totals[at.first + tile_row, at.group, limb]
                 at.accumulators[tile_row * self._limbs + limb, at.vector, lane] = start
 
     @property
@@ -453,12 +441,6 @@ class _IntegerEmitter(_Emitter):
 
     def _iterate_accumulators(self) -> Iterator[tuple[int, int]]:
         return itertools.product(range(self._tile_rows), range(self._limbs))
-
-    def _integer_zero(self, at: _Vector, lane: Any) -> Any:
-        if self._zeros is None:
-            return T.int32((self._product.zero or 0) - self._shift)
-        zero = self._zeros[at.tile, at.group, at.column + lane]
-        return tirx.Cast("int32", zero) - T.int32(self._shift)
 
     def _add(self, at: _Vector, index: Any) -> None:
         product, lanes = self._product, self._machine.lanes
@@ -511,10 +493,7 @@ class _IntegerEmitter(_Emitter):
 
 
 class _PairEmitter(_IntegerEmitter):
-    """Multiplies with instructions that add pairs of products to int16 accumulators.
-
-    These are promoted to int32 after a few additions, before they overflow.
-    """
+    """Adds pairs of products to int16 accumulators, which are promoted to int32 before they overflow."""
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
         words, lanes, totals = (self._product.words, self._machine.lanes, vectors[0].accumulators)

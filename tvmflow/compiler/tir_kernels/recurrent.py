@@ -135,11 +135,11 @@ class RecurrentInputs(NamedTuple):
         hidden: The initial hidden state: (d, n, units).
         cell: The initial cell state of an LSTM: (d, n, units).
         peepholes: The weights of an LSTM's cell state in its input, output and forget gate: (d, 3, units).
-        product_bias: What a GRU with `resets_product` adds to the product with the state: (d, units).
+        product_bias: The bias of a GRU's product with the state, if it `resets_product`: (d, units).
         lengths: The length of each sequence: (n,).
         scales: The factors of accumulators of integer weights: (d, gates, units).
-        starts: What dot products add to, for the zero point of the state, as int32: (d, gates, units).
-        rounding: The parts of the state that products read unrounded, and rounded: (2,).
+        starts: The initial int32 accumulators, for the zero point of the state: (d, gates, units).
+        rounding: The fractions of the state that products read unrounded, and rounded: (2,).
     """
 
     projected: Any
@@ -186,13 +186,9 @@ class _StepIndex(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """The buffers of a group of sequences, each (rows, units).
+    """The buffers of a group of sequences, each (rows, units); `following` is the next hidden state.
 
-    Attributes:
-        following: The hidden state of the next step.
-        cell: An LSTM's cell state, or a GRU's update gate.
-        scaled: A GRU's hidden state times its reset gate.
-        integers: The int8 hidden state.
+    `cell` is an LSTM's cell state or a GRU's update gate, `scaled` a GRU's hidden state times its reset gate.
     """
 
     hidden: Any
@@ -208,20 +204,22 @@ class _Buffers(NamedTuple):
 
 
 class _Loops:
-    """Emits the equations of one layer; a subclass emits the loops around them."""
+    """Emits the equations of one layer; subclasses emit loops and allocate accumulators."""
 
     _rows = 1
     """The sequences that are computed at once."""
+    _build_loop: Callable[[range, Sequence[Activation]], Any]
+    _lanes: Callable[[], AbstractContextManager[Any]]
+    """Emits the loop over the units of a tile, and yields the unit."""
+    _allocate_accumulators: Callable[[int, int], Any]
+    """Emits an allocation (rows, gates, lanes)."""
 
     def __init__(
         self, layer: RecurrentLayer, inputs: RecurrentInputs, outputs: Sequence[Any], dtype: str
     ) -> None:
-        self._layer = layer
-        self._inputs = RecurrentInputs(
-            *(None if tensor is None else T.buffer_proxy(tensor) for tensor in inputs)
-        )
-        self._outputs = list(map(T.buffer_proxy, outputs))
-        self._dtype = dtype
+        proxies = (None if tensor is None else T.buffer_proxy(tensor) for tensor in inputs)
+        self._layer, self._inputs = layer, RecurrentInputs(*proxies)
+        self._outputs, self._dtype = list(map(T.buffer_proxy, outputs)), dtype
 
     def build(self) -> Any:
         """Return the loops over directions, which do not depend on each other."""
@@ -231,19 +229,8 @@ class _Loops:
         loops = [self._build_loop(range(d, d + 1), own) for d, own in enumerate(functions)]
         return tirx.SeqStmt(loops)
 
-    def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
-        raise NotImplementedError
-
-    def _lanes(self) -> AbstractContextManager[Any]:
-        """Emit the loop over the units of a tile, and yield the unit."""
-        raise NotImplementedError
-
-    def _allocate_accumulators(self, rows: int, gates: int) -> Any:
-        """Emit an allocation of accumulators: (rows, gates, lanes)."""
-        raise NotImplementedError
-
     def _list_phases(self) -> list[Callable[[_StepIndex, _Buffers, Any], None]]:
-        """Return the functions that compute a tile of a step; each needs the one before it for all tiles."""
+        """Return the functions that compute a tile of a step, each after the one before for all tiles."""
         operator = self._layer.operator
         if operator.kind != "GRU":
             return [self._compute_lstm if operator.kind == "LSTM" else self._compute_rnn]
@@ -322,8 +309,8 @@ class _Loops:
     ) -> Any:
         """Emit the accumulators of some gates of a tile, and return them: (rows, gates, lanes).
 
-        The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`;
-        None for all.
+        The state `source` is multiplied with the weights, and the projected inputs are added to some gates; None for
+        all.
         """
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:
@@ -456,10 +443,15 @@ class _Loops:
             return value
         return tirx.Select(at.step < lengths[at.first + row], value, otherwise)
 
+    def _write(self, at: _StepIndex, row: int, unit: Any, state: Any) -> None:
+        """Emit the store of the next hidden state as a result."""
+        result = self._if_active(at, row, state, self._const(0))
+        self._outputs[0][self._position(at, row), at.direction, at.first + row, unit] = result
+
     def _last(self, sequence: Any, state: Any) -> Any:
         if self._inputs.lengths is None:
             return state
-        # an empty sequence has no last state; ONNX Runtime gives zeros for it
+        # the last state of an empty sequence is 0, as in ONNX Runtime
         return tirx.Select(self._inputs.lengths[sequence] > 0, state, self._const(0))
 
     def _activate(self, at: _StepIndex, function: int, value: Any, *, clips: bool = True) -> Any:
@@ -548,9 +540,7 @@ class _CpuLoops(_Loops):
         """Emit the copy of the next hidden state to the present one and to the result."""
         for row in range(self._rows):
             with self._units(self._layer.hidden) as unit:
-                result = self._if_active(at, row, state.following[row, unit], self._const(0))
-                position = self._position(at, row)
-                self._outputs[0][position, at.direction, at.first + row, unit] = result
+                self._write(at, row, unit, state.following[row, unit])
             with self._units(self._layer.units) as unit:
                 following, before = state.following[row, unit], state.hidden[row, unit]
                 state.hidden[row, unit] = self._if_active(at, row, following, before)
@@ -566,7 +556,7 @@ class _CpuLoops(_Loops):
 
     @contextmanager
     def _units(self, count: int) -> Iterator[Any]:
-        """Emit a loop over hidden units, by vectors if they are whole, and yield the unit."""
+        """Emit a loop over hidden units, in vectors if these are whole, and yield the unit."""
         lanes = self._layer.lanes
         if count % lanes:
             with T.serial(0, count) as unit:
@@ -599,7 +589,7 @@ class _GpuLoops(_Loops):
         sizes = (len(directions), layer.batch, layer.hidden)
         with IRBuilder() as builder:
             with T.sblock("steps"):
-                # what one launch writes, the next one reads: hidden states alternate between two buffers
+                # hidden states alternate between two buffers, since the next launch reads the results of one
                 hidden = self._allocate_state(2, *sizes)
                 cell, scaled = self._allocate_state(*sizes), self._allocate_state(*sizes)
                 with launch_threads(*sizes) as (d, n, unit):
@@ -632,11 +622,9 @@ class _GpuLoops(_Loops):
         )
 
     def _advance(self, at: _StepIndex, state: _Buffers, hidden: Any, d: Any) -> None:
-        """Emit the copy of a unit's next state to where the next step reads it, and to the result."""
+        """Emit the copy of a unit's next state to the buffer of the next step, and to the result."""
         following = state.following[0, self._unit]
-        result = self._if_active(at, 0, following, self._const(0))
-        position = self._position(at, 0)
-        self._outputs[0][position, at.direction, at.first, self._unit] = result
+        self._write(at, 0, self._unit, following)
         new = self._if_active(at, 0, following, state.hidden[0, self._unit])
         hidden[(at.step + 1) % 2, d, at.first, self._unit] = new
 
