@@ -20,7 +20,13 @@ import numpy as np
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.contraction.packed import FLOAT, allocate, loop_over, positive
+from tvmflow.compiler.contraction.packed import (
+    FLOAT,
+    allocate,
+    allocate_registers,
+    loop_over,
+    positive,
+)
 from tvmflow.compiler.contraction.winograd import KERNEL, DynamicBlocks, Geometry
 from tvmflow.compiler.tir_kernels.definitions import if_else, when
 from tvmflow.core.choices import tile_size
@@ -361,15 +367,15 @@ class _DynamicLoops:
 
     def _find_coordinates(self, first: Any, rows: Any, columns: Any) -> None:
         """Emit the computation of image, row and column of the result for each tile of a block."""
-        self._coordinates = T.alloc_buffer((3 * self._blocks.limit,), "int64")
+        self._coordinates = allocate(3 * self._blocks.limit, "int64")
         with T.serial(self._count) as t:
             row, column = (f(first + t, positive(columns)) for f in (tirx.floordiv, tirx.floormod))
             image, row = (f(row, positive(rows)) for f in (tirx.floordiv, tirx.floormod))
             for axis, pixel in enumerate((image, row * self._own.tile, column * self._own.tile)):
-                T.buffer_store(self._coordinates, pixel, [t * 3 + axis])
+                self._coordinates[t * 3 + axis] = pixel
 
     def _read_coordinates(self, t: Any) -> list[Any]:
-        return [T.Bind(tirx.BufferLoad(self._coordinates, [t * 3 + axis])) for axis in range(3)]
+        return [T.Bind(self._coordinates[t * 3 + axis]) for axis in range(3)]
 
     def _transform_data(self, data: Any, channel: Any, t: Any) -> None:
         own, edge = self._own, self._edge
@@ -396,11 +402,10 @@ class _DynamicLoops:
         matrix, groups = transforms.data, transforms.data_groups
 
         def transform_patch() -> None:
-            patch = self._allocate_registers(edge, edge)
+            patch = allocate_registers(edge, edge, self._lanes)
             with _unroll(edge, edge, lanes=self._lanes) as at:
-                value = tirx.if_then_else(is_inside(1, *at[:2]), load(*at), T.float32(0))
-                T.buffer_store(patch, value, at)
-            self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
+                patch[at] = tirx.if_then_else(is_inside(1, *at[:2]), load(*at), T.float32(0))
+            self._transform(matrix, groups, lambda *at: patch[at], store)
 
         transform_image = functools.partial(self._transform, matrix, groups, load, store)
         if_else(is_inside(edge, 0, 0), transform_image, transform_patch)
@@ -421,9 +426,9 @@ class _DynamicLoops:
         """Emit the product of some tiles, with accumulators in registers."""
         (i, j), limit, vectors = element, self._blocks.limit, self._blocks.tile.vectors
         number = i * self._edge + j
-        sums = self._allocate_registers(tile_rows, vectors)
+        sums = allocate_registers(tile_rows, vectors, self._lanes)
         with _unroll(tile_rows, vectors, lanes=self._lanes) as at:
-            T.buffer_store(sums, T.float32(0), at)
+            sums[at] = T.float32(0)
         with (
             T.serial(_int64(self._inner)) as block,
             T.serial(_int64(self._lanes)) as channel,
@@ -433,30 +438,31 @@ class _DynamicLoops:
             start = number * self._data_step + (block * limit + first + tile_row) * self._lanes
             index = [i, j, group * vectors + vector, _int64(0), block, channel, lane]
             weight = tirx.BufferLoad(self._own.weights, index).astype(FLOAT)
-            total = tirx.BufferLoad(sums, at) + data[start + channel] * weight
-            T.buffer_store(sums, total, at)
+            sums[at] = sums[at] + data[start + channel] * weight
         with _unroll(tile_rows, vectors, lanes=self._lanes) as at:
             tile_row, vector, lane = at
             start = number * self._product_step + (vector * limit + first + tile_row) * self._lanes
-            product[start + lane] = tirx.BufferLoad(sums, at)
+            product[start + lane] = sums[at]
 
     def _transform_product(self, product: Any, group: Any, vector: Any, t: Any) -> None:
         own, edge, tile = self._own, self._edge, self._own.tile
         image, row, column = self._read_coordinates(t)
         base = (vector * self._blocks.limit + t) * self._lanes
-        result = self._allocate_registers(tile, tile)
-        self._transform(
-            TRANSFORMS[tile].image,
-            TRANSFORMS[tile].image_groups,
-            lambda i, j, lane: product[(i * edge + j) * self._product_step + base + lane],
-            lambda *at: T.buffer_store(result, at[3], at[:3]),
-        )
+        result, transforms = allocate_registers(tile, tile, self._lanes), TRANSFORMS[tile]
+
+        def load(i: Any, j: Any, lane: Any) -> Any:
+            return product[(i * edge + j) * self._product_step + base + lane]
+
+        def keep(i: Any, j: Any, lane: Any, value: Any) -> None:
+            result[i, j, lane] = value
+
+        self._transform(transforms.image, transforms.image_groups, load, keep)
 
         def store(y: Any, z: Any) -> None:
             block = group * self._blocks.tile.vectors + vector
             with T.vectorized(_int64(self._lanes)) as lane:
                 pixel = [image, block, row + y, column + z, lane]
-                own.store(pixel, tirx.BufferLoad(result, [y, z, lane]))
+                own.store(pixel, result[y, z, lane])
 
         def store_all() -> None:
             with _unroll(tile, tile) as at:
@@ -474,29 +480,22 @@ class _DynamicLoops:
         if_else(is_whole, store_all, store_existing)
 
     def _transform(
-        self,
-        matrix: _Array,
-        groups: Sequence[Sequence[int]],
-        load: Callable[..., Any],
-        store: Callable[..., None],
+        self, matrix: _Array, groups: Any, load: Callable[..., Any], store: Callable[..., None]
     ) -> None:
         """Emit the product of a matrix, a tile, and the transpose of the matrix.
 
         `load` takes row, column and lane of the tile, `store` the same of the product, and the value.
         """
         rows, edge = matrix.shape
-        half = self._allocate_registers(rows, edge)
+        half = allocate_registers(rows, edge, self._lanes)
         with _unroll(edge, lanes=self._lanes) as (z, lane):
             values = [load(_int64(y), z, lane) for y in range(edge)]
             for i in range(rows):
-                T.buffer_store(half, _sum_row(list(matrix[i]), groups, values), [i, z, lane])
+                half[i, z, lane] = _sum_row(list(matrix[i]), groups, values)
         with _unroll(rows, lanes=self._lanes) as (i, lane):
-            values = [tirx.BufferLoad(half, [i, z, lane]) for z in range(edge)]
+            values = [half[i, z, lane] for z in range(edge)]
             for j in range(rows):
                 store(i, _int64(j), lane, _sum_row(list(matrix[j]), groups, values))
-
-    def _allocate_registers(self, rows: int, columns: int) -> Any:
-        return T.alloc_buffer((rows, columns, self._lanes), FLOAT, scope="local")
 
 
 def _add(total: Any, factor: float, value: Any) -> Any:
