@@ -36,6 +36,7 @@ HANDLERS: Handlers = {
     **dict.fromkeys(elementwise.IMAGE_REDUCTIONS, elementwise.rewrite_image_reduction),
     **dict.fromkeys(RESIZES, elementwise.rewrite_resize),
     "relax.concat": channels.rewrite_concat,
+    "relax.split": channels.rewrite_split,
     "relax.strided_slice": channels.rewrite_slice,
     "relax.reshape": channels.rewrite_reshape,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
@@ -46,4 +47,4 @@ HANDLERS: Handlers = {
 
 def use_blocked_layouts(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Move convolutions and the operators between them to blocked layouts."""
-    return rewrite_main(mod, LayoutRewriter, context, HANDLERS, channels.rewrite_split)
+    return rewrite_main(mod, LayoutRewriter, context, HANDLERS)

@@ -450,10 +450,7 @@ def _count_points(x: Any, window: Window, kernel: Sizes) -> int:
 def _multiplies_matrices(
     rewriter: LayoutRewriter, x: Any, window: Window, groups: Groups, kernel: Sizes
 ) -> bool:
-    """Return whether an instruction multiplies the bytes of two pixels with those of two results.
-
-    ISA levels that share weights have one layout of them.
-    """
+    """Return whether an instruction multiplies the bytes of two pixels with those of two results."""
     cpu, (strides, padding, dilation) = rewriter.cpu, window
     points = _count_points(x, window, kernel)
     is_fixed = not any(map(is_dynamic, known_sizes(x)[2:]))

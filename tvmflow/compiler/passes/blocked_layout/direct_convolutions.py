@@ -33,10 +33,7 @@ def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
 
 
 def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[Any, int]:
-    """Return a convolution's data and their lanes.
-
-    There is one lane for data that stay plain; bytes and bfloat16 of few channels have few.
-    """
+    """Return a convolution's data and their lanes: one for plain data, few for few channels of few bits."""
     if not is_plain_data(rewriter, data):
         return rewriter.to_blocked(data), rewriter.block
     if ir.dtype_of(data) in BYTES:
@@ -97,10 +94,7 @@ def emit(
 
 
 def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
-    """Return to a multiple of how many pixels the rows of a result are computed, so that tiles divide them.
-
-    Rules divide rows of dynamic length into tiles.
-    """
+    """Return the multiple to which the rows of a result are padded, so that tiles divide them."""
     cpu, rank = rewriter.cpu, len(window.strides)
     blocks, *reads, lanes = ir.known_shape(weights)
     size = known_sizes(x)[1 + rank]
@@ -338,13 +332,6 @@ class Image(NamedTuple):
         return not any(map(is_dynamic, (*self.data, *self.result)))
 
 
-class _Part(NamedTuple):
-    """The half-open range of results along an axis for which a kernel position reads data, not padding."""
-
-    start: int
-    end: int
-
-
 def crop_kernel(
     rewriter: LayoutRewriter, image: Image, kernel: Any, window: Window
 ) -> tuple[Any, Window]:
@@ -354,7 +341,7 @@ def crop_kernel(
     padding, rank = list(window.padding), len(window.strides)
     size = ir.known_shape(kernel)[2:]
     for axis, parts in enumerate(_list_parts(image, size, window)):
-        used = [position for position, part in enumerate(parts) if part.start < part.end]
+        used = [position for position, part in enumerate(parts) if part]
         if not used or len(used) == len(parts):
             continue
         kernel = rewriter.take(kernel, range(used[0], used[-1] + 1), 2 + axis)
@@ -365,8 +352,7 @@ def crop_kernel(
 
 def _are_separate_faster(image: Image, kernel: Sequence[int], window: Window) -> bool:
     """Return whether one convolution for each kernel position is faster, as most products are of padding."""
-    parts = _list_parts(image, kernel, window)
-    read = math.prod(sum(max(0, end - start) for start, end in axis) for axis in parts)
+    read = math.prod(sum(map(len, axis)) for axis in _list_parts(image, kernel, window))
     positions, pixels = math.prod(kernel), math.prod(image.result)
     return positions <= _MAX_POSITIONS and 0 < read < _MAX_SHARE * positions * pixels
 
@@ -387,7 +373,7 @@ def _emit_positions(
     corners, results = [], []
     axes = [list(enumerate(parts)) for parts in _list_parts(image, kernel, window)]
     for position in itertools.product(*axes):
-        if any(part.start >= part.end for _, part in position):
+        if not all(part for _, part in position):
             continue
         own, before, after = weights, [], []
         for axis, (index, part) in enumerate(position):
@@ -396,7 +382,7 @@ def _emit_positions(
             step, offset = window.strides[axis], index * window.dilation[axis]
             first = part.start * step + offset - window.padding[axis]
             before.append(-first)
-            after.append(first + (part.end - 1 - part.start) * step + 1 - image.data[axis])
+            after.append(first + (len(part) - 1) * step + 1 - image.data[axis])
         moved = Window(window.strides, before + after, [1] * rank)
         function = functools.partial(convolve, window=moved, groups=groups)
         results.append(rewriter.kernel(function, name, x, own, pattern=OPAQUE))
@@ -405,13 +391,12 @@ def _emit_positions(
     return rewriter.kernel(add, "add_taps", *results, pattern=None)
 
 
-def _list_parts(image: Image, kernel: Sequence[int], window: Window) -> list[list[_Part]]:
-    """Return, for each axis, the part of the result for which each kernel position reads data."""
+def _list_parts(image: Image, kernel: Sequence[int], window: Window) -> list[list[range]]:
+    """Return, for each axis, the results for which each kernel position reads data, not padding."""
 
-    def find(data: int, result: int, step: int, offset: int) -> _Part:
+    def find(data: int, result: int, step: int, offset: int) -> range:
         """Return the indices y of a result for which y·step + offset lies within the data."""
-        start = max(0, -(offset // step))
-        return _Part(start, max(start, min(result, -(-(data - offset) // step))))
+        return range(max(0, -(offset // step)), min(result, -(-(data - offset) // step)))
 
     sizes = (image.data, image.result, kernel)
     steps = (window.strides, window.dilation, window.padding[: len(kernel)])

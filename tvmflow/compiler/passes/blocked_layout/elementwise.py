@@ -215,7 +215,7 @@ def _default_layout(call: relax.Call) -> str:
 def rewrite_resize(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
 ) -> relax.Expr | None:
-    """Rewrite a resize of the spatial axes whose reader takes blocked data; for others, unpack fewer pixels before."""
+    """Rewrite a resize of the spatial axes whose reader takes blocked data; others unpack fewer pixels."""
     resize = as_resize(call)
     if (
         resize is None

@@ -39,7 +39,7 @@ MOVES: Final = ir.operators("reshape permute_dims")
 
 
 class LayoutRewriter(TargetRewriter):
-    """Rewrites the calls that a handler takes, and remembers the blocked form (n, ⌈c/b⌉, …, b) of each tensor.
+    """Rewrites calls that have a handler, and remembers the blocked form (n, ⌈c/b⌉, …, b) of each tensor.
 
     Attributes:
         block: The number of channels in a block.
@@ -47,20 +47,13 @@ class LayoutRewriter(TargetRewriter):
         products: Tensor -> the product of plain data that computes it, and the arguments of its kernel.
     """
 
-    def __init__(
-        self,
-        mod: tvm.IRModule,
-        context: LoweringContext,
-        handlers: Handlers,
-        split_handler: Handler,
-    ) -> None:
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext, handlers: Handlers) -> None:
         super().__init__(mod, context)
         self.context, self.cpu = context, self._cpu
         self.block = context.lanes
         self.selections = self.new_memo()
         self.products = self.new_memo()
         self._handlers = handlers
-        self._split_handler = split_handler
         self._blocked = self.new_memo()
         self._packed = self.new_memo()
 
@@ -87,7 +80,7 @@ class LayoutRewriter(TargetRewriter):
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one part of a split tensor."""
-        result = self._split_handler(self, item)
+        result = self._handlers["relax.split"](self, item)
         if result is None:
             return super().visit_tuple_getitem_(item)
         return self.unpack(result, known_sizes(item)[1])
@@ -159,5 +152,4 @@ class LayoutRewriter(TargetRewriter):
                 and min(len(before), len(after)) > 3
                 and same_sizes((before[0], *before[-2:]), (after[0], *after[-2:]))
             )
-        is_tuple = isinstance(reader, relax.Tuple | relax.TupleGetItem)
-        return name in self._handlers or name == "relax.split" or is_tuple
+        return name in self._handlers or isinstance(reader, relax.Tuple | relax.TupleGetItem)

@@ -62,10 +62,7 @@ class _Geometry(NamedTuple):
 
 
 class _Phase(NamedTuple):
-    """The rows of a result, along one axis, that are a separate convolution.
-
-    It uses some kernel positions, the last one first, and padding before and after the data.
-    """
+    """The rows of a result along one axis that a convolution of some kernel positions computes."""
 
     rows: IrSize
     positions: list[int]
