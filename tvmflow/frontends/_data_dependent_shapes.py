@@ -33,7 +33,7 @@ class MixedRows(StageError):
 
 
 class _Count(NamedTuple):
-    """The number of valid rows of a padded axis: an int64 of shape [1], and at most `limit`, if it is not None."""
+    """The number of valid rows of a padded axis: int64 of shape [1], at most `limit` if it is not None."""
 
     axis: int
     var: Any

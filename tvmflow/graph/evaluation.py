@@ -31,7 +31,7 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
 def evaluate_fields(
     function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
 ) -> dict[int, _Array] | None:
-    """Evaluate only the results that depend on the changed weights, by their indices; all if all weights changed.
+    """Evaluate the results that depend on the weights with these indices; all results if all changed.
 
     Return the fields of the result by index; None if the function calls an operator without a rule.
     """

@@ -1,4 +1,4 @@
-"""Resizing of images and volumes by tables of source pixels and weights, which are computed at build time."""
+"""Resizing of images and volumes by tables of source pixels and weights, made at build time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def find_taps(
     *,
     antialias: bool = False,
 ) -> Taps:
-    """Return the taps along an axis in a mode that `is_supported`, in float32 as ONNX Runtime computes them.
+    """Return the taps along an axis in a mode that `is_supported`, in float32 as in ONNX Runtime.
 
     `length` is the source's length times the scale, not an integer where `size` is rounded. With `antialias`, a pixel
     of a smaller result is the mean of all pixels that it covers.
@@ -230,7 +230,7 @@ _COMPUTED_TAPS: Final = {"nearest_neighbor": 1, "linear": 2}
 
 
 class Steps(NamedTuple):
-    """Nearest pixels at even distances: pixel i of `size` is pixel (start + i · step) // repeats of the source.
+    """Evenly spaced pixels: pixel i of `size` is pixel (start + i · step) // repeats of the source.
 
     If `size` is None, it is `repeats` times the size of the source.
     """

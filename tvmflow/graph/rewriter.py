@@ -155,7 +155,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return self.rearrange(packed, [*outer, depth // terms, terms, block], axes)
 
     def round_weights(self, weights: Any) -> Any:
-        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does, by operators that numpy evaluates."""
+        """Emit float32 weights as bfloat16, as `bfloat16.from_float32`, by operators that numpy evaluates."""
         constants = (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)
         half, quiet, even, bias = (relax.const(constant, "uint32") for constant in constants)
         op, emit = relax.op, self.emit
@@ -180,7 +180,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         *args: Any,
         pattern: dict[str, int] | None = TAKES_EPILOGUE,
     ) -> Any:
-        """Emit a call of a kernel that a tensor expression of some arguments defines; None lets TVM find its pattern."""
+        """Emit a call of a kernel, a tensor expression of some arguments; TVM finds its pattern for None."""
         attributes = {"primfunc_attrs": pattern} if pattern else {}
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
 

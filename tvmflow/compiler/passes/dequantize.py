@@ -117,7 +117,7 @@ class IntegerProductRewriter(MainRewriter):
 
 
 class DequantizeMover(TargetRewriter):
-    """Moves dequantization with one constant scale behind operators that select values, next to each reader.
+    """Moves dequantization with one constant scale behind operators that select values.
 
     Bytes get the dtype that dot product instructions take. Dequantization that is reverted is removed.
     """
@@ -219,10 +219,7 @@ _BYTES: Final = 256
 
 
 class LookupTableRewriter(MainRewriter):
-    """Evaluates unary int8 functions through 256-entry lookup tables.
-
-    The GELU of a quantized model, whose operators each round to int8, becomes one table.
-    """
+    """Evaluates unary int8 functions, such as a quantized GELU, through 256-entry lookup tables."""
 
     OPERATORS = (_QUANTIZE,)
 

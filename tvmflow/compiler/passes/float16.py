@@ -140,7 +140,7 @@ def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IR
 
 
 def _is_float16_sum(block: SBlock) -> bool:
-    """Return whether a reduction adds products of different tensors or constants, or is a minimum or maximum."""
+    """Return whether a reduction adds products of different tensors, or is a minimum or maximum."""
     value = block.body.value if isinstance(block.body, tirx.BufferStore) else None
     if isinstance(value, tirx.Min | tirx.Max):
         return True
@@ -162,7 +162,7 @@ def _promote_function(call: Any) -> Any:
 
 
 def _invert_constant(division: tirx.Div) -> Any:
-    """Return a division of float16 by a constant as a multiplication, which is faster and rounds once more."""
+    """Return a division of float16 by a constant as a multiplication: faster, but rounded once more."""
     divisor = division.b
     if not _is_float16(divisor) or not isinstance(divisor, tirx.FloatImm) or not divisor.value:
         return division
@@ -265,7 +265,7 @@ def _promote_store(store: tirx.BufferStore) -> Any:
 
 
 def _promote_limits(block: SBlock) -> SBlock:
-    """Return a block whose minimum or maximum begins with the limit of float32, by which TVM recognizes it."""
+    """Return a block whose minimum or maximum begins with float32's limit, which TVM recognizes."""
     init, limit = block.init, None
     if isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm):
         limits = {-_LARGEST: tirx.min_value(_FLOAT32), _LARGEST: tirx.max_value(_FLOAT32)}

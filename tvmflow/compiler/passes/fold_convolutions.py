@@ -162,7 +162,7 @@ class ConvolutionMerger(TargetRewriter):
         return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))
 
     def _offsets(self, base: _Term, term: _Term) -> list[int] | None:
-        """Return where the weights of a term begin within those of a convolution; None if they are not part of them."""
+        """Return where the weights of a term begin within those of a convolution; None if they do not fit."""
         groups, strides = int(base.conv.attrs.groups), Window.of(base.conv).strides
         if term.conv is not None:
             own = int(term.conv.attrs.groups), Window.of(term.conv).strides

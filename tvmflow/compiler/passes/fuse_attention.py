@@ -45,10 +45,7 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Replace softmax(q·kᵀ)·v, with masks and scales, by one kernel.
-
-    It keeps the scores in the cache of a CPU, or in the registers of a GPU.
-    """
+    """Replace softmax(q·kᵀ)·v, with masks and scales, by one kernel that keeps the scores in a cache."""
     return mod if context.is_plain("attention") else rewrite_main(mod, _AttentionFuser, context)
 
 

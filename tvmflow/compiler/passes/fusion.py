@@ -208,7 +208,7 @@ def _replace_sizes(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, list[int]]:
-    """Return a kernel whose dimensions are in the order of its shapes, and the positions of the arguments it takes.
+    """Return a kernel whose dimensions have the order of its shapes, and the positions of its arguments.
 
     The first parameters, as many as `inputs`, are those that a call passes.
     """

@@ -69,7 +69,7 @@ def log_softmax(x: Any, axis: int) -> Any:
 
 
 def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
-    """Return the function that drops the axis from indices, maxima, exponentials exp(x - maximum), and their totals."""
+    """Return the function that drops the axis from indices, maxima, exponentials, and their totals."""
     axis %= len(x.shape)
 
     def row(position: Sequence[Any]) -> list[Any]:

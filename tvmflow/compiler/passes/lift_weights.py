@@ -41,8 +41,7 @@ class _WeightHoister(MainRewriter):
 def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
     """Move weight-only computations, such as a batch norm's `√(σ² + ε)`, to a separate function.
 
-    The module is unchanged if the model has no weights, or returns some of them directly:
-    TVM's pass would lose those.
+    The module is unchanged if the model has no weights, or returns some directly, which TVM's pass would lose.
     """
     main = mod["main"]
     is_weight = ir.DataFlow(main).is_weight
@@ -79,10 +78,7 @@ def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:
 
 
 def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace calls of kernels on constants by their results.
-
-    Kernels in C are kept: TVM would run them without their functions.
-    """
+    """Replace calls of kernels on constants by their results; TVM cannot run those in C."""
     kernels = [var for var, _ in list_c_kernels(mod)]
     hidden = ir.copy_module(mod)
     for var in kernels:

@@ -40,7 +40,7 @@ from tvmflow.compiler.passes.quantization import (
     split_zero_point,
     to_dot_data,
 )
-from tvmflow.compiler.passes.strided_views import find_view
+from tvmflow.compiler.passes.strided_views import MatrixView, find_view
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.block_quantized import (
     WORD_BITS,
@@ -52,7 +52,7 @@ from tvmflow.compiler.tir_kernels.block_quantized import (
 from tvmflow.compiler.tir_kernels.blocked import BFLOAT16
 from tvmflow.compiler.tir_kernels.blocked import ROWS as MATRIX_ROWS
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, when
-from tvmflow.compiler.tir_kernels.strides import Operand, contiguous
+from tvmflow.compiler.tir_kernels.strides import contiguous
 from tvmflow.core.choices import COLUMNS, ROWS, Choice
 from tvmflow.graph import bfloat16, ir
 from tvmflow.graph.dynamic_shapes import (
@@ -97,7 +97,7 @@ class MatmulPacker(TargetRewriter):
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: Any) -> Any:
-        """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
+        """Emit the product of quantized data and int8 weights, without the weights' scale; None for others."""
         data = find_quantized_data(self.flow, call.args[0])
         weights, zeros = split_zero_point(self.flow, call.args[1])
         source = find_integer_weights(self.flow, weights)
@@ -371,10 +371,9 @@ class BatchedMatmulPacker(TargetRewriter):
         if shape[-1] == 1 and left.column == right.row == 1:
             # reductions along contiguous data, which have vectors of their own
             return None
-        operands = [Operand(sizes_of(view.tensor) or (), FLOAT, view.matrices) for view in known]
         depth = (sizes_of(call.args[0]) or ())[-1]
         typical = (*(self.numbers.shape(call) or ()), self.numbers.size(depth))
-        kernel = self._make_kernel(operands, shape, depth, typical)
+        kernel = self._make_kernel(known, shape, depth, typical)
         arguments = [self.visit_expr(view.tensor) for view in known]
         return self.call_function(kernel, "batched_matmul", arguments, shape)
 
@@ -390,11 +389,7 @@ class BatchedMatmulPacker(TargetRewriter):
         return all(map(ir.is_float32, tensors)) and not fills_vectors and is_product_of_data
 
     def _make_kernel(
-        self,
-        operands: Sequence[Operand],
-        shape: Sequence[IrSize],
-        depth: IrSize,
-        typical: Sequence[int],
+        self, views: Sequence[MatrixView], shape: Any, depth: IrSize, typical: Sequence[int]
     ) -> tirx.PrimFunc:
         """Return the kernel; its parameters are the left and the right tensor and the result.
 
@@ -408,7 +403,7 @@ class BatchedMatmulPacker(TargetRewriter):
             typical_rows, (count,), candidates.MAX_ROWS, candidates.most_tile_rows(rows), cpu
         )
         columns = Columns(width, cpu.lanes, vectors)
-        left, right = (operand.matrices for operand in operands)
+        left, right = (view.matrices for view in views)
         out = contiguous(shape, range(len(shape)))
 
         def pack_right(group: Any, packed: Sequence[Any], slot: Any) -> None:
@@ -449,9 +444,10 @@ class BatchedMatmulPacker(TargetRewriter):
         )
         work = batches.typical * typical_rows * typical_width * typical_depth
         cores = cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1
+        shapes = [known_sizes(view.tensor) for view in views]
         parameters = {
-            "left": (operands[0].shape, FLOAT),
-            "right": (operands[1].shape, FLOAT),
+            "left": (shapes[0], FLOAT),
+            "right": (shapes[1], FLOAT),
             "out": (shape, FLOAT),
         }
         with define_flat_kernel("batched_matmul", parameters, has_root=False) as (builder, buffers):

@@ -86,10 +86,7 @@ def emit_resize(rewriter: MainRewriter, data: Any, resize: Resize, is_last: bool
 
 
 def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, Steps]:
-    """Return the steps of the pixels along each axis where they are even.
-
-    Along a dynamic axis, they are even only where each pixel is repeated, at all sizes.
-    """
+    """Return the steps of pixels along each axis where they are even; if it is dynamic, at all sizes."""
     sources, found = known_sizes(data), dict[int, Steps]()
 
     def find(source: int, size: int) -> Steps | None:
@@ -176,7 +173,7 @@ class PoolRewriter(TargetRewriter):
 
 
 class Window(NamedTuple):
-    """The windows along one axis: the length of the data, the number of results, and the padding before the data."""
+    """The windows along one axis of data of some extent, with padding before it."""
 
     extent: int
     results: int
@@ -229,10 +226,7 @@ class Pool(NamedTuple):
 
 
 def find_pool(call: relax.Call) -> Pool | None:
-    """Return the pooling operator of a call, or None if TVM's kernel is as fast.
-
-    That is so if windows do not overlap and read no padding.
-    """
+    """Return the pooling of a call; None if TVM's kernel is as fast, without overlaps and padding."""
     kind = _KINDS[ir.operator_name(call)]
     source, target, attrs = ir.shape_of(call.args[0]), ir.shape_of(call), call.attrs
     layouts = {str(attrs.layout), str(attrs.out_layout) or "NCHW"}

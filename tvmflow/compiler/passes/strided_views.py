@@ -24,7 +24,7 @@ _VIEWS: Final = ir.operators(
 
 
 class MatrixView(NamedTuple):
-    """Matrices in a tensor (a variable or a constant), and scalar factors, each with whether it is a divisor."""
+    """Matrices in a variable or a constant, and scalar factors, each with whether it is a divisor."""
 
     tensor: Any
     matrices: StridedMatrices
@@ -54,7 +54,7 @@ def find_view(
 
 
 def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
-    """Return the view of a tensor after some calls, the last one first; None if it has no strides, or no elements."""
+    """Return the view of a tensor after some calls, the last one first; None without strides or elements."""
     shapes = [sizes_of(expr) for expr in (tensor, *reversed(calls))]
     if any(shape is not None and 0 in shape for shape in shapes):
         return None
@@ -101,7 +101,7 @@ def _view_of_call(
 def _cut(
     view: StridedView, sizes: Sequence[IrSize], axis: int, read: Callable[[_Array], _Array | None]
 ) -> StridedView | None:
-    """Return the view of evenly spaced positions along a fixed axis, which a function selects; None for others."""
+    """Return the view of evenly spaced positions that a function selects along an axis, else None."""
     axis %= len(sizes)
     if is_dynamic(sizes[axis]):
         return None
@@ -119,7 +119,7 @@ def _cut(
 
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
-    """Return the tensor that an expression reads, the call that reads it, and a factor; None at the end of a chain."""
+    """Return the tensor that an expression reads, its call, and a factor; None at the end of a chain."""
     value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
         return value, None, None

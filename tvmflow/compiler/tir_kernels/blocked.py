@@ -362,10 +362,7 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
 
 
 def quantized_depthwise_conv(x: Any, w: Any, window: Window, zero: Any) -> Any:
-    """Return `depthwise_conv` of 8-bit values minus their zero point (a number or expression), as float32.
-
-    The accumulators are exact up to 2²⁴: more than 500 products.
-    """
+    """Return `depthwise_conv` of 8-bit values minus their zero point (an int or expression), as float32."""
     zero_point = tirx.const(zero, "int32") if isinstance(zero, int) else zero.astype("int32")
     promoted = te.compute(
         x.shape,

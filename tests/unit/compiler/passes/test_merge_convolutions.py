@@ -183,13 +183,13 @@ def test_quantized_weights_stay_bytes(second: str, tmp_path: Path) -> None:
 def test_a_long_sum_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts have no terms that it has not."""
     looked = []
-    merge = fold_convolutions.ConvolutionMerger._merge
+    list_leaves = fold_convolutions.ConvolutionMerger._list_leaves
 
     def counted(self: Any, total: Any) -> Any:
         looked.append(total)
-        return merge(self, total)
+        return list_leaves(self, total)
 
-    monkeypatch.setattr(fold_convolutions.ConvolutionMerger, "_merge", counted)
+    monkeypatch.setattr(fold_convolutions.ConvolutionMerger, "_list_leaves", counted)
     shape = (1, 8, 6, 6)
     assert count(added([dict(SQUARE) for _ in range(9)], shape, 8), tmp_path, draw(*shape)) == 1
     assert len(looked) == 2, "once in each of the two compilations"
