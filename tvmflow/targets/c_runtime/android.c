@@ -1,5 +1,5 @@
-/* What a shared library for Android has in it, where a program has it from its compiler: variables of a thread. Android
- * has them in the format of libraries only since version 10. */
+/* Thread-local variables of a shared library for Android, by the functions that compilers call. The format of libraries
+ * has them only since Android 10. */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -7,7 +7,7 @@
 
 #include "android.h"
 
-/* How the compiler describes a variable. */
+/* The compiler's description of a variable. */
 typedef struct {
   size_t bytes, alignment;
   _Atomic uintptr_t key; /* 0 until the first thread uses it, then the key plus 1 */
@@ -23,7 +23,7 @@ static uintptr_t tf_make_key(tf_variable *variable) {
   uintptr_t key = atomic_load(&variable->key);
   if (key == 0) {
     pthread_key_t made;
-    /* The C library's own function: it is there when a thread ends after this library was unloaded. */
+    /* A function of the C library: it still exists when a thread ends after this library was unloaded. */
     if (pthread_key_create(&made, free) != 0) abort();
     key = (uintptr_t)made + 1;
     atomic_store(&variable->key, key);

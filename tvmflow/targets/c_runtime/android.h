@@ -1,4 +1,4 @@
-/* What the runtime uses of Android's C library (bionic) since Android 5: no headers of it are installed with tvmflow. */
+/* Declarations of Android's C library (bionic) since Android 5, whose headers are not installed with tvmflow. */
 
 #ifdef __LP64__
 #define TF_LP64(bits64, bits32) bits64

@@ -1,5 +1,5 @@
-/* Which of the CPU features that the kernels need this CPU lacks; names are the Linux kernel's. What cannot be asked
- * counts as there. */
+/* Finds CPU features that the kernels need and this CPU lacks; names are the Linux kernel's. Features that cannot be
+ * queried count as present. */
 #if defined(TF_CPU_LEVELS) || defined(TF_DEVICE) || defined(TF_LEVEL_VARIABLE)
 #if defined(__linux__) && !defined(__ANDROID__)
 #include <sys/auxv.h>
@@ -7,8 +7,8 @@
 #include <unistd.h>
 #endif
 
-/* Read a variable of the environment. A program with more rights than its user (setuid) has none: the user must choose
- * neither its code nor its files. */
+/* Read a variable of the environment. A program with more rights than its user (setuid) reads none, as the user must
+ * not choose its code or its files. */
 static inline const char *tf_environment(const char *name) {
 #ifdef __linux__
   const unsigned long at_secure = 23;
@@ -21,8 +21,8 @@ static inline const char *tf_environment(const char *name) {
 #endif
 
 #ifdef TF_CPU_LEVELS
-/* TVMFLOW_CPU in the environment caps the features at those of the level that it names; other names cap nothing. It takes
- * features away and adds none. */
+/* TVMFLOW_CPU in the environment names a level, whose features alone are used. It adds no features, and an unknown name
+ * has no effect. */
 static bool tf_is_allowed(const char *name) {
   static const struct {
     const char *name, *features;
@@ -52,7 +52,7 @@ typedef struct {
   unsigned leaf, subleaf, word, bit; /* word: 0 for EAX to 3 for EDX */
 } tf_feature;
 
-/* The states that the system must save: 6 for the vectors of AVX, 0xe6 with those of AVX-512, 0x60000 for AMX. */
+/* Registers that the system must save: 6 for those of AVX, 0xe6 with those of AVX-512, 0x60000 for those of AMX. */
 static unsigned tf_saved_states(void) {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;

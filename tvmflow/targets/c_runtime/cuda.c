@@ -1,7 +1,7 @@
-/* The executor of libraries for NVIDIA GPUs: it calls the driver alone (libcuda.so.1, nvcuda.dll), of CUDA 10.0 or later.
+/* The executor for NVIDIA GPUs: it calls only the driver (libcuda.so.1, nvcuda.dll), of CUDA 10.0 or later.
  *
- * Types and constants are those of cuda.h, as far as they are needed here. A device is its primary context, which a
- * program shares with CUDA's runtime; it is current only within a call. */
+ * Types and constants are those of cuda.h. A device is used by its primary context, which the program shares with CUDA's
+ * runtime; it is current only within a call. */
 #ifdef _WIN32
 #define TF_CUDA_CALL __stdcall
 #define TF_CUDA_DRIVER "nvcuda.dll"
@@ -18,7 +18,7 @@ typedef struct tf_cuda_function_of_driver *tf_cuda_function;
 typedef struct tf_cuda_stream_of_driver *tf_cuda_stream;
 typedef struct tf_cuda_event_of_driver *tf_cuda_event;
 
-/* What the driver returns: CUresult. */
+/* Results of the driver: CUresult. */
 enum {
   TF_CUDA_SUCCESS = 0,
   TF_CUDA_INVALID_VALUE = 1,
@@ -47,12 +47,12 @@ enum {
   TF_CUDA_ERROR_LOG_BYTES = 6,
 };
 
-/* A block may have more shared memory than this only after its function was told so. */
+/* For more shared memory than this in a block, an attribute of the function must be set. */
 #define TF_CUDA_SHARED_MEMORY (48 << 10)
-/* Kernels of fixed sizes take hardly any numbers. */
+/* Kernels of fixed sizes take few scalars. */
 #define TF_CUDA_MOST_SCALARS 16
 
-/* The driver's functions: the names here, in its library, and their types. */
+/* The driver's functions: name in this file, name in the library, and type. */
 #define TF_CUDA_FUNCTIONS(F)                                                                                          \
   F(start, "cuInit", (unsigned flags))                                                                                \
   F(error_name, "cuGetErrorName", (int code, const char **text))                                                      \
@@ -112,13 +112,13 @@ struct tf_stream {
   tf_cuda_event events[2]; /* before and after a launch that is timed; NULL until then */
 };
 
-/* Code for a device, of the same functions: machine code, or PTX. */
+/* Code of all functions for some devices: machine code, or PTX. */
 typedef struct {
   uint64_t offset;
   uint64_t bytes;
 } tf_cuda_image;
 
-/* Keep what the driver said of a call, and return the status of that. */
+/* Explain the driver's result of a call, and return its status. */
 static int tf_cuda_fail(const char *action, int code) {
   const char *name = NULL, *text = NULL;
   if (tf_cuda.error_name(code, &name) != TF_CUDA_SUCCESS || !name) name = "an unknown error";
@@ -179,7 +179,7 @@ static int tf_cuda_load_driver(void) {
   return status == TF_STATUS(NO_DEVICE) ? status : TF_STATUS(NO_DRIVER);
 }
 
-/* Enter the context of a device; what was current before is current again when it is left. */
+/* Enter the context of a device; leaving it makes the one before current again. */
 static int tf_cuda_enter(const tf_device *device) {
   const int code = tf_cuda.enter(device->context);
   return code == TF_CUDA_SUCCESS ? TF_STATUS(OK) : tf_cuda_fail("use its context", code);
@@ -190,7 +190,7 @@ static void tf_cuda_leave(void) {
   tf_cuda.leave(&context);
 }
 
-/* Return how the driver names the code for a device: compute capability 6.2 is 62. */
+/* Return the compute capability of a device as a number: 62 for 6.2. */
 static int tf_cuda_capability(int number) {
   int major = 0, minor = 0;
   tf_cuda.device_attribute(&major, TF_CUDA_MAJOR, number);
@@ -213,7 +213,7 @@ static int tf_cuda_load_image(tf_device *device, const void *image) {
   return status;
 }
 
-/* Load the first image that the driver takes for this device, and find its functions. */
+/* Load the first image that the driver accepts for this device, and find its functions. */
 static int tf_cuda_load_code(tf_device *device) {
   uint64_t count;
   memcpy(&count, TF_DEVICE_CODE, sizeof count);
@@ -344,7 +344,7 @@ static int tf_copy_in(tf_stream *stream, tf_handle target, const void *source, s
   int status = tf_cuda_enter(stream->device);
   if (status != TF_STATUS(OK)) return status;
   int code = tf_cuda.copy_in(target, source, bytes, stream->commands);
-  /* The driver reads memory of its own kind later, and keeps a copy of all other memory. */
+  /* The driver reads pinned memory later, but copies all other memory at once. */
   if (code == TF_CUDA_SUCCESS &&
       tf_cuda.pointer_attribute(&type, TF_CUDA_MEMORY_TYPE, (tf_cuda_memory)(uintptr_t)source) == TF_CUDA_SUCCESS)
     code = tf_cuda.wait(stream->commands);
@@ -391,7 +391,7 @@ static int tf_cuda_launch(tf_stream *stream, const tf_device_launch *launch, con
                         stream->commands, parameters, NULL);
 }
 
-/* The same between two events, whose distance is added to `nanoseconds`. */
+/* The same between two events; their distance is added to `nanoseconds`. */
 static int tf_cuda_time(tf_stream *stream, const tf_device_launch *launch, const tf_handle *pointers,
                         uint64_t *nanoseconds) {
   float milliseconds = 0;

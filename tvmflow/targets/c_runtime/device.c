@@ -1,10 +1,10 @@
-/* The part of a library that is on a device: what its contexts share, what each has of its own, and its launches. */
+/* The part of a library that is on a device: code and weights of all contexts, memory of each, and launches. */
 #define TF_MOST_DEVICES 32
 #define TF_EXPLANATION 2048
 
 static _Thread_local char tf_explanation[TF_EXPLANATION];
 
-/* Add text to the explanation, as far as it has room. */
+/* Add text to the explanation, as far as there is room. */
 static void tf_append(size_t *length, const char *text) {
   while (*text && *length + 1 < sizeof tf_explanation) tf_explanation[(*length)++] = *text++;
   tf_explanation[*length] = 0;
@@ -20,7 +20,7 @@ static void tf_append_number(size_t *length, unsigned long long number, bool is_
   tf_append(length, digits + start);
 }
 
-/* Not every system has printf in the library that it is linked with: this has %s, %d, %u and %llu. */
+/* A printf for systems whose C library is not linked, with %s, %d, %u and %llu. */
 static void tf_explain(const char *format, ...) {
   size_t length = 0;
   va_list arguments;
@@ -46,9 +46,9 @@ static void tf_explain(const char *format, ...) {
 
 const char *TF(device_error)(void) { return tf_explanation; }
 
-/* ------------------------------------------------------------------ what contexts share */
+/* ------------------------------------------------------------------ shared by all contexts */
 
-/* A device with the code and the weights: the first context on it opens it, the last one closes it. */
+/* A device with the code and the weights. The first context on it opens it, and the last one closes it. */
 struct tf_shared {
   tf_choice choice;
   tf_device *device;
@@ -119,7 +119,7 @@ static int tf_open_shared(struct tf_shared *shared, const tf_choice *choice, con
   return status;
 }
 
-/* Two contexts of a program share what is on one device, in the program's own context if it has one. */
+/* Contexts with the same number, and the same context of the program if it has one, share a device. */
 static bool tf_is_same_device(const tf_choice *left, const tf_choice *right) {
   return left->number == right->number && left->context == right->context && left->device == right->device;
 }
@@ -192,7 +192,7 @@ static int tf_enter_device(tf_context *context, const tf_choice *choice) {
 
 /* ------------------------------------------------------------------ a call */
 
-/* A device that was lost, and a process that was forked from the one that opened it, cannot be used. */
+/* A lost device cannot be used, nor can any device by a child of the process that opened it. */
 static int tf_check_device(tf_context *context) {
   if (!context->is_lost && !tf_is_forked(context)) return TF_STATUS(OK);
   if (context->is_lost) tf_explain("an earlier call lost the device: make another context");
@@ -200,13 +200,13 @@ static int tf_check_device(tf_context *context) {
   return TF_STATUS(DEVICE_LOST);
 }
 
-/* Let contexts that are made from now on open the device again. */
+/* Mark the device as lost; new contexts open it again. */
 static void tf_lose_device(tf_context *context) {
   context->is_lost = true;
   atomic_store_explicit(&context->shared->is_lost, true, memory_order_relaxed);
 }
 
-/* Bring the inputs that the program has on the device to the host, where steps read them there. */
+/* Copy inputs from the program's memory on the device to the host, if steps read them there. */
 static int tf_begin_steps(tf_context *context, unsigned char *const *in) {
   bool waits = false;
   int status = tf_check_device(context);
@@ -219,8 +219,8 @@ static int tf_begin_steps(tf_context *context, unsigned char *const *in) {
   return waits && status == TF_STATUS(OK) ? tf_wait(context->stream) : status;
 }
 
-/* Bring the outputs that steps leave on the host to where the program wants them, and wait for the end of all steps:
- * nothing writes to the program's memory afterwards. */
+/* Copy outputs of steps on the host to the program's memory on the device, and wait for the end of all steps. Nothing
+ * writes to the program's memory afterwards, even after an error. */
 static int tf_end_steps(tf_context *context, int status, unsigned char *const *out) {
   for (size_t i = 0; i < TF_STATUS(OUTPUTS) && status == TF_STATUS(OK); ++i) {
     const tf_handle bound = context->bound[TF_STATUS(INPUTS) + i];
@@ -241,7 +241,7 @@ static int tf_end_steps(tf_context *context, int status, unsigned char *const *o
   return status;
 }
 
-/* Launch the functions of a kernel, whose tensors are at these places. */
+/* Launch the functions of a kernel on the tensors at these places. */
 static int tf_launch_kernel(tf_context *context, size_t kernel, const tf_device_launch *launches, size_t count,
                             const uint32_t *places, size_t tensors) {
   tf_handle pointers[TF_DEVICE_MOST_POINTERS + 1];
@@ -269,7 +269,7 @@ int TF(use_device_memory)(tf_context *context, size_t tensor, void *memory) {
   return TF_STATUS(OK);
 }
 
-/* Let tensors that the program has on the device be staged, where steps on the host read or write them. */
+/* Give tensors in the program's memory on the device staging memory, for steps on the host. */
 static void tf_stage(const tf_context *context, size_t first, const tf_buffer *buffers, size_t count,
                      const tf_tensor *tensors, unsigned char **staging, tf_buffer *staged) {
   for (size_t i = 0; i < count; ++i) {

@@ -1,6 +1,6 @@
-/* Sizes that each call chooses: what depends on them is computed when one of them changes, and memory grows to it. */
+/* Dimensions of inputs: dependent values are computed when a dimension changes, and memory grows to fit. */
 
-/* The count of an output, which stays until a dimension changes, or the next call. */
+/* The count of an output, valid until the next call or the next change of a dimension. */
 static int64_t *tf_count_of(const tf_context *context, size_t count) {
   return (int64_t *)(void *)(context->counts + count * TF_ALIGNMENT);
 }
@@ -9,7 +9,7 @@ static int64_t *tf_count_of(const tf_context *context, size_t count) {
 static int tf_update(tf_context *context) {
   if (context->is_planned) return TF_STATUS(OK);
   if (!tf_plan(context->values, context->useful, &context->plan)) return TF_STATUS(WRONG_DIMENSION);
-  /* Until the next call, an output that has a count has at most so many rows. */
+  /* Until the next call, the count of an output is its largest value. */
   for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
     int64_t shape[TF_MAX_RANK];
     if (tf_output_counts[i].axis < 0) continue;
@@ -24,7 +24,7 @@ static size_t tf_count_parts(const tf_context *context) {
   return context->threads == 1 ? 1 : context->threads + (size_t)1;
 }
 
-/* Have memory for the sizes that there are now. It never shrinks: sizes that come again need no other memory. */
+/* Reserve memory for the present sizes. It never shrinks, so that earlier sizes need no allocation. */
 static int tf_reserve(tf_context *context) {
   int status = tf_update(context);
   if (status != TF_STATUS(OK)) return status;
@@ -35,7 +35,7 @@ static int tf_reserve(tf_context *context) {
 #ifndef TF_FREESTANDING
   if (bytes > context->capacity || !context->memory) {
     const tf_options *options = &context->options;
-    /* a cache that grows with each call would otherwise need other memory each time */
+    /* a cache that grows with each call would otherwise need an allocation each time */
     const size_t larger = context->capacity / 4 * 5, capacity = bytes > larger ? bytes : larger;
     void *memory;
     if (context->memory) options->release(options->user, context->memory);

@@ -1,5 +1,5 @@
-/* What a DLL without Microsoft's C library needs so that each thread has variables of its own: the directory of them
- * (Microsoft's PE format, "The .tls Section"), which the linker finds by its name. */
+/* The directory of thread-local variables of a DLL without Microsoft's C library (Microsoft's PE format, "The .tls
+ * Section"). The linker finds it by its name. */
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 

@@ -1,6 +1,6 @@
-/* The functions that a class of Java calls: JNI over the public header. Nothing here throws; the class does. */
+/* JNI functions for a class of Java, by the public header. They return a status, and the class throws. */
 
-/* JNI's table of functions, of which only some are named: no headers of a JDK are installed with tvmflow. */
+/* The used part of JNI's table of functions: no headers of a JDK are installed with tvmflow. */
 typedef const struct tf_jni *tf_env;
 struct tf_jni {
   void *to_delete_local[23];
@@ -88,7 +88,7 @@ int32_t TF_NATIVE(compute)(tf_env *env, void *type, int64_t handle, void *inputs
   return TF(run)(tf_context_of(handle), in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS));
 }
 
-/* The shape of an input or output in the next call, or of an output after a call; NULL where there is none. */
+/* The shape of an input or output in the next call, or of an output after a call; NULL if there is none. */
 void *TF_NATIVE(shapeOf)(tf_env *env, void *type, int64_t handle, uint8_t is_output, int32_t index) {
   (void)type;
   int64_t shape[64];

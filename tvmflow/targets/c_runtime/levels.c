@@ -1,5 +1,5 @@
-/* A library with code for several levels of CPUs: each level is a library of its own inside, with names of its own, and a
- * context is one of the best level that the CPU has. All levels share the weights. */
+/* A library with code for several levels of CPUs. Each level is a library inside it with names of its own. A context
+ * belongs to the best level that the CPU has; all levels share the weights. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 
 #include "cpu.c"
 
-/* Contexts of a level begin at a multiple of this: the bits below tell the level. */
+/* Contexts begin at a multiple of this, and the low bits of a handle are the level. */
 #define TF_ALIGNMENT 64
 #define TF_MAX_THREADS 1024
 
@@ -60,7 +60,7 @@ typedef TF(dimension) tf_dimension;
 
 typedef struct {
   const char *name;
-  const char *const *features; /* those that the level before lacks */
+  const char *const *features; /* that the level before lacks */
   int (*create)(const tf_options *, tf_context **);
   int (*run)(tf_context *, const tf_buffer *, size_t, const tf_buffer *, size_t);
   int (*destroy)(tf_context *);
@@ -97,12 +97,12 @@ static const tf_level *tf_level_of(const tf_context *context) {
   return &tf_levels[(uintptr_t)context % TF_ALIGNMENT];
 }
 
-/* The context as its level knows it. */
+/* The context without the bits of its level. */
 static tf_context *tf_inner(const tf_context *context) {
   return (tf_context *)((uintptr_t)context / TF_ALIGNMENT * TF_ALIGNMENT);
 }
 
-/* How many levels the CPU has; asked once, since virtual machines answer slowly. */
+/* The number of levels that the CPU has; queried once, since virtual machines answer slowly. */
 static size_t tf_count_levels(void) {
   static size_t known;
   size_t count = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -116,7 +116,7 @@ static size_t tf_count_levels(void) {
   return count;
 }
 
-/* Find the level that the environment names, or else the best one that the CPU has. */
+/* Find the level that the environment names, or the best one that the CPU has. */
 static int tf_choose_level(const tf_level **level) {
   const size_t count = tf_count_levels();
 #ifdef _WIN32
@@ -139,7 +139,7 @@ static int tf_choose_level(const tf_level **level) {
   return TF_STATUS(WRONG_LEVEL);
 }
 
-/* The level of a context that would be made now; the first one where there is none. */
+/* The level of a new context; the first one if the CPU has none. */
 static const tf_level *tf_next_level(void) {
   const tf_level *level = tf_levels;
   tf_choose_level(&level);

@@ -51,7 +51,7 @@ typedef struct {
 #define TF_CL_TEXT_OF(name) #name
 #define TF_CL_TEXT(name) TF_CL_TEXT_OF(name)
 
-/* The functions of the library: result, name, arguments. */
+/* The functions of the driver's library: result, name, arguments. */
 #define TF_CL_FUNCTIONS(F)                                                                                              \
   F(tf_cl_int, GetPlatformIDs, (tf_cl_uint, tf_cl_object *, tf_cl_uint *))                                              \
   F(tf_cl_int, GetDeviceIDs, (tf_cl_object, tf_cl_flags, tf_cl_uint, tf_cl_object *, tf_cl_uint *))                     \
@@ -174,7 +174,7 @@ static int tf_load_driver(tf_opencl *cl) {
   return TF_STATUS(OK);
 }
 
-/* Find the device of a number: GPUs of all platforms come first, then accelerators, then CPUs. */
+/* Find the device of a number: first the GPUs of all platforms, then accelerators, then CPUs. */
 static int tf_find_device(const tf_opencl *cl, uint32_t number, tf_cl_object *device) {
   static const tf_cl_flags types[] = {1 << 2, 1 << 3, 1 << 1};
   tf_cl_object platforms[16], devices[16];
@@ -189,7 +189,7 @@ static int tf_find_device(const tf_opencl *cl, uint32_t number, tf_cl_object *de
   for (size_t type = 0; type < sizeof types / sizeof *types; ++type) {
     for (tf_cl_uint i = 0; i < platform_count; ++i) {
       tf_cl_uint count = 0;
-      /* A platform without such devices, or whose driver fails, has none. */
+      /* A platform whose driver fails counts as one without devices. */
       if (cl->GetDeviceIDs(platforms[i], types[type], 16, devices, &count) != 0) continue;
       if (count > 16) count = 16;
       if (number - seen < count) {
@@ -205,7 +205,7 @@ static int tf_find_device(const tf_opencl *cl, uint32_t number, tf_cl_object *de
 
 /* ------------------------------------------------------------------ devices */
 
-/* Explain why a program is not built, with the end of the driver's log. */
+/* Explain by the end of the driver's log why a program cannot be built. */
 static int tf_refuse_program(const tf_device *device, tf_cl_int code) {
   char *log = NULL;
   size_t bytes = 0;
@@ -219,10 +219,9 @@ static int tf_refuse_program(const tf_device *device, tf_cl_int code) {
 
 /* ------------------------------------------------------------------ binaries */
 
-/* The program may be kept as the driver built it, in a folder that the program of the caller names, or the variable
- * NAME_DEVICE_CACHE. A file has a head, the identity of code, device and driver, and the binary. Whatever is not as it
- * should be is no error: the code is built from its source, and the file written again. On Windows, where drivers keep
- * what they built, there is none. */
+/* A cache of built programs, in a folder that the caller or the variable NAME_DEVICE_CACHE names. A file has a head, the
+ * identity of code, device and driver, and the binary. A file that does not fit is no error: the code is built from its
+ * source, and the file is written again. On Windows, drivers have a cache of their own. */
 #ifdef _WIN32
 
 static bool tf_load_binary(tf_device *device, const tf_choice *choice) {
@@ -243,13 +242,13 @@ typedef struct {
 
 static const char tf_binary_magic[8] = {'t', 'f', 'c', 'l', 'b', 'i', 'n', '1'};
 
-/* What a binary is for, and the file that it is kept in. */
+/* The identity of a binary, and its file. */
 typedef struct {
   char identity[TF_CL_IDENTITY], path[TF_CL_PATH];
   size_t identity_bytes, path_bytes;
 } tf_binary_place;
 
-/* FNV-1a: it finds damage, not intent, which the owner of the file is trusted not to have. */
+/* FNV-1a: it finds damage, but no attack by the owner of the file, who is trusted. */
 static uint64_t tf_add_checksum(uint64_t checksum, const void *data, size_t bytes) {
   for (const unsigned char *byte = data, *end = byte + bytes; byte < end; ++byte)
     checksum = (checksum ^ *byte) * UINT64_C(0x100000001b3);
@@ -269,7 +268,7 @@ static bool tf_add_text(char *target, size_t room, size_t *length, const char *t
   return true;
 }
 
-/* Find the place; false where none is asked for, or what the driver says does not fit. */
+/* Find the place of a binary; false without a cache, or if the identity is too long. */
 static bool tf_find_binary(const tf_device *device, const tf_choice *choice, tf_binary_place *place) {
   static const tf_cl_uint parts[] = {TF_CL_DEVICE_NAME, TF_CL_DEVICE_VENDOR, TF_CL_DEVICE_VERSION, TF_CL_DRIVER_VERSION};
   const char *folder = choice->cache ? choice->cache : tf_environment(TF_CL_TEXT(TF_STATUS(DEVICE_CACHE)));
@@ -280,7 +279,7 @@ static bool tf_find_binary(const tf_device *device, const tf_choice *choice, tf_
     size_t bytes = 0;
     const size_t room = TF_CL_IDENTITY - place->identity_bytes;
     if (device->cl.GetDeviceInfo(device->id, parts[i], room, place->identity + place->identity_bytes, &bytes) != 0) return false;
-    /* With the 0 at its end, so that no two lists of texts are the same. */
+    /* With the 0 at the end, so that different lists of texts differ. */
     place->identity_bytes += bytes;
   }
   uint64_t digest = tf_checksum_of(place, NULL, 0);
@@ -310,7 +309,7 @@ static bool tf_write_all(int file, const void *source, size_t bytes) {
   return true;
 }
 
-/* A driver runs what is in a file: nobody else may write to it. */
+/* The driver runs the content of the file, so no other user may write to it. */
 static bool tf_is_own_file(const struct stat *found) {
   const unsigned others_write = 022;
   return S_ISREG(found->st_mode) && found->st_uid == geteuid() && (found->st_mode & others_write) == 0;
@@ -336,7 +335,7 @@ static unsigned char *tf_read_binary(int file, const tf_binary_place *place, siz
   return NULL;
 }
 
-/* Build the program of a binary that was kept; false where there is none that the driver takes. */
+/* Build the program from the cache; false if there is no binary that the driver accepts. */
 static bool tf_load_binary(tf_device *device, const tf_choice *choice) {
   tf_binary_place place;
   if (!tf_find_binary(device, choice, &place)) return false;
@@ -358,7 +357,7 @@ static bool tf_load_binary(tf_device *device, const tf_choice *choice) {
   return false;
 }
 
-/* Write a file aside, and give it its name at once: another process may read it. */
+/* Write a file under another name, then rename it: another process may read it. */
 static void tf_write_binary(tf_binary_place *place, const unsigned char *binary, size_t bytes) {
   tf_binary_head head = {.identity_bytes = place->identity_bytes, .binary_bytes = bytes};
   char aside[TF_CL_PATH + 32];
@@ -377,7 +376,7 @@ static void tf_write_binary(tf_binary_place *place, const unsigned char *binary,
   if (close(file) != 0 || !is_written || rename(aside, place->path) != 0) unlink(aside);
 }
 
-/* Keep the binary of a program that was built for one device. */
+/* Write the binary of a program for one device to the cache. */
 static void tf_keep_binary(const tf_device *device, const tf_choice *choice) {
   tf_binary_place place;
   tf_cl_uint devices = 0;
@@ -408,7 +407,7 @@ static int tf_build_program(tf_device *device, const tf_choice *choice) {
   return TF_STATUS(OK);
 }
 
-/* Check that the device starts all functions with as many threads as they are launched with. */
+/* Check that the device can start all functions with the threads of their launches. */
 static int tf_check_functions(const tf_device *device) {
   for (size_t i = 0; i < TF_DEVICE_FUNCTIONS; ++i) {
     const char *name = tf_device_functions[i];
@@ -575,14 +574,14 @@ static int tf_wait(tf_stream *stream) {
   return error == 0 ? TF_STATUS(OK) : tf_fail_cl("Finish", error);
 }
 
-/* Add the time that a command took. */
+/* Add the time of a command. */
 static int tf_read_time(const tf_opencl *cl, tf_cl_object event, uint64_t *nanoseconds) {
   uint64_t start = 0, end = 0;
   tf_cl_int error = cl->WaitForEvents(1, &event);
   if (error != 0) return tf_fail_cl("WaitForEvents", error);
   error = cl->GetEventProfilingInfo(event, TF_CL_COMMAND_START, sizeof start, &start, NULL);
   if (error == 0) error = cl->GetEventProfilingInfo(event, TF_CL_COMMAND_END, sizeof end, &end, NULL);
-  /* A program's own queue may not measure. */
+  /* The program's own queue may not measure times. */
   if (error == 0) *nanoseconds += end - start;
   return TF_STATUS(OK);
 }
@@ -594,7 +593,7 @@ static int tf_start(tf_stream *stream, const tf_device_launch *launch, const tf_
   size_t global[3], local[3];
   tf_cl_int error = 0;
   if (nanoseconds && stream->is_own && !stream->is_timed) {
-    /* Measuring costs time: only a queue that is asked to measures. */
+    /* Measuring takes time, so a queue does it only on request. */
     const tf_cl_object before = stream->queue;
     int status = tf_wait(stream);
     if (status == TF_STATUS(OK)) status = tf_open_queue(stream, TF_CL_PROFILING);

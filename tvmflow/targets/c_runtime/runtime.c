@@ -1,9 +1,9 @@
-/* The runtime of a library: contexts, threads, and the checks of what a caller gives. */
+/* The runtime of a library: contexts, threads, and checks of the caller's arguments. */
 /* How long an idle thread looks for work before it sleeps: a call of the next kernel comes within microseconds. */
 #define TF_SPIN_NS 50000
-/* How often the caller looks at once whether the others are done. */
+/* How often the caller polls for the end of the other threads before it yields. */
 #define TF_JOIN_SPINS 300
-/* How often the caller lets others run after that: a thread that it waits for may need this CPU. */
+/* How often the caller yields before it sleeps: a thread that it waits for may need this CPU. */
 #define TF_JOIN_YIELDS 500
 #define TF_STACK (1 << 20)
 #define TF_MAX_THREADS 1024
@@ -37,9 +37,9 @@ static inline void tf_pause(void) {
 
 static size_t tf_padded(size_t bytes) { return (bytes + TF_ALIGNMENT - 1) / TF_ALIGNMENT * TF_ALIGNMENT; }
 
-/* ------------------------------------------------------------------ what TVM's code calls */
+/* ------------------------------------------------------------------ functions that TVM's code calls */
 
-/* A kernel's buffers that are too large for the stack: their size is known, and so is the scratch memory's. */
+/* Allocate a kernel buffer that is too large for the stack. Scratch memory has room: all sizes are known at build time. */
 static void *tf_allocate_workspace(int type, int device, uint64_t bytes, int code, int bits) {
   (void)type, (void)device, (void)code, (void)bits;
   unsigned char *memory = tf_here.scratch + tf_here.used;
@@ -62,14 +62,14 @@ static void tf_do_task(tf_context *context, uint32_t task, uint32_t tasks, tf_la
   tf_here = before;
 }
 
-/* Take the tasks of a job that nobody has taken, and do them. */
+/* Do the tasks of a job that no thread has claimed. */
 static void tf_work(tf_context *context, unsigned job, uint32_t first) {
   for (uint32_t i = 0; i < context->threads; ++i) {
     const uint32_t task = (first + i) % context->threads;
     unsigned expected = job - 1;
     if (atomic_load_explicit(&context->tasks[task].claimed, memory_order_relaxed) != expected) continue;
     if (!atomic_compare_exchange_strong(&context->tasks[task].claimed, &expected, job)) continue;
-    /* The job cannot end before this task, so its data stays. */
+    /* The job does not end before this task, so its data is valid. */
     tf_do_task(context, task, context->job_tasks, context->lambda, context->data);
     const unsigned left = atomic_fetch_sub(&context->pending, 1) - 1;
 #ifdef TF_THREADS
@@ -84,7 +84,7 @@ static void tf_work(tf_context *context, unsigned job, uint32_t first) {
   }
 }
 
-/* A process that was forked has none of its parent's threads. */
+/* A forked process has none of its parent's threads. */
 static bool tf_is_forked(const tf_context *context) {
 #ifdef TF_CAN_FORK
   return getpid() != context->process;
@@ -98,7 +98,7 @@ static void tf_wake(tf_context *context) {
 #ifdef TF_THREADS
   if (atomic_load(&context->sleeping) == 0) return;
   if (tf_is_forked(context)) {
-    /* Nobody is left to wake, and one of them may hold the mutex forever: the caller does all tasks. */
+    /* No thread is left to wake, and the mutex may stay locked forever: the caller does all tasks. */
     atomic_store(&context->sleeping, 0);
     return;
   }
@@ -108,7 +108,7 @@ static void tf_wake(tf_context *context) {
   pthread_mutex_lock(&context->mutex);
   pthread_cond_broadcast(&context->work);
   pthread_mutex_unlock(&context->mutex);
-  /* One that woke on this CPU leaves it now. */
+  /* A thread that woke on this CPU moves to another one now. */
   sched_yield();
 #else
   (void)context;
@@ -143,7 +143,7 @@ typedef struct {
   unsigned job;
 } tf_body;
 
-/* A task for a program's own loop. Scratch memory is for tasks that exist, and for each once. */
+/* Do a task for the program's own loop. Tasks share no scratch memory, so an unknown or repeated task is an error. */
 static void tf_do_body(void *argument, uint32_t task) {
   const tf_body *body = argument;
   tf_context *context = body->context;
@@ -155,7 +155,7 @@ static void tf_do_body(void *argument, uint32_t task) {
   atomic_fetch_sub(&context->pending, 1);
 }
 
-/* Give the tasks of a parallel loop to the program's own loop. */
+/* Run a parallel loop by the program's own loop. */
 static void tf_delegate(tf_context *context, tf_lambda lambda, void *data, uint32_t tasks) {
   tf_body body = {context, tasks, lambda, data, atomic_fetch_add(&context->job, 1) + 1};
   atomic_store(&context->pending, tasks);
@@ -163,13 +163,13 @@ static void tf_delegate(tf_context *context, tf_lambda lambda, void *data, uint3
   if (atomic_load(&context->pending) != 0) atomic_store(&context->failure, 1);
 }
 
-/* Give the tasks of a parallel loop to all threads, and do what is left. */
+/* Run a parallel loop on all threads, the caller's included. */
 static void tf_share(tf_context *context, tf_lambda lambda, void *data, uint32_t tasks) {
   const unsigned job = atomic_load_explicit(&context->job, memory_order_relaxed) + 1;
   context->lambda = lambda;
   context->data = data;
   context->job_tasks = tasks;
-  /* The job has fewer tasks than there are threads: nobody may take the others. */
+  /* With fewer tasks than threads, no thread may claim the remaining ones. */
   for (uint32_t task = tasks; task < context->threads; ++task)
     atomic_store_explicit(&context->tasks[task].claimed, job, memory_order_relaxed);
   atomic_store_explicit(&context->pending, tasks, memory_order_relaxed);
@@ -215,7 +215,7 @@ static void tf_set_pointers(void) {
 
 #ifdef TF_THREADS
 
-/* Look for a job other than `seen` for a while. */
+/* Poll for a job other than `seen` for TF_SPIN_NS; return whether there is one. */
 static bool tf_spin(tf_context *context, unsigned seen) {
   const uint64_t limit = tf_nanoseconds() + TF_SPIN_NS;
   for (unsigned spins = 1;; ++spins) {
@@ -228,8 +228,8 @@ static bool tf_spin(tf_context *context, unsigned seen) {
   }
 }
 
-/* Linux wakes a thread on the CPU of the one that wakes it, even if others are idle: there it would stop the caller, or
- * wait for it. Once it runs elsewhere, it may run anywhere again. */
+/* Linux wakes a thread on the waker's CPU, even if others are idle. There it would interrupt the caller, or wait for it.
+ * Once it runs on another CPU, it may run anywhere again. */
 static void tf_leave_callers_cpu(tf_context *context) {
 #ifdef __linux__
   const int cpu = sched_getcpu();
@@ -245,7 +245,7 @@ static void tf_leave_callers_cpu(tf_context *context) {
 #endif
 }
 
-/* Wait for a job that is not `seen`, and return it. A call wakes its threads before there is a job. */
+/* Wait for a job other than `seen`, and return it. A call wakes its threads before its first job. */
 static unsigned tf_next_job(tf_context *context, unsigned seen) {
   while (!tf_spin(context, seen) && !atomic_load(&context->is_stopping)) {
     pthread_mutex_lock(&context->mutex);
@@ -297,7 +297,7 @@ static bool tf_start_workers(tf_context *context) {
   context->process = getpid();
 #endif
   if (context->options.parallel_for) return true;
-  /* The program's signals are for its own threads. Some C libraries give threads a stack of 128 KiB. */
+  /* Signals are for the program's own threads. Some C libraries give threads a stack of only 128 KiB. */
 #ifndef _WIN32
   sigset_t all, before;
   sigfillset(&all);
@@ -359,7 +359,7 @@ static void tf_default_release(void *user, void *memory) {
 }
 #endif
 
-/* Allocate memory as the options say. A program's own function may return memory with another alignment. */
+/* Allocate memory by the options. A program's own function may return memory with a wrong alignment. */
 static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment, void **memory) {
   *memory = options->allocate(options->user, bytes, alignment);
   if (!*memory) return TF_STATUS(NO_MEMORY);
@@ -371,7 +371,7 @@ static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment
 static int tf_choose_options(const tf_options *given, tf_options *options) {
   *options = (tf_options){.abi = TF_STATUS(ABI)};
   if (given) {
-    /* The version comes first in all of them. */
+    /* The version comes first in the options of all versions. */
     if (given->abi != TF_STATUS(ABI)) return TF_STATUS(WRONG_VERSION);
     *options = *given;
   }
@@ -400,13 +400,13 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
 #ifdef TF_DIMENSIONS
 static unsigned char *tf_find_counts(const tf_context *context) { return context->counts; }
 #else
-/* The counts of outputs are the last of what is staged, and stay until the next call. */
+/* The counts of outputs are at the end of the staging memory, and stay until the next call. */
 static unsigned char *tf_find_counts(const tf_context *context) {
   return context->arena + TF_ARENA + TF_STAGING - TF_COUNTS * TF_ALIGNMENT;
 }
 #endif
 
-/* What is allocated with a context: all of it without dimensions, and with a fixed amount of memory. */
+/* Memory that is allocated with a context: all of it, unless its size depends on dimensions and memory may grow. */
 #ifndef TF_DIMENSIONS
 #define TF_SCRATCH_AT_ONCE TF_SCRATCH
 #define TF_TENSORS_AT_ONCE (uint64_t)TF_ARENA + TF_STAGING
@@ -444,7 +444,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
   bytes += workers;
 #endif
 #ifdef TF_DIMENSIONS
-  /* Before the arena, which comes later: what depends on sizes. */
+  /* The values that depend on sizes; the arena is allocated later. */
   const size_t values = bytes;
   bytes += tf_padded(TF_VALUES * sizeof(int64_t));
   const size_t useful = bytes;
@@ -513,7 +513,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
 int TF(destroy)(tf_context *context) {
   if (!context) return TF_STATUS(OK);
   const bool is_forked = tf_is_forked(context);
-  /* The thread that uses it may be the parent's. */
+  /* After a fork, the thread that uses it may be the parent's. */
   if (atomic_flag_test_and_set(&context->is_busy) && !is_forked) return TF_STATUS(BUSY);
 #ifdef TF_THREADS
   if (!is_forked) tf_stop_workers(context);
@@ -541,7 +541,7 @@ static bool tf_overlap(const tf_buffer *left, const tf_buffer *right) {
   return first < second + right->bytes && second < first + left->bytes;
 }
 
-/* What buffers are compared with: the sizes of now, or those of the descriptions. */
+/* Buffers must have the present sizes, or without dimensions those of the descriptions. */
 #ifdef TF_DIMENSIONS
 typedef size_t tf_described;
 #define TF_BYTES(described) described
@@ -582,7 +582,7 @@ static int tf_check_call(TF_WITH_CONTEXT(const tf_context *) const tf_buffer *in
 
 static bool tf_is_aligned(const void *data) { return (uintptr_t)data % TF_ALIGNMENT == 0; }
 
-/* Run the steps with pointers to aligned memory: what is not aligned is copied, before or after. */
+/* Run the steps with aligned memory: other inputs are copied before, and other outputs after. */
 static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf_buffer *outputs) {
   unsigned char *in[TF_STATUS(INPUTS) + 1], *out[TF_STATUS(OUTPUTS) + TF_COUNTS + 1];
   unsigned char *staging = context->arena + TF_ARENA_OF(context);
@@ -608,7 +608,7 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
   return status;
 }
 
-/* Without a system all code shares what other threads have each: a task that interrupts a call has to wait. */
+/* Without a system there are no thread-local variables: a task that interrupts a call has to wait. */
 static bool tf_begin_call(tf_context *context) {
   if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return false;
 #ifdef TF_FREESTANDING
@@ -627,7 +627,7 @@ static void tf_end_call(tf_context *context) {
   atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
 }
 
-/* Compute with a context that this thread has taken. */
+/* Compute with a context that this thread has marked as busy. */
 static int tf_call(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
                    size_t output_count) {
 #ifdef TF_DIMENSIONS

@@ -1,4 +1,4 @@
-/* What generated code and the runtime share. Each library compiles this with names of its own: TF(name). */
+/* Declarations for generated code and the runtime. Each library compiles them with names of its own: TF(name). */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #if defined(__ANDROID__)
 #include "android.h"
 #elif defined(TF_FREESTANDING)
-/* Every compiler expects these functions, without a header. */
+/* Compilers emit calls of these functions, and there is no header for them. */
 void *memcpy(void *target, const void *source, size_t bytes);
 void *memset(void *target, int value, size_t bytes);
 int strcmp(const char *left, const char *right);
@@ -48,7 +48,7 @@ int strcmp(const char *left, const char *right);
 #define TF_CACHE_LINE TF_ALIGNMENT
 #endif
 
-/* The types of the public header, whose names differ from library to library. */
+/* The types of the public header, whose names differ between libraries. */
 typedef TF(context) tf_context;
 typedef TF(buffer) tf_buffer;
 typedef TF(tensor) tf_tensor;
@@ -65,7 +65,7 @@ typedef struct {
 } tf_group;
 typedef int (*tf_lambda)(int task, tf_group *group, void *data);
 
-/* The axis of an output that has a count, or -1, and the place of the count among all. */
+/* The axis of an output that a count bounds, or -1, and the index of the count. */
 typedef struct {
   int axis;
   size_t count;
@@ -74,7 +74,7 @@ typedef struct {
 #ifdef TF_DIMENSIONS
 typedef TF(dimension) tf_dimension;
 
-/* The memory that the sizes of now take, in bytes; scratch memory is for one task. */
+/* The memory for the present sizes, in bytes; scratch memory is for one task. */
 typedef struct {
   uint64_t arena;
   uint64_t staging;
@@ -92,7 +92,7 @@ typedef struct {
 
 typedef void (*tf_hook)(void *user, size_t kernel, uint64_t nanoseconds);
 
-/* What a thread needs of its context while it runs kernels. */
+/* The state of a thread that runs kernels. */
 typedef struct {
   tf_context *context;
   unsigned char *scratch;
@@ -101,7 +101,7 @@ typedef struct {
 } tf_thread;
 
 typedef struct {
-  _Alignas(TF_CACHE_LINE) atomic_uint claimed; /* the last job whose task somebody took */
+  _Alignas(TF_CACHE_LINE) atomic_uint claimed; /* the last job whose task a thread has claimed */
 } tf_task;
 
 #ifdef TF_THREADS
@@ -113,7 +113,7 @@ typedef struct {
 #endif
 
 #ifdef TF_STATES
-/* Memory that a state has, or that it takes next. */
+/* One of a state's two buffers. */
 typedef struct {
   unsigned char *data;
   size_t capacity;
@@ -137,7 +137,7 @@ struct TF(context) {
   tf_handle *views;   /* those in the library's own memory */
   tf_handle bound[TF_STATUS(INPUTS) + TF_STATUS(OUTPUTS) + 1]; /* the program's memory for inputs and outputs, or 0 */
   bool is_lost;
-  bool returns_early; /* the call that runs does not wait for its end */
+  bool returns_early; /* the present call does not wait for its end */
 #endif
   tf_hook hook;
   void *hook_user;
@@ -145,21 +145,21 @@ struct TF(context) {
 #ifdef TF_DIMENSIONS
   unsigned char *memory; /* scratch memory, arena and staging; NULL before the first call */
   size_t capacity;
-  int64_t *values;  /* the dimensions, then sizes and offsets that they give */
-  uint32_t *useful; /* for each call of a kernel, into how many tasks it is worth dividing */
+  int64_t *values;  /* the dimensions, then sizes and offsets that follow from them */
+  uint32_t *useful; /* for each call of a kernel, the number of tasks that pays off */
   unsigned char *counts;
   tf_memory plan;
-  bool is_planned; /* all of these are those of the dimensions of now */
+  bool is_planned; /* all of these belong to the present dimensions */
 #endif
 #ifdef TF_STATES
   tf_held held[TF_STATES][2];
-  unsigned held_now; /* which of the two holds the states; a step writes the other one */
+  unsigned held_now; /* the index of the buffers with the states; a step writes the others */
   int64_t length;
   uint64_t random;
 #endif
-  uint32_t useful_tasks; /* into how many tasks the kernel that runs is worth dividing */
-  /* A job is a parallel loop: at most `threads` tasks. Whoever comes first takes a task, the thread of its number at
-   * best. So nobody waits for a thread that is not running: the caller does what is left. */
+  uint32_t useful_tasks; /* the number of tasks that pays off for the present kernel */
+  /* A job is a parallel loop of at most `threads` tasks. Each thread begins with the task of its number, then claims
+   * others, so that no task waits for a thread that is not running. */
   tf_lambda lambda;
   void *data;
   uint32_t job_tasks;
@@ -198,7 +198,7 @@ static void tf_release_states(tf_context *context);
   uint64_t tf_start = 0;                                                    \
   (void)(arena), (void)(weights), (void)(in), (void)(out), (void)tf_hooked, (void)tf_start
 
-/* Call a kernel whose parallel loops are worth dividing into so many tasks. */
+/* Call a kernel, and divide its parallel loops into at most so many tasks. */
 #define TF_CALL(number, tasks, call)                                               \
   do {                                                                             \
     if (tf_hooked) tf_start = tf_nanoseconds();                                    \
@@ -207,7 +207,7 @@ static void tf_release_states(tf_context *context);
     if (tf_hooked) tf->hook(tf->hook_user, (number), tf_nanoseconds() - tf_start); \
   } while (0)
 
-/* Return with a message of its own if a kernel has found a wrong value. */
+/* Return the status of a failure if a kernel has found a wrong value. */
 #define TF_CHECK(failure, failed)                                                                 \
   do {                                                                                            \
     if (*(const int32_t *)(const void *)(failed) != 0) return TF_STATUS(WRONG_VALUE) + (failure); \
@@ -217,7 +217,7 @@ static void tf_release_states(tf_context *context);
 TF_MAYBE_UNUSED static int tf_launch_kernel(tf_context *context, size_t kernel, const tf_device_launch *launches, size_t count,
                             const uint32_t *places, size_t tensors);
 
-/* Do what may fail on a device. */
+/* Return the status of a call that has failed. */
 #define TF_TRY(call)                                    \
   do {                                                  \
     const int tf_status = (call);                       \
@@ -230,14 +230,14 @@ TF_MAYBE_UNUSED static int tf_launch_kernel(tf_context *context, size_t kernel, 
 #endif
 
 #ifdef TF_DIMENSIONS
-/* What is computed of dimensions: with the largest ones, everything fits 62 bits. */
+/* Arithmetic of dimensions: with the largest ones, every value fits 62 bits. */
 static inline int64_t tf_least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tf_largest(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t tf_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 static inline int64_t tf_remainder(int64_t a, int64_t b) { return a - tf_divide(a, b) * b; }
 static inline int64_t tf_pad(int64_t bytes) { return (bytes + TF_ALIGNMENT - 1) / TF_ALIGNMENT * TF_ALIGNMENT; }
 
-/* Into how many tasks the loops of a call are worth dividing; `work` has the operations of all such calls. */
+/* Return the number of tasks that pays off for a call; `work` adds up the operations of calls with several. */
 static inline uint32_t tf_count_tasks_of(int64_t operations, int64_t loops, int64_t limit, int64_t most, int64_t *work) {
   const int64_t tasks = operations / tf_largest(loops, 1) / limit;
   if (tasks <= 1) return 1;
@@ -247,7 +247,7 @@ static inline uint32_t tf_count_tasks_of(int64_t operations, int64_t loops, int6
 #define tf_count_tasks(operations, loops, work) \
   tf_count_tasks_of(operations, loops, TF_TASK_OPERATIONS, TF_MAX_TASKS, work)
 
-/* No loop is worth dividing in a program of short ones. */
+/* Give each call one task if all calls together have too few operations. */
 static inline void tf_choose_tasks_of(uint32_t *tasks, size_t calls, int64_t work, int64_t least) {
   for (size_t i = 0; i < calls && work < least; ++i) tasks[i] = 1;
 }

@@ -1,5 +1,5 @@
-/* States: tensors that a step leaves for the next one. Each has two buffers, in turn read and written, so that nothing is
- * copied from step to step, and a step that fails changes nothing. */
+/* States: tensors that a step leaves for the next one. Each has two buffers, which steps read and write in turn: no step
+ * copies states, and a step that fails changes none. */
 
 #include <math.h>
 
@@ -14,7 +14,7 @@ typedef struct {
 
 static const tf_state tf_states[] = {TF_STATE_TABLE};
 
-/* What a saved state begins with. */
+/* The head of a saved state. */
 typedef struct {
   char magic[8];
   uint64_t model[2];
@@ -34,7 +34,7 @@ static unsigned char *tf_held_data(const tf_context *context, size_t state) {
   return context->held[state][context->held_now].data;
 }
 
-/* Have memory for a state, half as much again as before where it grows, so that few steps allocate. Its content is lost. */
+/* Reserve memory for a state, without its content. It grows by half at least, so that few steps allocate. */
 static int tf_hold(tf_context *context, tf_held *held, size_t bytes) {
   if (bytes <= held->capacity) return TF_STATUS(OK);
   if (bytes > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
@@ -71,7 +71,7 @@ static int tf_reset(tf_context *context) {
   return TF_STATUS(OK);
 }
 
-/* Let the sizes of now be those of the states, and find their length after the step. */
+/* Set the dimensions to the sizes of the states, and find their length after the step. */
 static int tf_measure_states(tf_context *context, int64_t *length) {
   *length = context->length;
 #ifdef TF_STATE_DIMENSION
@@ -212,7 +212,7 @@ int TF(save_state)(tf_context *context, void *data, size_t bytes) {
   return status;
 }
 
-/* Whether so many bytes are a state of this model, which came from anybody. */
+/* Return whether bytes from an untrusted source are a state of this model. */
 static bool tf_is_saved(const tf_saved *head, const unsigned char *content, size_t bytes) {
   if (memcmp(head->magic, tf_saved_head.magic, sizeof head->magic)) return false;
   if (memcmp(head->model, tf_saved_head.model, sizeof head->model)) return false;
@@ -225,7 +225,7 @@ static bool tf_is_saved(const tf_saved *head, const unsigned char *content, size
          head->checksum == tf_checksum(head, content, bytes);
 }
 
-/* The other buffers take what is loaded or copied: after an error, all is as before. */
+/* Loading and copying write the other buffers, so that an error changes nothing. */
 static int tf_set_states(tf_context *context, int64_t length, const unsigned char *content) {
   const unsigned then = 1 - context->held_now;
   for (size_t i = 0; i < TF_STATES; ++i) {
@@ -289,7 +289,7 @@ typedef struct {
   int64_t token;
 } tf_candidate;
 
-/* A number from 0 to below 1: splitmix64 (Steele, Lea and Flood, 2014). */
+/* Return a number from 0 to below 1: splitmix64 (Steele, Lea and Flood, 2014). */
 static double tf_draw(tf_context *context) {
   uint64_t x = context->random += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -302,7 +302,7 @@ static bool tf_is_less(tf_candidate a, tf_candidate b) {
   return a.logit < b.logit || (a.logit == b.logit && a.token > b.token);
 }
 
-/* Let a heap, whose root is the least, be one again after its root has changed. */
+/* Restore a heap, whose root is the least, after its root has changed. */
 static void tf_sift(tf_candidate *heap, size_t count) {
   for (size_t i = 0;;) {
     size_t least = i;
@@ -339,7 +339,7 @@ static size_t tf_find_largest(const float *logits, size_t count, size_t most, tf
   return held;
 }
 
-/* The probability of a token, up to a factor that all have. */
+/* The probability of a token, up to a common factor. */
 static double tf_weigh(float logit, float largest, float scale) { return exp((double)(logit - largest) * scale); }
 
 static double tf_sum_weights(const float *logits, size_t count, float largest, float scale) {
@@ -348,7 +348,7 @@ static double tf_sum_weights(const float *logits, size_t count, float largest, f
   return sum;
 }
 
-/* Choose among candidates; `all` is the sum of the weights that top_p is a share of. */
+/* Choose among candidates; top_p is a share of `all`, the sum of the weights. */
 static int64_t tf_choose_candidate(tf_context *context, const tf_candidate *found, size_t held, float scale, double all,
                                    double top_p) {
   double kept = 0, sum = 0;

@@ -1,4 +1,4 @@
-/* What the runtime uses of POSIX's threads, by the functions of Windows, and its clock. */
+/* POSIX threads and the clock for the runtime, by functions of Windows. */
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 #include <malloc.h>
@@ -51,7 +51,7 @@ static DWORD WINAPI tf_serve_windows(void *worker) {
   return 0;
 }
 
-/* All threads of the runtime do the same. */
+/* All threads of the runtime run the same function. */
 static inline int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*serve)(void *), void *worker) {
   (void)serve;
   *thread = CreateThread(NULL, *attributes, tf_serve_windows, worker, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
@@ -64,7 +64,7 @@ static inline void pthread_join(pthread_t thread, void **result) {
   CloseHandle(thread);
 }
 
-/* The CPUs that the process may use; of machines with more than 64, those of its group. */
+/* The CPUs that the process may use; with more than 64 in the machine, those of its group. */
 static inline long tf_count_windows_cpus(void) {
   DWORD_PTR own = 0, all = 0;
   if (!GetProcessAffinityMask(GetCurrentProcess(), &own, &all)) return 1;

@@ -1,8 +1,8 @@
-/* The weights of a library: constants of its own, or the content of a file that the program names or has in memory. */
+/* The weights of a library: its own constants, or a file that the program names or has in memory. */
 #ifndef TF_WEIGHTS_HEAD
 
 static int tf_open_weights(tf_context *context) {
-  /* Not a constant for the compiler: weights may be further away than its addresses reach. */
+  /* No constant address: weights may be out of the range of relative addresses. */
   const unsigned char *volatile weights = TF_WEIGHTS;
   context->weights = weights;
   return TF_STATUS(OK);
@@ -12,12 +12,12 @@ static void tf_close_weights(tf_context *context) { (void)context; }
 
 #else
 
-/* What the file begins with, if it was built with this library: magic, version, sizes and a digest. */
+/* The head of a file that was built with this library: magic, version, sizes and a digest. */
 static const unsigned char tf_weights_head[] = {TF_WEIGHTS_HEAD};
 
 #ifdef _WIN32
 
-/* Windows has its own encoding of file names. */
+/* Windows has an encoding of its own for file names. */
 static int tf_open_file(const tf_options *options, HANDLE *file) {
   const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, options->weights_file, -1, NULL, 0);
   if (length <= 0) return TF_STATUS(UNREADABLE_WEIGHTS);
@@ -56,7 +56,7 @@ static void tf_unmap_file(const tf_buffer *mapped) { UnmapViewOfFile(mapped->dat
 #elif defined(TF_MAPS_FILES)
 
 static int tf_map_file(const tf_options *options, tf_buffer *mapped) {
-  /* Opening a named pipe would wait for somebody who writes to it. */
+  /* Opening a named pipe would wait for a writer. */
   const int file = open(options->weights_file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return TF_STATUS(UNREADABLE_WEIGHTS);
   int status = TF_STATUS(OK);
