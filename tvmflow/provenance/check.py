@@ -175,7 +175,7 @@ def describe_kind(path: Path) -> str:
 def find_bundle(path: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> FoundBundle | None:
     """Return the bundle that a file is or contains; None if there is none.
 
-    `max_bytes` limits the bundle, and what an archive may unpack to.
+    `max_bytes` limits the bundle, and the unpacked size of an archive.
 
     Raises:
         Unreadable: The bundle or the archive is damaged, or larger than that.

@@ -256,7 +256,7 @@ _SUMS_SEPARATOR: Final = "  "
 class ReleaseResult(NamedTuple):
     """The outcome of a release: its folder, which does not exist when gates failed, and the comparison.
 
-    `comparisons` has all recipes and targets, and `content` what is new and gone since the previous release, whose
+    `comparisons` has all recipes and targets, and `content` the changes since the previous release, whose
     name is empty if there is none.
     """
 
@@ -271,7 +271,7 @@ class ReleaseResult(NamedTuple):
 def check_before_build(
     pipeline: Pipeline, release: Release, plan: Plan, requested: Collection[str]
 ) -> None:
-    """Check the previous release, and what a release would lack, before anything is built.
+    """Check the previous release, and the content of the new one, before anything is built.
 
     `requested` are all recipes and targets of the pipeline, whether or not the command line selects them.
 

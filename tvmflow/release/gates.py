@@ -195,7 +195,7 @@ def _replace_measured(
 
 
 CONTENT_GATE: Final = "content"
-"""The gate that is always on: nothing of the previous release is gone but what `release.drop` names."""
+"""The gate that is always on: a release drops only names in `release.drop`."""
 
 
 class TargetComparison(NamedTuple):
@@ -268,7 +268,7 @@ def find_failed_gates(comparisons: Sequence[TargetComparison], gates: Gates) -> 
 
 
 def check_content(change: ContentChange, source: str, release: Release) -> list[FailedGate]:
-    """Return what is gone and not declared in `release.drop`."""
+    """Return the removed names that `release.drop` does not declare."""
     return [
         FailedGate(name, CONTENT_GATE, f"it is in {source}, and not in this release")
         for name in list_missing(change.removed, release.drop)
@@ -276,7 +276,7 @@ def check_content(change: ContentChange, source: str, release: Release) -> list[
 
 
 class CheckedGate(NamedTuple):
-    """A gate with its limit and what was measured for a recipe and target; None if nothing was."""
+    """A gate with its limit and the measured value of a recipe and target; None if there is none."""
 
     label: str
     gate: str

@@ -1,4 +1,4 @@
-"""The runtime: what a program needs to load bundles and run models.
+"""The runtime: loads bundles and runs models.
 
 May import targets and core. Every wheel that tvmflow makes carries a copy of this folder.
 """

@@ -256,7 +256,7 @@ class NativeProgram:
         self.weights = weights
         self.threads = threads
         self.dynamic_tensors = read_dynamic_tensors(signature)
-        # what a machine lacks is reported when the library is loaded, not at the first call; and
+        # a missing CPU feature is reported when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
         level = self.loaded.functions.get("level")

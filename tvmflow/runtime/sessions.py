@@ -163,7 +163,7 @@ class Session:
         return generation.run(tokens, max_tokens, frozenset(stop))
 
     def reset(self) -> None:
-        """Go back to the beginning: growing states are empty, the others 0, or what the model begins with."""
+        """Go back to the beginning: growing states are empty, the others 0 or the model's initial values."""
         self._context.reset()
 
     def truncate(self, length: int) -> None:

@@ -75,7 +75,7 @@ class Host(NamedTuple):
         return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """Return what determines the target `host`: the same on every machine with this CPU."""
+        """Return the facts that determine the target `host`, the same on every machine with this CPU."""
         reported = None if self.reported is None else sorted(self.reported)
         fields = {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
         del fields["cores"]

@@ -67,7 +67,7 @@ def query_target(tvm: TvmTarget | None) -> TargetFacts:
         return TargetFacts(error=f"TVM rejects this target: {last_line(error)}")
     if target.kind.name == "llvm":
         return _query_cpu(tvm, target)
-    # what the code that calls a GPU's kernels may use
+    # features that code on the host may use
     host = query_target(tvm["host"]) if tvm.get("host") else TargetFacts()
     return host if host.error else TargetFacts(arch=target.kind.name, features=host.features)
 

@@ -58,7 +58,7 @@ class Backend(ABC):
     NO_RPC: ClassVar[str] = ""
 
     def target_problem(self, tvm: TvmTarget) -> str:
-        """Return what a target of this kind lacks, or an empty string."""
+        """Return the problem of a target of this kind, or an empty string."""
         return ""
 
     def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:
@@ -135,7 +135,7 @@ class Backend(ABC):
         The function is at the top level of its module; arguments and result are JSON.
 
         Raises:
-            TvmflowError: what the function raises.
+            TvmflowError: as the function raises it.
             StageError: when the other process ends without a result.
         """
         return function(*arguments)

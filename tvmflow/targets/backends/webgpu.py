@@ -26,7 +26,7 @@ class WebgpuBackend(Backend):
     NO_FLOAT16 = "float16 is optional in WebGPU"
     NO_BFLOAT16 = "WGSL has no bfloat16"
     NO_RPC = _BROWSERS_ALONE
-    # What every implementation has: https://www.w3.org/TR/webgpu/#limits
+    # limits of every implementation: https://www.w3.org/TR/webgpu/#limits
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_num_threads": 256,
         "max_shared_memory_per_block": 16384,

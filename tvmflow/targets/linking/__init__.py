@@ -160,7 +160,7 @@ def link_c_library(
 
 
 def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
-    """Compile a file of C11, without warnings and without what depends on this machine."""
+    """Compile a file of C11 without warnings, to the same object on every machine."""
     command = (*_c_compiler(triple), "-Werror", "-c", source, "-o", output)
     run_zig(folder, *command, action="compiling C")
 
@@ -200,7 +200,7 @@ def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
 
 
 def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
-    """Link what TVM compiled (a model or a kernel) for a target."""
+    """Link objects that TVM compiled (a model or a kernel) for a target."""
 
     def link(linked: str, objects: list[str], **_: Any) -> None:
         link_shared([Path(path) for path in objects], Path(linked), cpu_triple(tvm))

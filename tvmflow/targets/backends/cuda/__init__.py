@@ -93,7 +93,7 @@ class CudaBackend(Backend):
         return device_code.lowering_target(target)
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return machine code and PTX; a driver takes what fits its GPU."""
+        """Return machine code and PTX; a driver loads the one that fits its GPU."""
         from tvmflow.targets.backends.cuda import device_code
 
         return device_code.generate_device_code(mod, target)
