@@ -2,8 +2,8 @@
 
     python benchmarks/operators.py [PATTERN ...] [--seconds S] [--above RATIO] [--mcpu LEVEL]
 
-Each operator is an ONNX model of its own, untuned for this machine and called with one thread, in
-turns with the peers in one process. Printed are the minima in µs, the ratio to the faster peer, and
+Each operator is an ONNX model of its own, untuned for this machine and called with one thread, interleaved
+with the peers in one process. Printed are the least CPU times in µs, the ratio to the faster peer, and
 the largest difference from ONNX Runtime relative to its largest output. A pattern is a part of the
 names of the operators; `--above` prints only ratios above a number. At the end stand the median and
 the 95th percentile of all ratios: `operators.py product` has 200 products of rows and sizes that
@@ -793,7 +793,7 @@ def open_openvino(path: Path, feed: Mapping[str, Array]) -> Callable[[], Any]:
 
 
 def find_minima(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Return the shortest time of each call in seconds, called interleaved for so long each."""
+    """Return the least CPU time of each call in seconds, called interleaved for so long each."""
     minima = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
@@ -801,10 +801,10 @@ def find_minima(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[
     while time.perf_counter() < end:
         for name, call in calls.items():
             call()
-            started = before = time.perf_counter()
+            started = before = time.process_time()
             while before - started < _TURN_S:
                 call()
-                now = time.perf_counter()
+                now = time.process_time()
                 minima[name], before = min(minima[name], now - before), now
     return minima
 

@@ -5,7 +5,7 @@
 
 Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
 called interleaved with all peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
-in a process of its own, with one thread and with one a core. The table shows latencies in ms, and
+in a process of its own, with one thread (CPU time) and with one a core. The table shows latencies in ms, and
 those of tvmflow relative to ONNX Runtime and to the fastest peer (below 1: faster); below it are
 the kernels that take most time in each model above 1.1, and for a tuned one the latency relative to
 untuned that `tvmflow run` found and that was delivered here. The ratios are appended to the history that
