@@ -82,6 +82,30 @@ def test_states_are_forked_truncated_saved_and_reset(folder: Path) -> None:
     np.testing.assert_array_equal(copy.run(feed(7, 0))["y"], module.session().run(feed(7, 0))["y"])
 
 
+def test_forks_that_share_memory_do_not_disturb_each_other(folder: Path) -> None:
+    """Whoever appends first goes on in the shared memory; also after a truncation or the end of the others."""
+    module = tvmflow.load(folder / "cached.tvmflow")
+
+    def replay(*seeds: int) -> Array:
+        session, results = module.session(), np.empty(0)
+        for place, seed in enumerate(seeds):
+            results = session.run(feed(4, 4 * place, seed))["y"]
+        return results
+
+    first = module.session()
+    first.run(feed(4, 0, 1)), first.run(feed(4, 4, 2))
+    second = first.fork()
+    third = second.fork()
+    for session, seed in ((second, 3), (first, 4), (third, 5)):
+        np.testing.assert_array_equal(session.run(feed(4, 8, seed))["y"], replay(1, 2, seed))
+    fourth = first.fork()
+    first.truncate(4)
+    np.testing.assert_array_equal(first.run(feed(4, 4, 6))["y"], replay(1, 6))
+    np.testing.assert_array_equal(fourth.run(feed(4, 12, 7))["y"], replay(1, 2, 4, 7))
+    del first, second, third
+    np.testing.assert_array_equal(fourth.run(feed(4, 16, 8))["y"], replay(1, 2, 4, 7, 8))
+
+
 def pattern(seq: int, length: int) -> dict[str, Array]:
     x = (np.arange(seq * caches.WIDTH) % 13 / 16 - 0.5).astype(np.float32)
     return {**feed(seq, length), "x": x.reshape(1, seq, -1)}

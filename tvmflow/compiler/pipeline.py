@@ -16,6 +16,7 @@ from tvm import relax
 
 from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.passes import dequantize, matmuls, reductions
+from tvmflow.compiler.passes.append_states import append_states
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.cast_integers import cast_constants, cast_integers
 from tvmflow.compiler.passes.float16 import Float16Caster, promote_float16
@@ -143,6 +144,7 @@ GRAPH_PHASES: Final[Phases] = {
             *("move_dequantize", dequantize.DequantizeMover, LoweringContext.has_dot_products),
             operators=ir.operators("quantize dequantize"),
         ),
+        _pass("append_states", append_states, LoweringContext.is_cpu, ["relax.concat"]),
         LoweringPass(
             *("fuse_attention", fuse_attention, LoweringContext.fuses_attention),
             operators=ir.operators("matmul"),

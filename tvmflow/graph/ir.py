@@ -183,7 +183,11 @@ class DataFlow:
 
     def value_if_used(self, var: Any, times: int) -> Any:
         """Return the value of a variable that is used this many times; None for others."""
-        return self.values.get(var) if self._uses[hash(var)] == times else None
+        return self.values.get(var) if self.count_uses(var) == times else None
+
+    def count_uses(self, var: Any) -> int:
+        """Return how often a variable is used."""
+        return self._uses[hash(var)]
 
 
 def list_bindings(sequence: relax.SeqExpr) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -178,7 +178,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         function: Callable[..., Any],
         name: str,
         *args: Any,
-        pattern: dict[str, int] | None = TAKES_EPILOGUE,
+        pattern: Mapping[str, Any] | None = TAKES_EPILOGUE,
     ) -> Any:
         """Emit a call of a kernel, a tensor expression of some arguments; TVM finds its pattern for None."""
         attributes = {"primfunc_attrs": pattern} if pattern else {}

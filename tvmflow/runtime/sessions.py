@@ -199,7 +199,10 @@ class Session:
         self._context.load(data)
 
     def fork(self) -> Session:
-        """Return an independent session that starts with a copy of the states."""
+        """Return an independent session that starts with the same states.
+
+        Growing states share their memory until both sessions have continued.
+        """
         return Session(self._program, self.signature, self._context.fork())
 
 

@@ -22,7 +22,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.memory import CpuTimeExceeded, limit_cpu_time
-from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.core.types import Dimension, Json, Size, State, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import DYNAMIC_FIX, InputRequest, LoadedModel
 from tvmflow.frontends.frontend import Frontend
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "import"
 TRAITS: Final = StageTraits(
-    version=22,
+    version=23,
     scope="model",
     reads=("model", "operators", UNKEYED_LABELS),
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -190,6 +190,7 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     if patterns := {**{name: state.output for name, state in own.items()}, **settings.state}:
         paired = pair_states(patterns, loaded.inputs, loaded.outputs, dimensions)
         states = [s._replace(initial=own[s.input].initial) if s.input in own else s for s in paired]
+        _add_states(loaded, states)
         files = {role: hash_file(path) for role, path in context.inputs.items() if path.is_file()}
         more = {"states": [state._asdict() for state in states], "model": digest_of(files)}
     return write_model(
@@ -277,6 +278,20 @@ def _add_dimensions(mod: tvm.IRModule, dimensions: Sequence[Dimension]) -> None:
 
         main = mod.get_global_var("main")
         mod.update_func(main, with_dimensions(mod[main], dimensions))
+
+
+def _add_states(loaded: LoadedModel, states: Sequence[State]) -> None:
+    """Let `main` carry the states that grow."""
+    from tvmflow.graph.states import GrowingState, with_states
+
+    inputs, outputs = ([spec.name for spec in specs] for specs in (loaded.inputs, loaded.outputs))
+    growing = [
+        GrowingState(inputs.index(state.input), outputs.index(state.output), state.axis)
+        for state in states
+        if state.axis is not None
+    ]
+    main = loaded.mod.get_global_var("main")
+    loaded.mod.update_func(main, with_states(loaded.mod[main], growing))
 
 
 def _resolve_inputs(

@@ -174,6 +174,8 @@ class Writer:
     def _write_step(self, step: Step, indent: str) -> list[str]:
         if isinstance(step, Copy):
             target, source = self._address(step.target), self._address(step.source)
+            if step.offset:
+                target += f" + {self._bytes(step.offset)}"
             return [f"{indent}memcpy({target}, {source}, {self._size(step.source)});"]
         if isinstance(step, Branch):
             condition = f"*(const unsigned char *)({self._address(step.condition)})"
@@ -205,7 +207,10 @@ class Writer:
         return str(self._tasks[call.kernel])
 
     def _size(self, storage: Storage) -> str:
-        return f"{storage.bytes}u"
+        return self._bytes(storage.size)
+
+    def _bytes(self, size: Size) -> str:
+        return f"{size}u"
 
     def _address(self, storage: Storage) -> str:
         storage = storage.resolve()
@@ -251,7 +256,9 @@ class _DynamicWriter(Writer):
 
     def _write_plan(self) -> list[str]:
         program, values = self._program, self._values
-        outer = [*program.inputs, *program.outputs]
+        # states to which steps append are aligned
+        appended = [s.resolve() for state in program.appended for s in (state.before, state.after)]
+        outer = [s for s in (*program.inputs, *program.outputs) if s not in appended]
         staging = " + ".join(padded_code(values, storage.size) for storage in outer)
         largest_staging = sum(padded(values.find_largest(storage.size)) for storage in outer)
         scratch = largest(map(values.code, self._scratch))
@@ -285,6 +292,7 @@ class _DynamicWriter(Writer):
             f"#define TF_LARGEST_SCRATCH {largest_scratch}u",
             f"#define TF_MAX_RANK {max(1, *map(len, program.output_shapes))}u",
             f'_Static_assert(TF_DIMENSIONS == {len(program.dimensions)}, "the signature has others");',
+            *self._write_appended(),
             # the limits by which a loop is divided into tasks
             f"#define TF_TASK_OPERATIONS {_TASK_OPERATIONS}",
             f"#define TF_PROGRAM_OPERATIONS {_PROGRAM_OPERATIONS}",
@@ -335,6 +343,31 @@ class _DynamicWriter(Writer):
             fix=f"choose a smaller `max` of {names} in `dimensions`",
         )
 
+    def _write_appended(self) -> list[str]:
+        """Return the table of the states to which steps append; none for a program without them."""
+        program = self._program
+        pairs = [(state.before.index, state.after.resolve().index) for state in program.appended]
+        if not pairs:
+            return []
+        rows = [
+            f"{{{before}, {after}, {state.outer}, {state.row}}}"
+            for (before, after), state in zip(pairs, program.appended, strict=True)
+        ]
+        flags = [
+            ", ".join(str(int(index in indices)) for index in range(count))
+            for indices, count in zip(
+                zip(*pairs, strict=True),
+                (len(program.inputs), program.count_described()),
+                strict=True,
+            )
+        ]
+        return [
+            "#define TF_APPENDED_STATES",
+            f"static const tf_appended tf_appended_states[] = {{{', '.join(rows)}}};",
+            f"static const bool tf_appends_to[] = {{{flags[0]}}};",
+            f"static const bool tf_is_appended[] = {{{flags[1]}}};",
+        ]
+
     def _write_start(self) -> list[str]:
         return ["  const int64_t *v = tf->values;", "  (void)v;"]
 
@@ -354,8 +387,8 @@ class _DynamicWriter(Writer):
         self._scratch[substitute(kernel.scratch, sizes)] = None
         return f"tf->useful[{number}]"
 
-    def _size(self, storage: Storage) -> str:
-        return f"(size_t){self._values.code(storage.size)}"
+    def _bytes(self, size: Size) -> str:
+        return f"(size_t){self._values.code(size)}"
 
     def _place_in_arena(self, storage: Storage) -> str:
         return f"arena + {self._arena_offsets[storage]}"

@@ -24,6 +24,7 @@ from tvmflow.graph.dynamic_shapes import (
     read_dimensions,
     size_text,
 )
+from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
 from tvmflow.targets.linking import padded
 
 Place = Literal["input", "output", "constant", "arena", "device"]
@@ -74,10 +75,11 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a whole tensor."""
+    """A copy of a whole tensor, to an offset in bytes of another one."""
 
     source: Storage
     target: Storage
+    offset: Size = 0
 
     @property
     def tensors(self) -> tuple[Storage, ...]:
@@ -110,6 +112,15 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
             yield from walk((*step.if_true, *step.if_false))
 
 
+class AppendedState(NamedTuple):
+    """A state to which a step appends in place: its input and output, its blocks, and the bytes of a row of a block."""
+
+    before: Storage
+    after: Storage
+    outer: int
+    row: int
+
+
 @dataclass(slots=True)
 class Program:
     """A model as steps in order, and its tensors.
@@ -122,6 +133,7 @@ class Program:
         axes: All dynamic sizes of tensors.
         above: For each tensor in the arena, with dimensions, the tensors below it.
         has_placed_constants: Whether constants have offsets now; otherwise linking places them.
+        appended: The states whose input and output are in one memory, with the axis along which they grow outermost.
     """
 
     steps: tuple[Step, ...] = ()
@@ -137,6 +149,7 @@ class Program:
     axes: set[str] = field(default_factory=set)
     above: dict[Storage, list[Storage]] = field(default_factory=dict)
     has_placed_constants: bool = True
+    appended: list[AppendedState] = field(default_factory=list)
 
     def count_described(self) -> int:
         """Return how many outputs are the model's own: those before the counts."""
@@ -208,6 +221,7 @@ class _Reader:
             if symbol.name in names
         }
         self._representative = {entry.name: choose_tuning_size(entry) for entry in dimensions}
+        self._axes = {state.input: state.axis for state in read_states(main)}
         # symbols of the functions that `main` calls -> expressions of the dimensions
         self._bound: dict[Any, Any] = {}
 
@@ -259,8 +273,7 @@ class _Reader:
 
     def _make_storage(self, place: Place, ty: Any, index: int = 0) -> Storage:
         shape = self._read_shape(ty)
-        dtype = str(ty.dtype.dtype).replace("bfloat", "float")
-        size = multiply(np.dtype(dtype).itemsize, *shape)
+        size = multiply(_item_bytes(ty), *shape)
         if isinstance(size, int):
             return Storage(place, size, index)
         return Storage(place, evaluate(size, self._representative), index, open_bytes=size)
@@ -349,11 +362,22 @@ class _Reader:
                 types += _flatten_type(item.ty)
         inputs = tuple(_flatten(tuple(self._read_value(item, steps) for item in arguments)))
         # its input and its output are one tensor
-        if self._is_view(call.args[0]):
+        role = str(self._mod[call.args[0]].attrs.get(ROLE, ""))
+        if role in (ENTER, EXIT) or self._is_view(call.args[0]):
             return inputs[0]
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = _flatten_type(call.ty)
         outputs = tuple(self._make_storage("arena", ty) for ty in results)
+        if role == APPEND:
+            before, rows = inputs
+            axis = self._axes[before.index]
+            sizes = self._program.input_shapes[before.index]
+            outer, inner = (multiply(*part) for part in (sizes[:axis], sizes[axis + 1 :]))
+            row = multiply(inner, _item_bytes(types[0]))
+            appended = AppendedState(before, outputs[0], int(outer), int(row))
+            self._program.appended.append(appended)
+            steps.append(Copy(rows, outputs[0], before.size))
+            return outputs[0]
         sizes = self._read_kernel_sizes(call.args[0], [*types, *results])
         steps.append(KernelCall(kernel, inputs + outputs, len(inputs), sizes))
         return outputs if is_tuple else outputs[0]
@@ -466,6 +490,10 @@ def multiply(*sizes: Size) -> Size:
 def _sizes_of_type(ty: Any) -> list[Any] | None:
     shape = getattr(ty, "shape", None)
     return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
+
+
+def _item_bytes(ty: Any) -> int:
+    return np.dtype(str(ty.dtype.dtype).replace("bfloat", "float")).itemsize
 
 
 def _flatten_type(ty: Any) -> list[Any]:

@@ -44,7 +44,7 @@ SOURCE: Final = "model.c"
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
 _COPIED: Final = (
-    *("android.h", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
+    *("android.h", "append.c", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
     *("states.c", "threads_windows.h", "weights.c"),
 )
 # System -> code of shared libraries that programs have from Microsoft's C library, or from Android's compiler.

@@ -554,6 +554,20 @@ typedef tf_tensor tf_described;
 #define TF_WITH_CONTEXT(type)
 #endif
 
+/* States to which a step appends: they are aligned, and their inputs and outputs are one memory. */
+#ifdef TF_APPENDED_STATES
+#define TF_APPENDS_TO(input) tf_appends_to[input]
+#define TF_APPENDED(output) tf_is_appended[output]
+#else
+#define TF_APPENDS_TO(input) ((void)(input), false)
+#define TF_APPENDED(output) ((void)(output), false)
+#endif
+#if defined(TF_APPENDED_STATES) && defined(TF_STATES)
+#define TF_IN_STEP context->is_step
+#else
+#define TF_IN_STEP false
+#endif
+
 static int tf_check(const tf_buffer *buffers, size_t count, const tf_described *tensors, size_t expected, int wrong_size) {
   if (count != expected) return TF_STATUS(WRONG_COUNT);
   if (!buffers && expected) return TF_STATUS(NULL_ARGUMENT);
@@ -573,7 +587,7 @@ static int tf_check_call(TF_WITH_CONTEXT(const tf_context *) const tf_buffer *in
   if (status != TF_STATUS(OK)) return status;
   for (size_t i = 0; i < output_count; ++i) {
     for (size_t j = 0; j < input_count; ++j)
-      if (tf_overlap(&outputs[i], &inputs[j])) return TF_STATUS(OVERLAP);
+      if (tf_overlap(&outputs[i], &inputs[j]) && !(TF_IN_STEP && TF_APPENDS_TO(j))) return TF_STATUS(OVERLAP);
     for (size_t j = 0; j < i; ++j)
       if (tf_overlap(&outputs[i], &outputs[j])) return TF_STATUS(OVERLAP);
   }
@@ -588,12 +602,13 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
   unsigned char *staging = context->arena + TF_ARENA_OF(context);
   for (size_t i = 0; i < TF_STATUS(INPUTS); ++i) {
     in[i] = inputs[i].data;
+    if (TF_APPENDS_TO(i)) continue;
     if (!tf_is_aligned(in[i])) in[i] = memcpy(staging, in[i], inputs[i].bytes);
     staging += tf_padded(inputs[i].bytes);
   }
   for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
     out[i] = tf_is_aligned(outputs[i].data) ? outputs[i].data : staging;
-    staging += tf_padded(outputs[i].bytes);
+    if (!TF_APPENDED(i)) staging += tf_padded(outputs[i].bytes);
   }
   for (size_t i = 0; i < TF_COUNTS; ++i) out[TF_STATUS(OUTPUTS) + i] = tf_find_counts(context) + i * TF_ALIGNMENT;
 #ifdef TF_DEVICE
@@ -607,6 +622,10 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
     if (out[i] != outputs[i].data) memcpy(outputs[i].data, out[i], outputs[i].bytes);
   return status;
 }
+
+#ifdef TF_APPENDED_STATES
+#include "append.c"
+#endif
 
 /* Without a system there are no thread-local variables: a task that interrupts a call has to wait. */
 static bool tf_begin_call(tf_context *context) {
@@ -644,7 +663,11 @@ static int tf_call(tf_context *context, const tf_buffer *inputs, size_t input_co
     atomic_fetch_add(&context->calls, 1);
     tf_wake(context);
   }
+#ifdef TF_APPENDED_STATES
+  status = TF_IN_STEP ? tf_run_aligned(context, inputs, outputs) : tf_run_with_states(context, inputs, outputs);
+#else
   status = tf_run_aligned(context, inputs, outputs);
+#endif
   tf_here = before;
   return status;
 }

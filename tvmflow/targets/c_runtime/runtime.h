@@ -112,6 +112,16 @@ typedef struct {
 } tf_worker;
 #endif
 
+#ifdef TF_DIMENSIONS
+/* A state to which a step appends in place: its input and output, its blocks, and the bytes of a row of a block. */
+typedef struct {
+  size_t input;
+  size_t output;
+  size_t outer;
+  size_t row;
+} tf_appended;
+#endif
+
 #ifdef TF_STATES
 /* One of a state's two buffers. */
 typedef struct {
@@ -153,7 +163,8 @@ struct TF(context) {
 #endif
 #ifdef TF_STATES
   tf_held held[TF_STATES][2];
-  unsigned held_now; /* the index of the buffers with the states; a step writes the others */
+  unsigned held_now; /* which of the two holds the states that steps replace; a step writes the other one */
+  bool is_step;
   int64_t length;
   uint64_t random;
 #endif

@@ -1,5 +1,6 @@
-/* States: tensors that a step leaves for the next one. Each has two buffers, which steps read and write in turn: no step
- * copies states, and a step that fails changes none. */
+/* States: tensors that a step leaves for the next one. A step appends to some in place (see append.c); others have two
+ * buffers, one to read and one to write, which each step swaps. So no step copies them, and one that fails changes
+ * nothing. */
 
 #include <math.h>
 
@@ -30,8 +31,29 @@ static size_t tf_state_bytes(const tf_state *state, int64_t length) {
   return state->outer * state->row * (state->axis < 0 ? 1 : (size_t)length);
 }
 
+static bool tf_grows_in_place(size_t state) { return TF_APPENDS_TO(tf_states[state].input); }
+
+/* The memory of a state, in the layout in which a step takes it. */
 static unsigned char *tf_held_data(const tf_context *context, size_t state) {
-  return context->held[state][context->held_now].data;
+  return context->held[state][tf_grows_in_place(state) ? 0 : context->held_now].data;
+}
+
+/* Copy a state in the layout of the model. */
+static void tf_copy_state(const tf_context *context, size_t state, unsigned char *content) {
+  const unsigned char *data = tf_held_data(context, state);
+  const size_t bytes = tf_state_bytes(&tf_states[state], context->length);
+#ifdef TF_APPENDED_STATES
+  const size_t rows = (size_t)context->length;
+  if (tf_grows_in_place(state)) {
+    tf_move_out(content, data, tf_states[state].outer, rows, tf_states[state].row);
+    return;
+  }
+#endif
+  if (bytes) memcpy(content, data, bytes);
+}
+
+static size_t tf_grow(const tf_held *held, size_t bytes) {
+  return tf_padded(bytes > held->capacity / 2 * 3 ? bytes : held->capacity / 2 * 3);
 }
 
 /* Reserve memory for a state, without its content. It grows by half at least, so that few steps allocate. */
@@ -39,7 +61,7 @@ static int tf_hold(tf_context *context, tf_held *held, size_t bytes) {
   if (bytes <= held->capacity) return TF_STATUS(OK);
   if (bytes > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
   const tf_options *options = &context->options;
-  const size_t capacity = tf_padded(bytes > held->capacity / 2 * 3 ? bytes : held->capacity / 2 * 3);
+  const size_t capacity = tf_grow(held, bytes);
   void *memory;
   const int status = tf_allocate(options, capacity, TF_CACHE_LINE, &memory);
   if (status != TF_STATUS(OK)) return status;
@@ -49,14 +71,65 @@ static int tf_hold(tf_context *context, tf_held *held, size_t bytes) {
   return TF_STATUS(OK);
 }
 
+/* Memory in which states grow. Forks share it: one of them goes on in it, and others copy their rows before they do. */
+typedef struct {
+  atomic_size_t contexts;
+  atomic_size_t rows; /* those that a context has, or takes */
+} tf_shared;
+
+static tf_shared *tf_share_of(const tf_held *held) { return (tf_shared *)(void *)(held->data - TF_CACHE_LINE); }
+
+static void tf_leave(const tf_options *options, tf_held *held) {
+  if (held->data && atomic_fetch_sub(&tf_share_of(held)->contexts, 1) == 1)
+    options->release(options->user, held->data - TF_CACHE_LINE);
+  *held = (tf_held){NULL, 0};
+}
+
+static int tf_new_shared(const tf_options *options, size_t capacity, size_t rows, tf_held *held) {
+  void *memory;
+  if (capacity > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
+  const int status = tf_allocate(options, TF_CACHE_LINE + capacity, TF_CACHE_LINE, &memory);
+  if (status != TF_STATUS(OK)) return status;
+  *held = (tf_held){(unsigned char *)memory + TF_CACHE_LINE, capacity};
+  atomic_init(&tf_share_of(held)->contexts, 1);
+  atomic_init(&tf_share_of(held)->rows, rows);
+  return TF_STATUS(OK);
+}
+
+/* Have memory for the rows that a step appends, which no other context writes. */
+static int tf_claim_rows(tf_context *context, size_t state, int64_t length) {
+  tf_held *held = &context->held[state][0], larger;
+  const size_t bytes = tf_state_bytes(&tf_states[state], length);
+  if (held->data && bytes <= held->capacity) {
+    tf_shared *shared = tf_share_of(held);
+    size_t rows = (size_t)context->length;
+    if (atomic_load(&shared->contexts) == 1) {
+      atomic_store(&shared->rows, (size_t)length);
+      return TF_STATUS(OK);
+    }
+    if (atomic_compare_exchange_strong(&shared->rows, &rows, (size_t)length)) return TF_STATUS(OK);
+  }
+  if (bytes > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
+  const int status = tf_new_shared(&context->options, tf_grow(held, bytes), (size_t)length, &larger);
+  if (status != TF_STATUS(OK)) return status;
+  if (context->length) memcpy(larger.data, held->data, tf_state_bytes(&tf_states[state], context->length));
+  tf_leave(&context->options, held);
+  *held = larger;
+  return TF_STATUS(OK);
+}
+
 static void tf_release_states(tf_context *context) {
-  for (size_t i = 0; i < TF_STATES; ++i)
+  const tf_options *options = &context->options;
+  for (size_t i = 0; i < TF_STATES; ++i) {
+    if (tf_grows_in_place(i)) tf_leave(options, &context->held[i][0]);
     for (size_t j = 0; j < 2; ++j)
-      if (context->held[i][j].data) context->options.release(context->options.user, context->held[i][j].data);
+      if (context->held[i][j].data) options->release(options->user, context->held[i][j].data);
+  }
 }
 
 static int tf_reset(tf_context *context) {
   for (size_t i = 0; i < TF_STATES; ++i) {
+    if (tf_grows_in_place(i)) continue;
     const size_t bytes = tf_state_bytes(&tf_states[i], 0);
     tf_held *held = &context->held[i][context->held_now];
     const int status = tf_hold(context, held, bytes);
@@ -98,15 +171,19 @@ static int tf_take_step(tf_context *context, const tf_buffer *inputs, const tf_b
   for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK); ++i) {
     const tf_state *state = &tf_states[i];
     const size_t bytes = tf_state_bytes(state, length);
-    status = tf_hold(context, &context->held[i][then], bytes);
-    in[state->input] = (tf_buffer){context->held[i][now].data, tf_state_bytes(state, context->length)};
-    out[state->output] = (tf_buffer){context->held[i][then].data, bytes};
+    const bool is_in_place = tf_grows_in_place(i);
+    status = is_in_place ? tf_claim_rows(context, i, length) : tf_hold(context, &context->held[i][then], bytes);
+    tf_held *before = &context->held[i][is_in_place ? 0 : now], *after = is_in_place ? before : &context->held[i][then];
+    in[state->input] = (tf_buffer){before->data, tf_state_bytes(state, context->length)};
+    out[state->output] = (tf_buffer){after->data, bytes};
   }
   if (status != TF_STATUS(OK)) return status;
   static const size_t step_inputs[] = {TF_STEP_INPUTS 0}, step_outputs[] = {TF_STEP_OUTPUTS 0};
   for (size_t i = 0; i + TF_STATES < TF_STATUS(INPUTS); ++i) in[step_inputs[i]] = inputs[i];
   for (size_t i = 0; i + TF_STATES < TF_STATUS(OUTPUTS); ++i) out[step_outputs[i]] = outputs[i];
+  context->is_step = true;
   status = tf_call(context, in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS));
+  context->is_step = false;
   if (status != TF_STATUS(OK)) return status;
   context->held_now = then;
   context->length = length;
@@ -141,6 +218,7 @@ int TF(truncate)(tf_context *context, int64_t length) {
   for (size_t i = 0; i < TF_STATES; ++i)
     if (tf_states[i].axis < 0 && length != context->length) status = TF_STATUS(NOT_TRUNCATED);
   for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK) && length < context->length; ++i) {
+    if (tf_grows_in_place(i)) continue;
     const size_t from = (size_t)context->length * tf_states[i].row, to = (size_t)length * tf_states[i].row;
     unsigned char *data = tf_held_data(context, i);
     for (size_t block = 1; block < tf_states[i].outer && to; ++block) memmove(data + block * to, data + block * from, to);
@@ -154,10 +232,17 @@ int TF(state)(tf_context *context, size_t state, const void **data, size_t *byte
   if (!context || !data || !bytes) return TF_STATUS(NULL_ARGUMENT);
   if (state >= TF_STATES) return TF_STATUS(WRONG_COUNT);
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  int status = TF_STATUS(OK);
   *data = tf_held_data(context, state);
   *bytes = tf_state_bytes(&tf_states[state], context->length);
+  if (tf_grows_in_place(state)) {
+    tf_held *copy = &context->held[state][1];
+    status = tf_hold(context, copy, *bytes);
+    if (status == TF_STATUS(OK)) tf_copy_state(context, state, copy->data);
+    *data = copy->data;
+  }
   tf_end_call(context);
-  return TF_STATUS(OK);
+  return status;
 }
 
 /* ------------------------------------------------------------------ saved states */
@@ -201,9 +286,8 @@ int TF(save_state)(tf_context *context, void *data, size_t bytes) {
   if (status == TF_STATUS(OK)) {
     unsigned char *content = (unsigned char *)data + sizeof head, *place = content;
     for (size_t i = 0; i < TF_STATES; ++i) {
-      const size_t size = tf_state_bytes(&tf_states[i], context->length);
-      if (size) memcpy(place, tf_held_data(context, i), size);
-      place += size;
+      tf_copy_state(context, i, place);
+      place += tf_state_bytes(&tf_states[i], context->length);
     }
     head.checksum = tf_checksum(&head, content, (size_t)head.bytes);
     memcpy(data, &head, sizeof head);
@@ -225,16 +309,28 @@ static bool tf_is_saved(const tf_saved *head, const unsigned char *content, size
          head->checksum == tf_checksum(head, content, bytes);
 }
 
-/* Loading and copying write the other buffers, so that an error changes nothing. */
+/* Loading writes other memory, so that an error changes nothing. */
 static int tf_set_states(tf_context *context, int64_t length, const unsigned char *content) {
   const unsigned then = 1 - context->held_now;
-  for (size_t i = 0; i < TF_STATES; ++i) {
+  tf_held loaded[TF_STATES] = {{NULL, 0}};
+  int status = TF_STATUS(OK);
+  for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK); ++i) {
     const size_t size = tf_state_bytes(&tf_states[i], length);
-    const int status = tf_hold(context, &context->held[i][then], size);
-    if (status != TF_STATUS(OK)) return status;
-    if (size) memcpy(context->held[i][then].data, content, size);
+    tf_held *held = tf_grows_in_place(i) ? &loaded[i] : &context->held[i][then];
+    status = tf_grows_in_place(i) ? tf_new_shared(&context->options, size, (size_t)length, held) : tf_hold(context, held, size);
+    if (status != TF_STATUS(OK)) break;
+#ifdef TF_APPENDED_STATES
+    if (tf_grows_in_place(i)) tf_move_in(held->data, content, tf_states[i].outer, (size_t)length, tf_states[i].row);
+#endif
+    if (size && !tf_grows_in_place(i)) memcpy(held->data, content, size);
     content += size;
   }
+  for (size_t i = 0; i < TF_STATES; ++i) {
+    if (!tf_grows_in_place(i)) continue;
+    tf_leave(&context->options, status == TF_STATUS(OK) ? &context->held[i][0] : &loaded[i]);
+    if (status == TF_STATUS(OK)) context->held[i][0] = loaded[i];
+  }
+  if (status != TF_STATUS(OK)) return status;
   context->held_now = then;
   context->length = length;
   return TF_STATUS(OK);
@@ -263,6 +359,12 @@ int TF(fork)(tf_context *context, tf_context **copy) {
   for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK); ++i) {
     const size_t bytes = tf_state_bytes(&tf_states[i], context->length);
     tf_held *held = &(*copy)->held[i][(*copy)->held_now];
+    if (tf_grows_in_place(i)) {
+      const tf_held *shared = &context->held[i][0];
+      if (shared->data) atomic_fetch_add(&tf_share_of(shared)->contexts, 1);
+      (*copy)->held[i][0] = *shared;
+      continue;
+    }
     status = tf_hold(*copy, held, bytes);
     if (status == TF_STATUS(OK) && bytes) memcpy(held->data, tf_held_data(context, i), bytes);
   }

@@ -36,7 +36,8 @@ enum {
 %(NAME)s_API int %(name)s_save_state(%(name)s_context *context, void *data, size_t bytes);
 %(NAME)s_API int %(name)s_load_state(%(name)s_context *context, const void *data, size_t bytes);
 
-/* Make another context of the same options and weights, with a copy of the states. */
+/* Make another context of the same options and weights, with the same states. Growing states share their memory until
+ * both contexts have gone on. */
 %(NAME)s_API int %(name)s_fork(%(name)s_context *context, %(name)s_context **copy);
 
 /* How the next token is chosen. With all 0, it is the one of the largest logit. */

@@ -1,0 +1,95 @@
+"""Lets a step append to states that grow, such as KV caches, in place.
+
+Such a state is an input that comes back as an output with more rows along one axis. With this axis outermost in memory,
+the earlier rows are the beginning of the later tensor, and a C library copies only the new ones. The kernels emitted
+here have a role (`graph.states`): in a C library, those that enter and exit are no steps, because the caller exchanges
+a state in this layout, and the one that appends is a copy of the new rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import tvm
+from tvm import relax, topi
+
+from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import sizes_of
+from tvmflow.graph.rewriter import MainRewriter, rewrite_main
+from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
+
+_IS_SCHEDULED: Final = {**ir.OPAQUE, "tirx.is_scheduled": True}
+
+
+def append_states(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module in which growing states have the axis along which they grow outermost."""
+    if not read_states(mod["main"]):
+        return mod
+    return rewrite_main(relax.transform.ToNonDataflow()(mod), _StateRewriter)
+
+
+class _StateRewriter(MainRewriter):
+    OPERATORS = ir.operators("concat")
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        main = mod["main"]
+        self._result = self.flow.values.get(main.body.body, main.body.body)
+        results = [self.flow.resolve(field) for field in getattr(self._result, "fields", ())]
+        # by the concatenation that gives an output: the state, and the axis along which it grows
+        self._states: dict[Any, tuple[Any, int]] = {}
+        for state in read_states(main) if results else ():
+            param = main.params[state.input]
+            call = self._find_append(param, results, state.output, state.axis)
+            if call is not None:
+                self._states[call] = (param, state.axis)
+        # by the output: the state in the layout of the library, and the axes of the model's layout
+        self._exits: dict[Any, tuple[Any, list[int]]] = {}
+
+    def _find_append(self, param: Any, results: Sequence[Any], output: int, axis: int) -> Any:
+        """Return the concatenation of a state with its new rows, which is an output; None if there is none."""
+        result = results[output]
+        call = self.flow.find_call(result, "relax.concat")
+        if call is None or sum(other.same_as(result) for other in results) > 1:
+            return None
+        parts: Sequence[Any] = getattr(
+            self.flow.values.get(call.args[0], call.args[0]), "fields", ()
+        )
+        rank = len(sizes_of(call) or ())
+        if len(parts) != 2 or not rank or int(call.attrs.axis) % rank != axis:
+            return None
+        is_state = self.flow.resolve(parts[0]).same_as(param) and self.flow.count_uses(param) == 1
+        return call if is_state else None
+
+    def _replace(self, call: Any) -> Any:
+        if call not in self._states:
+            return None
+        param, axis = self._states[call]
+        rank = len(sizes_of(call) or ())
+        inward = [axis, *(other for other in range(rank) if other != axis)]
+        outward = [inward.index(other) for other in range(rank)]
+        new = self.flow.values.get(call.args[0], call.args[0]).fields[1]
+        before = self._call(ENTER, functools.partial(topi.transpose, axes=inward), param)
+        rows = self.emit(relax.op.permute_dims(self.visit_expr(new), inward))
+        after = self._call(APPEND, lambda *parts: topi.concatenate(parts, 0), before, rows)
+        inside = self.emit(relax.op.permute_dims(after, outward))
+        self._exits[inside] = (after, outward)
+        return inside
+
+    def _call(self, role: str, compute: Callable[..., Any], *tensors: Any) -> Any:
+        attributes = {**_IS_SCHEDULED, ROLE: role}
+        return self.kernel(compute, f"{role}_state", *tensors, pattern=attributes)
+
+    def visit_tuple_(self, op: relax.Tuple) -> Any:
+        """Let outputs leave in the layout of the model."""
+        fields = [self.visit_expr(field) for field in op.fields]
+        if op.same_as(self._result):
+            for place, field in enumerate(fields):
+                if exits := self._exits.get(self.resolve(field)):
+                    after, outward = exits
+                    fields[place] = self._call(
+                        EXIT, functools.partial(topi.transpose, axes=outward), after
+                    )
+        return relax.Tuple(fields)
