@@ -532,7 +532,7 @@ def _pin(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
 
 
 def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery | None:
-    """Return the delivery of a search's chart, drawn from the figures in the lock file; None without figures."""
+    """Return the delivery of a search's chart, made of the lock file's figures; None without figures."""
     target_name = delivery.stage_id.partition("/")[2]
     target = lock.recipes[delivery.recipe].targets.get(target_name)
     kernels = target.measured_kernels if target else []

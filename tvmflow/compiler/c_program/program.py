@@ -113,7 +113,12 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 class AppendedState(NamedTuple):
-    """A state to which a step appends in place: its input and output, its blocks, and the bytes of a row of a block."""
+    """A state to which a step appends in place.
+
+    Attributes:
+        outer: The number of its blocks.
+        row: The bytes of a row of a block.
+    """
 
     before: Storage
     after: Storage
