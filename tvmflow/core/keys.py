@@ -176,10 +176,8 @@ def _describe_inputs(changes: list[_Change], described: Mapping[str, str]) -> li
             external.append(f"file '{name}' is no longer used")
         else:
             external.append(f"the content of file '{name}' changed ({old[:8]} -> {new[:8]})")
-    return external + [
-        described.get(stage) or f"{_join(files)} of {stage} changed"
-        for stage, files in stages.items()
-    ]
+    changed = (described.get(s) or f"{_join(files)} of {s} changed" for s, files in stages.items())
+    return [*external, *changed]
 
 
 def _join(names: list[str]) -> str:

@@ -88,10 +88,8 @@ def identify_installed(distributions: Iterable[str]) -> dict[str, str]:
     """Return the identity of each of these packages that is there and can be identified."""
     identities = {}
     for name in distributions:
-        try:
+        with contextlib.suppress(EnvironmentProblem):
             identities[name] = identity(name)
-        except EnvironmentProblem:
-            continue
     return identities
 
 
@@ -107,12 +105,8 @@ def files_to_watch(distribution: str) -> dict[str, list[str]]:
     """
     identified = _identify(distribution, tuple(sys.path))
     folder, record = identified.package.folder, identified.package.record
-    watched = {
-        folder: [
-            *identified.files.list_code(),
-            *([os.path.relpath(record, folder)] if record else []),
-        ]
-    }
+    records = [os.path.relpath(record, folder)] if record else []
+    watched = {folder: [*identified.files.list_code(), *records]}
     for libraries, prefix in _library_folders(distribution, identified.package):
         names = list_libraries(libraries, prefix)
         watched[libraries] = [".", *names] if os.path.isdir(libraries) else []
@@ -302,12 +296,8 @@ class PackageFiles(NamedTuple):
 
     def list_code(self) -> list[str]:
         """Return the names of files that Python and the system load or start, and of their folders."""
-        code = {
-            name
-            for name in self.names
-            if (name.endswith(_CODE) or ".so." in name or name in self.programs)
-            and not _TESTS.search(name)
-        }
+        names = [name for name in self.names if not _TESTS.search(name)]
+        code = {n for n in names if n.endswith(_CODE) or ".so." in n or n in self.programs}
         return sorted(code | {os.path.dirname(name) or "." for name in code})
 
 

@@ -68,7 +68,6 @@ def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 # ---------------------------------------------------------------- paired times
-# Paired times: interleaved measurement of two subjects until one is known to be faster.
 #
 # On a busy machine single times say little. Interleaved, a disturbance meets both alike, and the
 # ratio of two times that were measured one after the other hardly changes.

@@ -95,9 +95,8 @@ class NewRecipe(NamedTuple):
         """Return a sentence about dynamic shapes that became 1, and how to choose another one; else nothing."""
         if not self.batches_of_one:
             return []
-        names = names_text(
-            [f"{name} {dims}" for name, (dims, _) in self.batches_of_one.items()], _SHOWN_INPUTS
-        )
+        inputs = [f"{name} {dims}" for name, (dims, _) in self.batches_of_one.items()]
+        names = names_text(inputs, _SHOWN_INPUTS)
         name, (_, shape) = next(iter(self.batches_of_one.items()))
         other = ",".join(_OTHER_BATCH if size == "1" else size for size in shape)
         return [
@@ -160,11 +159,8 @@ def _find_kind(model: str) -> str:
             raise UsageError(f"{model}: {error}") from None
         kind = next((_FIELDS[end] for end in _FIELDS if file_name(model).endswith(end)), "")
         if not kind:
-            endings = ", ".join(_FIELDS)
-            raise UsageError(
-                f"{model}: the name does not say what kind of model this is (known: {endings})",
-                fix="download the file, and give its path",
-            )
+            text = f"the name does not say what kind of model this is (known: {', '.join(_FIELDS)})"
+            raise UsageError(f"{model}: {text}", fix="download the file, and give its path")
         return kind
     path = Path(model)
     if not is_file(path) and is_factory(model):
@@ -385,13 +381,11 @@ def _describe_budget(model: Model, minutes: float | None) -> list[str]:
         return ["tune:", line]
     reason = "of search for faster kernels, for each target; `trials: 0` in its place: none"
     if minutes is None:
-        minutes = next(
-            (budget for limit, budget in _BUDGETS if model.size <= limit), _LARGEST_BUDGET
-        )
+        budgets = (budget for limit, budget in _BUDGETS if model.size <= limit)
+        minutes = next(budgets, _LARGEST_BUDGET)
     lines = ["tune:", f"  minutes: {minutes:<14g} # {reason}"]
     if minutes >= _LEAST_IN_PARTS:
         every = round(minutes / _PARTS) or 1
-        lines.append(
-            f"  deliver_every: {every:<8g} # minutes of search after which the best library so far is delivered"
-        )
+        note = "# minutes of search after which the best library so far is delivered"
+        lines.append(f"  deliver_every: {every:<8g} {note}")
     return lines

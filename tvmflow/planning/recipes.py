@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -151,12 +152,10 @@ def is_pipeline(path: Path) -> bool:
     """Return whether a file is a pipeline and not a recipe, by the field that it begins with."""
     if not is_file(path):
         return False
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            fields = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
-            return next(fields, "").startswith("pipeline:")
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as lines:
+        fields = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+        return next(fields, "").startswith("pipeline:")
+    return False
 
 
 def pipeline_candidates(name: str, base: Path = Path()) -> list[Path]:
