@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvmflow.recipe._model import DimensionSpec, InputSpec, ModelSource
+from tvmflow.recipe._model_fields import DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
 from tvmflow.recipe.sections import (
     LAST_RELEASE,

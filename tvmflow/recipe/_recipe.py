@@ -38,7 +38,7 @@ from tvmflow.exporters.exporter import UNVERSIONED
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
 from tvmflow.frontends.states import ANY
-from tvmflow.recipe._model import DimensionName, DimensionSpec, InputSpec, ModelSource
+from tvmflow.recipe._model_fields import DimensionName, DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe.sections import (
     Kernels,
     Quantize,

@@ -16,7 +16,7 @@ from tvmflow.core.types import InputFile, StageSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Where
 from tvmflow.planning.decisions import PlanState
-from tvmflow.recipe._model import ModelSource
+from tvmflow.recipe._model_fields import ModelSource
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
 

@@ -37,7 +37,7 @@ from tvmflow.recipe import (
     Verify,
     json_schema,
 )
-from tvmflow.recipe._model import DTYPES
+from tvmflow.recipe._model_fields import DTYPES
 from tvmflow.recipe.sections import STRATEGIES
 from tvmflow.targets.presets import NAMES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvmflow.recipe._model import DTYPES
+from tvmflow.recipe._model_fields import DTYPES
 from tvmflow.targets.emulation import read_tensors, write_tensors
 
 
