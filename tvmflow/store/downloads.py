@@ -384,10 +384,9 @@ def download(
 ) -> Path:
     """Return the file with this digest, downloaded unless the folder has it.
 
-    Without a digest, the file at the URL is downloaded, whatever it is, and kept by its digest. An interrupted
-    download is resumed. Of several processes that need a file, one downloads it. Of attempts, `retries` in a
-    row may fail without any progress; the pause after the first of them is `backoff_s`, and each further one
-    twice as long. `timeout_s` is the limit of each wait for the server, and `limit_s` that of all.
+    Without a digest, any file at the URL is downloaded and kept by its digest. Interrupted downloads are resumed, and
+    only one of several processes downloads. `retries` attempts in a row may fail without progress, with pauses that
+    double from `backoff_s`. `timeout_s` limits each wait for the server, and `limit_s` the whole download.
 
     Raises:
         DownloadError: when the file cannot be downloaded, or has another digest.
@@ -395,7 +394,10 @@ def download(
         Interrupted: when a signal ends this process; what has arrived is kept.
     """
     job = _Job(
-        *(url, sha256.lower(), folder, on_progress),
+        url=url,
+        sha256=sha256.lower(),
+        folder=folder,
+        on_progress=on_progress,
         max_bytes=max_bytes,
         timeout_s=timeout_s,
         abandoned=threading.Event(),
