@@ -166,7 +166,9 @@ def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Open a regular file for reading; OSError for a folder, a pipe or a device, which may block forever."""
-    stream = FileIO(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+    stream = FileIO(
+        os.fspath(path), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    )
     try:
         _check_regular(os.fstat(stream.fileno()), path)
     except OSError:
