@@ -26,7 +26,7 @@ from tvmflow.cli.report import _format_markdown
 from tvmflow.core.generated_text import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport
-from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
+from tvmflow.engine.stage_graph import Node, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.exporters import c_library, cpp, tvm_libraries, web, wheel
 from tvmflow.exporters.cpp import Library
 from tvmflow.exporters.exporter import BuiltModel, ExportRequest
@@ -153,7 +153,10 @@ def write_comparison(texts: Names) -> str:
 
 
 def graph(texts: Names) -> PlanGraph:
-    nodes = tuple(GraphNode(f"{text}:x", text, text, text, "hit", text) for text in texts)
+    nodes = tuple(
+        Node(f"{text}:x", text, text, text, text, "up to date", "hit", reason=text)
+        for text in texts
+    )
     edges = tuple((one.stage_id, two.stage_id) for one, two in itertools.pairwise(nodes))
     return PlanGraph(nodes, edges)
 

@@ -18,7 +18,7 @@ from tvmflow.core.logs import explain_wait
 from tvmflow.core.text import nearest
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import list_kernel_calls, list_kernel_shares, read_kernel_times
-from tvmflow.engine.report import ReportedFacts, StageReport
+from tvmflow.engine.report import ReportedFacts, StageReport, group_by_target
 from tvmflow.planning.checks import LOCKED
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.stages import build, extract_tasks, tune
@@ -61,21 +61,18 @@ def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLib
     known = [stage for stage in stages if stage.facts]
     reported = ReportedFacts(known)
     libraries = []
-    for built in known:
-        if built.stage != build.NAME:
+    for (recipe, target), own in group_by_target(known).items():
+        if build.NAME not in own:
             continue
-        own = [
-            stage
-            for stage in known
-            if stage.recipe == built.recipe and stage.target in ("", built.target)
-        ]
-        name, keys = f"{built.recipe}/{built.target}", {stage.stage: stage.key for stage in own}
-        problems = [reported.problems.get(stage.stage_id, "") for stage in own]
-        problem = next(filter(None, problems), "")
-        # of a part, `cut` comes after `import`, and names the nodes
+        problems = (reported.problems.get(stage.stage_id, "") for stage in own.values())
         libraries.append(
             BuiltLibrary(
-                name=name, command=command, facts=reported.of(own), keys=keys, problem=problem
+                name=f"{recipe}/{target}",
+                command=command,
+                # of a part, `cut` comes after `import`, and names the nodes
+                facts=reported.of(own.values()),
+                keys={name: stage.key for name, stage in own.items()},
+                problem=next(filter(None, problems), ""),
             )
         )
     return libraries

@@ -25,7 +25,7 @@ from tvmflow.core.formatting import (
 )
 from tvmflow.core.logs import can_show_status, show_status
 from tvmflow.engine.plan_text import range_text, rounded_text
-from tvmflow.engine.report import MAX_SHOWN
+from tvmflow.engine.report import MAX_SHOWN, group_by_target
 from tvmflow.executors import Event
 from tvmflow.store.downloads import DownloadProgress
 
@@ -571,7 +571,7 @@ def _draw_head(progress: RunProgress, columns: int, now: float) -> Line:
 
 def _draw_table(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
     """Return a row for each target, with its stages; of too many those where something happens."""
-    rows = _group_by_target(progress)
+    rows = group_by_target(progress.stages.values())
     names = list(dict.fromkeys(stage.stage for stage in progress.stages.values()))
     several = len({stage.recipe for stage in progress.stages.values()}) > 1
     labels = [
@@ -605,24 +605,6 @@ def _draw_table(progress: RunProgress, columns: int, height: int, now: float) ->
     heads = "".join(f"  {name:<{width}}" for name, width in zip(names, widths, strict=True))
     first: list[Line] = [(Span(" " * left + heads.rstrip(), "dim"),)] if has_heads else []
     return [*first, *_choose_rows(lines, list(rows.values()), height - len(first))]
-
-
-def _group_by_target(progress: RunProgress) -> dict[tuple[str, str], dict[str, StageProgress]]:
-    """Return the stages of each recipe and target by name, with the stages that all its targets share."""
-    shared: dict[str, dict[str, StageProgress]] = {}
-    rows: dict[tuple[str, str], dict[str, StageProgress]] = {}
-    for stage in progress.stages.values():
-        if stage.target:
-            rows.setdefault((stage.recipe, stage.target), {})[stage.stage] = stage
-        else:
-            shared.setdefault(stage.recipe, {})[stage.stage] = stage
-    for recipe in shared:
-        if not any(other == recipe for other, _ in rows):
-            rows[recipe, ""] = {}
-    return {
-        (recipe, target): {**shared.get(recipe, {}), **row}
-        for (recipe, target), row in rows.items()
-    }
 
 
 def _choose_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.codec import Mismatch, to_json
@@ -131,6 +131,9 @@ def _is_pareto_optimal(
 # ---------------------------------------------------------------- measurements
 
 
+_T = TypeVar("_T")
+
+
 def _find(kind: type[_T], stage_id: str, artifacts: Mapping[str, Artifact]) -> _T | None:
     return find_facts(kind, artifacts[stage_id].facts) if stage_id in artifacts else None
 
@@ -157,8 +160,6 @@ def _add_bytes(
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None
 
-
-_T = TypeVar("_T")
 
 MAX_SHOWN: Final = 200
 """Of more stages or files than this, a summary shows only counts; `--json` has all of them."""
@@ -269,6 +270,34 @@ class RunReport(NamedTuple):
         fields = self._asdict()
         del fields["timeline"]
         return {**to_json(fields), "exit_code": self.exit_code}
+
+
+class _Stage(Protocol):
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def stage(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+
+
+_AnyStage = TypeVar("_AnyStage", bound=_Stage)
+
+
+def group_by_target(stages: Iterable[_AnyStage]) -> dict[tuple[str, str], dict[str, _AnyStage]]:
+    """Return the stages of each recipe and target by name, with those that its targets share.
+
+    A recipe without targets has one group, whose target is empty.
+    """
+    shared: dict[str, dict[str, _AnyStage]] = {}
+    own: dict[tuple[str, str], dict[str, _AnyStage]] = {}
+    for stage in stages:
+        key = (stage.recipe, stage.target)
+        group = own.setdefault(key, {}) if stage.target else shared.setdefault(stage.recipe, {})
+        group[stage.stage] = stage
+    alone = shared.keys() - {recipe for recipe, _ in own}
+    own |= {(recipe, ""): {} for recipe in shared if recipe in alone}
+    return {key: {**shared.get(key[0], {}), **group} for key, group in own.items()}
 
 
 class ReportedFacts:

@@ -18,42 +18,49 @@ _COLORS: Final = {
 """The fill and the line of a node, by the kind of its decision."""
 
 
-class GraphNode(NamedTuple):
-    """A stage in the graph: its names, the kind of its decision, and the reason."""
+class Node(NamedTuple):
+    """A stage in a graph: a label, below it a detail and, at the right, a note.
+
+    `target` is empty for a stage that targets share; `style` is a class of the style sheet. The reason is in tooltips,
+    and read by screen readers.
+    """
 
     stage_id: str
     recipe: str
-    stage: str
     target: str
-    kind: str
+    label: str
+    detail: str
+    note: str
+    style: str
     reason: str
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The text of the node: stage, target, and state."""
-        return tuple(filter(None, (self.stage, self.target, KINDS[self.kind])))
+        """The text of the node."""
+        return tuple(filter(None, (self.label, self.detail, self.note)))
 
 
 class PlanGraph(NamedTuple):
     """The stages of a plan in topological order, and the edges from a stage to one that needs it.
 
-    An edge that other edges imply is left out: `import` before `tune` before `build` says
-    already that `import` is before `build`.
+    The edges are a transitive reduction: an edge that a longer path implies is left out.
     """
 
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[Node, ...]
     edges: tuple[tuple[str, str], ...]
 
 
 def make_graph(plan: Plan, decisions: Mapping[str, Decision]) -> PlanGraph:
     """Return the graph of a plan."""
     nodes = tuple(
-        GraphNode(
+        Node(
             stage_id=spec.id,
             recipe=spec.recipe,
-            stage=spec.stage,
             target=spec.target,
-            kind=decisions[spec.id].kind,
+            label=spec.stage,
+            detail=spec.target,
+            note=KINDS[decisions[spec.id].kind],
+            style=decisions[spec.id].kind,
             reason=decisions[spec.id].reason,
         )
         for spec in plan.stages
@@ -76,11 +83,11 @@ def to_mermaid(graph: PlanGraph) -> str:
     """Return the graph as a flowchart of Mermaid, which GitHub and GitLab draw in Markdown."""
     names = {node.stage_id: f"n{index}" for index, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
-    for index, (recipe, nodes) in enumerate(_by_recipe(graph).items()):
+    for index, (recipe, nodes) in enumerate(_by_recipe(graph.nodes).items()):
         lines.append(f'  subgraph r{index}["{mermaid_text(recipe)}"]')
         for node in nodes:
             text = "<br/>".join(map(mermaid_text, node.lines))
-            lines.append(f'    {names[node.stage_id]}["{text}"]:::{node.kind}')
+            lines.append(f'    {names[node.stage_id]}["{text}"]:::{node.style}')
         lines.append("  end")
     lines += [f"  {names[before]} --> {names[after]}" for before, after in graph.edges]
     lines += [
@@ -97,10 +104,10 @@ def to_dot(graph: PlanGraph) -> str:
         "  rankdir=LR;",
         '  node [shape=box, style="rounded,filled", fontname="sans-serif"];',
     ]
-    for index, (recipe, nodes) in enumerate(_by_recipe(graph).items()):
+    for index, (recipe, nodes) in enumerate(_by_recipe(graph.nodes).items()):
         lines += [f"  subgraph cluster_{index} {{", f"    label={dot_string(recipe)};"]
         for node in nodes:
-            fill, line = _COLORS[node.kind]
+            fill, line = _COLORS[node.style]
             lines.append(
                 f"    {dot_string(node.stage_id)} [label={dot_string(*node.lines)}, "
                 f'fillcolor="{fill}", color="{line}", tooltip={dot_string(node.reason)}];'
@@ -110,9 +117,9 @@ def to_dot(graph: PlanGraph) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _by_recipe(graph: PlanGraph) -> dict[str, list[GraphNode]]:
-    groups: dict[str, list[GraphNode]] = {}
-    for node in graph.nodes:
+def _by_recipe(nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    groups: dict[str, list[Node]] = {}
+    for node in nodes:
         groups.setdefault(node.recipe, []).append(node)
     return groups
 
@@ -128,7 +135,7 @@ _MARGIN: Final = 2
 _PADDING: Final = 10
 _HEADING: Final = 30
 
-# Of an image of its own: its border, and the width of a character of each size in the widest common fonts.
+# For an image file: its border, and the width of a character of each size in the widest common fonts.
 _BORDER: Final = 14
 _LABEL_CHAR: Final = 7.8
 _DETAIL_CHAR: Final = 6.6
@@ -155,23 +162,6 @@ _STYLE: Final = (
 )
 
 
-class Node(NamedTuple):
-    """A drawn stage: a label, below it a detail and, at the right, a note.
-
-    The target is empty for a stage that targets share; `style` is the class in the style sheet. Tooltips and
-    screen readers have the text.
-    """
-
-    stage_id: str
-    recipe: str
-    target: str
-    label: str
-    detail: str
-    note: str
-    style: str
-    text: str
-
-
 class _Place(NamedTuple):
     x: float
     y: float
@@ -187,23 +177,10 @@ class Drawing(NamedTuple):
 
 def to_svg(graph: PlanGraph) -> str:
     """Return the graph as an SVG image, for light and dark pages."""
-    nodes = [
-        Node(
-            stage_id=node.stage_id,
-            recipe=node.recipe,
-            target=node.target,
-            label=node.stage,
-            detail=node.target,
-            note=KINDS[node.kind],
-            style=node.kind,
-            text=f"{node.stage_id}: {node.reason}",
-        )
-        for node in graph.nodes
-    ]
-    labels = (len(node.label) * _LABEL_CHAR for node in nodes)
-    details = (len(f"{node.detail}  {node.note}") * _DETAIL_CHAR for node in nodes)
+    labels = (len(node.label) * _LABEL_CHAR for node in graph.nodes)
+    details = (len(f"{node.detail}  {node.note}") * _DETAIL_CHAR for node in graph.nodes)
     width = round(max((*labels, *details), default=0)) + 2 * _PADDING
-    drawing = draw_stages(nodes, graph.edges, width, heading=_HEADING)
+    drawing = draw_stages(graph.nodes, graph.edges, width, heading=_HEADING)
     across, down = drawing.width + 2 * _BORDER, drawing.height + 2 * _BORDER
     image = element(
         "svg",
@@ -261,8 +238,7 @@ def _find_rows(
     rows: dict[str, float] = {}
     headings: dict[str, float] = {}
     top = _MARGIN
-    for recipe in dict.fromkeys(node.recipe for node in nodes):
-        own = [node for node in nodes if node.recipe == recipe]
+    for recipe, own in _by_recipe(nodes).items():
         if heading:
             headings[recipe] = top + heading * 0.6
             top += heading
@@ -295,9 +271,10 @@ def _draw_edge(start: _Place, end: _Place, width: int) -> str:
 
 
 def _draw_node(node: Node, place: _Place, width: int) -> Markup:
+    text = f"{node.stage_id}: {node.reason}"
     return element(
         "g",
-        element("title", node.text),
+        element("title", text),
         element("rect", width=width, height=NODE_HEIGHT, rx=7),
         element("text", node.label, x=_PADDING, y=18, class_="label"),
         element("text", node.detail, x=_PADDING, y=35),
@@ -306,5 +283,5 @@ def _draw_node(node: Node, place: _Place, width: int) -> Markup:
         transform=f"translate({place.x:.0f} {place.y:.0f})",
         tabindex=0,
         role="img",
-        aria_label=node.text,
+        aria_label=text,
     )

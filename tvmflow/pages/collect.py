@@ -25,7 +25,13 @@ from tvmflow.engine.builds import (
     read_kernel_times,
     read_tuning_speedup,
 )
-from tvmflow.engine.report import SUCCEEDED, ReportedFacts, StageReport, list_known_needs
+from tvmflow.engine.report import (
+    SUCCEEDED,
+    ReportedFacts,
+    StageReport,
+    group_by_target,
+    list_known_needs,
+)
 from tvmflow.engine.run_records import RunRecord, SourceText, list_runs
 from tvmflow.pages.content import (
     Gate,
@@ -34,7 +40,6 @@ from tvmflow.pages.content import (
     LibraryKernels,
     Page,
     Progress,
-    QuantizedModel,
     RecipeText,
     StageEntry,
 )
@@ -114,30 +119,22 @@ def list_kernels(
     for problem in facts.problems.values():
         _log.warning("%s", problem)
     libraries = (
-        _read_kernels(label, stages, facts.of(stages.values()), store)
-        for label, stages in _group_by_library(reports).items()
+        _read_kernels(f"{recipe}/{target}", stages, facts.of(stages.values()), store)
+        for (recipe, target), stages in group_by_target(reports).items()
+        if target
     )
     return tuple(library for library in libraries if library.kernels)
 
 
-def list_quantized(reports: Sequence[StageReport]) -> tuple[QuantizedModel, ...]:
-    """Return the layers of each library whose model was quantized."""
+def list_quantized(reports: Sequence[StageReport]) -> Mapping[str, QuantizeFacts]:
+    """Return the facts of each quantized model with known layers, by the label of its library."""
     reported = ReportedFacts(reports)
-    known = (
-        (label, reported.of(stages.values()).get(QuantizeFacts))
-        for label, stages in _group_by_library(reports).items()
-    )
-    return tuple(
-        QuantizedModel(
-            label=label,
-            layers=facts.layers,
-            error=facts.error,
-            float_accuracy=facts.float_accuracy,
-            accuracy=facts.accuracy,
-        )
-        for label, facts in known
-        if facts is not None and facts.layers
-    )
+    known = {
+        f"{recipe}/{target}": reported.of(stages.values()).get(QuantizeFacts)
+        for (recipe, target), stages in group_by_target(reports).items()
+        if target
+    }
+    return {label: facts for label, facts in known.items() if facts is not None and facts.layers}
 
 
 def _read_kernels(
@@ -182,20 +179,6 @@ class _Origin(NamedTuple):
 
     names: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-
-
-def _group_by_library(reports: Sequence[StageReport]) -> dict[str, dict[str, StageReport]]:
-    """Return the stages of each library by name, with those that all targets of its recipe share."""
-    shared: dict[str, dict[str, StageReport]] = {}
-    own: dict[tuple[str, str], dict[str, StageReport]] = {}
-    for report in reports:
-        recipe, target = report.recipe, report.target
-        stages = own.setdefault((recipe, target), {}) if target else shared.setdefault(recipe, {})
-        stages[report.stage] = report
-    return {
-        f"{recipe}/{target}": {**shared.get(recipe, {}), **stages}
-        for (recipe, target), stages in own.items()
-    }
 
 
 def _read_tuned(

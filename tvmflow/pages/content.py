@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build, Speedup
-from tvmflow.stages.quantize.facts import LayerFacts
+from tvmflow.stages.quantize.facts import QuantizeFacts
 
 
 class Library(NamedTuple):
@@ -141,19 +141,6 @@ class LibraryKernels(NamedTuple):
     speedup: Speedup | None = None
 
 
-class QuantizedModel(NamedTuple):
-    """The layers, in the order of the model, of one that was quantized for a library, and its loss.
-
-    The error is the largest root mean square of the error of an output, relative to that of the output.
-    """
-
-    label: str
-    layers: tuple[LayerFacts, ...]
-    error: float | None = None
-    float_accuracy: float | None = None
-    accuracy: float | None = None
-
-
 class StageEntry(NamedTuple):
     """A stage of a run: its id, `RECIPE:STAGE[/TARGET]`, its outcome, and why it ran or failed.
 
@@ -211,7 +198,7 @@ class Page(NamedTuple):
     kernel_changes: tuple[KernelChange, ...] = ()
     changes: tuple[Change, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()
-    quantized: tuple[QuantizedModel, ...] = ()
+    quantized: Mapping[str, QuantizeFacts] = MappingProxyType({})
     stages: tuple[StageEntry, ...] = ()
     recipes: tuple[RecipeText, ...] = ()
     provenance: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()

@@ -161,8 +161,8 @@ def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
     yield "files", "Files", _list_files(page)
     yield "tuning", "Tuning", list(draw_search(page.kernels))
     yield "kernels", "Kernels", list(_list_kernels(page))
-    quantized = [list(draw_layers(model)) for model in page.quantized[:_MAX_DETAILED]]
-    yield "layers", "Quantized layers", quantized
+    quantized = list(page.quantized.items())[:_MAX_DETAILED]
+    yield "layers", "Quantized layers", [list(draw_layers(*model)) for model in quantized]
     times = draw_times(page.stages)
     yield "time", "Time", times
     yield "stages", "Stages", list(draw_graph(page.stages)) if page.stages else None

@@ -8,7 +8,7 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.generated_text import Child, Markup, element, join
-from tvmflow.pages.content import Kernel, LibraryKernels, Progress, QuantizedModel
+from tvmflow.pages.content import Kernel, LibraryKernels, Progress
 from tvmflow.pages.plot import (
     Axis,
     Cell,
@@ -28,7 +28,7 @@ from tvmflow.pages.plot import (
     swatch,
     table,
 )
-from tvmflow.stages.quantize.facts import LayerFacts
+from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
 
 _LABELLED: Final = 8
 _SHOWN_NODES: Final = 3
@@ -323,9 +323,9 @@ _LAYER_EXPLANATION: Final = (
 )
 
 
-def draw_layers(model: QuantizedModel) -> Iterator[Child]:
-    """Yield the loss of a quantized model, the chart and the table of its layers."""
-    yield element("h3", model.label)
+def draw_layers(label: str, model: QuantizeFacts) -> Iterator[Child]:
+    """Yield the loss of the quantized model of a library, the chart and the table of its layers."""
+    yield element("h3", label)
     yield element("p", _describe_layers(model))
     measured = [
         (place, layer.damage, layer)
@@ -336,12 +336,12 @@ def draw_layers(model: QuantizedModel) -> Iterator[Child]:
         yield element(
             "figure",
             element("figcaption", element("p", _LAYER_EXPLANATION)),
-            _draw_damage(model.label, measured),
+            _draw_damage(label, measured),
         )
-    yield table(f"Layers of {model.label}", map(_layer_row, model.layers))
+    yield table(f"Layers of {label}", map(_layer_row, model.layers))
 
 
-def _describe_layers(model: QuantizedModel) -> str:
+def _describe_layers(model: QuantizeFacts) -> str:
     integers = sum(layer.weight_bits < _FLOAT_BITS for layer in model.layers)
     text = f"{integers} of {count_text(len(model.layers), 'layer')} with integers."
     if model.accuracy is not None and model.float_accuracy is not None:

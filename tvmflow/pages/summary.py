@@ -389,5 +389,5 @@ def _make_node(stage: StageEntry) -> Node:
         detail=where,
         note=time,
         style=_STYLES.get(stage.outcome, "bad"),
-        text=f"{stage.id}: {words}{took}",
+        reason=f"{words}{took}",
     )

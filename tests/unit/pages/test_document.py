@@ -18,12 +18,11 @@ from tvmflow.pages.content import (
     LibraryKernels,
     Page,
     Progress,
-    QuantizedModel,
     RecipeText,
     StageEntry,
 )
 from tvmflow.pages.document import render_page
-from tvmflow.stages.quantize.facts import LayerFacts
+from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
 
 EVIL = "<img src=x onerror=alert(1)>\"'&</script>\u202e"
 
@@ -85,16 +84,17 @@ def full_page(text: str = "net") -> Page:
         links=((text, "report.html"),),
         gates=(Gate(text, text, "95%", "99%", "passed"),),
         kernels=(LibraryKernels(text, kernels, 100.0, progress, (text,)),),
-        quantized=(
-            QuantizedModel(
-                text,
-                (
+        quantized={
+            text: QuantizeFacts(
+                layers=(
                     LayerFacts(text, "conv2d", 8, 8, damage=0.01, gain=0.2),
                     LayerFacts(text, "matmul", 32, 32, reason=text, damage=0.3),
                 ),
-                *(0.02, 0.99, 0.98),
-            ),
-        ),
+                error=0.02,
+                float_accuracy=0.99,
+                accuracy=0.98,
+            )
+        },
         stages=(StageEntry(f"{text}:build/{text}", "ran", text, 1.0),),
         recipes=(RecipeText(text, text, text),),
         provenance=((text, ((text, text),)),),
