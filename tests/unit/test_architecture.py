@@ -91,6 +91,20 @@ def test_no_folder_imports_private_modules_of_another(trees: Trees) -> None:
     assert imported == []
 
 
+def test_the_dask_cluster_is_a_plug_in(trees: Trees) -> None:
+    """Only its entry point names it: no other module of the package imports it."""
+    plugin = {"dask", "cluster_worker"}
+    importers = {
+        path.stem
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("tvmflow.executors")
+        and plugin & {(node.module or "").rpartition(".")[2], *(name.name for name in node.names)}
+    }
+    assert importers <= plugin
+
+
 def test_docstrings_have_short_summaries(trees: Trees) -> None:
     """The first line fits an editor and the output of `help`; more text follows below it."""
     long = [

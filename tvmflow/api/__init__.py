@@ -1,6 +1,4 @@
-"""The Python interface: recipes are loaded, planned and run, and their libraries loaded.
-
-It is for programs and notebooks.
+"""The Python interface: load, plan and run recipes, and load their libraries.
 
 ```python
 import tvmflow
@@ -12,7 +10,7 @@ module = result.load()
 scores = module.run(image)
 ```
 
-Stages, keys, results and records are those of the command line, so that one continues what the other began.
+Stages, keys, results and records are those of the command line.
 """
 
 from __future__ import annotations
@@ -90,9 +88,9 @@ class PlannedStage(NamedTuple):
 
 
 class Plan:
-    """The stages of recipes, and what a run would do.
+    """The stages of recipes in the order in which they run, each with its decision.
 
-    Stages are in the order in which they run; those in `forced` run also if they are up to date.
+    Those in `forced` run even if they are up to date.
     """
 
     def __init__(self, prepared: PreparedRun, store: LocalStore) -> None:
@@ -268,9 +266,7 @@ class Result:
         return load(bundles[0], **options)
 
     def _advise(self) -> str:
-        """Return what helps where not exactly one bundle fits."""
-        listed = [path for path in self.delivered if path.endswith(_BUNDLE)]
-        if listed:
+        if listed := [path for path in self.delivered if path.endswith(_BUNDLE)]:
             return f"name recipe and target; there are {names_text(listed)}"
         if not self.is_complete:
             return "the run did not succeed: print the result"

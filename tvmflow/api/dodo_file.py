@@ -8,8 +8,7 @@ DOIT_CONFIG = tasks.config
 task_tvmflow = tasks.list_tasks
 ```
 
-Store and delivered files are those of `tvmflow run` in the same folder. The store decides what is
-up to date: doit's own database may be deleted at any time.
+The store decides what is up to date: doit's own database may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tvmflow.engine import delivery
 from tvmflow.engine.doit_adapter import EngineTask, dodo_error, find_missing_tasks, note_failure
 from tvmflow.engine.driver import Driver, DriverSettings, prepare
 from tvmflow.engine.progress import Printer
-from tvmflow.engine.session import SessionOptions
+from tvmflow.engine.session import SessionOptions, select_stages
 from tvmflow.engine.stage_runs import RunContext, StageRuns
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.prepare import RunRequest
@@ -53,7 +52,7 @@ DELIVER: Final = "deliver"
 class DodoTasks:
     """The tasks of a plan: `RECIPE:STAGE[/TARGET]`, and `RECIPE:deliver/TARGET` with its files as targets.
 
-    doit's database must not be open. `begin` is called before the store is used, and takes its lease once.
+    doit's database must not be open. `begin` is called before each use of the store.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class DodoTasks:
         names += dict.fromkeys(_delivery_name(entry) for entry in plan.deliveries)
         self._forgotten = find_missing_tasks(database, names, context.store.notes)
         self._state = PlanState(context.store)
-        self._needed = _list_needed(plan)
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def list_tasks(self) -> Iterator[dict[str, Any]]:
@@ -82,8 +80,7 @@ class DodoTasks:
         targets: dict[tuple[str, str], list[Delivery]] = {}
         for entry in self._plan.deliveries:
             targets.setdefault((entry.recipe, entry.target), []).append(entry)
-        for (recipe, target), deliveries in targets.items():
-            yield self._delivery_task(recipe, target, tuple(deliveries))
+        yield from (self._delivery_task(*key, own) for key, own in targets.items())
 
     def _describe_recipes(self) -> dict[str, str]:
         """Return what `doit list` says of each recipe: its file, and what it is built for."""
@@ -119,19 +116,19 @@ class DodoTasks:
             note_failure(name, self._context.store.notes)
         return failure
 
-    def _decide(self, specs: Sequence[StageSpec]) -> PlanState:
-        """Return the state of stages in topological order, as the store has them now."""
+    def _decide(self, *ids: str) -> PlanState:
+        """Return the state of stages and all that they need, as the store has them now."""
         self._begin()
         state = copy.copy(self._state)
         state.keys, state.artifacts, state.decisions = {}, {}, {}
-        for spec in specs:
+        for spec in select_stages(self._plan, ids).stages:
             state.decide(spec)
         return state
 
     def _reason_to_run(self, spec: StageSpec) -> str:
         """Return why a stage has to run; empty when its result is in the store."""
         try:
-            decision = self._decide(self._needed[spec.id]).decisions[spec.id]
+            decision = self._decide(spec.id).decisions[spec.id]
         except (TvmflowError, OSError) as error:
             # running the stage meets the same problem, and reports it
             return str(error)
@@ -140,10 +137,10 @@ class DodoTasks:
         return "it was forgotten" if spec.id in self._forgotten else ""
 
     def _run(self, spec: StageSpec) -> str:
-        """Run a stage, also if its result is in the store; return the reason when it failed."""
+        """Run a stage, even if it is up to date; return the reason of a failure."""
         runs = StageRuns(self._context)
         try:
-            state = self._decide(self._needed[spec.id])
+            state = self._decide(spec.id)
         except Exception as error:
             return runs.fail(spec, "", error, {})
         decision = state.decisions[spec.id]
@@ -175,17 +172,11 @@ class DodoTasks:
     # ------------------------------------------------------------ deliveries
 
     def _delivery_task(
-        self, recipe: str, target: str, deliveries: tuple[Delivery, ...]
+        self, recipe: str, target: str, deliveries: Sequence[Delivery]
     ) -> dict[str, Any]:
-        stages = {entry.stage_id for entry in deliveries}
-        stages |= {entry.verified_by for entry in deliveries if entry.verified_by}
-        plan = Plan(
-            tuple({spec.id: spec for stage in stages for spec in self._needed[stage]}.values()),
-            deliveries,
-        )
-        # in the order of the whole plan
-        order = {spec.id: index for index, spec in enumerate(self._plan.stages)}
-        plan = plan._replace(stages=tuple(sorted(plan.stages, key=lambda spec: order[spec.id])))
+        makers = {entry.stage_id for entry in deliveries}
+        makers |= {entry.verified_by for entry in deliveries if entry.verified_by}
+        plan = select_stages(self._plan, makers, deliveries)
         folder = Path(self._dist, recipe, target)
         names = [name for entry in deliveries for _, name in entry.files]
         id_ = _delivery_name(deliveries[0])
@@ -193,7 +184,7 @@ class DodoTasks:
             id_,
             lambda: self._with_notes(id_, self._deliver(plan)),
             _Question(lambda: self._reason_to_deliver(id_, plan)),
-            tuple(sorted(stages, key=order.__getitem__)),
+            tuple(spec.id for spec in plan.stages if spec.id in makers),
         )
         return {
             **task.to_doit(),
@@ -205,10 +196,10 @@ class DodoTasks:
         }
 
     def _deliver(self, plan: Plan) -> str:
-        """Deliver the files of one target; return the reason when that failed."""
+        """Deliver the files of one target; return the reason of a failure."""
         store = self._context.store
         try:
-            artifacts = self._decide(plan.stages).artifacts
+            artifacts = self._decide(*(spec.id for spec in plan.stages)).artifacts
             missing = [spec.id for spec in plan.stages if spec.id not in artifacts]
             if missing:
                 return f"there is no result of {', '.join(missing)}"
@@ -222,7 +213,7 @@ class DodoTasks:
     def _reason_to_deliver(self, name: str, plan: Plan) -> str:
         store = self._context.store
         try:
-            artifacts = self._decide(plan.stages).artifacts
+            artifacts = self._decide(*(spec.id for spec in plan.stages)).artifacts
             if any(spec.id not in artifacts for spec in plan.stages):
                 return "a stage before it has no result"
             files = delivery.delivered_paths(plan, artifacts, store, self._dist)
@@ -234,7 +225,7 @@ class DodoTasks:
         return "it was forgotten" if name in self._forgotten else ""
 
     def _remove_delivered(self, folder: Path, names: list[str]) -> None:
-        """Remove what was delivered for a target, and the folders that are empty then."""
+        """Remove the delivered files of a target, and folders that are then empty."""
         recipe = folder.parent.name
         sidecars = [
             f"{recipe}{suffix}" for suffix in (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
@@ -250,20 +241,6 @@ class DodoTasks:
 
 def _delivery_name(entry: Delivery) -> str:
     return f"{entry.recipe}:{DELIVER}/{entry.target}"
-
-
-def _list_needed(plan: Plan) -> dict[str, tuple[StageSpec, ...]]:
-    """Return each stage with all that it needs, directly or not, in the order of the plan."""
-    specs = {spec.id: spec for spec in plan.stages}
-    needed: dict[str, dict[str, None]] = {}
-    for spec in plan.stages:
-        ids = {id_: None for need in spec.needs for id_ in needed[need.stage_id]}
-        needed[spec.id] = {**ids, spec.id: None}
-    order = {spec.id: index for index, spec in enumerate(plan.stages)}
-    return {
-        id_: tuple(specs[other] for other in sorted(ids, key=order.__getitem__))
-        for id_, ids in needed.items()
-    }
 
 
 class _Question:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 JSON_HELP: Final = "print the result as one line of JSON"
 JSON_LINES_HELP: Final = "print events and results as JSON, one object a line"
-EXECUTOR_NAMES: Final = ("processes", "dask")
 REMOTE_CACHE_MODES: Final = ("read", "write", "both", "off")
 _DEFAULT_REMOTE_TIMEOUT_S: Final = 10.0
 _SHORTEST_TIMEOUT_S: Final = 0.01
@@ -341,7 +340,6 @@ class ExecutorOptions(Options):
         "NAME",
         "processes: on this machine (the default); dask: on a cluster, with --remote for its files",
         default="processes",
-        choices=EXECUTOR_NAMES,
     )
     scheduler: str | None = scheduler_option()
     wait_for_workers_s: float = option(

@@ -88,6 +88,7 @@ def _add_values(parser: argparse.ArgumentParser) -> None:
     words: dict[str, Sequence[str]] = {
         **dict.fromkeys(("force", "stage", "until"), tuple(STAGES)),
         **dict.fromkeys(("target", "targets"), NAMES),
+        "executor": ("processes", "dask"),
         "shell": tuple(_PREAMBLES),
     }
     for action in parser._actions:

@@ -281,6 +281,7 @@ def _row(devices: DevicePoolStatus) -> tuple[str, ...]:
 
 
 DEFAULT_PORT: Final = 8786
+_CLUSTER: Final = "dask"
 
 
 class WorkerOptions(Options):
@@ -333,29 +334,26 @@ class SchedulerOptions(Options):
 
 
 def worker(options: WorkerOptions) -> int:
-    from tvmflow.engine.driver import find_scheduler
     from tvmflow.engine.remote_access import URL_VARIABLE
-    from tvmflow.executors import dask
+    from tvmflow.executors import load_plugin
 
-    store = options.store.open()
-    url = options.remote_url or os.environ.get(URL_VARIABLE, "")
-    address = find_scheduler(options.scheduler)
-    worker_options = dask.WorkerOptions(
-        scheduler=address,
+    plugin, store = load_plugin(_CLUSTER), options.store.open()
+    plugin.serve_worker(
+        plugin.find_scheduler(options.scheduler),
         host=options.host,
         name=options.name,
         slots=options.slots,
         store=store.root,
-        remote_url=url,
+        remote_url=options.remote_url or os.environ.get(URL_VARIABLE, ""),
+        notify=lambda line: print_notes(options, line),
     )
-    dask.serve_worker(worker_options, lambda line: print_notes(options, line))
     return EXIT_OK
 
 
 def scheduler(options: SchedulerOptions) -> int:
-    from tvmflow.executors import dask
+    from tvmflow.executors import load_plugin
 
-    dask.serve_scheduler(
+    load_plugin(_CLUSTER).serve_scheduler(
         options.host, options.port, tls=options.tls, notify=lambda line: print_notes(options, line)
     )
     return EXIT_OK

@@ -1,7 +1,7 @@
-"""Options of commands: frozen values whose fields are, one by one, arguments of a command line.
+"""Options of commands: frozen values whose fields are the arguments of a command line.
 
-A command is a function whose parameter `options` is such a value: each field is an argument, again such a value, or
-an attribute of the parsed command line (`argv`, `verbosity`). One with a `TITLE` is a group of options in the help.
+Each field is an argument, a nested group of options, or an attribute of the parsed command line (`argv`,
+`verbosity`). A group with a `TITLE` has a heading of its own in the help.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import math
 import re
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -38,7 +39,6 @@ else:
 
 Value = TypeVar("Value")
 
-_REQUIRED: Final = object()
 # In seconds or minutes: a day, or two months.
 _MAX_DURATION: Final = 86_400.0
 _MAX_PORT: Final = 65_535
@@ -48,46 +48,26 @@ _MAX_PORT: Final = 65_535
 
 
 class Field(NamedTuple):
-    """An argument of a command line: its default, and the arguments of `add_argument` with its `name`."""
+    """An argument: its default, and its arguments for `add_argument` with its `name`."""
 
     default: object
     details: dict[str, Any]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Options:
-    """A frozen value, as of `dataclasses`, which take longer to import than a help takes to be printed."""
+class Options(SimpleNamespace):
+    """A frozen value. Importing `dataclasses` would take longer than to print a help."""
 
     def __init__(self, **values: object) -> None:
-        kinds = list_fields(type(self))
-        if unknown := values.keys() - kinds.keys():
-            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
-        for name in kinds:
-            field = find_field(type(self), name)
-            value = values.get(name, field.default if field else _REQUIRED)
-            if value is _REQUIRED:
-                raise TypeError(f"{type(self).__name__} needs {name}")
-            self.__dict__[name] = value
+        fields = ((name, find_field(type(self), name)) for name in list_fields(type(self)))
+        super().__init__(**{name: field.default for name, field in fields if field} | values)
 
     def start_early(self) -> AbstractContextManager[None]:
-        """Start slow work of the command while modules are imported.
-
-        Most commands start nothing.
-
-        Returns:
-            A context that ends with the command, and with it what the command did not take over.
-        """
+        """Start slow work while modules are imported; the context ends it if it was not used."""
         return contextlib.nullcontext()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({values})"
 
 
 _FIELDS: Final = dict[type[Options], dict[str, Any]]()
@@ -111,7 +91,7 @@ def argument(metavar: str, text: str | None = None, nargs: str | None = None) ->
     """Return the field of a positional argument."""
     details = {"metavar": metavar, "help": text, "nargs": nargs}
     # argparse takes an argument without a default for a required one
-    return Field(_REQUIRED, details | ({"default": None} if nargs == "*" else {}))
+    return Field(None, details | ({"default": None} if nargs == "*" else {}))
 
 
 @overload
@@ -125,14 +105,10 @@ def option(
 def option(
     metavar: str | None, text: str, *, default: object = None, name: str = "", **details: object
 ) -> Any:
-    """Return the field of an option that takes a value; one that is a tuple may be repeated.
+    """Return the field of an option with a value; a tuple may be repeated.
 
-    Args:
-        metavar: The name of the value in the help; None to show the choices.
-        text: The help.
-        default: The value without the option.
-        name: The option, where it is not named as the field; several with spaces between.
-        details: Further arguments of `add_argument`; without `type`, the annotation of the field is used.
+    Without `metavar`, the help shows the choices. `name` has the names of an option that is not named as its field.
+    Without `type` in `details`, which are for `add_argument`, the annotation of the field is used.
     """
     return Field(default, details | {"metavar": metavar, "help": text, "name": name})
 
@@ -165,7 +141,7 @@ def _number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
 
 
 def _quantity(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return the argument type of a parser, whose message describes the expected form."""
+    """Return the argument type of a parser whose errors describe the expected form."""
 
     def read(text: str) -> Value:
         try:

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args, get_origin
 
 from tvmflow.cli.commands import (
     Command,
@@ -22,7 +22,6 @@ from tvmflow.core.errors import UsageError
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-_Options = TypeVar("_Options", bound=Options)
 _Group = argparse._ArgumentGroup
 _COMMON: Final = ("store", "json")
 """Options of nearly every command: they are listed last."""
@@ -64,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
         self.usage = " ".join([self.prog, "[OPTIONS]", *positionals]).replace("%", "%%")
 
     def find_group(self, title: str) -> _Group:
-        """Return the group of options with a title; it is added if there is none."""
+        """Return the group of options with a title, added if there is none."""
         titled = {group.title: group for group in self._action_groups}
         return titled.get(title) or self.add_argument_group(title)
 
@@ -90,11 +89,11 @@ class CommandParser(argparse.ArgumentParser):
         return _read_options(self.command.options, namespace)
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Print the help; that it cannot be written is an error, which argparse would ignore."""
+        """Print the help; argparse would ignore that it cannot be written."""
         (file or sys.stdout).write(self.format_help())
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Return the value of a word. An empty one (from an unset variable) would mean the current folder."""
+        """Return the value of a word; an empty one, of an unset variable, would mean the current folder."""
         if not arg_string and action.dest not in _MAY_BE_EMPTY:
             raise argparse.ArgumentError(action, "must not be empty")
         return super()._get_value(action, arg_string)
@@ -142,7 +141,7 @@ def _add_common(group: _Group) -> None:
 def _add_arguments(
     parser: CommandParser, group: _Group, common: _Group, options: type[Options]
 ) -> None:
-    """Add the arguments of a dataclass; one inside it that has a `TITLE` is a group of its own."""
+    """Add the arguments of options; inner options with a `TITLE` are a group of their own."""
     for name, kind in list_fields(options).items():
         if field := find_field(options, name):
             _add_argument(parser, common if name in _COMMON else group, name, kind, field)
@@ -174,14 +173,11 @@ def _add_argument(
     group.add_argument(*names, dest=dest, **details)
 
 
-def _read_options(kind: type[_Options], namespace: argparse.Namespace) -> _Options:
+def _read_options(kind: type[Options], namespace: argparse.Namespace) -> Options:
     values: dict[str, object] = {}
     for name, inner in list_fields(kind).items():
-        if _is_options(inner):
-            values[name] = _read_options(inner, namespace)
-        else:
-            value = getattr(namespace, name)
-            values[name] = tuple(value) if isinstance(value, list) else value
+        value = _read_options(inner, namespace) if _is_options(inner) else getattr(namespace, name)
+        values[name] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
 
 

@@ -376,7 +376,7 @@ def find_kernel_nodes_of(bundle: Path, store: LocalStore) -> dict[str, tuple[Ker
         key = get_field(stages, label, "key", of=str)
         artifact = store.find(key) if _KEY.fullmatch(key) else None
         if artifact is not None:
-            reports.append(StageReport.of_result(f"{statement.recipe}:{label}", artifact.facts))
+            reports.append(StageReport(f"{statement.recipe}:{label}", facts=artifact.facts))
     if sum(report.stage == build.NAME for report in reports) != 1:
         return {}
     return list_kernel_calls(ReportedFacts(reports).of(reports))

@@ -425,7 +425,7 @@ def _list_finished(
     plan = prepare_run(request, store, DownloadLine()).plan
     artifacts = evaluate_plan(plan, store).artifacts
     return [
-        StageReport.of_result(spec.id, artifacts[spec.id].facts, key=artifacts[spec.id].key)
+        StageReport(spec.id, facts=artifacts[spec.id].facts, key=artifacts[spec.id].key)
         for spec in plan.stages
         if spec.id in artifacts
     ]

@@ -1,9 +1,8 @@
-"""Cached answers: the output of a command when all was up to date, and the files that it depends on.
+"""Cached answers: the output of an up-to-date command, and the files that it depends on.
 
-An answer is valid while no file that it depends on has changed since: tvmflow's own code, the recipes, the models,
-the installed tools, the results in the store, the delivered files. Only their stamps are read (size, times of
-modification and change, inode), so an up-to-date command costs little more than the start of Python. Whatever differs
-leads to the full evaluation, which saves a new answer (see `up_to_date`).
+An answer is valid until one of these changes: tvmflow's code, recipes, models, installed tools, results in the
+store, delivered files. Only their stamps are read (size, mtime, ctime, inode), so that an up-to-date command costs
+little more than the start of Python. After a change, the full evaluation saves a new answer (see `up_to_date`).
 
 This module imports next to nothing.
 """
@@ -22,7 +21,7 @@ from tvmflow.core.formatting import find_width
 from tvmflow.core.project import find_project, store_root
 from tvmflow.planning.environment import describe_environment, without_password
 
-# A report is rendered with this duration, and the text of it is replaced by the real one.
+# A report is rendered with this duration, whose text is then replaced.
 PLACEHOLDER_SECONDS = 987654321.0
 
 _VERSION = "tvmflow answer 4"
@@ -77,8 +76,8 @@ def encode(
 ) -> bytes:
     """Return the content of the file of an answer.
 
-    `folders` are those with many files that it depends on besides `paths`, each followed by the names of what is in
-    it or below; `stamps` is what `read_stamps` says of them.
+    `folders` have many files that it depends on besides `paths`: each is followed by names in it. `stamps` is the
+    result of `read_stamps`.
     """
     watched = _NEXT_FOLDER.join(_encode("\0".join(group)) for group in folders)
     head, tail = (system, str(expires_ns), "\0".join(paths)), ("\n".join(stamps), text)
@@ -108,15 +107,15 @@ def answer_path(argv: list[str]) -> str:
 def read_stamps(
     paths: list[str] | list[bytes], folders: list[list[str]] | list[list[bytes]]
 ) -> list[str]:
-    """Return the stamp of each path, and one for all that is named in each folder."""
+    """Return the stamp of each path, and one for all names in each folder."""
     return [*map(read_stamp, paths), *(_read_folder_stamp(*folder) for folder in folders)]
 
 
 def _read_folder_stamp(folder: str | bytes, *names: str | bytes) -> str:
-    """Return a digest of the change times and inodes of many files, their number, and the latest time.
+    """Return a digest of the ctimes and inodes of files, their number, and the latest time.
 
-    Nobody can set a change time, so that it stands for size and content. The inode distinguishes a file from one that
-    came to be in the same tick of the clock, which a link may name instead. Zeros stand for a file that is missing.
+    Programs cannot set a ctime, so it stands for size and content. The inode tells apart files of the same clock tick.
+    Zeros stand for a missing file.
     """
     stat, changed_ns, inodes = os.stat, [0], [0]
     try:
@@ -153,10 +152,7 @@ def changed_ns(stamp: str) -> int:
 
 
 def describe_system() -> str:
-    """Return a digest of this machine and environment; empty if a machine cannot be identified.
-
-    What Linux reports about the CPU does not change until the next boot.
-    """
+    """Return a digest of this machine and environment; empty if a machine cannot be identified."""
     if sys.platform != "linux":
         return ""
     try:

@@ -52,21 +52,15 @@ class Speedup(NamedTuple):
     @property
     def judgement(self) -> Judgement:
         """The judgement of the measurements: `more` is a library that is faster beyond the noise."""
-        margin = 1 + self._margin
+        margin = 1 + (0.0 if self.pairs >= MIN_PAIRS else FEW_PAIRS_MARGIN)
         return judge_ratio(self.median, self.low / margin, self.high * margin)
-
-    @property
-    def _margin(self) -> float:
-        return 0.0 if self.pairs >= MIN_PAIRS else FEW_PAIRS_MARGIN
 
 
 class Peer(NamedTuple):
-    """Another runtime that the library was timed beside.
+    """Another runtime beside which the library was timed.
 
-    Attributes:
-        latency_s: Its latency in seconds: the library's times the speedup.
-        speedup: The speed of the library relative to it.
-        differs: Its outputs are not those of the reference.
+    The speedup is that of the library relative to it; its latency in seconds is the library's times the speedup. If it
+    `differs`, its outputs are not those of the reference.
     """
 
     name: str
@@ -76,7 +70,7 @@ class Peer(NamedTuple):
 
 
 class KernelShare(NamedTuple):
-    """A kernel: its name, its share of the time of a call (0 to 1), and the nodes that it came from."""
+    """A kernel: its share of the time of a call (0 to 1), and the nodes that it computes."""
 
     name: str
     share: float
@@ -84,10 +78,10 @@ class KernelShare(NamedTuple):
 
 
 class SizeResult(NamedTuple):
-    """The finding of `verify` at some sizes of a library's dimensions.
+    """The result of `verify` at some sizes of a library's dimensions.
 
-    Latencies are medians of one call in seconds, errors the largest absolute one of any output. `fixed` is a
-    fixed-shape library of these sizes.
+    Latencies are medians of a call in seconds, errors the largest absolute one of any output. `fixed` is a library of
+    these sizes alone.
     """
 
     sizes: str
@@ -119,23 +113,21 @@ class Build(NamedTuple):
 
     Attributes:
         variant: The name of the variant; empty for the recipe itself.
-        verdict: Whether `verify` accepted the library; `not verified` when it compared it with nothing.
+        verdict: Whether `verify` accepted the library; `not verified` without a reference.
         error: Largest absolute error of any output.
-        tolerance: How far outputs were allowed to differ.
-        latency_std_s: Standard deviation of the repeats of that, in seconds.
+        latency_std_s: Standard deviation of the repeats, in seconds.
         untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.
-        quantization: The cost and gain of quantization; empty for one that was not.
-        quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
-            float model's output; `error` is that of the library relative to the quantized model.
+        quantization: The cost and gain of quantization; empty without it.
+        quantization_error: Largest root mean square error of an output by quantization, relative to the float
+            model's output; `error` is relative to the quantized model.
         unexercised: A phrase for each branch of an operator that no input of `verify` reached.
-        search: Why the search of this run ended before its budget, and the remaining gain; empty for others.
+        search: Why the search of this run ended before its budget, and the remaining gain.
         tuned_kernels: Number of kernels with a schedule from a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
-        sizes: The sizes at which `verify` ran a library with dimensions; empty for one of fixed sizes.
-        measured_at: The sizes at which its latency is, as reports name them.
-        gates: The gates of its recipe, as reports name them.
-        inputs: The inputs of the model, where the libraries of a recipe are compared; empty elsewhere.
-        is_pareto_optimal: No other library of the recipe for the same machine and inputs is as good in all.
+        sizes: The results at each size of a library with dimensions.
+        measured_at: The sizes at which its latency was measured.
+        inputs: The inputs of the model, where the libraries of a recipe are compared.
+        is_pareto_optimal: No other library of the recipe for this machine and inputs is as good in all.
         reused: Every stage was up to date, or came from a remote cache.
         is_skipped: The run ended before one of its stages began.
         is_stopped: The user stopped the run before one of its stages had ended.
@@ -206,9 +198,9 @@ def list_builds(report: RunReport) -> tuple[Build, ...]:
     facts = ReportedFacts(report.stages)
     builds = []
     for (recipe, target), stages in groups.items():
-        folder = folders.get((recipe, target), "")
+        row, folder = compared.get((recipe, target)), folders.get((recipe, target), "")
         build = Build(recipe, target, variants.get(recipe, ""), folder=folder)
-        if row := compared.get((recipe, target)):
+        if row:
             build = build._replace(inputs=row.inputs, is_pareto_optimal=row.is_pareto_optimal)
         code = groups.get((recipe, f"{target}.{_find_isa_level(stages, facts)}"), {})
         builds.append(_make_build(build, {**shared.get(recipe, {}), **code, **stages}, facts))
@@ -216,7 +208,7 @@ def list_builds(report: RunReport) -> tuple[Build, ...]:
 
 
 def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> str:
-    """Return the level whose code was measured in a library with code for several; empty for others."""
+    """Return the ISA level that was measured in a multi-ISA library; empty for other libraries."""
     verdict = facts.of(stages.values()).get(Verdict)
     library = verdict.get("latency", {}).get("library") if verdict else None
     if verdict is None or library is None:
@@ -226,7 +218,7 @@ def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> 
 
 
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
-    """Return a build with the facts of its stages. Keys of `stages` are names, for parts `NAME/PART`."""
+    """Return a build with the facts of its stages, by their names, for parts `NAME/PART`."""
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
     imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())
@@ -235,7 +227,6 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
     searches = filter(None, facts.list_of(TuneFacts, fresh))
     picked = [entry for entry in facts.list_of(PickBestFacts, stages.values()) if entry is not None]
     kept = sum(entry.tuned for entry in picked) if picked else None
-    stopped = [stage.outcome == STOPPED for stage in stages.values()]
     problems = (stage.message for stage in stages.values() if stage.outcome != STOPPED)
     incomplete = (facts.problems.get(stage.stage_id, "") for stage in stages.values())
     warnings = [*_list_warnings(stages.values(), facts), *filter(None, incomplete)]
@@ -253,7 +244,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
         slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),
-        is_stopped=any(stopped),
+        is_stopped=any(stage.outcome == STOPPED for stage in stages.values()),
         problems=tuple(dict.fromkeys(filter(None, problems))),
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -332,7 +323,7 @@ def _read_speedup(speedup: MeasuredSpeedup) -> Speedup:
 
 
 def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
-    """Return the kernels of a library with their shares of the time, the slowest first; none if untimed."""
+    """Return the kernels of a library with their shares, the slowest first; none if untimed."""
     verdict = facts.get(Verdict)
     if verdict is None or "profile" not in verdict:
         return []
@@ -379,7 +370,7 @@ def _list_warnings(stages: Iterable[StageReport], facts: ReportedFacts) -> Itera
 
 
 def _add_up(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum of a number of a library, or of those of its parts; None when it is not known of all."""
+    """Return the sum of the values of a library or its parts; None if one is not known."""
     numbers = list(numbers)
     known = [number for number in numbers if number is not None]
     return sum(known) if known and len(known) == len(numbers) else None

@@ -1,4 +1,4 @@
-"""Delivery of results to the `dist` folder: complete files only, and nothing that was not verified."""
+"""Delivery to the `dist` folder: complete files only, and only verified ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _File(NamedTuple):
 def delivered_paths(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str] | None:
-    """Return the paths of all delivered files of a plan, or None when a file has to be copied."""
+    """Return the paths of all delivered files of a plan; None when a file has to be copied."""
     files = _list_files(plan, artifacts, store, dist)
     return [file.path for file in files] if all(file.is_delivered for file in files) else None
 
@@ -34,7 +34,7 @@ def delivered_paths(
 def list_files_to_copy(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Return the paths of missing or changed files in `dist`, of all that may be delivered now."""
+    """Return the paths of missing or changed files in `dist` that may be delivered now."""
     files = _list_files(plan, artifacts, store, dist)
     return [file.path for file in files if not file.is_delivered]
 
@@ -53,10 +53,10 @@ def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
 def deliver(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Copy the files that are missing or changed in `dist`, and return the paths of all of them.
+    """Copy missing and changed files to `dist`, and return the paths of all files.
 
-    Nothing of a target is delivered while the stage that verifies it has no result. All files are
-    written beside the old ones before the first one takes its place.
+    Nothing of a target is delivered before the stage that verifies it has a result. All files are written beside the
+    old ones before the first one replaces its predecessor.
 
     Raises:
         StoreError: when `dist` cannot be written.
@@ -75,7 +75,7 @@ def deliver(
 def deliver_verdicts(
     plan: Plan, verdicts: Mapping[str, str], store: LocalStore, dist: str
 ) -> list[str]:
-    """Deliver the verdicts on rejected libraries, by digests; the libraries themselves stay out of `dist`."""
+    """Deliver the verdicts on rejected libraries, without the libraries."""
     paths = []
     for delivery in plan.deliveries:
         if delivery.stage_id in verdicts:
@@ -109,7 +109,7 @@ def _delivered_path(delivery: Delivery, name: str, dist: str) -> str:
 
 
 def _is_delivered(store: LocalStore, path: str, digest: str) -> bool:
-    """Tell whether the file at `path` has this content, by its remembered stamp or by its digest."""
+    """Return whether a file has this content, by its recorded stamp or by its digest."""
     try:
         current_stamp = stamp(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The doit adapter: runs tasks in the order of their dependencies. The one door to doit.
+"""The doit adapter runs tasks in the order of their dependencies. Only this module imports doit.
 
-In a run of tvmflow, doit orders tasks and runs them in threads. It remembers nothing between runs (the store does)
-and it prints nothing (the run's report does). `api.dodo_file` is for doit's own command line.
+doit orders tasks and runs them in threads. It remembers nothing between runs (the store does) and prints nothing.
+`api.dodo_file` is for doit's own command line.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NOTES: Final = "doit"
 class EngineTask(NamedTuple):
     """One task: its function, and the names of the tasks that must have succeeded before it.
 
-    `run` returns the reason of a failure, and nothing after a success. `is_up_to_date` is
-    called when the tasks in `dependencies` are done, always in the main thread.
+    `run` returns the reason of a failure, or an empty string. `is_up_to_date` is called in the main thread when the
+    `dependencies` are done.
     """
 
     name: str
@@ -55,12 +55,10 @@ class EngineTask(NamedTuple):
 
 
 def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> None:
-    """Run the tasks that are not up to date, those without dependencies first.
-
-    Tasks are in topological order; doit is slow with other orders.
+    """Run the tasks that are not up to date, in topological order (doit is slow with other orders).
 
     Raises:
-        Exception: The first exception that a task raised; failures are returned by tasks, not raised.
+        Exception: the first exception that a task raised; failures are returned by tasks, not raised.
         InternalError: when doit cannot run the tasks.
     """
     errors: list[Exception] = []
@@ -99,11 +97,10 @@ def _without_plugins() -> Iterator[None]:
 
 
 def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> frozenset[str]:
-    """Return the tasks that `doit forget` has removed from doit's database, before doit opens it.
+    """Return the tasks that `doit forget` removed from doit's database; doit has not opened it yet.
 
-    The store decides what is up to date, also for tasks that doit has never run. So all tasks are
-    entered into the database, with a note in the store: a task with a note that is missing from the
-    database was forgotten. Without a database there is nothing to forget.
+    All tasks are entered into the database, with a note in the store. A task that has a note but no entry was
+    forgotten. Without a database there is nothing to forget.
     """
     if dbm.whichdb(database) is None:
         for name in notes.list(_NOTES):
@@ -137,7 +134,7 @@ def _run_action(run: Callable[[], str]) -> TaskFailed | None:
 
 
 def _stop_at_exception(task: EngineTask, errors: list[Exception]) -> EngineTask:
-    """Return the task so that an exception, which doit would hide, is kept in `errors` and ends the run."""
+    """Return the task so that an exception, which doit would hide, is kept and ends the run."""
 
     def run() -> str:
         if errors:

@@ -1,15 +1,13 @@
-"""The driver of runs: prepares, runs and reports the requests of commands, programs and dodo files.
+"""The driver prepares, runs and reports the requests of commands, programs and dodo files.
 
-The command line, the Python interface and dodo files give it settings and an observer. Each run goes
-the same way: plan, prefetch from the remote cache, run, localize faults, deliver, report.
+Each run: plan, prefetch from the remote cache, run, localize faults, deliver, report.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tvmflow.core import file_locks, signing, spans
 from tvmflow.core.codec import to_json
@@ -22,28 +20,23 @@ from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, is_search, run_plan, with_best_so_far
 from tvmflow.engine.stage_runs import RunContext
 from tvmflow.engine.timeline import TimelineRecording
-from tvmflow.executors import EXECUTORS, Event, ExecutorContext
+from tvmflow.executors import PROCESSES, Event, Executor, ExecutorContext, load_plugin
 from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
 from tvmflow.provenance import read_builder_id
 from tvmflow.store.downloads import OnProgress
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
 
-SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
-_DASK: Final = "dask"
-_PROCESSES: Final = "processes"
-
 
 class DriverSettings(NamedTuple):
-    """The settings of a run. Only `best_so_far` changes what is run.
+    """The settings of a run; None for the scheduler of the environment.
 
-    `scheduler` is None for that of the environment; `best_so_far` measures no trial, and takes the best that the
-    ledger has.
+    Only `best_so_far` changes the results: it measures no trial, and takes the best of the ledger.
     """
 
     session: SessionOptions
     remote: RemoteSettings = RemoteSettings()
-    executor: str = _PROCESSES
+    executor: str = PROCESSES
     scheduler: str | None = None
     wait_for_workers_s: float = 0.0
     best_so_far: bool = False
@@ -53,11 +46,11 @@ class Observer(Protocol):
     """Follows runs."""
 
     def event(self, event: Event) -> None:
-        """Take a progress event. Called from several threads."""
+        """Take a progress event, from any thread."""
         ...
 
     def interrupted(self) -> str:
-        """Return what is kept of an interrupted run, and what to do next. A signal handler calls it."""
+        """Return what is kept of an interrupted run, and what to do next; a signal handler calls it."""
         ...
 
 
@@ -67,9 +60,9 @@ def prepare(
     settings: DriverSettings,
     on_download: OnProgress | None = None,
 ) -> PreparedRun:
-    """Return the plan of a request, once it is clear that it can be run."""
+    """Return the plan of a request, after a check that it can be run."""
     check_settings(settings)
-    if settings.executor == _PROCESSES:
+    if settings.executor == PROCESSES:
         prepared = _prepare_for_processes(request, store, on_download)
     else:
         prepared = prepare_run(request, store, on_download)
@@ -110,47 +103,18 @@ def _prepare_for_processes(
 
 
 def check_settings(settings: DriverSettings) -> None:
-    """Check that a run can begin, before anything is done.
-
-    Raises:
-        UsageError: for a cluster without a scheduler or a remote cache, a scheduler without a cluster,
-            or a signing key that cannot be read.
-    """
-    if settings.executor == _DASK:
-        find_scheduler(settings.scheduler)
+    """Raise UsageError when scheduler, remote cache or signing key is missing or invalid."""
+    if settings.executor != PROCESSES:
+        load_plugin(settings.executor).find_scheduler(settings.scheduler)
         remote_access.cluster_remote_url(settings.remote)
     elif settings.scheduler:
-        raise UsageError(
-            f"--scheduler is only for --executor {_DASK}", fix=f"add --executor {_DASK}"
-        )
+        raise UsageError("--scheduler is only for --executor dask", fix="add --executor dask")
     signing.load_signing_key()
     read_builder_id()
 
 
-def find_scheduler(option: str | None) -> str:
-    """Return the address of the scheduler that `--scheduler` or the environment names."""
-    address = option or os.environ.get(SCHEDULER_VARIABLE, "")
-    if not address:
-        raise UsageError(
-            "no scheduler is named",
-            fix=f"give --scheduler tcp://HOST:PORT, or set ${SCHEDULER_VARIABLE}",
-        )
-    scheme, separator, rest = address.rpartition("://")
-    host, _, port = rest.rpartition(":")
-    if (separator and scheme not in ("tcp", "tls")) or not host or not port.isdecimal():
-        raise UsageError(
-            f"--scheduler {address}: not an address of a scheduler",
-            fix="give it as tcp://HOST:PORT, or tls://HOST:PORT",
-        )
-    return address if separator else f"tcp://{address}"
-
-
 NoteProgress = Callable[[Callable[[], RunReport]], None]
-"""Takes what gives the report of a run so far, when its stages begin and whenever one has ended."""
-
-
-def _ignore_progress(_: Callable[[], RunReport]) -> None:
-    """Keep nothing of a run before it ends."""
+"""Takes a function that returns the report so far, when stages begin and whenever one has ended."""
 
 
 class Driver:
@@ -162,7 +126,7 @@ class Driver:
         store: LocalStore,
         settings: DriverSettings,
         observer: Observer,
-        note_progress: NoteProgress = _ignore_progress,
+        note_progress: NoteProgress = lambda _: None,
     ) -> None:
         """Open the executor; it starts with the first stage that runs."""
         self._store = store
@@ -172,26 +136,32 @@ class Driver:
         self._forced = prepared.forced
         self._delivers_interim = prepared.is_plain and not settings.best_so_far
         self._report_wait = file_locks.report_waits(lambda text: self._tell("waiting", text))
-        context = ExecutorContext(
-            store=store,
-            scheduler=find_scheduler(settings.scheduler) if settings.executor == _DASK else "",
-            open_remote=lambda is_cancelled: remote_access.open_cluster_client(
-                settings.remote, store, lambda text: self._tell("remote", text), is_cancelled
-            ),
-            remote_timeout_s=settings.remote.timeout_s,
-            wait_s=settings.wait_for_workers_s,
-            notify=lambda text: self._tell("cluster", text),
+        self._executor = self._open_executor()
+
+    def _open_executor(self) -> Executor:
+        settings, store = self._settings, self._store
+        if settings.executor == PROCESSES:
+            from tvmflow.executors.local import ProcessExecutor
+
+            return ProcessExecutor()
+        plugin = load_plugin(settings.executor)
+        return plugin.open_executor(
+            ExecutorContext(
+                store=store,
+                scheduler=plugin.find_scheduler(settings.scheduler),
+                open_remote=lambda is_cancelled: remote_access.open_cluster_client(
+                    settings.remote, store, lambda text: self._tell("remote", text), is_cancelled
+                ),
+                remote_timeout_s=settings.remote.timeout_s,
+                wait_s=settings.wait_for_workers_s,
+                notify=lambda text: self._tell("cluster", text),
+            )
         )
-        self._executor = EXECUTORS[settings.executor](context)
 
     def __enter__(self) -> Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the executor, and notify the observer no more."""
         self._executor.close()
         file_locks.report_waits(self._report_wait)
 
@@ -205,7 +175,7 @@ class Driver:
         self._executor.cancel()
 
     def run(self, plan: Plan) -> RunReport:
-        """Bring a plan up to date, deliver, and report; a stage that is forced runs the first time alone."""
+        """Bring a plan up to date, deliver, and report; forced stages run in the first call alone."""
         options = self._settings.session._replace(
             forced=self._forced, delivers_interim=self._delivers_interim
         )
@@ -235,7 +205,7 @@ class Driver:
         return report
 
     def open_context(self) -> RunContext:
-        """Return what stages use that another program schedules, in whatever process; uploads nothing."""
+        """Return the context of stages that another program schedules, in any process; it uploads nothing."""
         session, remote = self._settings.session, self._settings.remote
         client = self._open_client(remote._replace(reads_only=True))
         return RunContext(

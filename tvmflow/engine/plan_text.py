@@ -26,8 +26,7 @@ from tvmflow.tuning.tuning_job import TuneFacts
 _log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- estimates
-# Estimated costs of the stages that must run, from the history in the store. Unknown costs are
-# not invented: a stage that never ran here has no estimate.
+# Costs of the stages that must run, from the history in the store. A stage that never ran here has no estimate.
 
 # A range that is wider than this says nothing.
 _WIDEST_RANGE: Final = 4.0
@@ -37,10 +36,10 @@ Basis = str
 
 
 class Estimate(NamedTuple):
-    """The cost of a stage that must run.
+    """The cost of a stage that must run; None without history.
 
-    `seconds` is the least and the most that it will probably take, and `bytes` the disk space for its result: None
-    without history. `trials` is what its search will find in the ledger; None for a stage that searches nothing.
+    `seconds` is the least and the most that it will probably take, `bytes` the disk space of its result. `trials` is what
+    its search will find in the ledger; None for a stage without a search.
     """
 
     stage_id: str
@@ -74,7 +73,7 @@ def _trials_to_json(trials: TrialForecast) -> Json:
 
 
 class Total(NamedTuple):
-    """The cost of all stages that must run, one after the other; `unknown` are those without an estimate."""
+    """The cost of all stages that must run, one after the other; `unknown` have no estimate."""
 
     stages: int
     seconds: tuple[float, float] | None
@@ -83,7 +82,7 @@ class Total(NamedTuple):
 
 
 def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
-    """Return the estimate of each stage of a plan that is not up to date, by its id."""
+    """Return the estimate of each stage that is not up to date, by its id."""
     return {
         spec.id: _estimate_stage(spec, state)
         for spec in plan.stages
@@ -94,8 +93,8 @@ def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
 def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
     """Return the stages that a run will keep if only the weights of the models changed.
 
-    The import of such a model makes the same files as last time, except those of weights. What needs
-    only the others is then in the store already (early cutoff).
+    The import of such a model gives the same files, except those of weights. Stages that need only the other files are
+    then up to date (early cutoff).
     """
     artifacts = dict(state.artifacts)
     kept: set[str] = set()
@@ -115,15 +114,15 @@ def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
 
 def _knows_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> bool:
     return all(
-        need.stage_id in artifacts
-        and bool(need.files)
+        need.files
+        and need.stage_id in artifacts
         and set(need.files) <= artifacts[need.stage_id].digests(need.files).keys()
         for need in spec.needs
     )
 
 
 def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | None:
-    """Return the last result of an import without its weights, if only a model's content changed."""
+    """Return the last result of an import, without weights, if only the model's content changed."""
     key, last = state.keys.get(spec.id), state.store.last_key(spec.recipe, spec.label)
     stage = STAGES.get(spec.stage)
     weights = stage.TRAITS.weights if stage is not None else ()
@@ -131,14 +130,9 @@ def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | N
     artifact = state.store.find(last) if last and before is not None else None
     if key is None or before is None or artifact is None:
         return None
-    if _without_content(before) != _without_content(key.preimage):
-        return None
-    return artifact._replace(files=tuple(f for f in artifact.files if f.name not in weights))
-
-
-def _without_content(preimage: Mapping[str, Json]) -> Json:
-    """Return the pre-image of a key with file names in place of paths."""
-    return {**preimage, "inputs": sorted(preimage["inputs"])}
+    old, new = ({**image, "inputs": sorted(image["inputs"])} for image in (before, key.preimage))
+    files = tuple(file for file in artifact.files if file.name not in weights)
+    return artifact._replace(files=files) if old == new else None
 
 
 def add_up(estimates: Iterable[Estimate]) -> Total:
@@ -154,7 +148,7 @@ def add_up(estimates: Iterable[Estimate]) -> Total:
 
 
 def list_past_runs(spec: StageSpec, store: LocalStore) -> tuple[list[ActionRecord], Basis]:
-    """Return the store's record of the last run of a stage here, or else of the stage for other targets."""
+    """Return records of the last runs of a stage here, or else of the stage for other targets."""
     own = _read_last(spec.recipe, [spec.label], store)
     if own:
         return own, "same stage"
@@ -186,7 +180,7 @@ def _estimate_stage(spec: StageSpec, state: PlanState) -> Estimate:
 
 
 def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
-    """Return the ledger's content for the search of a stage; None for a stage that searches nothing."""
+    """Return the ledger's content for the search of a stage; None for a stage without a search."""
     stage = STAGES.get(spec.stage)
     if stage is None or not stage.TRAITS.forecast:
         return None
@@ -235,7 +229,7 @@ def estimate_search(
 
 
 def _range_of(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the least and the most of values; None if there are none, or where they differ too much."""
+    """Return the least and the most of values; None for no values, or if they differ too much."""
     known = sorted(values)
     if not known or known[-1] > _WIDEST_RANGE * max(known[0], 1.0):
         return None
@@ -260,14 +254,12 @@ def format_plan(
     store_root: str,
     kept: Container[str] = (),
 ) -> list[str]:
-    """Return a line for each stage, with costs of the ones that must run.
+    """Return a line for each stage, and the costs of those that must run.
 
-    Estimates are those of the stages that are not up to date. The stages `kept` are kept if only the weights of the
-    models changed.
+    The stages `kept` are kept if only the weights of the models changed.
     """
     lines = []
     if len(decisions) > MAX_SHOWN:
-        # Nobody reads that many lines about stages that need nothing.
         shown = [decision for decision in decisions if decision.kind != "hit"]
         lines.append(f"up to date: {count_text(len(decisions) - len(shown), 'stage')}")
         decisions = shown
@@ -367,7 +359,6 @@ def _describe_total(total: Total, few: Total | None, store_root: str) -> Iterato
 
 
 # ---------------------------------------------------------------- explanation
-# Explanations: why a stage must run or need not, and everything that its result depends on.
 
 
 def explain_stage(
@@ -379,9 +370,9 @@ def explain_stage(
     origin: str = "",
     failure: Failure | None = None,
 ) -> str:
-    """Return why a stage must run or need not, and everything that its result depends on.
+    """Return why a stage must run or need not, and all dependencies of its result.
 
-    The key is None when stages before it must run first, and the origin empty when the result was made here.
+    The key is None when stages before it must run first; the origin is empty for a result made here.
     """
     label = decision.stage_id if with_recipe else decision.stage_id.partition(":")[2]
     if key is None:

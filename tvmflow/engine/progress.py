@@ -31,7 +31,7 @@ from tvmflow.store.downloads import DownloadProgress
 
 # ---------------------------------------------------------------- lines on a terminal
 
-_CODES: Final = {"": "", "bold": "1", "dim": "2", "red": "1;31", "green": "32", "cyan": "36"}
+_CODES: Final = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "cyan": "36"}
 # A terminal that knows these shows everything between them at once.
 _BEGIN_FRAME: Final = "\x1b[?2026h"
 _END_FRAME: Final = "\x1b[?2026l"
@@ -49,7 +49,7 @@ Line = tuple[Span, ...]
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return whether text for a stream may have colours: `$NO_COLOR`, `$FORCE_COLOR`, or else a terminal."""
+    """Return whether a stream gets colours: by `$NO_COLOR`, `$FORCE_COLOR`, or if it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if force := os.environ.get("FORCE_COLOR"):
@@ -64,9 +64,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 def display_width(text: str) -> int:
     """Return the number of columns that a terminal needs for printable text."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_character_width, text))
+    return len(text) if text.isascii() else sum(map(_character_width, text))
 
 
 def _character_width(char: str) -> int:
@@ -108,19 +106,17 @@ def fit_line(line: Line, width: int) -> Line:
 
 def render_line(line: Line, *, color: bool) -> str:
     """Return a line in the form for a stream."""
-    if not color:
-        return "".join(span.text for span in line)
     return "".join(
-        f"\x1b[{_CODES[span.style]}m{span.text}\x1b[0m" if span.style else span.text
+        f"\x1b[{_CODES[span.style]}m{span.text}\x1b[0m" if color and span.style else span.text
         for span in line
     )
 
 
 class LiveRegion:
-    """The last lines on a terminal, which are replaced by others. The cursor stays visible at their end.
+    """The last lines on a terminal, which are replaced by others; the cursor stays visible at their end.
 
-    The size of the terminal is read for each frame. No line may wrap, or it could not be replaced;
-    those that a narrower terminal has wrapped since are counted.
+    The size of the terminal is read for each frame. No line may wrap, or it could not be replaced. Lines that a
+    narrower terminal has wrapped since are counted.
     """
 
     def __init__(self, stream: TextIO, *, color: bool) -> None:
@@ -168,10 +164,10 @@ PENDING: Final = "pending"
 
 
 class StageProgress:
-    """One stage of a run.
+    """One stage of a run, whose state is `pending`, `running`, or its outcome.
 
-    Its state is `pending`, `running`, or its outcome. `latest` is its last event of progress, and `workloads` has
-    that of each workload; `note` is what it waits for or downloads.
+    `latest` is its last progress event, and `workloads` has that of each workload. `note` is what it waits for or
+    downloads.
     """
 
     def __init__(self, stage_id: str) -> None:
@@ -179,11 +175,15 @@ class StageProgress:
         self.recipe, _, self.label = stage_id.partition(":")
         self.stage, _, self.target = self.label.partition("/")
         self.state = PENDING
-        self.started = 0.0
-        self.seconds = 0.0
+        self.started = self.seconds = 0.0
         self.latest: Event = {}
         self.workloads: dict[str, Event] = {}
         self.note = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has an outcome."""
+        return self.state not in (PENDING, RUNNING)
 
 
 class RunProgress:
@@ -203,19 +203,15 @@ class RunProgress:
     @property
     def finished(self) -> int:
         """The number of stages that have ended."""
-        return sum(stage.state not in (PENDING, RUNNING) for stage in self.stages.values())
+        return sum(stage.has_ended for stage in self.stages.values())
 
     def apply(self, event: Event, now: float) -> None:
         """Take an event of the run into account."""
-        kind = event["event"]
+        kind, stage_id = event["event"], event.get("stage_id")
         if kind == "run_started":
-            self.stages = {
-                entry["stage_id"]: StageProgress(entry["stage_id"]) for entry in event["stages"]
-            }
             self._estimates = {entry["stage_id"]: entry["seconds"] for entry in event["stages"]}
+            self.stages = {name: StageProgress(name) for name in self._estimates}
             self.started = now
-            return
-        stage_id = event.get("stage_id")
         if not isinstance(stage_id, str):
             return
         stage = self.stages.setdefault(stage_id, StageProgress(stage_id))
@@ -228,33 +224,26 @@ class RunProgress:
             stage.workloads[event["workload"]] = event
 
     def seconds_left(self, now: float) -> tuple[float, float] | None:
-        """Return the least and the most that the rest will probably take; None when one stage is not known."""
-        least = most = 0.0
-        for stage in self.stages.values():
-            if stage.state not in (PENDING, RUNNING):
-                continue
-            left = self._stage_seconds_left(stage, now)
-            if left is None:
-                return None
-            least, most = least + left[0], most + left[1]
-        return (least, most) if most else None
+        """Return the least and the most that the rest will probably take; None if one is unknown."""
+        left = [self._left(stage, now) for stage in self.stages.values() if not stage.has_ended]
+        known = [times for times in left if times is not None]
+        least, most = sum(times[0] for times in known), sum(times[1] for times in known)
+        return (least, most) if most and len(known) == len(left) else None
 
-    def _stage_seconds_left(self, stage: StageProgress, now: float) -> tuple[float, float] | None:
+    def _left(self, stage: StageProgress, now: float) -> tuple[float, float] | None:
         reported = stage.latest.get("seconds_left")
         if stage.state == RUNNING and reported is not None:
             return reported, reported
         estimate = self._estimates.get(stage.stage_id)
-        if estimate is None:
-            return None
         elapsed = now - stage.started if stage.state == RUNNING else 0.0
-        if elapsed > estimate[1]:
-            # The past said nothing about this run.
+        # a run that takes longer than before cannot be estimated
+        if estimate is None or elapsed > estimate[1]:
             return None
         return max(estimate[0] - elapsed, 0.0), estimate[1] - elapsed
 
 
 def done_share(event: Mapping[str, Any]) -> float:
-    """Return the part that is done, from 0 to 1: of the trials, or else of the time."""
+    """Return the finished part, from 0 to 1: of the trials, or else of the time."""
     if event["total"] is None:
         return 1.0 - float(event["seconds_left"]) / float(event["limit_s"])
     return float(event["done"]) / max(float(event["total"]), 1.0)
@@ -284,7 +273,10 @@ _NAME_WIDTHS: Final = (28, 60)
 class Printer:
     """Prints the events of a run to a stream. Safe to call from several threads.
 
-    With more than MAX_SHOWN stages, up-to-date ones are only counted, in the summary.
+    A terminal has a live display, unless log messages appear on it (`is_logged`). With `many` recipes, stages are shown
+    with the names of their recipes. With more than MAX_SHOWN stages, up-to-date ones are only counted in the summary.
+    `quiet` leaves problems, and `as_json` prints every event as one line of JSON. `on_lost_reader` is called when nobody
+    reads the stream any more. `best_so_far` is the command that delivers the best of the trials so far.
     """
 
     def __init__(
@@ -299,18 +291,6 @@ class Printer:
         on_lost_reader: Callable[[], None] = lambda: None,
         best_so_far: str = "",
     ) -> None:
-        """Create a printer.
-
-        Args:
-            stream: Where to print; a terminal shows a live display.
-            as_json: Print every event as one line of JSON instead.
-            many: Several recipes run: stages are shown with the names of their recipes.
-            stages: The number of stages of the run.
-            quiet: Print only problems; JSON has all events.
-            is_logged: Log messages appear on the same terminal, which a live display would mix with.
-            on_lost_reader: Called when nobody reads the stream any more.
-            best_so_far: The command that delivers the best of the trials so far; empty if there is none.
-        """
         self._stream = stream
         self._as_json = as_json
         self._on_lost_reader = on_lost_reader
@@ -368,7 +348,7 @@ class Printer:
             self._start_ticker()
 
     def interrupted(self) -> str:
-        """End the display; return its last lines, and commands to continue. Called by a signal handler."""
+        """End the display; return what is kept, and how to continue. A signal handler calls it."""
         self.end()
         delivered = f"; delivered: {self._delivered}" if self._delivered else ""
         if not self._has_trials or not self._best_so_far:
@@ -401,18 +381,19 @@ class Printer:
             return
         duration = "" if outcome == "fetched" else duration_text(event["seconds"])
         rest = f"{duration:>12}   {event['reason']}".rstrip()
-        self._print_spans(f"{name:<{self._name_width}} ", Span(f"{text:<11}", style), rest)
+        first = Span(f"{name:<{self._name_width}} ")
+        self._print_spans(first, Span(f"{text:<11}", style), Span(rest))
 
     def _show_cluster(self, event: Event) -> None:
         subject = self._stage_name(event) if "stage_id" in event else "cluster"
         self._print_line(f"{subject}: {event['message']}")
 
     def _show_waiting(self, event: Event) -> None:
-        if self._find_stage(event) is None:
-            self._print_line(event["message"])
-        else:
-            # A stage may wait many times for the same lock.
+        if self._find_stage(event):
+            # a stage may wait many times for the same lock
             self._show_note(event, event["message"], at_once=True)
+        else:
+            self._print_line(event["message"])
 
     def _show_progress(self, event: Event) -> None:
         if not self._region and self._is_due(event):
@@ -426,7 +407,7 @@ class Printer:
     def _show_note(
         self, event: Event, text: str, *, at_once: bool = False, always: bool = False
     ) -> None:
-        """Show a stage's step besides its progress; without a live display, only when a line is due."""
+        """Show a step of a stage; without a live display, only when a line is due."""
         if stage := self._find_stage(event):
             stage.note = text
         if not self._region and (always or self._is_due(event, at_once=at_once)):
@@ -436,7 +417,7 @@ class Printer:
         return self._progress.stages.get(event.get("stage_id", ""))
 
     def _is_due(self, event: Event, *, at_once: bool = False) -> bool:
-        """Return whether a line about a stage is printed now: the first one after an interval, or at once."""
+        """Return whether a line about a stage is due: the first one after an interval, or at once."""
         now, stage_id = time.monotonic(), event["stage_id"]
         stage = self._find_stage(event)
         began = stage.started if stage and stage.started else now
@@ -455,13 +436,8 @@ class Printer:
     def _print_line(self, text: str, style: str = "") -> None:
         self._print_spans(Span(text, style))
 
-    def _print_spans(self, *spans: Span | str) -> None:
-        line: Line = tuple(
-            Span(printable_lines(span))
-            if isinstance(span, str)
-            else span._replace(text=printable_lines(span.text))
-            for span in spans
-        )
+    def _print_spans(self, *spans: Span) -> None:
+        line = tuple(span._replace(text=printable_lines(span.text)) for span in spans)
         text = render_line(line, color=self._color) + "\n"
         if self._region:
             self._draw(text)
@@ -521,7 +497,6 @@ def download_text(done: int, total: int, url: str) -> str:
 # ---------------------------------------------------------------- run display
 # The live display of a run: a table of targets and stages, and below it the running stages. Pure.
 
-
 _SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND: Final = 4.0
 _SYMBOLS: Final = {PENDING: ("·", "dim"), "skipped": ("-", "dim"), "hit": ("✓", "dim")}
@@ -537,7 +512,7 @@ _WIDEST_RANGE: Final = 2.5
 
 
 def draw_run(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return at most `height` lines that show the most important parts of a run at a time of its clock."""
+    """Return at most `height` lines that show the most important parts of a run."""
     details = [_draw_running(stage, columns, now) for stage in progress.running]
     head = _draw_head(progress, columns, now)
     room = height - 1 - sum(map(len, details))
@@ -566,11 +541,8 @@ def _draw_head(progress: RunProgress, columns: int, now: float) -> Line:
     return (Span(pad(fit(printable(name), max(gap, 0)), max(gap, 0)) + "  ", "bold"), Span(text))
 
 
-# ---------------------------------------------------------------- targets and stages
-
-
 def _draw_table(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return a row for each target, with its stages; of too many those where something happens."""
+    """Return a row for each target, with its stages; of too many, the most important rows."""
     rows = group_by_target(progress.stages.values())
     names = list(dict.fromkeys(stage.stage for stage in progress.stages.values()))
     several = len({stage.recipe for stage in progress.stages.values()}) > 1
@@ -579,19 +551,18 @@ def _draw_table(progress: RunProgress, columns: int, height: int, now: float) ->
         for recipe, target in rows
     ]
     left = min(max(map(display_width, labels), default=0), _NAME_WIDTH)
-    cells = [
-        [_draw_cell(row.get(name), now, short=False) for name in names] for row in rows.values()
-    ]
+
+    def draw_cells(*, short: bool) -> list[list[Span]]:
+        return [[_draw_cell(row.get(n), now, short=short) for n in names] for row in rows.values()]
+
+    cells = draw_cells(short=False)
     widths = [
         max([len(name), *(display_width(row[index].text) for row in cells)])
         for index, name in enumerate(names)
     ]
     has_heads = left + sum(widths) + 2 * len(widths) <= columns
     if not has_heads:
-        cells = [
-            [_draw_cell(row.get(name), now, short=True) for name in names] for row in rows.values()
-        ]
-        widths = [1] * len(names)
+        cells, widths = draw_cells(short=True), [1] * len(names)
     gap = "  " if has_heads else " "
     lines: list[Line] = []
     for label, row, stages in zip(labels, cells, rows.values(), strict=True):
@@ -629,7 +600,7 @@ def _row_rank(row: Mapping[str, StageProgress]) -> int:
 
 
 def _draw_cell(stage: StageProgress | None, now: float, *, short: bool) -> Span:
-    """Return the state of a stage: a symbol, and how long it runs or ran."""
+    """Return the state of a stage: a symbol, and the time that it has taken."""
     if stage is None:
         return Span("")
     if stage.state == RUNNING:
@@ -638,9 +609,6 @@ def _draw_cell(stage: StageProgress | None, now: float, *, short: bool) -> Span:
     symbol, style = (_SYMBOLS | _SYMBOLS_OF_SUCCESS).get(stage.state, _FAILURE)
     has_time = stage.state == "ran" and not short
     return Span(f"{symbol} {duration_text(stage.seconds)}" if has_time else symbol, style)
-
-
-# ---------------------------------------------------------------- running stages
 
 
 def _draw_running(stage: StageProgress, columns: int, now: float) -> list[Line]:
@@ -697,7 +665,7 @@ def describe_failures(event: Mapping[str, Any]) -> str:
 
 
 def describe_gain(event: Mapping[str, Any]) -> str:
-    """Return the gain of a search so far: `estimated latency 19 ms → 12 ms, 1.6× faster`, or nothing."""
+    """Return the gain of a search so far, or nothing: `estimated latency 19 ms → 12 ms, 1.6× faster`."""
     untuned_us, best_us = event.get("untuned_latency_us"), event.get("best_latency_us")
     if not untuned_us or not best_us:
         return ""
@@ -707,9 +675,9 @@ def describe_gain(event: Mapping[str, Any]) -> str:
 
 
 class DownloadLine:
-    """Shows how much has arrived on a line of stderr, which goes at the end; in a file, the end alone.
+    """Shows the progress of downloads on a line of stderr, which is removed at the end.
 
-    With `-q`, which logs only errors, it shows nothing.
+    In a file, only the end is shown; with `-q`, nothing.
     """
 
     def __init__(self) -> None:

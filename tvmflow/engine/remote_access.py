@@ -1,4 +1,4 @@
-"""Access to the remote cache that settings or the environment name: address, mode, client, prefetch."""
+"""Access to the remote cache of settings or environment: address, mode, client, prefetch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ _PARALLEL_STAGES: Final = 8
 class RemoteSettings(NamedTuple):
     """The use of a remote cache. None leaves a setting to the environment.
 
-    The mode is `read`, `write`, `both` or `off`. `wait_s` is how long a run that has ended waits for its uploads:
-    None for a part of its time. One of the keys of `require_signatures`, a file or a folder, must have signed a
-    result.
+    The mode is `read`, `write`, `both` or `off`. `wait_s` limits the wait for uploads at the end of a run; None for a
+    part of its time. A result must be signed by one of the keys of `require_signatures`, a file or a folder.
     """
 
     url: str | None = None
@@ -94,9 +93,9 @@ def open_cluster_client(
     warn: Callable[[str], None],
     is_cancelled: Callable[[], bool],
 ) -> tuple[str, RemoteConnection]:
-    """Return the address, without credentials, and the connection through which a cluster gets its files.
+    """Return the address without credentials and the connection for the files of a cluster.
 
-    Blobs are written to it in every mode; actions are only written if the mode allows it.
+    Blobs are written to it in every mode.
     """
     url = cluster_remote_url(settings)
     shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
@@ -107,11 +106,7 @@ def open_cluster_client(
 def open_command_client(
     settings: RemoteSettings, store: LocalStore, warn: Callable[[str], None], *, writes: bool
 ) -> RemoteCacheClient:
-    """Return the client of a command that only reads (`cache pull`) or only writes (`cache push`).
-
-    Raises:
-        UsageError: when no remote cache is named, or the environment forbids its use.
-    """
+    """Return the client of a command that only reads (`cache pull`) or only writes (`cache push`)."""
     url = find_url(settings)
     if not url:
         raise UsageError(
@@ -184,7 +179,7 @@ def _open_connection(
 
 
 def estimate_work(stages: Sequence[StageSpec], store: LocalStore) -> float | None:
-    """Return how long stages take, as they did when they last ran here; None when one is not known."""
+    """Return how long stages took when they last ran here; None when one is not known."""
     seconds = 0.0
     for spec in stages:
         key = store.last_key(spec.recipe, spec.label)
@@ -203,9 +198,8 @@ def prefetch(
 ) -> None:
     """Fetch results level by level: fetched results determine the keys of later stages.
 
-    No key is claimed: two runs that fetch the same result get the same bytes.
-
-    Afterwards, the state contains what was fetched; `on_fetched` gets each stage whose result it was.
+    The state then has these results; `on_fetched` gets each of their stages. No key is claimed, because two runs that
+    fetch the same result get the same bytes.
     """
     requested: set[str] = set()
     with ThreadPoolExecutor(_PARALLEL_STAGES, "remote-fetches") as pool:

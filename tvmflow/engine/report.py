@@ -1,4 +1,4 @@
-"""Reports of runs: the outcome of each stage, as values. `summary` has their text."""
+"""Reports of runs: the outcome of each stage. `summary` has their text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tvmflow.store.remote.client import Traffic
 class ComparedLibrary(NamedTuple):
     """A library of a recipe, with its measurements; None is a missing one.
 
-    Its group are the libraries for one machine and the same inputs. `bytes` is the size of all its parts, for a
-    partitioned target. It is Pareto-optimal if it is better than each other library of its group in at least one
-    measure, or equal in all; not when there is none to compare it with.
+    Its group has the libraries for one machine and the same inputs. `bytes` is the size of all its parts. It is
+    Pareto-optimal if each other library of its group is worse in at least one measure, or equal in all; not without
+    others.
     """
 
     recipe: str
@@ -46,13 +46,9 @@ class ComparedLibrary(NamedTuple):
     @property
     def costs(self) -> dict[str, float]:
         """The measurements, each so that less is better; accuracy stands in for the largest error."""
-        is_accuracy = self.accuracy is not None
-        costs = {
-            "latency": self.latency_s,
-            "bytes": self.bytes,
-            "inaccuracy": None if self.accuracy is None else -self.accuracy,
-            "error": None if is_accuracy else self.max_abs_error,
-        }
+        costs = {"latency": self.latency_s, "bytes": self.bytes, "error": self.max_abs_error}
+        if self.accuracy is not None:
+            costs["error"] = -self.accuracy
         return {name: cost for name, cost in costs.items() if cost is not None}
 
 
@@ -98,37 +94,26 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
 def mark_pareto_optimal(libraries: Sequence[ComparedLibrary]) -> list[ComparedLibrary]:
     """Return the libraries with those marked that no other one dominates.
 
-    A library dominates another if it is at least as good in latency, size and accuracy (or largest
-    error), and better in one of these. Libraries are compared within their group, and only where the
-    same was measured of both, and more than one of these.
+    A library dominates another if it is at least as good in latency, size and accuracy (or largest error), and
+    better in one of these. Libraries of a group are compared if the same measures of both are known, and more than
+    one: the size alone does not show its price.
     """
-    comparable: dict[tuple[int, tuple[str, ...]], list[dict[str, float]]] = {}
-    for library in libraries:
-        comparable.setdefault(_measured(library), []).append(library.costs)
-    return [
-        library._replace(
-            is_pareto_optimal=_is_pareto_optimal(library.costs, comparable[_measured(library)])
+
+    def is_optimal(library: ComparedLibrary) -> bool:
+        costs = library.costs
+        others = [
+            other.costs
+            for other in libraries
+            if other.group == library.group
+            and other.costs.keys() == costs.keys()
+            and (other.accuracy is None) == (library.accuracy is None)
+        ]
+        is_dominated = any(
+            other != costs and all(other[name] <= costs[name] for name in costs) for other in others
         )
-        for library in libraries
-    ]
+        return len(costs) > 1 and len(others) > 1 and not is_dominated
 
-
-def _measured(library: ComparedLibrary) -> tuple[int, tuple[str, ...]]:
-    return library.group, tuple(library.costs)
-
-
-def _is_pareto_optimal(
-    costs: Mapping[str, float], comparable: Sequence[Mapping[str, float]]
-) -> bool:
-    """Return whether no comparable library dominates a library."""
-    # The size alone does not show its price.
-    is_known = len(costs) > 1 and len(comparable) > 1
-    return is_known and not any(
-        other != costs and all(other[name] <= costs[name] for name in costs) for other in comparable
-    )
-
-
-# ---------------------------------------------------------------- measurements
+    return [library._replace(is_pareto_optimal=is_optimal(library)) for library in libraries]
 
 
 _T = TypeVar("_T")
@@ -149,7 +134,7 @@ def _read_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> tuple[Te
 def _add_bytes(
     spec: StageSpec, specs: Mapping[str, StageSpec], artifacts: Mapping[str, Artifact]
 ) -> int | None:
-    """Return the size of the library that a stage reads, or of the libraries that it was joined from."""
+    """Return the size of the library that a stage reads, or of those that it was joined from."""
     sizes = []
     for need in spec.needs:
         if need.stage.partition("/")[0] == export.NAME:
@@ -188,34 +173,20 @@ _SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_ENVIRONMENT, EXIT_VERIFY
 class StageReport(NamedTuple):
     """The end of one stage of a run.
 
-    `outcome` is `hit`, `fetched` (from a remote cache), `ran`, `failed`, `blocked` (by the state of
-    this machine), `crashed`, `timeout`, `rejected` (by `verify`), `cancelled`, or `skipped`
-    (the run ended before it, or a stage before it did not succeed). `facts` are as they were
-    recorded: `ReportedFacts` reads them. `key` is that of its result; empty when it is not known.
+    `outcome` is `hit`, `fetched` (from a remote cache), `ran`, `failed`, `blocked` (by the state of this machine),
+    `crashed`, `timeout`, `rejected` (by `verify`), `cancelled`, or `skipped` (the run ended before it, or a stage before
+    it did not succeed). `facts` are as recorded: `ReportedFacts` reads them. `key` is that of its result, if known.
     """
 
     stage_id: str
-    outcome: str
-    reason: str
-    seconds: float
-    facts: dict[str, Json]
+    outcome: str = "hit"
+    reason: str = ""
+    seconds: float = 0.0
+    facts: Mapping[str, Json] = {}
     message: str = ""
     fix: str = ""
     log: str = ""
     key: str = ""
-
-    @classmethod
-    def of_result(
-        cls,
-        stage_id: str,
-        facts: dict[str, Json],
-        *,
-        outcome: str = "hit",
-        reason: str = "",
-        key: str = "",
-    ) -> StageReport:
-        """Return the report of a stage whose result is there, with its facts."""
-        return cls(stage_id, outcome, reason, seconds=0.0, facts=facts, key=key)
 
     @property
     def recipe(self) -> str:
@@ -241,10 +212,8 @@ class StageReport(NamedTuple):
 class RunReport(NamedTuple):
     """A whole run.
 
-    `delivered` are paths in `dist`, `damage` those of damaged files in the store. `signal` is the
-    number of the signal that ended it, or 0. `compared_libraries` are those of recipes with several
-    that a user may want to compare. `origins` are the files that the recipes came from. `timeline` is
-    a `Timeline` as JSON, for the record of the run alone.
+    `delivered` are paths in `dist`, `damage` those of damaged files in the store. `signal` is the number of the signal
+    that ended it, or 0. `timeline` is a `Timeline` as JSON, for the record of the run alone.
     """
 
     stages: tuple[StageReport, ...]
@@ -303,8 +272,7 @@ def group_by_target(stages: Iterable[_AnyStage]) -> dict[tuple[str, str], dict[s
 class ReportedFacts:
     """The facts of some stages, each read once, as the type that its stage reports.
 
-    Attributes:
-        problems: Why facts cannot be read, as those of an older or a damaged record, by stage id.
+    `problems` says why facts cannot be read, such as those of an older or a damaged record, by stage id.
     """
 
     def __init__(self, reports: Iterable[StageReport]) -> None:
@@ -317,11 +285,11 @@ class ReportedFacts:
                 self.problems[report.stage_id] = unreadable_facts_text(report.label, error)
 
     def of(self, reports: Iterable[StageReport]) -> KnownFacts:
-        """Return the facts of some of these stages by their types; of several of one type, those of the last."""
+        """Return the facts of these stages by their types; of several of one type, those of the last."""
         return self._select(report.stage_id for report in reports)
 
     def list_of(self, kind: type[_T], reports: Iterable[StageReport]) -> list[_T | None]:
-        """Return the facts of those of some stages that report a type; None for one whose facts are not known."""
+        """Return the facts of the stages that report a type; None where they are not known."""
         return [
             self._facts.get(report.stage_id)
             for report in reports
@@ -355,8 +323,7 @@ class ReportedFacts:
 def list_known_needs(report: StageReport, known: Collection[str]) -> list[str]:
     """Return the ids of the known stages that a stage needs by its traits.
 
-    No report says what was planned: these stages have the same target, or are for all. One that takes another's
-    place is needed for it.
+    They have the same target, or are for all targets. A stage that replaces another is needed instead of it.
     """
     traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
     names = [*traits.needs, *traits.optional_needs] if traits else []
@@ -372,12 +339,12 @@ def list_known_needs(report: StageReport, known: Collection[str]) -> list[str]:
 
 
 def unreadable_facts_text(label: str, error: Mismatch) -> str:
-    """Return the warning about facts that cannot be read, as those of an older or a damaged record."""
+    """Return the warning about facts that cannot be read."""
     return f"{INCOMPLETE}: the facts of {label} cannot be read ({error})"
 
 
 def can_be_shown(stage: str, facts: Mapping[str, Json]) -> bool:
-    """Return whether facts from elsewhere are such as the stage records, without control characters."""
+    """Return whether facts from elsewhere fit their stage and have no control characters."""
     try:
         value = read_facts(stage, facts)
         if value is None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from tvmflow.core import spans, termination
 from tvmflow.core.errors import EXIT_OK, InternalError, TvmflowError
 from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import count_text
-from tvmflow.core.types import Artifact, Decision, Plan, StageSpec
+from tvmflow.core.types import Artifact, Decision, Delivery, Json, Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.plan_text import estimate_stages
 from tvmflow.engine.remote_access import estimate_work, prefetch
@@ -29,6 +29,8 @@ from tvmflow.engine.stage_runs import RunContext, StageRuns, choose_again
 from tvmflow.executors import Event, Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import write_sidecars
+from tvmflow.stages import STAGES, choose
+from tvmflow.stages.base import find_facts
 from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote.client import Fetched, RemoteCacheClient
@@ -37,12 +39,6 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 if TYPE_CHECKING:
     from tvmflow.engine.doit_adapter import EngineTask
-
-from collections.abc import Iterable
-
-from tvmflow.core.types import Delivery, Json
-from tvmflow.stages import STAGES, choose
-from tvmflow.stages.base import find_facts
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +50,8 @@ _DECISIONS: Final = {"hit": "up to date", "run": "runs", "wait": "decided"}
 class SessionOptions(NamedTuple):
     """The options of a run. None of them changes the results.
 
-    `jobs` is the number of stages that run at a time: None for as many as the executor has slots.
-    `forced` are the ids of stages that run once also if their results are in the store.
-    `delivers_interim` lets long searches be interrupted to deliver what they have found so far.
+    Without `jobs`, as many stages run at a time as the executor has slots. `forced` are the ids of stages that run once
+    even if they are up to date. `delivers_interim` lets long searches pause to deliver the best results so far.
     """
 
     jobs: int | None = 1
@@ -79,10 +74,8 @@ def run_plan(
 ) -> RunReport:
     """Bring every stage of a plan up to date and deliver the files of its recipes.
 
-    A stored file that turns out to be damaged is set aside, and its stage runs again.
-
-    Events come from several threads. The client fetches results before a stage runs, and uploads them afterwards.
-    `on_progress` takes what gives the report so far, when stages begin and whenever one has ended.
+    A damaged file in the store is set aside, and its stage runs again. Events come from several threads.
+    `on_progress` takes a function that returns the report so far, when stages begin and whenever one has ended.
 
     Raises:
         TvmflowError: for a problem of the whole run, such as a full disk.
@@ -171,7 +164,7 @@ class Session:
         self.state = PlanState(self._context.store, forced)
 
     def run_part(self, plan: Plan, forced: frozenset[str]) -> PlanState | None:
-        """Run a plan that comes before the requested one; return its state, or None when it did not succeed."""
+        """Run a plan before the requested one; return its state, or None when it did not succeed."""
         self.begin(plan, forced)
         paths = self.run()
         reports = self._runs.list_reports(plan)
@@ -196,7 +189,7 @@ class Session:
         return delivered
 
     def update(self) -> None:
-        """Decide about every stage, fetch results from a remote cache, and run the other stages."""
+        """Decide about every stage, fetch results from a remote cache, and run the others."""
         self._runs.damaged.clear()
         for tune in self._runs.retries:
             choose_again(tune, self._plan, self.state)
@@ -261,11 +254,8 @@ class Session:
         )
 
     def _report_fetched(self, spec: StageSpec, fetched: Fetched) -> None:
-        reason = f"from {fetched.origin}"
-        artifact = fetched.artifact
-        report = StageReport.of_result(
-            spec.id, artifact.facts, outcome="fetched", reason=reason, key=artifact.key
-        )
+        facts, key, reason = fetched.artifact.facts, fetched.artifact.key, f"from {fetched.origin}"
+        report = StageReport(spec.id, "fetched", reason, facts=facts, key=key)
         self._runs.report(report, self.state.keys)
 
     def _log_decision(self, decision: Decision) -> None:
@@ -283,8 +273,8 @@ class Session:
         artifact = self.state.artifacts[spec.id]
         # a part of a search may have given another result
         if not self._runs.has_reported(spec.id, artifact.key):
-            reason, key = decision.reason, artifact.key
-            report = StageReport.of_result(spec.id, artifact.facts, reason=reason, key=key)
+            facts, key = artifact.facts, artifact.key
+            report = StageReport(spec.id, reason=decision.reason, facts=facts, key=key)
             self._runs.report(report, self.state.keys)
         self._context.store.remember(spec.recipe, spec.label, artifact.key)
         return True
@@ -309,7 +299,7 @@ class Session:
 
 
 # ---------------------------------------------------------------- completeness
-# The check at the end of a run: exit code 0 means that everything that was requested is there.
+# Exit code 0 means that everything that was requested is there.
 
 _SHOWN = 3
 
@@ -317,13 +307,7 @@ _SHOWN = 3
 def check_complete(
     plan: Plan, report: RunReport, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> None:
-    """Check the plan against the report, the store and the delivered files.
-
-    A report that names a failure is not checked further; `artifacts` has the results as far as the run knows.
-
-    Raises:
-        InternalError: when the report names no failure although a result or a file is missing.
-    """
+    """Raise InternalError when the report names no failure, but a result or delivered file is missing."""
     if report.exit_code != EXIT_OK:
         return
     missing = _list_missing(plan, report, artifacts, store)
@@ -363,19 +347,15 @@ def _list_missing(
 
 
 # ---------------------------------------------------------------- interim libraries
-# The best results of a long search are delivered while it goes on.
-#
-# A search resumes from the ledger at no cost, so it runs in parts, each with a longer time than the
-# one before. After each part the rest of the plan runs, as after any search: it builds, verifies and
-# delivers, and the search pauses meanwhile. The last part is the requested plan.
-# The first library uses the choices of rules, because measured choices would delay it.
-
+# The best results of a long search are delivered while it goes on. A search resumes from the ledger at no cost, so
+# it runs in parts, each with a longer time. After each part the rest of the plan builds, verifies and delivers. The
+# last part is the requested plan. The first library uses the choices of rules: measuring choices would delay it.
 
 _NO_TIME: Final = 0.0
 
 
 def is_search(spec: StageSpec) -> bool:
-    """Return whether a stage searches for schedules, and has something to search on."""
+    """Return whether a stage searches for schedules, and can measure."""
     stage = STAGES.get(spec.stage)
     is_planned = stage is not None and bool(stage.TRAITS.forecast)
     is_unmeasurable = bool(spec.settings.get("unmeasurable_reason"))
@@ -383,7 +363,7 @@ def is_search(spec: StageSpec) -> bool:
 
 
 def with_best_so_far(plan: Plan) -> Plan:
-    """Return the plan with searches that measure nothing, and take the best trials of the ledger."""
+    """Return the plan with searches that measure nothing and take the best trials of the ledger."""
     return _with_minutes(plan, {spec.id: _NO_TIME for spec in plan.stages if is_search(spec)})
 
 
@@ -400,12 +380,10 @@ def select_stages(plan: Plan, ids: Iterable[str], deliveries: Iterable[Delivery]
 
 
 def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None]) -> bool:
-    """Run all parts of the long searches of a plan except the last, and return whether all succeeded.
+    """Run all parts of long searches but the last, and return whether all succeeded.
 
-    Args:
-        plan: The plan.
-        run: Brings a plan up to date and delivers it; takes the stages that run also if they are up to
-            date. Returns the state of the plan; None when it did not succeed.
+    `run` takes a plan and the stages to run even if they are up to date. It delivers, and returns the state of the
+    plan; None when it did not succeed.
     """
     searches = {spec.id: spec for spec in plan.stages if spec.deliver_every_s and is_search(spec)}
     if not searches:
@@ -443,7 +421,7 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
 
 
 def _make_part(plan: Plan, minutes: Mapping[str, float]) -> Plan | None:
-    """Return the plan of the targets all of whose searches run in parts; None when none goes on."""
+    """Return the plan of the targets whose searches all run in parts; None when none goes on."""
     deliveries: list[Delivery] = []
     ids: list[str] = []
     for entry in plan.deliveries:
@@ -462,7 +440,7 @@ def _list_next(
     minutes: Mapping[str, float],
     artifacts: Mapping[str, Artifact],
 ) -> Iterator[tuple[str, float]]:
-    """Yield the searches that go on after the present part, with the minutes of the next one."""
+    """Yield the searches to continue after this part, with the minutes of the next one."""
     for stage_id, limit in minutes.items():
         every_s = searches[stage_id].deliver_every_s
         made = artifacts[stage_id].facts if stage_id in artifacts else {}

@@ -1,7 +1,7 @@
 """The stages of a run: each claims its key, looks again for its result, runs, and is reported.
 
-After `verify` has rejected a library, the fault is localized, and a wrong schedule banned: it is never chosen again,
-so that the next best one is built and verified. Nothing here lets a library pass: only a `verify` that succeeds does.
+After `verify` has rejected a library, the fault is localized and a wrong schedule banned, so that the next best one
+is built and verified. Only a `verify` that succeeds lets a library pass.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from tvmflow.tuning.trials import Ban, timestamp
 class RunContext(NamedTuple):
     """The parts of a run that all of its stages use. Events come from several threads.
 
-    `timeout_s` and `memory_bytes` (see `StageCall`) limit each stage; None for what it declares.
+    `timeout_s` and `memory_bytes` limit each stage; None for its own limits.
     """
 
     store: LocalStore
@@ -86,7 +86,7 @@ class ExecutedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class StageExecution:
-    """The execution of one stage, in any thread; with `again`, a result that is there is replaced."""
+    """The execution of one stage, in any thread; with `again`, an existing result is replaced."""
 
     context: RunContext
     spec: StageSpec
@@ -127,10 +127,7 @@ class StageExecution:
         if artifact is None:
             return None
         _log.debug("%s: %s, found after claiming %s", self.spec.id, outcome, self.key.digest[:12])
-        key = artifact.key
-        report = StageReport.of_result(
-            self.spec.id, artifact.facts, outcome=outcome, reason=reason, key=key
-        )
+        report = StageReport(self.spec.id, outcome, reason, facts=artifact.facts, key=artifact.key)
         return ExecutedStage(report, artifact)
 
     def _run(self, claim: Claim) -> ExecutedStage:
@@ -144,24 +141,24 @@ class StageExecution:
         with self._sync_ledger():
             result = self._run_in_worker(claim, log)
         _log.debug("%s: %s after %.1f s", spec.id, result.outcome, result.seconds)
-        outcome = "ran" if result.outcome == "ok" else result.outcome
-        key = self.key.digest
         report = StageReport(
             stage_id=spec.id,
-            outcome=outcome,
+            outcome="ran" if result.outcome == "ok" else result.outcome,
             reason=self.reason,
             seconds=result.seconds,
             facts=dict(result.facts),
-            key=key,
+            message=result.message,
+            fix=result.fix,
+            log=existing_log(result.log) if result.message else "",
+            key=self.key.digest,
         )
-        if outcome == "ran":
-            artifact = store.publish(claim, self.key, report.facts, result.seconds, spec.id)
+        if report.outcome == "ran":
+            facts = dict(report.facts)
+            artifact = store.publish(claim, self.key, facts, result.seconds, spec.id)
             return ExecutedStage(report, artifact)
-        written = existing_log(result.log) if result.message else ""
-        report = report._replace(message=result.message, fix=result.fix, log=written)
         # The verdict on a rejected library is not a result, so it is stored as a blob only.
         verdict = Path(claim.out, "verdict.json")
-        if outcome != "rejected" or not verdict.is_file():
+        if report.outcome != "rejected" or not verdict.is_file():
             return ExecutedStage(report)
         report = report._replace(facts=json.loads(verdict.read_text()))
         return ExecutedStage(report, verdict=store.blobs.add(str(verdict)))
@@ -217,7 +214,7 @@ class StageExecution:
         return result
 
     def _check_named_files(self, files: Mapping[str, str]) -> None:
-        """Check that the recipe names all files of a model whose first one has just been downloaded."""
+        """Check that the recipe names all files of a model whose first one was just downloaded."""
         at_addresses = [file for file in self.spec.files if file.url]
         if all(file.path for file in at_addresses):
             return
@@ -242,7 +239,7 @@ class StageExecution:
 
 
 def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalStore) -> StageReport:
-    """Report an exception as the end of the stage: a failed stage must not look skipped."""
+    """Report an exception as the end of the stage."""
     if isinstance(error, OSError):
         error = explain(error, store.root) or EnvironmentProblem(str(error))
     elif not isinstance(error, TvmflowError):
@@ -251,9 +248,7 @@ def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalSto
     if isinstance(error, TvmflowError):
         outcome = outcome_for(type(error))
         _log.debug("%s: %s: %s", spec.id, outcome, error.message)
-        return StageReport(
-            spec.id, outcome, reason="", seconds=0.0, facts={}, message=error.message, fix=error.fix
-        )
+        return StageReport(spec.id, outcome, message=error.message, fix=error.fix)
     log = log_path(store, spec.recipe, spec.label)
     details = "".join(traceback.format_exception(error))
     _log.debug("%s: %s", spec.id, details)
@@ -261,14 +256,11 @@ def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalSto
         log.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(log, details)
     message = f"a bug in tvmflow: {type(error).__name__}: {error}"
-    written = existing_log(str(log))
-    return StageReport(
-        spec.id, "crashed", reason, seconds=0.0, facts={}, message=message, log=written
-    )
+    return StageReport(spec.id, "crashed", reason, message=message, log=existing_log(str(log)))
 
 
 def log_path(store: LocalStore, recipe: str, label: str) -> Path:
-    """Return the path of the log of a stage's last execution, whether it exists or not."""
+    """Return the path of the log of a stage's last execution."""
     return Path(store.root, "logs", recipe, f"{label.replace('/', '+')}.log")
 
 
@@ -288,11 +280,8 @@ _NOT_REACHED: Final = "the run ended before it"
 class StageRuns:
     """Runs stages one by one, and keeps how they ended. May be used by several threads.
 
-    Attributes:
-        context: The shared state of stages.
-        verdicts: The digests of the verdicts on rejected libraries, by stage.
-        damaged: The stages with a damaged file in their result, which must run again.
-        retries: The stages that must choose again, because a schedule of theirs was banned.
+    `verdicts` are the digests of the verdicts on rejected libraries, by stage. `damaged` stages have a damaged file in
+    their result and run again; `retries` choose again, because one of their schedules was banned.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -305,7 +294,7 @@ class StageRuns:
     def run(
         self, spec: StageSpec, plan: Plan, state: PlanState, reason: str, *, again: bool = False
     ) -> str:
-        """Run a stage, with `again` also if its result is there, and return the reason when it failed."""
+        """Run a stage, with `again` even if it is up to date, and return the reason of a failure."""
         try:
             key, artifacts = state.keys[spec.id], state.artifacts
             executed = StageExecution(
@@ -333,7 +322,7 @@ class StageRuns:
     def fail(
         self, spec: StageSpec, reason: str, error: Exception, keys: Mapping[str, StageKey]
     ) -> str:
-        """Report an exception as the end of a stage, and return it as the reason of the failure."""
+        """Report an exception as the end of a stage, and return the reason of the failure."""
         report = report_error(spec, reason, error, self.context.store)
         return self._finish(spec, ExecutedStage(report), keys)
 
@@ -373,7 +362,7 @@ class StageRuns:
     # ------------------------------------------------------------ reports
 
     def report(self, report: StageReport, keys: Mapping[str, StageKey]) -> None:
-        """Report the end of a stage; how it failed is noted, for `explain`, until it succeeds."""
+        """Report the end of a stage; `explain` shows a failure until it succeeds."""
         self._reports[report.stage_id] = report
         store, key = self.context.store, keys.get(report.stage_id)
         if report.outcome in SUCCEEDED:
@@ -392,12 +381,12 @@ class StageRuns:
         self.context.on_event({"event": "stage_finished", **report._asdict()})
 
     def has_reported(self, stage_id: str, key: str) -> bool:
-        """Return whether a stage was reported to have succeeded with the result of a key."""
+        """Return whether a stage was reported to have succeeded with the result of this key."""
         report = self._reports.get(stage_id)
         return report is not None and report.outcome in SUCCEEDED and report.key == key
 
     def list_reports(self, plan: Plan) -> tuple[StageReport, ...]:
-        """Return the report of every stage in the plan's order; a stage that did not run was skipped."""
+        """Return the report of every stage in the plan's order; stages that did not run were skipped."""
         missing: set[str] = set()
         reports = []
         for spec in plan.stages:
@@ -405,7 +394,7 @@ class StageRuns:
             if report is None:
                 is_behind = any(need.stage_id in missing for need in spec.needs)
                 reason = _BEHIND_FAILURE if is_behind else _NOT_REACHED
-                report = StageReport(spec.id, SKIPPED, reason, seconds=0.0, facts={})
+                report = StageReport(spec.id, SKIPPED, reason)
             if report.outcome not in SUCCEEDED:
                 missing.add(spec.id)
             reports.append(report)
@@ -414,12 +403,11 @@ class StageRuns:
 
 # ---------------------------------------------------------------- fault localization
 
-
 _TIMEOUT_S: Final = 900.0
 
 
 def has_wrong_outputs(verdict: Verdict) -> bool:
-    """Return whether a verdict rejects a library for its outputs, and not for its speed or accuracy alone."""
+    """Return whether a library is rejected for its outputs, and not for speed or accuracy alone."""
     libraries = [*verdict.get("parts", {}).values(), verdict.get("vm", PartVerdict())]
     if find_wrong_sizes(verdict):
         return True
@@ -433,7 +421,7 @@ def has_wrong_outputs(verdict: Verdict) -> bool:
 def find_faults(
     spec: StageSpec, plan: Plan, state: PlanState, verdict: Verdict
 ) -> list[dict[str, Json]]:
-    """Localize the fault of a library that a stage rejected, in another process; never raises."""
+    """Localize the fault of a rejected library, in another process; never raises."""
     try:
         return _search(spec, plan, state, find_wrong_sizes(verdict))
     except (TvmflowError, OSError, KeyError) as error:
@@ -442,7 +430,7 @@ def find_faults(
 
 
 def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
-    """Return the first sizes at which outputs are wrong; None if they are also at those of the verdict."""
+    """Return the first sizes with wrong outputs; None if those at the verdict's own sizes are wrong, too."""
     if any(not output.get("passed") for output in list_compared(verdict)):
         return None
     wrong = (
@@ -476,7 +464,7 @@ def _search(
 def make_payload(
     spec: StageSpec, plan: Plan, state: PlanState, work: Path, at: dict[str, int] | None = None
 ) -> dict[str, Json]:
-    """Return the inputs of the search: settings and files of a stage and of its build, and wrong sizes."""
+    """Return the inputs of the search: settings and files of a stage and its build, and wrong sizes."""
     makers = _find_makers(spec, plan)
     built = makers.get(build.NAME)
     files = {file.role: fetch_file(file, state.store) for file in spec.files}
@@ -500,7 +488,7 @@ def make_payload(
 
 
 def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
-    """Return a stage's direct and indirect producers by stage name; only names with a single producer."""
+    """Return a stage's direct and indirect producers by stage name, where only one has the name."""
     specs = {stage.id: stage for stage in plan.stages}
     makers: dict[str, dict[str, StageSpec]] = {}
     pending = [spec]

@@ -1,4 +1,4 @@
-"""Commands with nothing to do: a plan is confirmed to be up to date, and the answer is kept."""
+"""Commands with nothing to do: confirm that a plan is up to date, and cache the answer."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def confirm_run(
     as_json: bool,
     quiet: bool,
 ) -> tuple[RunReport, str] | None:
-    """Return the report of a run that has nothing to do, and its output.
+    """Return the report of a run with nothing to do, and its output, which is saved as an answer.
 
-    That is saved as the answer to its command line. Return None when a stage must run, or a file must be delivered or
-    described.
+    None when a stage must run, or a file must be delivered or described.
     """
     state = PlanState(store)
     report = _confirm(prepared.plan, state, dist)
@@ -57,7 +56,7 @@ def confirm_run(
 
 
 def list_files_to_write(plan: Plan, state: PlanState, dist: str) -> list[str]:
-    """Return the paths in `dist` that a run would write from the results that are there."""
+    """Return the paths in `dist` that a run would write from existing results."""
     results = (plan, state.artifacts, state.store, dist)
     return [*delivery.list_files_to_copy(*results), *list_sidecars_to_write(*results)]
 
@@ -77,8 +76,7 @@ def save_answer(
 ) -> None:
     """Save the output of a command line while everything is up to date, unless a file is too new.
 
-    The text has `answers.PLACEHOLDER_SECONDS` as the duration; every stage of the state is a hit, and `delivered` are
-    the files that the text depends on.
+    The text has `answers.PLACEHOLDER_SECONDS` as the duration. `delivered` are the files in `dist` that it depends on.
     """
     root = f"{state.store.root}/"
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
@@ -98,9 +96,7 @@ def save_answer(
     # Planning has seen the current content of every file that was last changed before it began.
     newest_ns = max(map(answers.changed_ns, stamps))
     if not system or newest_ns > prepared.started_ns - RACY_NS:
-        _log.debug(
-            "the answer is not saved: a file is too new, or this system cannot be identified"
-        )
+        _log.debug("the answer is not saved: a file is too new, or the system is not identified")
         return
     with contextlib.suppress(OSError, StoreError):
         # A result that is used is marked once a day, so that garbage collection keeps it.
@@ -111,7 +107,7 @@ def save_answer(
 
 
 def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
-    """Return the report of a run that has nothing to do; the first stage that must run ends the check."""
+    """Return the report of a run with nothing to do; the first stage that must run ends the check."""
     started = time.monotonic()
     if any(state.decide(spec).kind != "hit" for spec in plan.stages):
         return None
@@ -127,7 +123,7 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
     if delivered is None or sidecars is None:
         return None
     stages = tuple(
-        StageReport.of_result(spec.id, artifact.facts, reason="unchanged", key=artifact.key)
+        StageReport(spec.id, facts=artifact.facts, reason="unchanged", key=artifact.key)
         for spec in plan.stages
         for artifact in (state.artifacts[spec.id],)
     )

@@ -1,6 +1,6 @@
-"""Executors: what runs stages, in local processes or on a dask cluster.
+"""Executors run stages: in local processes, or in those of a plug-in such as dask.
 
-Imports planning and what is below it.
+A plug-in is an entry point of the group `tvmflow.executors`: a module that satisfies `ExecutorPlugin`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from tvmflow.core.errors import UsageError
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import StageCall, StageResult
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ PLACE: Final = "place"
 
 OnEvent = Callable[[Event], None]
 
+Notify = Callable[[str], None]
+"""Shows a message to the user."""
+
 
 class Executor(Protocol):
     """Runs the stages of a run. Its methods may be called from several threads."""
@@ -38,7 +43,7 @@ class Executor(Protocol):
         """True once `cancel` was called."""
 
     def start(self) -> None:
-        """Start what stages run in; does nothing when it has started. Raises EnvironmentProblem."""
+        """Start the processes of stages, or connect to them; raise EnvironmentProblem."""
         ...
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
@@ -55,12 +60,10 @@ class Executor(Protocol):
 
 
 class ExecutorContext(NamedTuple):
-    """Everything that an executor may need besides the stages.
+    """What an executor may need besides the stages.
 
-    `open_remote` takes a function that returns whether the run was cancelled, and returns the URL of
-    a writable remote cache, as workers reach it, with the connection to it. `scheduler` is the address of a
-    dask scheduler. `wait_s` limits how long a stage waits for a worker that can run it; `notify`
-    shows a message to the user.
+    `open_remote` takes a function that returns whether the run was cancelled. It returns the URL of a writable
+    remote cache, as workers reach it, and the connection. `wait_s` limits how long a stage waits for a worker that can run it.
     """
 
     store: LocalStore
@@ -68,23 +71,58 @@ class ExecutorContext(NamedTuple):
     open_remote: Callable[[Callable[[], bool]], tuple[str, RemoteConnection]]
     remote_timeout_s: float
     wait_s: float
-    notify: Callable[[str], None]
+    notify: Notify
 
 
-def _dask(context: ExecutorContext) -> Executor:
-    # its modules are imported only where a cluster is used
-    from tvmflow.executors.dask import DaskExecutor
+PROCESSES: Final = "processes"
+"""The name of the executor that runs stages on this machine."""
 
-    return DaskExecutor(context)
-
-
-def _processes(context: ExecutorContext) -> Executor:
-    from tvmflow.executors.local import ProcessExecutor
-
-    return ProcessExecutor()
+_GROUP: Final = "tvmflow.executors"
 
 
-EXECUTORS: Final[dict[str, Callable[[ExecutorContext], Executor]]] = {
-    "dask": _dask,
-    "processes": _processes,
-}
+class ExecutorPlugin(Protocol):
+    """An executor with a scheduler and workers on other machines."""
+
+    def find_scheduler(self, option: str | None) -> str:
+        """Return the address that an option or the environment names, or raise UsageError."""
+        ...
+
+    def open_executor(self, context: ExecutorContext, /) -> Executor:
+        """Return the executor of a run; it connects when the first stage must run."""
+        ...
+
+    def serve_scheduler(self, host: str, port: int, *, tls: bool, notify: Notify) -> None:
+        """Run a scheduler until it is interrupted, or raise EnvironmentProblem."""
+        ...
+
+    def serve_worker(
+        self,
+        scheduler: str,
+        *,
+        host: str | None,
+        name: str | None,
+        slots: int,
+        store: str,
+        remote_url: str,
+        notify: Notify,
+    ) -> None:
+        """Run a worker until it is interrupted; when the scheduler goes away, wait for it.
+
+        `host` is the address of this machine for others, None for one that is found. `remote_url` is the remote
+        cache as this machine reaches it; empty for that of a run.
+        """
+        ...
+
+
+def load_plugin(name: str) -> ExecutorPlugin:
+    """Return the plug-in of an executor; UsageError when no installed package has one of this name."""
+    from importlib.metadata import entry_points
+
+    plugins = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    if name not in plugins:
+        raise UsageError(
+            f"there is no executor '{name}'{did_you_mean(name, [PROCESSES, *plugins])}",
+            fix=f"choose {PROCESSES}, or install a package with an entry point in {_GROUP}",
+        )
+    plugin: ExecutorPlugin = plugins[name].load()
+    return plugin

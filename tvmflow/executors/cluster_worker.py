@@ -1,8 +1,7 @@
-"""The function that a dask worker calls: it runs one stage, whose files go through the remote cache.
+"""Run one stage in a dask worker. Its files go through the remote cache.
 
-A worker has a store of its own. Contents that stages read are fetched into it once and verified;
-what a stage makes goes into it and to the remote cache. Of a stage that was killed, the work folder
-and the measured trials are still there when it starts again on the same machine.
+A worker has a store of its own: inputs are fetched into it once and verified, outputs go into it and to the remote
+cache. When a stage was killed, its work folder and trials are still there at the next attempt on the same machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tvmflow.core import codec, packages, spans
+from tvmflow.core import packages, signing, spans
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
@@ -39,7 +38,6 @@ from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.devices import device_locks_folder
 from tvmflow.targets.host import read_host
 from tvmflow.tuning import remote_ledger
-from tvmflow.tuning.ledger import MachineClass
 
 TOPIC: Final = "tvmflow"
 """The topic of dask's events under which workers report progress."""
@@ -48,9 +46,9 @@ _PATHS: Final = ("inputs", "out", "work", "ledger", "locks")
 
 
 class InputBlob(NamedTuple):
-    """A file that a stage reads, by its content in the remote cache.
+    """An input file of a stage, by its content in the remote cache.
 
-    `path` is what the user knows a file from outside by; empty for a file that another stage made.
+    `path` is the user's path of a file from outside; empty for a file of another stage.
     """
 
     digest: str
@@ -61,8 +59,8 @@ class InputBlob(NamedTuple):
 class StageRequest(NamedTuple):
     """A stage to run on a worker.
 
-    `token` marks its events, `key` names everything that the stage gets, `call` is a StageCall
-    without paths, and `resources` are the ones that dask assigned.
+    `token` marks its events, `key` names all of its inputs, `call` is a StageCall without paths, and `resources`
+    are those that dask assigned.
     """
 
     token: str
@@ -83,17 +81,11 @@ class StageResponse(NamedTuple):
 
 
 def call_without_paths(call: StageCall) -> dict[str, Json]:
-    """Return the JSON of a call, without what is of one machine."""
+    """Return the JSON of a call, without the paths of one machine."""
     return {name: value for name, value in to_json(call).items() if name not in _PATHS}
 
 
-def call_with_paths(fields: dict[str, Json], **paths: Any) -> StageCall:
-    """Return the call of a request with the paths of this machine."""
-    return from_json(StageCall, {**fields, **paths})
-
-
 # ---------------------------------------------------------------- workers that fit
-
 
 # A resource that many stages may use at a time is not scarce.
 _UNLIMITED: Final = 1e6
@@ -104,12 +96,8 @@ _MISSING: Final = "not installed"
 class WorkerDescription(NamedTuple):
     """The software and hardware that a worker's results and measurements depend on.
 
-    Attributes:
-        tvmflow: Version and digest of this package.
-        platform: System and architecture.
-        cpu: Digest of everything that is known of the CPU, and of how many cores may be used.
-        host: The CPU for people.
-        tools: The identity of each distribution that a stage may use.
+    `tvmflow` is version and digest of this package, `cpu` a digest of all CPU features and the usable cores, `host`
+    the CPU for people, and `tools` the identity of each distribution that a stage may use.
     """
 
     tvmflow: str
@@ -120,10 +108,7 @@ class WorkerDescription(NamedTuple):
 
 
 def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
-    """Return the description of this interpreter on this machine.
-
-    Described are all distributions that a stage may use, unless `tools` names some.
-    """
+    """Return the description of this machine: all tools that a stage may use, or only `tools`."""
     host = read_host()
     return WorkerDescription(
         tvmflow=f"{VERSION}+{_digest_package()}",
@@ -144,16 +129,13 @@ def _list_tools() -> list[str]:
 
 
 def _digest_package() -> str:
-    """Return a digest of the content of this package: two checkouts can have the same version."""
+    """Return a digest of this package: two checkouts can have the same version."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return digest.hexdigest()[:_SHORT_DIGEST]
-
-
-# ---------------------------------------------------------------- resources of dask
 
 
 def offered_resources(worker: WorkerDescription) -> dict[str, float]:
@@ -172,7 +154,7 @@ def parse_resources(resources: Mapping[str, float]) -> WorkerDescription | None:
 
 
 def required_resources(call: StageCall, planner: WorkerDescription) -> dict[str, float]:
-    """Return the resources that a stage requires, of a plan that was made on the machine `planner`."""
+    """Return the resources of dask that a stage requires, for a plan made on the machine `planner`."""
     required = dict.fromkeys(_resource_names(planner, call.tools), 1.0)
     return {**required, f"cpu:{planner.cpu}": 1.0} if measures_cpu(call) else required
 
@@ -188,11 +170,8 @@ def _versions(worker: WorkerDescription, tools: Iterable[str]) -> dict[str, str]
 
 
 def measures_cpu(call: StageCall) -> bool:
-    """Return whether a stage measures on the CPU of the machine that the plan was made on."""
+    """Return whether a stage measures on the CPU of the planning machine."""
     return devices.CPU["kind"] in call.devices
-
-
-# ---------------------------------------------------------------- reasons for people
 
 
 def list_incompatibilities(
@@ -208,7 +187,7 @@ def list_incompatibilities(
 def list_version_mismatches(
     planner: WorkerDescription, worker: WorkerDescription | None, tools: Iterable[str]
 ) -> list[str]:
-    """Return what would make a stage compute something else on a worker than on the planning machine."""
+    """Return the differences by which a worker would compute another result than the planning machine."""
     if worker is None:
         return ["it was not started by `tvmflow worker`"]
     versions = _versions(worker, tools)
@@ -227,7 +206,7 @@ _MAX_LOG_BYTES: Final = 1 << 18
 _POLL_S: Final = 0.2
 _PUSH_INTERVAL_S: Final = 20.0
 
-# Fork servers that wait for the next stage with TVM loaded.
+# Fork servers with TVM loaded that wait for the next stage.
 _idle: Final[list[ProcessExecutor]] = []
 
 
@@ -259,15 +238,15 @@ class WorkerTask:
 
 
 def run_stage(request: dict[str, Json]) -> dict[str, Json]:
-    """Run a stage to its end: called by dask with a StageRequest as JSON; a StageResponse is returned so."""
+    """Run a stage to its end. dask calls it with a StageRequest as JSON, and gets a StageResponse as JSON."""
     task, started = WorkerTask(str(request["token"])), time.monotonic()
     task.send({"begun": task.worker})
     try:
-        response = _run(codec.from_json(StageRequest, request), task)
+        response = _run(from_json(StageRequest, request), task)
     except (TvmflowError, TransferError, DamagedBlob) as problem:
         result = _describe_problem(problem, time.monotonic() - started, task.worker)
         response = StageResponse(result, {}, task.worker)
-    encoded: dict[str, Json] = codec.to_json(response)
+    encoded: dict[str, Json] = to_json(response)
     return encoded
 
 
@@ -278,9 +257,6 @@ def _describe_problem(problem: Exception, seconds: float, worker: str) -> StageR
     outcome: Any = outcome_for(type(problem))
     message = f"worker {worker}: {problem.message}"
     return StageResult(outcome, message, problem.fix, seconds=seconds)
-
-
-# ---------------------------------------------------------------- one stage
 
 
 def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
@@ -332,7 +308,6 @@ def _open_store(folder: str) -> LocalStore:
 def _connect(
     request: StageRequest, store: LocalStore, task: WorkerTask
 ) -> Iterator[RemoteConnection]:
-    from tvmflow.core import signing
 
     access = Access(
         writes=True,
@@ -384,14 +359,8 @@ def _make_call(request: StageRequest, store: LocalStore, claim: Claim) -> StageC
             symlink_or_copy(path, link)
             path = link
         inputs[name] = str(path)
-    return call_with_paths(
-        request.call,
-        inputs=inputs,
-        out=claim.out,
-        work=claim.work,
-        ledger=store.ledger,
-        locks=device_locks_folder(),
-    )
+    paths = {"inputs": inputs, "out": claim.out, "work": claim.work, "ledger": store.ledger}
+    return from_json(StageCall, {**request.call, **paths, "locks": device_locks_folder()})
 
 
 def _upload_outputs(
@@ -426,9 +395,6 @@ def _with_user_paths(
     )
 
 
-# ---------------------------------------------------------------- processes
-
-
 @contextlib.contextmanager
 def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor]:
     """Yield an executor, and cancel its stage when nobody waits for it any more."""
@@ -459,21 +425,13 @@ def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor
             _idle.append(executor)
 
 
-# ---------------------------------------------------------------- trials
-
-
 @contextlib.contextmanager
 def _share_trials(
     connection: RemoteConnection, call: StageCall, on_event: OnEvent
 ) -> Iterator[OnEvent]:
-    """Pull the trials of others before a search; push the ones that it measures.
+    """Pull the trials of others before a search; push new ones repeatedly, as a worker may be lost.
 
-    A worker may be lost at any moment: what it has pushed by then need not be measured again.
-
-    A stage that does not use the ledger is left alone.
-
-    Yields:
-        What takes the events of the stage in place of `on_event`.
+    Yields the function that takes the stage's events in place of `on_event`. Stages without trials are left alone.
     """
     uses_ledger = call.traits.uses_ledger
     machine_class = remote_ledger.measured_machine_class(call.settings) if uses_ledger else None
@@ -488,11 +446,15 @@ def _share_trials(
         has_new_trials.set()
         on_event(event)
 
+    def push() -> None:
+        with _reported(connection):
+            remote_ledger.push_trials(connection, machine_class)
+
     def push_repeatedly() -> None:
         while not done.wait(_PUSH_INTERVAL_S):
             if has_new_trials.is_set():
                 has_new_trials.clear()
-                _push(connection, machine_class)
+                push()
 
     pusher = threading.Thread(target=push_repeatedly, daemon=True)
     pusher.start()
@@ -501,12 +463,7 @@ def _share_trials(
     finally:
         done.set()
         pusher.join()
-        _push(connection, machine_class)
-
-
-def _push(connection: RemoteConnection, machine_class: MachineClass) -> None:
-    with _reported(connection):
-        remote_ledger.push_trials(connection, machine_class)
+        push()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""The executor that runs stages on a dask cluster, and the processes of one: scheduler and worker.
+"""The plug-in for dask clusters: executor, scheduler and worker. Only its entry point names it.
 
-Files go through the remote cache by digest; what crosses the wire to dask is small JSON. A worker
-that ends while it runs a stage costs that attempt: dask gives the stage to another one. The stage
-itself runs in a child of the worker, so that a crash in native code is a result.
+Files go through the remote cache by digest; dask gets small JSON. When a worker ends while it runs a stage, dask
+gives the stage to another one. A stage runs in a child of the worker, so that a crash in native code is a result.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tvmflow.core.generated_text import shell_word
 from tvmflow.core.processes import kill_descendants
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.core.version import page_url
-from tvmflow.executors import Event, ExecutorContext, OnEvent, cluster_worker
+from tvmflow.executors import Event, ExecutorContext, Notify, OnEvent, cluster_worker
 from tvmflow.executors.cluster_worker import (
     TOPIC,
     InputBlob,
@@ -47,18 +46,33 @@ from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.connection import BlobRef, RemoteConnection
 from tvmflow.tuning import remote_ledger
 
+SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
+
+
+def find_scheduler(option: str | None) -> str:
+    """Return the address that `--scheduler` or the environment names, or raise UsageError."""
+    address = option or os.environ.get(SCHEDULER_VARIABLE, "")
+    if not address:
+        raise UsageError(
+            "no scheduler is named",
+            fix=f"give --scheduler tcp://HOST:PORT, or set ${SCHEDULER_VARIABLE}",
+        )
+    scheme, separator, rest = address.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    if (separator and scheme not in ("tcp", "tls")) or not host or not port.isdecimal():
+        raise UsageError(
+            f"--scheduler {address}: not an address of a scheduler",
+            fix="give it as tcp://HOST:PORT, or tls://HOST:PORT",
+        )
+    return address if separator else f"tcp://{address}"
+
 
 class DaskExecutor:
     """Runs stages on the workers of a scheduler. It connects when the first stage must run."""
 
     def __init__(self, context: ExecutorContext) -> None:
-        if not context.scheduler:
-            raise UsageError(
-                "--executor dask needs the address of a scheduler",
-                fix="give --scheduler tcp://HOST:PORT, or set $TVMFLOW_SCHEDULER",
-            )
         self._context = context
-        # opened now: a run without a remote cache must not find out after an hour
+        # before planning: a missing remote cache is reported at once
         self._remote_url, self._connection = context.open_remote(lambda: self.cancelled)
         self._files = FileTransfer(context.store, self._connection)
         self._lock = threading.Lock()
@@ -92,12 +106,7 @@ class DaskExecutor:
             stage.workers.append(str(message["begun"]))
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
-        """Run a stage on a worker, and download what it made.
-
-        Raises:
-            EnvironmentProblem: when no worker can run it, or the remote cache or the scheduler is lost.
-            Interrupted: when the run is cancelled during a transfer.
-        """
+        """Run a stage on a worker, and download its outputs; EnvironmentProblem or Interrupted."""
         cluster = self._connect()
         log.parent.mkdir(parents=True, exist_ok=True)
         cluster.wait_for_worker(call)
@@ -115,32 +124,27 @@ class DaskExecutor:
             with spans.span(f"download from {response.worker}"):
                 self._files.download_outputs(Path(call.out), response.files)
         log.write_text(f"ran on worker {response.worker}\n{response.result.log}")
-        if call.traits.uses_ledger:
-            self._pull_trials(call)
+        machine_class = remote_ledger.measured_machine_class(call.settings)
+        if call.traits.uses_ledger and machine_class is not None:
+            # the trials that the worker measured
+            with contextlib.suppress(TransferError, StoreError, Interrupted):
+                remote_ledger.pull_trials(self._connection, machine_class)
         return response.result._replace(log=str(log))
 
     def _make_request(self, cluster: DaskCluster, call: StageCall) -> StageRequest:
         with spans.span("send inputs"):
             inputs = {name: self._files.upload_input(path) for name, path in call.inputs.items()}
         contents = {name: blob.digest for name, blob in inputs.items()}
+        parts = ["cluster", call.stage, call.settings, contents, cluster.planner.tvmflow]
         return StageRequest(
             token=uuid.uuid4().hex,
-            key=digest_of(
-                ["cluster", call.stage, call.settings, contents, cluster.planner.tvmflow]
-            ),
+            key=digest_of(parts),
             remote_url=self._remote_url,
             remote_timeout_s=self._context.remote_timeout_s,
             call=call_without_paths(call),
             inputs=inputs,
             resources=cluster_worker.required_resources(call, cluster.planner),
         )
-
-    def _pull_trials(self, call: StageCall) -> None:
-        """Copy trials that the worker measured to this machine's ledger, from the remote cache."""
-        machine_class = remote_ledger.measured_machine_class(call.settings)
-        if machine_class is not None:
-            with contextlib.suppress(TransferError, StoreError, Interrupted):
-                remote_ledger.pull_trials(self._connection, machine_class)
 
     def cancel(self) -> None:
         """Stop every running stage, and let none start."""
@@ -156,11 +160,14 @@ class DaskExecutor:
         self._connection.cache.close()
 
 
+open_executor = DaskExecutor
+
+
 # ---------------------------------------------------------------- files
 
 
 class FileTransfer:
-    """Uploads what stages read, and downloads what they made."""
+    """Uploads the inputs of stages, and downloads their outputs."""
 
     def __init__(self, store: LocalStore, connection: RemoteConnection) -> None:
         self._store = store
@@ -168,7 +175,7 @@ class FileTransfer:
         self._digests = FileDigests(store)
 
     def upload_input(self, path: str) -> InputBlob:
-        """Upload a file that a stage reads, unless the remote cache has it."""
+        """Upload an input of a stage, unless the remote cache has it."""
         size, name = Path(path).stat().st_size, Path(path).name
         if path == self._store.blobs.path(name):
             self._connection.upload_missing_blob(BlobRef(name, size), Path(path))
@@ -179,7 +186,7 @@ class FileTransfer:
         return InputBlob(blob.digest, size, path)
 
     def _upload_copy(self, path: str, blob: BlobRef) -> None:
-        """Upload a copy: a file that changes meanwhile must not be known by the digest that it had."""
+        """Upload a copy: a file that changes meanwhile must not be stored under its earlier digest."""
         copy = Path(self._store.blobs.temporary_path())
         try:
             with disk_errors(self._store.root):
@@ -193,7 +200,7 @@ class FileTransfer:
             copy.unlink(missing_ok=True)
 
     def download_outputs(self, folder: Path, files: Mapping[str, BlobRef]) -> None:
-        """Download the files that a stage made into a folder."""
+        """Download the outputs of a stage into a folder."""
         for name, blob in files.items():
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise EnvironmentProblem(f"a worker gave a file the name {name!r}")
@@ -219,8 +226,6 @@ class FileTransfer:
 
 
 # ---------------------------------------------------------------- dask stage
-# One stage on a dask cluster, from its submission to its end.
-
 
 _log: Final = logging.getLogger(__name__)
 
@@ -267,11 +272,9 @@ class RemoteStage:
     def wait(
         self, on_event: OnEvent, is_cancelled: Callable[[], bool], patience_s: float
     ) -> StageResponse | None:
-        """Pass on the events of the stage until it ends.
+        """Pass on the events of the stage until it ends; return its response, or None when cancelled.
 
-        Return its response; None when the run was cancelled.
-
-        It may be without a worker that can run it for `patience_s` seconds.
+        For `patience_s` seconds there may be no worker that can run it.
         """
         self._next_check = time.monotonic()
         while self._future.status == "pending":
@@ -279,12 +282,12 @@ class RemoteStage:
                 return None
             self._pass_on(on_event)
             self._check_workers(max(patience_s, _RESTART_S))
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         self._pass_on(on_event)
         if self._future.status == "finished":
-            return codec.from_json(StageResponse, self._future.result(timeout=CONNECT_S))
+            return codec.from_json(StageResponse, self._future.result(timeout=_CONNECT_S))
         if self._future.status == "error":
-            raise self._describe_failure(self._future.exception(timeout=CONNECT_S))
+            raise self._describe_failure(self._future.exception(timeout=_CONNECT_S))
         if is_cancelled():
             return None
         raise self._cluster.connection_lost()
@@ -301,7 +304,7 @@ class RemoteStage:
             on_event({"event": "cluster", "message": message})
 
     def _check_workers(self, patience_s: float) -> None:
-        """Raise EnvironmentProblem when no worker can run the stage any more, nor joins in time."""
+        """Raise EnvironmentProblem when no worker can run the stage any more, and none joins in time."""
         now = time.monotonic()
         if now <= self._next_check:
             return
@@ -335,11 +338,9 @@ def _workers_lost(names: list[str]) -> EnvironmentProblem:
 
 
 # ---------------------------------------------------------------- dask cluster
-# The connection to a dask cluster: its scheduler, its workers, and which of them can run what.
 
-
-POLL_S: Final = 0.05
-CONNECT_S: Final = 10.0
+_POLL_S: Final = 0.05
+_CONNECT_S: Final = 10.0
 _WAIT_STEP_S: Final = 0.5
 _MAX_LISTED: Final = 8
 # Every stage needs the same build of TVM.
@@ -366,7 +367,7 @@ class DaskCluster:
     def list_workers(self) -> list[Worker]:
         """Return the workers of the cluster."""
         while self.client.status == "connecting":
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         if self.client.status != "running":
             raise self.connection_lost()
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
@@ -380,7 +381,7 @@ class DaskCluster:
         ]
 
     def wait_for_slots(self) -> int:
-        """Return how many stages the workers run at a time, and notify the user of workers that are not used."""
+        """Return how many stages the workers run at a time; notify the user of unusable workers."""
         slots, refused = 0, list[str]()
         for is_last in self._wait_steps():
             slots, refused = self._count_slots()
@@ -433,7 +434,7 @@ class DaskCluster:
         return refusals
 
     def _wait_steps(self) -> Iterator[bool]:
-        """Yield, now and again while workers are waited for, whether this is the last time."""
+        """Yield at intervals while workers are waited for; True for the last time."""
         deadline = time.monotonic() + self._context.wait_s
         while True:
             is_last = time.monotonic() >= deadline or self._is_cancelled()
@@ -466,7 +467,7 @@ def _connect(scheduler: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return distributed.Client(
-                scheduler, timeout=CONNECT_S, set_as_default=False, name="tvmflow"
+                scheduler, timeout=_CONNECT_S, set_as_default=False, name="tvmflow"
             )
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise EnvironmentProblem(
@@ -477,7 +478,7 @@ def _connect(scheduler: str) -> Any:
 
 
 def _import_distributed(user: str) -> Any:
-    """Import distributed and silence its log; if it is not installed, the message names the `user`."""
+    """Import distributed and silence its log; the `user` is named when it is not installed."""
     try:
         import distributed
     except ImportError as missing:
@@ -494,13 +495,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check_certificates(address: str, role: str) -> None:
-    """Check that dask has the certificates that an address needs.
-
-    An address `tls://…` needs those of a role: `client`, `worker` or `scheduler`.
-
-    Raises:
-        EnvironmentProblem: when dask's configuration names none, or some that cannot be used.
-    """
+    """Raise EnvironmentProblem when dask lacks the certificates of a role for `tls://…`."""
     if not address.startswith("tls://"):
         return
     from distributed import Security
@@ -528,9 +523,6 @@ def _first_lines(lines: list[str]) -> list[str]:
 # ---------------------------------------------------------------- processes of a cluster
 
 
-Notify = Callable[[str], None]
-"""Shows a message to the user."""
-
 # A stage is not tried on more workers than this, however long the scheduler has run.
 _ALLOWED_FAILURES: Final = 2
 _RETRY_S: Final = 2.0
@@ -540,27 +532,8 @@ _DEATH_TIMEOUT_S: Final = 30.0
 _LOCAL_METRICS: Final = "127.0.0.1:0"
 
 
-class WorkerOptions(NamedTuple):
-    """The options of a worker that joins a cluster.
-
-    `host` is the address of this machine for others: None for the one that dask finds. `slots` is the number of
-    stages that it runs at a time. `remote_url` is the remote cache as this machine reaches it; empty for the one of a
-    run.
-    """
-
-    scheduler: str
-    host: str | None
-    name: str | None
-    slots: int
-    store: str
-    remote_url: str
-
-
-# ---------------------------------------------------------------- scheduler
-
-
 def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
-    """Run a scheduler until it is interrupted; EnvironmentProblem when it cannot serve at this address."""
+    """Run a scheduler until it is interrupted, or raise EnvironmentProblem for the address."""
     distributed = _import_for_server()
     if tls:
         _check_certificates("tls://", "scheduler")
@@ -588,63 +561,39 @@ def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
     asyncio.run(_serve_until_interrupted(serve))
 
 
-# ---------------------------------------------------------------- worker
-
-
-def serve_worker(options: WorkerOptions, notify: Notify) -> None:
+def serve_worker(
+    scheduler: str,
+    *,
+    host: str | None,
+    name: str | None,
+    slots: int,
+    store: str,
+    remote_url: str,
+    notify: Notify,
+) -> None:
     """Run a worker until it is interrupted; when the scheduler goes away, wait for it."""
     distributed = _import_for_server()
-    _check_certificates(options.scheduler, "worker")
-    name = options.name or f"{socket.gethostname()}-{os.getpid()}"
-    worker = _Worker(distributed, options._replace(name=name), notify)
-    asyncio.run(_serve_until_interrupted(worker.serve))
+    _check_certificates(scheduler, "worker")
+    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    environment = {cluster_worker.STORE_VARIABLE: store}
+    if remote_url:
+        environment[cluster_worker.REMOTE_VARIABLE] = remote_url
+    description = cluster_worker.describe_this_host()
+    announcement = (
+        f"worker {name} of {scheduler}: {description.host}; {slots} at a time; "
+        f"apache-tvm {description.tools['apache-tvm']}; store {store}"
+    )
 
-
-class _Worker:
-    """A worker that joins the scheduler again and again."""
-
-    def __init__(self, distributed: Any, options: WorkerOptions, notify: Notify) -> None:
-        self._distributed = distributed
-        self._options = options
-        self._notify = notify
-        self._description = cluster_worker.describe_this_host()
-
-    async def serve(self, stopped: asyncio.Event) -> None:
-        scheduler, is_waiting = self._options.scheduler, False
-        while not stopped.is_set():
-            try:
-                nanny = await self._start_nanny()
-            except (OSError, RuntimeError, ValueError, TypeError, asyncio.TimeoutError) as error:
-                if not is_waiting:
-                    self._notify(
-                        f"the scheduler {scheduler} does not answer ({_describe_cause(error)}); "
-                        "trying again until it does"
-                    )
-                is_waiting = True
-                await _pause(stopped)
-                continue
-            is_waiting = False
-            self._notify(self._describe())
-            await _until_ended(nanny, stopped)
-            if not stopped.is_set():
-                self._notify(f"the scheduler {scheduler} is gone; waiting for it")
-                await _pause(stopped)
-        self._notify(f"worker {self._options.name} has ended")
-
-    async def _start_nanny(self) -> Any:
+    async def start_nanny() -> Any:
         """Start dask's nanny, which starts the worker's process, and starts it again when it dies."""
-        options = self._options
-        environment = {cluster_worker.STORE_VARIABLE: options.store}
-        if options.remote_url:
-            environment[cluster_worker.REMOTE_VARIABLE] = options.remote_url
-        own_address = await _find_own_address(options.scheduler)
-        return await self._distributed.Nanny(
-            options.scheduler,
-            nthreads=options.slots,
-            name=options.name,
-            # without one, dask listens on all networks of this machine
-            host=options.host or own_address,
-            resources=cluster_worker.offered_resources(self._description),
+        # without an address, dask listens on all networks of this machine
+        own_address = host or await _find_own_address(scheduler)
+        return await distributed.Nanny(
+            scheduler,
+            nthreads=slots,
+            name=name,
+            host=own_address,
+            resources=cluster_worker.offered_resources(description),
             # the memory of stages is not the worker's own
             memory_limit=0,
             death_timeout=_DEATH_TIMEOUT_S,
@@ -654,13 +603,29 @@ class _Worker:
             dashboard_address=_LOCAL_METRICS,
         )
 
-    def _describe(self) -> str:
-        options, description = self._options, self._description
-        return (
-            f"worker {options.name} of {options.scheduler}: {description.host}; "
-            f"{options.slots} at a time; apache-tvm {description.tools['apache-tvm']}; "
-            f"store {options.store}"
-        )
+    async def serve(stopped: asyncio.Event) -> None:
+        is_waiting = False
+        while not stopped.is_set():
+            try:
+                nanny = await start_nanny()
+            except (OSError, RuntimeError, ValueError, TypeError, asyncio.TimeoutError) as error:
+                if not is_waiting:
+                    notify(
+                        f"the scheduler {scheduler} does not answer ({_describe_cause(error)}); "
+                        "trying again until it does"
+                    )
+                is_waiting = True
+                await _pause(stopped)
+                continue
+            is_waiting = False
+            notify(announcement)
+            await _until_ended(nanny, stopped)
+            if not stopped.is_set():
+                notify(f"the scheduler {scheduler} is gone; waiting for it")
+                await _pause(stopped)
+        notify(f"worker {name} has ended")
+
+    asyncio.run(_serve_until_interrupted(serve))
 
 
 async def _find_own_address(scheduler: str) -> str:
@@ -679,9 +644,6 @@ async def _until_ended(nanny: Any, stopped: asyncio.Event) -> None:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-
-
-# ---------------------------------------------------------------- both
 
 
 async def _pause(stopped: asyncio.Event) -> None:

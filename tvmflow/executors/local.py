@@ -146,7 +146,7 @@ class ProcessExecutor:
 def _shared_cpu(call: StageCall) -> Iterator[None]:
     """Share this machine's CPU with other stages, and wait while a stage measures on it.
 
-    A stage that measures locks its device itself, only for as long as it measures.
+    A measuring stage locks its device itself, only while it measures.
     """
     if call.traits.measures:
         yield
@@ -179,7 +179,7 @@ def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) ->
 
 
 def read_end(log: Path, max_bytes: int) -> str:
-    """Return the end of a log; nothing if there is none."""
+    """Return the end of a log; empty if there is none."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(max(log.stat().st_size - max_bytes, 0))
         return stream.read().decode(errors="replace")
@@ -206,12 +206,13 @@ def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
 
 
 def _add_fix(outcome: Outcome) -> Outcome:
-    fix = ""
+    if outcome.fix:
+        return outcome
     if outcome.kind == "timeout":
         fix = "give each stage more time with --stage-timeout SECONDS, or run fewer stages at a time (--jobs)"
-    elif outcome.is_killed:
-        fix = "run again: everything finished so far is kept"
-    return outcome if outcome.fix else outcome._replace(fix=fix)
+        return outcome._replace(fix=fix)
+    killed = "run again: everything finished so far is kept"
+    return outcome._replace(fix=killed) if outcome.is_killed else outcome
 
 
 def _make_result(outcome: Outcome, log: Path) -> StageResult:

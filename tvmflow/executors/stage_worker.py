@@ -16,7 +16,7 @@ from tvmflow.stages.base import StageContext, parse_settings
 
 
 def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
-    """Run the stage of a StageCall (as JSON), and return its facts; decisions go to stderr, its log."""
+    """Run the stage of a StageCall (as JSON), and return its facts; its log goes to stderr."""
     logs.configure(logging.DEBUG)
     file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
     spans.report_spans(emit)
@@ -52,7 +52,7 @@ def list_written_folders(call: StageCall) -> list[str]:
 
 
 def _check_tools(call: StageCall) -> None:
-    """Raise EnvironmentProblem when this process imports another package than the key of the stage names."""
+    """Raise EnvironmentProblem when this process has another package than the key of the stage names."""
     for name, planned in call.tools.items():
         actual = packages.identity(name)
         if actual != planned:

@@ -193,7 +193,7 @@ def _read_delivered_build(path: Path) -> tuple[Build, dict[str, float]]:
 
 def _make_build(recipe: str, target: str, facts: Json, path: Path) -> Build:
     """Return a build by the facts of `verify`, which messages call `path`."""
-    stage = StageReport.of_result(f"{recipe}:{verify.NAME}/{target}", facts)
+    stage = StageReport(f"{recipe}:{verify.NAME}/{target}", facts=facts)
     (build,) = list_builds(RunReport((stage,)))
     for warning in build.warnings:
         if warning.startswith(INCOMPLETE):

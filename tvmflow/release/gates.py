@@ -107,7 +107,7 @@ def make_measurements(
 def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageReport, ...]:
     """Return the report of every stage with a result, as of a run that finds all of them."""
     return tuple(
-        StageReport.of_result(spec.id, artifact.facts, reason="unchanged", key=artifact.key)
+        StageReport(spec.id, facts=artifact.facts, reason="unchanged", key=artifact.key)
         for spec in plan.stages
         if (artifact := artifacts.get(spec.id)) is not None
     )

@@ -166,7 +166,7 @@ def _find_base(names: Sequence[str]) -> str:
 
 def _read_builds(file: MeasurementsFile) -> tuple[Build, ...]:
     stages = (
-        StageReport.of_result(f"{recipe}:{verify.NAME}/{target}", facts)
+        StageReport(f"{recipe}:{verify.NAME}/{target}", facts=facts)
         for recipe, targets in file.verification.items()
         for target, facts in targets.items()
         if can_be_shown(verify.NAME, facts)

@@ -98,7 +98,7 @@ def tuned(**facts: Any) -> RunReport:
     """Return the report of a run whose `tune` stage has these facts."""
     work = [workload_facts("conv", calls=2, untuned_us=50.0, best_us=40.0)]
     base = tune_facts(measured=1, known=1, stopped="exhausted", workloads=work)
-    stage = StageReport.of_result("net:tune/host", {**base, **facts}, outcome="ran")
+    stage = StageReport("net:tune/host", facts={**base, **facts}, outcome="ran")
     return RunReport((stage,))
 
 

@@ -72,7 +72,7 @@ def test_all_stages_tell_of_a_kernel(tmp_path: Path) -> None:
         "net:build/edge": build_facts(schedule_rules={"tuned": ["pool"]}),
         "net:verify/edge": verify_facts(profile=profile(pool=0.5)),
     }
-    stages = [StageReport.of_result(name, value) for name, value in facts.items()]
+    stages = [StageReport(name, facts=value) for name, value in facts.items()]
     first, second = list_libraries(stages, "tvmflow run net.yaml")
     store = store_in(tmp_path)
     details = read_details(first, "conv", store)
@@ -90,7 +90,7 @@ def test_facts_that_cannot_be_read_are_refused_with_the_command_that_makes_them(
     """Those of a damaged record: what is wrong is named."""
     damaged = build_facts(schedule_rules={"tuned": 3})
     (broken,) = list_libraries(
-        [StageReport.of_result("net:build/host", damaged)], "tvmflow run net.yaml"
+        [StageReport("net:build/host", facts=damaged)], "tvmflow run net.yaml"
     )
     message = "schedule_rules: tuned: an integer instead of a list"
     with pytest.raises(UsageError, match=message) as error:

@@ -10,7 +10,6 @@ from tvmflow.executors.cluster_worker import (
     InputBlob,
     StageRequest,
     StageResponse,
-    call_with_paths,
     call_without_paths,
 )
 from tvmflow.store.remote.connection import BlobRef
@@ -51,4 +50,4 @@ def test_a_call_travels_without_the_paths_of_a_machine() -> None:
     assert not any("/" in str(value) for value in fields.values())
     paths = {"inputs": CALL.inputs, "out": "/o", "work": "/w", "ledger": "/l", "locks": "/k"}
     moved = CALL._replace(out="/o", work="/w", ledger="/l", locks="/k")
-    assert call_with_paths(fields, **paths) == moved
+    assert from_json(StageCall, {**fields, **paths}) == moved

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from tests.support.small_runs import RecordingExecutor, outcomes, plan_of
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.types import Plan
-from tvmflow.executors import ExecutorContext, cluster_worker
-from tvmflow.executors.dask import DaskExecutor
+from tvmflow.executors import ExecutorPlugin, cluster_worker, dask, load_plugin
 
 distributed = pytest.importorskip("distributed")
 
@@ -160,12 +158,16 @@ def test_a_worker_that_dask_started_is_refused(
     assert f"tvmflow worker --scheduler {address}" in refused.value.fix
 
 
-def test_a_scheduler_must_be_named(tmp_path: Path) -> None:
-    """Before a remote cache is opened."""
+def test_the_entry_point_is_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core finds the module by name; it satisfies the Protocol."""
+    plugin: ExecutorPlugin = dask
+    assert load_plugin("dask") is plugin
+    monkeypatch.setenv(dask.SCHEDULER_VARIABLE, "here:1")
+    assert plugin.find_scheduler(None) == "tcp://here:1"
+    assert plugin.find_scheduler("tls://there:2") == "tls://there:2"
 
-    def open_remote(_: Any) -> Any:
-        raise AssertionError
 
-    context = ExecutorContext(None, "", open_remote, 1.0, 0.0, print)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="needs the address of a scheduler"):
-        DaskExecutor(context)
+def test_an_unknown_executor_is_refused() -> None:
+    """Nothing but the names of installed plug-ins."""
+    with pytest.raises(UsageError, match="there is no executor 'mpi'"):
+        load_plugin("mpi")

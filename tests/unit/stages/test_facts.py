@@ -162,7 +162,7 @@ FACTS: dict[str, dict[str, Any]] = {
 
 
 def report(facts: dict[str, Any]) -> RunReport:
-    stages = (StageReport.of_result(f"net:{name}/host", own) for name, own in facts.items())
+    stages = (StageReport(f"net:{name}/host", facts=own) for name, own in facts.items())
     return RunReport(tuple(stages))
 
 
