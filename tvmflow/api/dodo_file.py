@@ -94,8 +94,6 @@ class DodoTasks:
             for recipe, own in targets.items()
         }
 
-    # ------------------------------------------------------------ stages
-
     def _stage_task(self, spec: StageSpec) -> dict[str, Any]:
         task = EngineTask(
             spec.id,
@@ -168,8 +166,6 @@ class DodoTasks:
                 remove_result(store, key)
         except TvmflowError as error:
             sys.stderr.write(f"{spec.id}: {error}\n")
-
-    # ------------------------------------------------------------ deliveries
 
     def _delivery_task(
         self, recipe: str, target: str, deliveries: Sequence[Delivery]

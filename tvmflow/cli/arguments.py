@@ -53,9 +53,6 @@ class OutputOptions(Options):
         return self.verbosity < 0
 
 
-# ---------------------------------------------------------------- store
-
-
 class StoreOption(NamedTuple):
     """The value of `--store`, None without it."""
 
@@ -161,9 +158,6 @@ def dist_option() -> DistOption:
     return option("DIR", text, default=DistOption())
 
 
-# ---------------------------------------------------------------- recipes
-
-
 def pipeline_option() -> str | None:
     """Return the field of `--pipeline`."""
     text = "use this pipeline instead of the recipe's: compile, tune, or a file"
@@ -219,9 +213,6 @@ def force_option() -> tuple[str, ...]:
     return option("STAGE", text, default=(), name="--force")
 
 
-# ---------------------------------------------------------------- lock file
-
-
 class LockOptions(Options):
     """The lock file that a run enforces, if it is locked."""
 
@@ -248,9 +239,6 @@ class LockOptions(Options):
                 fix="add --locked",
             )
         return None
-
-
-# ---------------------------------------------------------------- remote cache
 
 
 def _timeout(text: str) -> float:
@@ -314,9 +302,6 @@ class RunRemoteCacheOptions(Options):
     def settings(self) -> RemoteSettings:
         """Return these options as the engine's settings."""
         return self.cache.settings()._replace(mode=self.remote_mode, wait_s=self.remote_wait_s)
-
-
-# ---------------------------------------------------------------- execution
 
 
 def scheduler_option() -> str | None:

@@ -1,4 +1,4 @@
-"""`tvmflow cache` and `clean`: the content and integrity of the store, its cleaning, shared results."""
+"""`tvmflow cache` and `clean`: show, check, clean and share the content of the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import RecipeOptions, RemoteCacheOptions, StoreOptions, with_disk_errors
 from tvmflow.cli.options import age, argument, flag, option, size
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tvmflow.store.integrity import IntegrityReport, Step
     from tvmflow.store.local import LocalStore
     from tvmflow.store.remote.client import Fetched, RemoteCacheClient
+    from tvmflow.tuning.ledger import MachineClass
 
 
 class StatOptions(StoreOptions):
@@ -178,42 +179,32 @@ def repair(options: RepairOptions) -> int:
 
 
 def _check_trials(store: LocalStore) -> list[str]:
-    """Return a sentence for each problem of the measured trials; unusable lines are quarantined."""
+    """Return the problems of the measured trials; unusable lines are quarantined."""
     from tvmflow.tuning.ledger_folders import check_ledger
 
     ledger = Path(store.ledger)
     return check_ledger(ledger).findings if ledger.is_dir() else []
 
 
-def _is_answer(path: Path) -> bool:
-    from tvmflow.engine.answers import is_sealed
-
-    return is_sealed(str(path), read_regular(path))
-
-
-def _is_run_record(path: Path) -> bool:
-    from tvmflow.engine.run_records import is_record
-
-    return is_record(read_regular(path), path.stem)
-
-
 def store_checks() -> dict[str, Callable[[Path], bool]]:
-    """Return how the files in the store are checked that belong to layers above it, by folder."""
-    from tvmflow.engine.run_records import FOLDER
+    """Return checks, by folder, of the files in the store that belong to layers above it."""
+    from tvmflow.engine.answers import is_sealed
+    from tvmflow.engine.run_records import FOLDER, is_record
 
-    return {"plans": _is_answer, FOLDER: _is_run_record}
+    return {
+        "plans": lambda path: is_sealed(str(path), read_regular(path)),
+        FOLDER: lambda path: is_record(read_regular(path), path.stem),
+    }
 
 
 @with_disk_errors
 def gc(options: GcOptions) -> int:
     from tvmflow.store.garbage_collection import Limits, collect_garbage, preview_collection
 
-    limits = Limits()
-    if options.max_age is not None or options.max_size is not None:
-        limits = Limits(options.max_age, options.max_size)
-    store = options.store.require()
+    is_limited = options.max_age is not None or options.max_size is not None
+    limits = Limits(options.max_age, options.max_size) if is_limited else Limits()
     collect = preview_collection if options.dry_run else collect_garbage
-    collected = collect(store, limits)
+    collected = collect(options.store.require(), limits)
     too_large = limits.max_bytes is not None and collected.kept_bytes > limits.max_bytes
     value = {
         **collected._asdict(),
@@ -251,14 +242,6 @@ _SHOWN_LINES: Final = 10
 _SHORT_KEY: Final = 12
 
 
-class _Pushed(NamedTuple):
-    """The outcome of an upload, by key: bytes of new results, known results, reasons of failures."""
-
-    uploaded: dict[str, int]
-    known: list[str]
-    failed: dict[str, str]
-
-
 def push(options: PushOptions) -> int:
     from tvmflow.engine.remote_access import open_command_client
 
@@ -266,7 +249,14 @@ def push(options: PushOptions) -> int:
     with store.running():
         client = open_command_client(options.remote.settings(), store, _warn, writes=True)
         keys, absent = _list_keys(options, store, client)
-        pushed = _upload(client, keys)
+        uploaded, known, failed = dict[str, int](), list[str](), dict[str, str]()
+        for key, outcome in client.uploader.upload_all(list(dict.fromkeys(keys))):
+            if isinstance(outcome, Exception):
+                failed[key] = str(outcome)
+            elif outcome:
+                uploaded[key] = outcome
+            else:
+                known.append(key)
         trials, problems = 0, list[str]()
         # Without recipes, everything that waits is uploaded, and trials may be among it.
         if options.ledger or client.uploader.spool.list():
@@ -275,22 +265,22 @@ def push(options: PushOptions) -> int:
     address = client.connection.address
     value = {
         "remote": address,
-        **pushed._asdict(),
+        "uploaded": uploaded,
+        "known": known,
+        "failed": failed,
         "absent": absent,
         "trials": trials,
         "problems": problems,
     }
-    uploaded = count_text(len(pushed.uploaded), "result")
-    size = size_text(sum(pushed.uploaded.values()))
-    failures = [f"{key[:_SHORT_KEY]}: {reason}" for key, reason in pushed.failed.items()]
+    number, size = count_text(len(uploaded), "result"), size_text(sum(uploaded.values()))
     lines = [
-        f"{uploaded} uploaded to {address} ({size}), {len(pushed.known)} already there",
+        f"{number} uploaded to {address} ({size}), {len(known)} already there",
         *([f"{count_text(trials, 'trial')} shared"] if trials else []),
-        *_shorten([f"not uploaded: {failure}" for failure in failures]),
+        *_shorten([f"not uploaded: {key[:_SHORT_KEY]}: {text}" for key, text in failed.items()]),
         *_shorten([f"not uploaded: {name}: not in the store; run it first" for name in absent]),
         *_shorten(problems),
     ]
-    code = _exit_code(client, failed=bool(pushed.failed or problems))
+    code = _exit_code(client, failed=bool(failed or problems))
     return print_outcome(value, lines, code, options)
 
 
@@ -365,49 +355,47 @@ def _evaluate(recipes: RecipeOptions, store: LocalStore) -> tuple[Plan, PlanStat
     return plan, evaluate_plan(plan, store)
 
 
-def _upload(client: RemoteCacheClient, keys: Sequence[str]) -> _Pushed:
-    pushed = _Pushed({}, [], {})
-    for key, outcome in client.uploader.upload_all(list(dict.fromkeys(keys))):
-        if isinstance(outcome, Exception):
-            pushed.failed[key] = str(outcome)
-        elif outcome:
-            pushed.uploaded[key] = outcome
-        else:
-            pushed.known.append(key)
-    return pushed
-
-
 def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
-    """Upload all trials of the ledger and return their number, and an error."""
-    from tvmflow.store.http_client import TransferError
+    """Upload all trials of the ledger; return their number, and problems."""
     from tvmflow.tuning import remote_ledger
 
-    trials, problems = 0, []
-    for source in remote_ledger.list_machine_classes(client.connection.store):
-        try:
-            trials += remote_ledger.push_trials(client.connection, source)
-            remote_ledger.mark_pushed(client, source)
-        except TransferError as problem:
-            problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
-    return trials, problems
+    def push(source: MachineClass) -> tuple[int, Sequence[str]]:
+        trials = remote_ledger.push_trials(client.connection, source)
+        remote_ledger.mark_pushed(client, source)
+        return trials, ()
+
+    return _transfer_trials(client, push)
 
 
 def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]]:
-    """Fetch the trials of machines like this one and return the number of new ones, and an error."""
+    """Fetch the trials of machines like this one; return the number of new ones, and problems."""
     from tvmflow.cli.records import start_trace_check
-    from tvmflow.store.http_client import TransferError
     from tvmflow.tuning import remote_ledger
 
-    trials, problems = 0, []
     with start_trace_check(client.connection.store, check) as checker:
-        for source in remote_ledger.list_machine_classes(client.connection.store):
-            try:
-                pulled = remote_ledger.pull_trials(client.connection, source, checker)
-            except TransferError as problem:
-                problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
-            else:
-                trials += pulled.new
-                problems += pulled.problems
+
+        def pull(source: MachineClass) -> tuple[int, Sequence[str]]:
+            pulled = remote_ledger.pull_trials(client.connection, source, checker)
+            return pulled.new, pulled.problems
+
+        return _transfer_trials(client, pull)
+
+
+def _transfer_trials(
+    client: RemoteCacheClient, transfer: Callable[[MachineClass], tuple[int, Sequence[str]]]
+) -> tuple[int, list[str]]:
+    from tvmflow.store.http_client import TransferError
+    from tvmflow.tuning.remote_ledger import list_machine_classes
+
+    trials, problems = 0, list[str]()
+    for source in list_machine_classes(client.connection.store):
+        try:
+            number, found = transfer(source)
+        except TransferError as problem:
+            found = [f"trials of {source.device.get('class', 'a device')}: {problem}"]
+        else:
+            trials += number
+        problems += found
     return trials, problems
 
 
@@ -420,9 +408,6 @@ def _exit_code(client: RemoteCacheClient, *, failed: bool) -> int:
 def _shorten(lines: list[str]) -> list[str]:
     more = len(lines) - _SHOWN_LINES
     return lines[:_SHOWN_LINES] + ([f"and {more} more"] if more > 0 else [])
-
-
-# ---------------------------------------------------------------- output
 
 
 def _show_reading(options: StoreOptions) -> Callable[[int, int], None]:
@@ -475,16 +460,16 @@ def _format_integrity(checked: IntegrityReport, trials: Sequence[str]) -> Iterat
     yield from trials
     results, blobs = count_text(checked.results, "result"), count_text(checked.blobs, "blob")
     total = f"{results} and {blobs} read ({size_text(checked.bytes)})"
+    fixes = {
+        "`tvmflow cache repair` sets aside the other damaged files": any(
+            finding.reason for finding in checked.findings
+        ),
+        "run the recipes again to make the missing results": bool(checked.findings),
+        "the next tuning measures what it lacks; all other trials stay in use": bool(trials),
+    }
     if problems := len(checked.findings) + len(trials):
         yield f"{total}; {count_text(problems, 'problem')} found"
-        fixes = []
-        if any(finding.reason for finding in checked.findings):
-            fixes.append("`tvmflow cache repair` sets aside the other damaged files")
-        if checked.findings:
-            fixes.append("run the recipes again to make the missing results")
-        if trials:
-            fixes.append("the next tuning measures what it lacks; all other trials stay in use")
-        yield f"  fix: {'; then '.join(fixes)}"
+        yield f"  fix: {'; then '.join(fix for fix, is_needed in fixes.items() if is_needed)}"
     else:
         yield f"{total}; no problem found"
 
@@ -512,9 +497,8 @@ def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool)
             ],
             right=frozenset({2, 3}),
         )
-    active = ""
-    if collected.runs:
-        active = f" or used since the oldest of {count_text(collected.runs, 'active run')} began"
+    runs = count_text(collected.runs, "active run")
+    active = f" or used since the oldest of {runs} began" if collected.runs else ""
     removed = "would be removed" if dry_run else "removed"
     yield (
         f"{size_text(collected.freed)} {removed}, {size_text(collected.kept_bytes)} kept, "
@@ -537,9 +521,6 @@ def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
         results = count_text(row.results, "result")
         cells.append((row.name, results, size_text(row.bytes), "  ".join(notes)))
     yield from columns(cells, right=frozenset({1, 2}))
-
-
-# ---------------------------------------------------------------- clean
 
 
 class CleanOptions(StoreOptions):

@@ -238,9 +238,6 @@ def _describe_next(path: Path, recipe: NewRecipe, *, is_dynamic: bool) -> list[s
     return ["next:", *lines]
 
 
-# ---------------------------------------------------------------- tvmflow build
-
-
 class BuildOptions(Options):
     """Build a model without a recipe: import, compile, verify and deliver it.
 

@@ -260,9 +260,6 @@ def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) ->
     return _Explanation(decision=decision, key=key, facts=facts, origin=origin, failure=failure)
 
 
-# ---------------------------------------------------------------- tvmflow explain --critical
-
-
 def _explain_length(options: ExplainOptions) -> int:
     from tvmflow.cli.report import find_run_of
     from tvmflow.engine.run_records import LATEST, read_run

@@ -197,9 +197,6 @@ def keygen(options: KeygenOptions) -> int:
     return EXIT_OK
 
 
-# ---------------------------------------------------------------- keys and files
-
-
 def _load_trusted_keys(paths: Sequence[Path]) -> tuple[signing.PublicKey, ...]:
     """Return the keys in files and folders; without any, those of the environment."""
     from tvmflow.core import signing
@@ -250,9 +247,6 @@ def _find_statements(path: Path) -> list[Path]:
             fix="name the folder of a target, such as dist/digits/host",
         )
     return statements
-
-
-# ---------------------------------------------------------------- output
 
 
 def _format_findings(findings: Sequence[Finding]) -> Iterator[str]:

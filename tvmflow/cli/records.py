@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -144,16 +145,15 @@ def list_targets(options: ListOptions) -> int:
     from tvmflow.core.project import shortest_path
     from tvmflow.tuning.ledger_folders import list_target_folders
 
-    ledger = options.store.locate().ledger
-    folders = list_target_folders(Path(ledger), options.target_keys)
-    workloads = options.workloads
+    ledger = Path(options.store.locate().ledger)
+    folders = list_target_folders(ledger, options.target_keys)
     if options.json:
-        targets = [target_to_json(folder, workloads) for folder in folders]
+        targets = [_target_to_json(folder, options.workloads) for folder in folders]
         return print_result({"targets": targets}, (), options)
     if not folders:
         print_lines(f"no trials in {shortest_path(str(ledger))}")
     for folder in folders:
-        print_lines(*format_target(folder, workloads))
+        print_lines(*_format_target(folder, options.workloads))
     return EXIT_OK
 
 
@@ -167,9 +167,7 @@ def show(options: ShowOptions) -> int:
         for workload in find_workload_trials(ledger, options.key, options.target_keys)
     ]
     value = {"workloads": [workload_to_json(workload) for workload in workloads]}
-    lines = (
-        line for workload in workloads for line in format_trials(workload, trace=options.trace)
-    )
+    lines = chain.from_iterable(format_trials(row, trace=options.trace) for row in workloads)
     return print_result(value, lines, options)
 
 
@@ -184,7 +182,7 @@ def export(options: ExportOptions) -> int:
         workloads=options.workloads,
         best=options.best,
     )
-    lines = format_packed(options.file, packed)
+    lines = _format_packed(options.file, packed)
     code = EXIT_FAILED if packed.problems else EXIT_OK
     return print_outcome(packed, lines, code, options)
 
@@ -225,10 +223,9 @@ def start_trace_check(
 
 
 def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) -> int:
-
     value = {"targets": result.targets, "problems": result.problems, "complete": result.complete}
     code = EXIT_OK if result.complete else EXIT_FAILED
-    return print_outcome(value, format_import(result), code, options)
+    return print_outcome(value, _format_import(result), code, options)
 
 
 @with_disk_errors
@@ -250,7 +247,7 @@ def prune(options: PruneOptions) -> int:
             dry_run=not options.yes,
         )
     value = {"done": options.yes, "workloads": pruned}
-    lines = format_pruned(pruned, done=options.yes)
+    lines = _format_pruned(pruned, done=options.yes)
     code = EXIT_FAILED if any(row.skip_reason for row in pruned) else EXIT_OK
     return print_outcome(value, lines, code, options)
 
@@ -268,9 +265,8 @@ def verify(options: VerifyOptions) -> int:
         if options.replay:
             replayed = replay.replay_ledger(root, replay.find_kernels(store), options.target_keys)
     clean = checked.clean and not (replayed and replayed.quarantined)
-    more = {"replayed": replayed} if replayed else {}
-    value = {**checked._asdict(), **more, "clean": clean}
-    lines = format_check(checked, replayed)
+    value = {**checked._asdict(), **({"replayed": replayed} if replayed else {}), "clean": clean}
+    lines = _format_check(checked, replayed)
     return print_outcome(value, lines, EXIT_OK if clean else EXIT_FAILED, options)
 
 
@@ -287,15 +283,11 @@ COMMANDS: Final = {
 }
 
 
-# ---------------------------------------------------------------- records output
-# Trials as text and as JSON, for `tvmflow records`.
-
 _SHORT_KEY: Final = 12
 _SHOWN_PROBLEMS: Final = 10
 
 
-def format_target(folder: TargetFolder, workloads: bool) -> Iterator[str]:
-    """Yield the line of a target, with those of its workloads if `workloads` is set."""
+def _format_target(folder: TargetFolder, workloads: bool) -> Iterator[str]:
     from tvmflow.tuning import ledger_folders
 
     summary = ledger_folders.summarize_target(folder)
@@ -362,8 +354,7 @@ def _format_trial(trial: Trial) -> str:
     return "  ".join(fields)
 
 
-def format_packed(file: Path, packed: ExportResult) -> Iterator[str]:
-    """Yield the lines about a trial pack that was written."""
+def _format_packed(file: Path, packed: ExportResult) -> Iterator[str]:
     yield (
         f"{file}: {count_text(packed.trials, 'trial')} ({packed.failed} failed) of "
         f"{count_text(packed.workloads, 'workload')} on {count_text(packed.targets, 'target')}, "
@@ -373,8 +364,7 @@ def format_packed(file: Path, packed: ExportResult) -> Iterator[str]:
     yield from _format_problems(packed.problems, "left out")
 
 
-def format_import(result: ImportResult) -> Iterator[str]:
-    """Yield the lines about imported trials."""
+def _format_import(result: ImportResult) -> Iterator[str]:
     for target in result.targets:
         outcome = (
             f"rejected: {target.rejection}"
@@ -388,29 +378,25 @@ def format_import(result: ImportResult) -> Iterator[str]:
         sum(getattr(target, name) for target in result.targets)
         for name in ("new", "known", "invalid")
     )
-    rejected = sum(1 for target in result.targets if target.rejection)
-    yield (
-        f"{count_text(new, 'trial')} taken, {known} known already, "
-        f"{count_text(refused, 'record')} refused"
-        + (f", {count_text(rejected, 'target')} rejected" if rejected else "")
-    )
+    rejected = sum(bool(target.rejection) for target in result.targets)
+    total = f"{count_text(new, 'trial')} taken, {known} known already, {count_text(refused, 'record')} refused"
+    yield total + (f", {count_text(rejected, 'target')} rejected" if rejected else "")
 
 
-def format_pruned(pruned: Sequence[PruneResult], *, done: bool) -> Iterator[str]:
+def _format_pruned(pruned: Sequence[PruneResult], *, done: bool) -> Iterator[str]:
     """Yield a line for each workload with trials to remove, and the total."""
     for row in pruned:
+        skipped = row.skip_reason and f"skipped: {row.skip_reason}"
         yield (
             f"{row.target[:_SHORT_KEY]}/{row.key[:_SHORT_KEY]}  {row.trials} of "
             f"{count_text(row.total, 'trial')} ({row.failed} failed)"
-            f"{_indent(row.description.text)}"
-            + (f"  skipped: {row.skip_reason}" if row.skip_reason else "")
+            f"{_indent(row.description.text)}{_indent(skipped)}"
         )
     total = count_text(sum(row.trials for row in pruned if not row.skip_reason), "trial")
     yield f"{total} removed" if done else f"{total} would be removed; --yes removes them"
 
 
-def format_check(checked: LedgerCheck, replayed: ReplayResult | None) -> Iterator[str]:
-    """Yield problems of trials, and the totals."""
+def _format_check(checked: LedgerCheck, replayed: ReplayResult | None) -> Iterator[str]:
     yield from checked.findings
     yield (
         f"{count_text(checked.trials, 'trial')} of {count_text(checked.workloads, 'workload')} on "
@@ -442,11 +428,7 @@ def _format_counts(failed: int, unreadable: int) -> str:
     return f"{failed} failed{damaged}"
 
 
-# ---------------------------------------------------------------- JSON
-
-
-def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
-    """Return the summary of a target, with those of its workloads if `workloads` is set."""
+def _target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
     from tvmflow.tuning import ledger_folders
 
     value: dict[str, Json] = ledger_folders.summarize_target(folder)._asdict()

@@ -162,9 +162,6 @@ def find_run_of(path: Path, store: LocalStore) -> RunRecord:
     )
 
 
-# ---------------------------------------------------------------- compare
-
-
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix("%"))

@@ -194,14 +194,15 @@ def _name_recipes(recipes: Sequence[str]) -> str:
     return shorten(recipes[0], _MAX_NAMES - len(more)) + more
 
 
-# ---------------------------------------------------------------- logs
-
-
 def logs(options: LogsOptions) -> int:
-    from tvmflow.engine.run_records import find_logs, follow, read_run, read_text
+    from tvmflow.engine.run_records import find_logs, follow, read_run
     from tvmflow.store.disk import active_runs
 
     store = options.store.locate()
+
+    def has_active_runs() -> bool:
+        return bool(active_runs(store.root))
+
     run = read_run(store, options.run_id) if options.run_id else None
     path, stage = options.recipe, options.stage
     if path and stage is None and Path(path).suffix not in RECIPE_SUFFIXES:
@@ -216,10 +217,7 @@ def logs(options: LogsOptions) -> int:
         if len(selected) > 1:
             print_lines(f"==> {log.stage_id} ({log.path})")
         is_followed = options.follow and log is selected[-1]
-        texts = (
-            follow(log, lambda: bool(active_runs(store.root))) if is_followed else [read_text(log)]
-        )
-        for text in texts:
+        for text in follow(log, has_active_runs if is_followed else lambda: False):
             # a log keeps its lines; nothing in it commands the terminal
             sys.stdout.write("".join(map(_printable_line, text.splitlines(keepends=True))))
             sys.stdout.flush()
@@ -260,9 +258,6 @@ def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
     yield f"{count_text(len(logs), 'log')}; `tvmflow logs STAGE` shows one"
 
 
-# ---------------------------------------------------------------- traces
-
-
 def trace(options: TraceOptions) -> int:
     from tvmflow.engine.run_records import LATEST, read_run
     from tvmflow.engine.timeline import make_trace, read_timeline
@@ -289,8 +284,6 @@ def trace(options: TraceOptions) -> int:
     print_outcome({"path": str(path), "bytes": len(content)}, lines, EXIT_OK, options)
     return EXIT_OK
 
-
-# ---------------------------------------------------------------- show
 
 _SUBJECT: Final = "RECIPE|RUN"
 _SUBJECT_HELP: Final = "a recipe that was run, or a run (see `tvmflow runs`)"

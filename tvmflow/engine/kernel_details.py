@@ -1,4 +1,4 @@
-"""All that is known of one kernel of a library, from facts of stages, the store and the ledger."""
+"""All known facts of one kernel of a library, from stages, the store and the ledger."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 
 class BuiltLibrary(NamedTuple):
-    """A library that was built: its name is `RECIPE/TARGET`, and `command` makes what is missing.
+    """A library that was built, named `RECIPE/TARGET`; `command` makes what is missing.
 
-    The keys of its results are by the names of the stages. `problem` says why some of the facts cannot be read.
+    The keys of its results are by the names of the stages. `problem` says why some facts cannot be read.
     """
 
     name: str
@@ -99,7 +99,7 @@ def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) 
 
 
 def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
-    """Return the name of the kernel, or the only one that begins so, in each library that has it."""
+    """Return the name of the kernel, or of the only one that begins so, in each library with it."""
     names = {
         library.name: [
             kernel for kernels in library.built.schedule_rules.values() for kernel in kernels
@@ -127,21 +127,13 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
 
 
 class KernelDetails(NamedTuple):
-    """The knowledge of stages about a kernel; None is what is not known.
+    """The facts of stages about a kernel; None is unknown.
 
-    Attributes:
-        row: Its row in the table of kernels.
-        nodes: The nodes of the model behind each of its calls.
-        untuned_s: The time of a call with the schedule of a rule, by itself, in seconds.
-        tuned_s: The same with the chosen schedule of the search; None also where none was better.
-        flops: The arithmetic operations of a call.
-        peak_gflops: The peak of the machine.
-        least_s: The time of a call at the roofline of the machine.
-        trials: How many schedules the search measured.
-        failed: How many of these failed.
-        best_trial_s: The time of a call with the best of these, as the search measured it.
-        size_speedups: The speedup over the rule's schedule at each of several sizes to tune at. Of such a kernel,
-            whose other times are geometric means, there are neither `flops` nor `least_s`.
+    `nodes` are those of each of its calls. `untuned_s` and `tuned_s` are the times of a call alone, with the schedule of
+    a rule and with that of the search, None where none was better. `flops` are the operations of a call, `least_s` its
+    time at the roofline. The search measured `trials` schedules, of which `failed` failed, the best in `best_trial_s`.
+    `size_speedups` is the speedup over the rule's schedule at several sizes; other times are then geometric means, and
+    `flops` and `least_s` are unknown.
     """
 
     row: KernelRow
@@ -158,7 +150,7 @@ class KernelDetails(NamedTuple):
 
     @property
     def call_s(self) -> float | None:
-        """The time of a call in the library; where that is not known, by itself."""
+        """The time of a call in the library; where that is not known, alone."""
         if self.row.seconds is not None and self.row.calls:
             return self.row.seconds / self.row.calls
         return self.untuned_s if self.tuned_s is None else self.tuned_s
@@ -170,7 +162,7 @@ class KernelDetails(NamedTuple):
 
     @property
     def roofline_share(self) -> float | None:
-        """The part of the possible speed that it reaches."""
+        """Its speed, as a part of the roofline."""
         return min(self.least_s / self.call_s, 1.0) if self.least_s and self.call_s else None
 
     def to_json(self) -> dict[str, Json]:
@@ -209,15 +201,10 @@ def _seconds(us: float | None) -> float | None:
     return us / 1e6 if us else None
 
 
-# ---------------------------------------------------------------- trials
-
-
 class ChosenTrials(NamedTuple):
-    """The trials of a kernel's workload in the ledger, on each target that it was measured for.
+    """The trials of a kernel's workload in the ledger, on each target.
 
-    Attributes:
-        chosen: The id of the trial whose schedule the library has; empty for the schedule of a rule.
-        workloads: The workload on each target.
+    `chosen` is the id of the trial with the library's schedule; empty for the schedule of a rule.
     """
 
     chosen: str
@@ -234,7 +221,7 @@ class ChosenTrials(NamedTuple):
 
 
 def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> ChosenTrials:
-    """Return the trials of a kernel: of the target that the library was tuned for, where that is known."""
+    """Return the trials of a kernel, on the target that the library was tuned for, if it is known."""
     inputs = _list_inputs(library, store)
     path = inputs.get(CHOSEN_ROLE)
     chosen = json.loads(Path(path).read_bytes()) if path else {}
@@ -251,9 +238,6 @@ def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> Cho
     return ChosenTrials(trial_id(trace) if trace else "", tuple(workloads))
 
 
-# ---------------------------------------------------------------- code
-
-
 def make_kernel_code(
     library: BuiltLibrary,
     kernel: str,
@@ -262,7 +246,7 @@ def make_kernel_code(
     with_assembly: bool = False,
     with_candidates: bool = False,
 ) -> KernelCode:
-    """Return the code of a kernel, made once more from the inputs of the library's build."""
+    """Return the code of a kernel, made again from the inputs of the library's build."""
     payload = {
         "settings": _read_preimage(library, store)["settings"],
         "inputs": _list_inputs(library, store),
@@ -311,21 +295,12 @@ def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
     )
 
 
-# ---------------------------------------------------------------- kernel table
-# The kernels of a build: their shares of the time, their schedules, and the nodes of the model behind them. Pure.
-
-
 class KernelRow(NamedTuple):
     """A kernel of a library. None is an unknown value.
 
-    Attributes:
-        share: Its share of the time of a call of the library, from 0 to 1, as `verify` measured it.
-        calls: How often an inference calls it.
-        seconds: The time of all these calls in the library: its share of the latency.
-        alone_s: The time of all these calls as `pick_best` measured one by itself.
-        schedule: `tuned`, or the rule of its schedule.
-        workload: The key of its workload; empty without tuning.
-        nodes: The nodes of the model that it came from, as text.
+    An inference makes `calls` calls of it. `share` is its share of the time of an inference (0 to 1), `seconds` that
+    share of the latency, and `alone_s` the time of its calls as `pick_best` measured one alone. `schedule` is `tuned` or
+    a rule, `workload` a key, empty without tuning, and `nodes` the nodes of the model as text.
     """
 
     name: str

@@ -358,9 +358,6 @@ def _describe_total(total: Total, few: Total | None, store_root: str) -> Iterato
         yield f"about {size_text(total.bytes)} in {shortest_path(store_root)} ({free} free)"
 
 
-# ---------------------------------------------------------------- explanation
-
-
 def explain_stage(
     decision: Decision,
     key: StageKey | None,

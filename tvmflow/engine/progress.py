@@ -362,8 +362,6 @@ class Printer:
             if self._region:
                 self._region.clear()
 
-    # ---------------------------------------------------------------- events
-
     def _align_names(self, event: Event) -> None:
         longest = max((len(self._stage_name(stage)) for stage in event["stages"]), default=0)
         least, most = _NAME_WIDTHS
@@ -430,8 +428,6 @@ class Printer:
     def _stage_name(self, event: Event) -> str:
         name = str(event["stage_id"])
         return name if self._many else name.partition(":")[2]
-
-    # ---------------------------------------------------------------- the stream
 
     def _print_line(self, text: str, style: str = "") -> None:
         self._print_spans(Span(text, style))

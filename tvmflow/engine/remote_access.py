@@ -175,9 +175,6 @@ def _open_connection(
     return RemoteConnection(cache, store, access, warn, is_cancelled)
 
 
-# ---------------------------------------------------------------- prefetch
-
-
 def estimate_work(stages: Sequence[StageSpec], store: LocalStore) -> float | None:
     """Return how long stages took when they last ran here; None when one is not known."""
     seconds = 0.0

@@ -1,7 +1,6 @@
-"""Run records: the work of each run, kept in the store as `history/ID.json`; and logs of stages.
+"""Run records: each run that did something, as `history/ID.json` in the store; and logs of stages.
 
-A run that was up to date leaves no record. An id is the time at which the run began, so that ids
-sort by it: seven characters of Crockford's base 32, which omits similar characters.
+An id is the time at which the run began, so that ids sort by it: seven characters of Crockford's base 32.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class Machine(NamedTuple):
-    """A machine that ran stages: name, `linux-x86_64`, the model of its CPU, and its usable CPUs."""
+    """A machine that ran stages: name, such as `linux-x86_64`, the model of its CPU, its usable CPUs."""
 
     name: str
     platform: str
@@ -79,7 +78,7 @@ class Machine(NamedTuple):
 
 
 class SourceText(NamedTuple):
-    """A file that a user wrote: `recipe`, `pipeline` or `lock`, and its content if not too large."""
+    """A file of the user: `recipe`, `pipeline` or `lock`; large ones are recorded without their text."""
 
     kind: str
     path: str
@@ -88,7 +87,7 @@ class SourceText(NamedTuple):
 
 
 class RecipeSource(NamedTuple):
-    """The files of a planned recipe or variant, and the commit that was checked out in their repository.
+    """The files of a planned recipe or variant, and the commit that was checked out.
 
     `clean` says whether the files were as in that commit: `yes`, `no`, or why that is unknown.
     """
@@ -104,10 +103,9 @@ class RecipeSource(NamedTuple):
 class RunRecord(NamedTuple):
     """A run that did something.
 
-    The command line is without passwords; `sources` has the files of the recipes, each once; `builds` the
-    results for each recipe and target; `damage` the paths of damaged files in the store. `release` is None
-    for a run that makes none, and `message` is empty unless an error ended the run. `timeline` is a
-    `Timeline` as JSON, which only those read who need it; None in records of earlier versions.
+    The command line is without passwords. `sources` has each file of the user once, `builds` the results by recipe and
+    target, `damage` the paths of damaged files in the store. `release` is None for a run that makes none, and `message`
+    is empty unless an error ended the run. `timeline` is a `Timeline` as JSON.
     """
 
     id: str
@@ -135,7 +133,7 @@ class RunRecord(NamedTuple):
 
     @property
     def end(self) -> str:
-        """The end of the run in one or two words: `ok`, `stopped`, `unfinished`, or its exit code."""
+        """The end of the run: `ok`, `stopped`, `unfinished`, or its exit code."""
         if self.exit_code == EXIT_OK:
             return "ok"
         if self.exit_code == EXIT_KILLED:
@@ -148,7 +146,7 @@ class RunRecord(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Json) -> RunRecord:
-        """Return the record that `to_json` wrote; Unreadable when it is none, or of a later version."""
+        """Return the record that `to_json` wrote, or raise Unreadable."""
         if isinstance(value, dict) and value.get("format", _FORMAT) != _FORMAT:
             raise Unreadable("it was written by another version of tvmflow")
         try:
@@ -157,14 +155,11 @@ class RunRecord(NamedTuple):
             raise Unreadable(f"it is not a record of a run ({error})") from error
 
 
-# ---------------------------------------------------------------- writing
-
-
 class Recording:
-    """The record of a run in progress; the running code fills in its fields.
+    """The record of a run in progress, whose fields the run fills in.
 
-    Whatever ends the process, the record is there: it is written again as stages end, and says that the run is
-    unfinished. `did_more` means something besides stages, such as a release.
+    It is written again as stages end, and says that the run is unfinished, so that it exists whatever ends the process.
+    `did_more` means something besides stages, such as a release.
     """
 
     def __init__(self, store: LocalStore, argv: Sequence[str]) -> None:
@@ -184,7 +179,7 @@ class Recording:
         self._lock = threading.Lock()
 
     def note_progress(self, make_report: Callable[[], RunReport]) -> None:
-        """Write the record of the run so far, as if it was killed. Called from several threads."""
+        """Write the record of the run so far, as if it were killed; may be called from several threads."""
         with self._lock:
             self._make_report = make_report
             began_s = time.monotonic()
@@ -196,7 +191,7 @@ class Recording:
             self._next_s = now_s + max(_INTERVAL_S, (now_s - began_s) / _SHARE)
 
     def save(self) -> None:
-        """Write the record, if the run did something; a record that cannot be written is reported."""
+        """Write the record, if the run did something; log a warning if that is impossible."""
         report = self.report or (self._make_report and self._make_report())
         try:
             is_failed = self.exit_code != EXIT_OK or (report is not None and bool(report.damage))
@@ -246,7 +241,7 @@ class Recording:
 
 @contextlib.contextmanager
 def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
-    """Yield the record of a run to be filled in, and write it when the block ends, however it ends."""
+    """Yield the record of a run, and write it when the block ends in any way."""
     recording = Recording(store, argv)
     try:
         yield recording
@@ -271,7 +266,7 @@ def _describe_stop(exit_code: int) -> str:
 
 
 def _choose_id(store: LocalStore, began_s: float) -> str:
-    """Return the id of the run; it sorts after those of earlier runs, also when the clock was set back."""
+    """Return the id of the run, which sorts after earlier ones even if the clock was set back."""
     ticks = max(0, int((began_s - _EPOCH_S) * _TICKS_PER_SECOND))
     earlier = [name for name in list_ids(store) if set(name) <= set(_DIGITS)]
     if earlier:
@@ -290,7 +285,7 @@ def _encode(number: int) -> str:
 
 
 def recorded_path(path: str | Path) -> Path:
-    """Return the canonical path of a file for records: symbolic links in its folder are resolved."""
+    """Return the path of a file in records: symbolic links in its folder are resolved."""
     return Path(path).parent.resolve() / Path(path).name
 
 
@@ -310,7 +305,7 @@ def _list_recipes(report: RunReport) -> Iterator[RecipeSource]:
 
 
 def _list_sources(report: RunReport, lock: str | None) -> Iterator[SourceText]:
-    """Yield every recipe, pipeline and lock file of a run once; one that has disappeared is left out."""
+    """Yield every recipe, pipeline and lock file of a run that still exists."""
     files = {recorded_path(origin.path): "recipe" for origin in report.origins}
     files |= {recorded_path(origin.pipeline): "pipeline" for origin in report.origins}
     files |= {recorded_path(lock): "lock"} if lock else {}
@@ -325,12 +320,7 @@ def _list_sources(report: RunReport, lock: str | None) -> Iterator[SourceText]:
 
 
 class RunHistory(NamedTuple):
-    """The records of a store.
-
-    Attributes:
-        runs: The runs, the last one first.
-        damaged: The path of each record that cannot be read, with the reason.
-    """
+    """The records of a store: the runs, the last one first, and unreadable ones with the reason."""
 
     runs: tuple[RunRecord, ...]
     damaged: tuple[tuple[str, str], ...]
@@ -357,12 +347,10 @@ def list_ids(store: LocalStore) -> list[str]:
 
 
 def read_run(store: LocalStore, name: str) -> RunRecord:
-    """Return the record of a run.
-
-    The name is an id or a unique prefix of it, `latest`, or `latest~N` for the N-th run before the latest.
+    """Return the record of a run: its id, a unique prefix, `latest`, or `latest~N` for the N-th before.
 
     Raises:
-        UsageError: There is no such run, the prefix is ambiguous, or the record is damaged.
+        UsageError: for an unknown run, an ambiguous prefix, or a damaged record.
     """
     run = _find_id(list_ids(store), name, store)
     try:
@@ -415,7 +403,7 @@ def _path(store: LocalStore, name: str) -> Path:
 
 
 def is_record(content: bytes, name: str) -> bool:
-    """Return whether this is the undamaged content of the record of a run, of this version or another."""
+    """Return whether this is the undamaged content of a record, of any version."""
     try:
         value: Mapping[str, Json] = read_json(content)
         return isinstance(value, dict) and "format" in value and value.get("id", name) == name
@@ -425,7 +413,6 @@ def is_record(content: bytes, name: str) -> bool:
 
 # ---------------------------------------------------------------- logs of stages
 # One file for each stage of each recipe, of its last execution.
-
 
 _LOG_SUFFIX: Final = ".log"
 _POLL_S: Final = 0.2
@@ -443,10 +430,10 @@ class StageLog(NamedTuple):
 def find_logs(
     store: LocalStore, stage: str = "", run: RunRecord | None = None, recipes: Collection[str] = ()
 ) -> list[StageLog]:
-    """Return the logs of a stage, the one that was written last at the end.
+    """Return the logs of a stage, the last written one at the end.
 
-    The stage is `STAGE` or `STAGE/TARGET`, each also with `RECIPE:`; empty for all. Logs are only those of a run or
-    of some recipes, if these are given. The store may not exist.
+    The stage is `STAGE` or `STAGE/TARGET`, each also with `RECIPE:`; empty for all. They are those of a run or of some
+    recipes, if given. The store may not exist.
 
     Raises:
         UsageError: There is none, or a later run has replaced it.
@@ -475,7 +462,7 @@ def find_logs(
 
 
 def _select_run(logs: list[StageLog], run: RunRecord, stage: str) -> list[StageLog]:
-    """Return the logs that a run left, as far as no later one has replaced them."""
+    """Return the logs of a run that no later one has replaced."""
     executed = {entry.stage_id for entry in run.stages if entry.log}
     own = [log for log in logs if log.stage_id in executed]
     kept = [log for log in own if log.written_s <= run.began_s + run.seconds + 1]
@@ -511,16 +498,8 @@ def _matches(stage_id: str, stage: str) -> bool:
     return stage in (name, name.partition("/")[0])
 
 
-def read_text(log: StageLog) -> str:
-    """Return the whole text of a log."""
-    return Path(log.path).read_text(encoding="utf-8", errors="replace")
-
-
 def follow(log: StageLog, is_written: Callable[[], bool]) -> Iterator[str]:
-    """Yield the text of a log, and then new text while its writer may run.
-
-    A new file is read from its beginning.
-    """
+    """Yield the text of a log, then new text while its writer may run; a new file from its beginning."""
     while True:
         with Path(log.path).open(encoding="utf-8", errors="replace") as stream:
             inode = os.fstat(stream.fileno()).st_ino
@@ -545,12 +524,8 @@ def _was_replaced(path: str, inode: int, position: int) -> bool:
     return status.st_ino != inode or status.st_size < position
 
 
-# ---------------------------------------------------------------- worker logs
-# The logs of running stages, copied to a stream while their workers write them.
-
-
 class WorkerLogs:
-    """Copies the lines of the logs of all running stages, each with the name of its stage."""
+    """Copies the lines of all logs to a stream while workers write them, each with its stage."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

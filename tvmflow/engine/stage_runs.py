@@ -359,8 +359,6 @@ class StageRuns:
                 self.damaged.add(need.stage_id)
                 state.artifacts.pop(need.stage_id)
 
-    # ------------------------------------------------------------ reports
-
     def report(self, report: StageReport, keys: Mapping[str, StageKey]) -> None:
         """Report the end of a stage; `explain` shows a failure until it succeeds."""
         self._reports[report.stage_id] = report

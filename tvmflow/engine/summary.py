@@ -58,8 +58,7 @@ def summary(
 ) -> str:
     """Return the last lines of a run.
 
-    `quiet` leaves problems, and a line with verdict and folder for each delivery; `verbose` adds what each stage says
-    of its result, and every delivered file.
+    `quiet` leaves problems, and a line for each delivery; `verbose` adds the texts of stages, and every delivered file.
     """
     lines = list(_list_problems(report))
     builds = list_builds(report)
@@ -102,7 +101,7 @@ def _list_problems(report: RunReport) -> Iterator[str]:
 
 
 def _describe_results(stages: Sequence[StageReport]) -> list[str]:
-    """Return each stage's text about its result; with very many stages, only of stages that ran."""
+    """Return each stage's text about its result; of very many stages, only of those that ran."""
     shown = [stage for stage in stages if stage.facts]
     if len(stages) > MAX_SHOWN:
         shown = [stage for stage in shown if stage.outcome != "hit"]
@@ -110,11 +109,8 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
     return [f"{stage.stage_id}: {line}" for stage in shown for line in facts.describe(stage)]
 
 
-# ---------------------------------------------------------------- builds
-
-
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield warnings of builds, their table, details of a few (kernels, quantization), and the headline."""
+    """Yield warnings of builds, their table, details of a few builds, and the headline."""
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
     if measured:
@@ -149,7 +145,7 @@ def _list_warnings(builds: Sequence[Build]) -> Iterator[str]:
 
 
 def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield the slowest kernels with their nodes of the model: one of each of several builds."""
+    """Yield the slowest kernels with their nodes of the model; one of each if there are several builds."""
     timed = [build for build in builds if build.slowest_kernels]
     if not timed:
         return
@@ -163,7 +159,7 @@ def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterato
 
 
 def _select_rows(builds: Sequence[Build]) -> list[Build]:
-    """Return the builds that the table has room for: those with problems and new ones first."""
+    """Return the builds of the table: if there are too many, those with problems and new ones first."""
     if len(builds) <= _MAX_ROWS:
         return list(builds)
     order = sorted(builds, key=lambda build: (build.verdict == "verified", build.reused))
@@ -172,7 +168,7 @@ def _select_rows(builds: Sequence[Build]) -> list[Build]:
 
 
 def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
-    """Return a row for each build, its cells by heading, for headings that at least one build knows."""
+    """Return a row for each build, its cells by heading, without headings that are empty everywhere."""
     peers = _list_peers(builds)
     rows = [
         _cells(name, build, peers) for name, build in zip(_name_builds(builds), builds, strict=True)
@@ -228,11 +224,8 @@ def _latency_text(seconds: float | None) -> str:
     return "" if seconds is None else latency_text(seconds)
 
 
-# ---------------------------------------------------------------- counts and files
-
-
 def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
-    """Return one line for the files of each build, which names the libraries, and all other paths."""
+    """Return a line for the files of each build, which names the libraries, and all other paths."""
     groups: dict[str, list[str]] = {f"{build.folder}/": [] for build in builds if build.folder}
     others = []
     for path in paths:
@@ -243,7 +236,7 @@ def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
 
 
 def _name_files(paths: Sequence[str]) -> str:
-    """Return the libraries among the files of a build, and how many other files there are."""
+    """Return the libraries among the files of a build, and the number of other files."""
     libraries = dict.fromkeys(
         "".join(path.partition("/")[:2]) for path in paths if not path.endswith(_ABOUT)
     )
@@ -285,7 +278,7 @@ def _describe_uploads(remote: Traffic | None) -> Iterator[str]:
 
 
 def _group_paths(paths: Sequence[str]) -> list[str]:
-    """Return the paths; of very many, how many are in each recipe's folder, or in all of them."""
+    """Return the paths; of very many, the number of files in each folder of a target or recipe."""
     if len(paths) <= MAX_SHOWN:
         return list(paths)
     for levels in (2, 3):
@@ -293,10 +286,6 @@ def _group_paths(paths: Sequence[str]) -> list[str]:
         if len(folders) <= MAX_SHOWN:
             break
     return [f"{folder}/: {count_text(number, 'file')}" for folder, number in folders.items()]
-
-
-# ---------------------------------------------------------------- headline
-# The headline of a run: one line with the achievement, and nothing within the noise. Pure.
 
 
 # From here on a factor says more than a percentage.
@@ -318,7 +307,7 @@ def make_headline(builds: Sequence[Build]) -> str:
 
 
 def headline_parts(build: Build) -> tuple[str, ...]:
-    """Return the headline's text about a build: speed, verdict, accuracy and size, as far as known."""
+    """Return the headline's text about a build, as far as known: speed, verdict, accuracy and size."""
     parts = [_speed_text(build), verdict_text(build)]
     if build.accuracy is not None:
         parts.append(f"accuracy {build.accuracy:.2%}")
@@ -339,7 +328,7 @@ def verdict_text(build: Build) -> str:
 
 
 def _speed_text(build: Build) -> str:
-    """Return how fast a library is, unless rejected: beside the fastest other runtime, untuned, or alone."""
+    """Return the speed of a library: relative to the fastest peer, else to untuned, else its latency."""
     if build.verdict == _REJECTED:
         return ""
     peer = choose_peer(build)
@@ -357,30 +346,21 @@ def choose_peer(build: Build) -> Peer | None:
 
 
 def speedup_text(speedup: Speedup, name: str) -> str:
-    """Return a speedup over something as people say it, without a claim that the noise does not allow."""
+    """Return a speedup in words, without a claim that the noise does not allow."""
     judgement, median, low, high = speedup.judgement, speedup.median, speedup.low, speedup.high
-    if judgement == "more":
-        limits = (low, high)
-        return _factor_text(median, limits, "{} times as fast as", "{} faster than", name)
-    if judgement == "less":
-        limits = (1 / high, 1 / low)
-        return _factor_text(
-            1 / median, limits, "SLOWER: {} times the time of", "{} slower than", name
-        )
     if judgement == "equal":
         return f"as fast as {name}, within the noise"
-    limits_text = f"{low:.2g} to {high:.2g} times as fast"
-    return f"the machine was too noisy to compare it with {name} ({limits_text})"
-
-
-def _factor_text(
-    factor: float, limits: tuple[float, float], times: str, percent: str, name: str
-) -> str:
-    low, high = limits
+    if judgement == "unclear":
+        limits = f"{low:.2g} to {high:.2g} times as fast"
+        return f"the machine was too noisy to compare it with {name} ({limits})"
+    is_faster = judgement == "more"
+    factor, low, high = (median, low, high) if is_faster else (1 / median, 1 / high, 1 / low)
     if factor < _LEAST_FACTOR:
-        return f"{percent.format(f'{factor - 1:.0%}')} {name}"
+        return f"{factor - 1:.0%} {'faster' if is_faster else 'slower'} than {name}"
     noise = f" (noisy: {_round_factor(low)}–{_round_factor(high)})" if high > low * _WIDE else ""
-    return f"{times.format(_round_factor(factor))} {name}{noise}"
+    if is_faster:
+        return f"{_round_factor(factor)} times as fast as {name}{noise}"
+    return f"SLOWER: {_round_factor(factor)} times the time of {name}{noise}"
 
 
 def _round_factor(factor: float) -> str:
@@ -403,7 +383,7 @@ def _summarize(builds: Sequence[Build]) -> Iterator[str]:
 def _ranked(
     builds: Iterable[Build], find_speedup: Callable[[Build], Speedup | None]
 ) -> list[Build]:
-    """Return the builds that were not rejected and have a speedup, the smallest first."""
+    """Return the builds with a speedup that were not rejected, the slowest first."""
     known = [
         (speedup.median, build)
         for build in builds

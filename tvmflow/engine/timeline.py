@@ -1,6 +1,6 @@
-"""The timeline of a run: when each stage and each span of work began and ended, where, and why.
+"""The timeline of a run: when, where and why stages and spans of work began and ended.
 
-It is recorded from the events of the run, kept in its record, and written as a trace for viewers.
+It is recorded from events, kept in the record of the run, and written as a trace for viewers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _RUN: Final = "run"
 class TimedStage(NamedTuple):
     """A stage that ended, in seconds since the run began.
 
-    One that was not executed began when it ended, and has no process (`pid` 0). The worker is that of a
-    cluster; empty for this machine.
+    A stage that was not executed begins when it ends, and has no process (`pid` 0). The worker is that of a cluster;
+    empty for this machine.
     """
 
     stage_id: str
@@ -63,14 +63,10 @@ class Span(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The timeline of a run.
+    """The timeline of a run, which began its stages at `began_s`, in seconds since 1970.
 
-    Attributes:
-        began_s: When it turned to its stages, in seconds since 1970.
-        jobs: How many stages may run at a time.
-        stages: The stages in the order in which they ended; one that ran twice is there twice.
-        spans: The fields of each `Span`, in the order in which they ended; records are to stay small.
-        left_out: How many further spans there were.
+    `jobs` stages may run at a time. Stages and the fields of each `Span` are in the order in which they ended; a stage
+    that ran twice is there twice. `left_out` counts further spans.
     """
 
     began_s: float
@@ -152,15 +148,12 @@ def read_timeline(value: Json, run: str) -> Timeline:
         ) from error
 
 
-# ---------------------------------------------------------------- as a trace
-
-
 def make_trace(
     timeline: Timeline, reports: Iterable[StageReport], began_s: float, about: Mapping[str, Json]
 ) -> Trace:
-    """Return the trace of a run whose command began at a time in seconds since 1970.
+    """Return the trace of a run whose command began at `began_s`, in seconds since 1970.
 
-    `reports` is what its record says of its stages, `about` what the trace says of the run; `run` is its name.
+    `reports` are of its stages, and `about` has facts of the run, whose name is `run`.
     """
     by_id = {report.stage_id: report for report in reports}
     own, start_s = f"tvmflow run {about['run']}", max(timeline.began_s - began_s, 0.0)
@@ -196,7 +189,7 @@ def make_trace(
 
 
 def _place_stages(timeline: Timeline) -> Iterator[tuple[TimedStage, str]]:
-    """Yield each stage that was executed with its process in the trace: one for each that ran at once."""
+    """Yield each executed stage with its process in the trace; stages that overlap have different ones."""
     ends: dict[str, list[float]] = {}
     for stage in timeline.list_executed():
         lanes = ends.setdefault(stage.worker, [])
@@ -223,9 +216,8 @@ def _add_stage(
 
 
 # ---------------------------------------------------------------- critical chain
-# The critical path of a run, and what each of its stages cost: the run is scheduled again with as
-# many workers as it had and without one of the stages' times. Stages begin as doit begins them: when all
-# that they need has ended, in the order in which they began then.
+# The critical path of a run and the cost of each stage on it: the run is scheduled again with as many workers, and
+# without the time of that stage. As with doit, stages begin when all their needs have ended, in the original order.
 
 
 class Work(NamedTuple):
@@ -238,11 +230,8 @@ class Work(NamedTuple):
 class ChainLink(NamedTuple):
     """A stage of the critical chain.
 
-    Attributes:
-        cause: The stage whose end let it begin; empty for the first one.
-        waited_for_worker: Whether that stage is one that it does not need, and whose worker it got.
-        saves_s: How much shorter the run would be if it cost nothing, with as many workers.
-        saves_at_best_s: The same with a worker for every stage.
+    The end of the stage `cause` let it begin: it needed that stage, or waited for its worker. `saves_s` is how much
+    shorter the run would be if it cost nothing; `saves_at_best_s` the same with a worker for every stage.
     """
 
     stage_id: str
@@ -254,10 +243,10 @@ class ChainLink(NamedTuple):
 
 
 class CriticalChain(NamedTuple):
-    """The critical chain of a run, where this many stages may run at a time.
+    """The critical chain of a run, where `jobs` stages may run at a time.
 
-    Its seconds are those before the first stage began, until the last one ended, and after that; of the
-    stages when they are scheduled again; and of these with a worker for every stage.
+    Its seconds are those before the first stage, of the stages, and after the last one. `scheduled_s` are those of the
+    stages when scheduled again, and `at_best_s` with a worker for every stage.
     """
 
     links: tuple[ChainLink, ...]
@@ -305,7 +294,7 @@ def measure_length(work: Mapping[str, Work], jobs: int) -> float:
 def list_work(timeline: Timeline) -> dict[str, Work]:
     """Return the stages that a run executed, in the order in which they began.
 
-    What a stage needs through one that was not executed, it needs itself; one that ran twice took both times.
+    Needs of a stage that was not executed are inherited. A stage that ran twice took both times.
     """
     executed = timeline.list_executed()
     seconds: dict[str, float] = {}

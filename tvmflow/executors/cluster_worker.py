@@ -85,8 +85,6 @@ def call_without_paths(call: StageCall) -> dict[str, Json]:
     return {name: value for name, value in to_json(call).items() if name not in _PATHS}
 
 
-# ---------------------------------------------------------------- workers that fit
-
 # A resource that many stages may use at a time is not scarce.
 _UNLIMITED: Final = 1e6
 _SHORT_DIGEST: Final = 12

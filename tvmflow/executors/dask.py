@@ -163,9 +163,6 @@ class DaskExecutor:
 open_executor = DaskExecutor
 
 
-# ---------------------------------------------------------------- files
-
-
 class FileTransfer:
     """Uploads the inputs of stages, and downloads their outputs."""
 
@@ -224,8 +221,6 @@ class FileTransfer:
                 fix="--executor dask needs a remote cache that this machine and every worker can reach and may write to",
             ) from problem
 
-
-# ---------------------------------------------------------------- dask stage
 
 _log: Final = logging.getLogger(__name__)
 
@@ -336,8 +331,6 @@ def _workers_lost(names: list[str]) -> EnvironmentProblem:
         fix="look at what `tvmflow worker` printed there, and whether those machines ran out of memory",
     )
 
-
-# ---------------------------------------------------------------- dask cluster
 
 _POLL_S: Final = 0.05
 _CONNECT_S: Final = 10.0

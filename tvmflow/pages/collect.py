@@ -1,6 +1,6 @@
-"""The page of a run: its record, and the details of results that the store still has.
+"""The page of a run: its record, and details of results that the store still has.
 
-These are searches, kernels with their bounds, and times. What garbage collection has removed is said, not guessed.
+It names results that garbage collection has removed.
 """
 
 from __future__ import annotations
@@ -64,23 +64,14 @@ _REUSED: Final = frozenset({"hit", "fetched"})
 
 
 def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tuple[StageEntry, ...]:
-    """Return the stages of a run, with their inputs and the time that reuse of results saved."""
+    """Return the stages of a run, with their inputs and the time saved by reused results."""
     known = {report.stage_id for report in reports}
     entries = []
     for report in reports:
         record = store.record(report.key) if store and report.key else None
         parts = (part for part in _list_parts(report, record) if part in known)
-        is_reused = report.outcome in _REUSED
-        entries.append(
-            StageEntry(
-                id=report.stage_id,
-                outcome=report.outcome,
-                reason=report.message or report.reason,
-                spent_s=report.seconds,
-                saved_s=record.seconds if is_reused and record else 0.0,
-                needs=(*list_known_needs(report, known), *parts),
-            )
-        )
+        saved_s = record.seconds if report.outcome in _REUSED and record else 0.0
+        entries.append(StageEntry(report, saved_s, (*list_known_needs(report, known), *parts)))
     return tuple(entries)
 
 
@@ -105,9 +96,6 @@ def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
         except OSError as error:
             recipes.append(RecipeText(shown, "", f"It cannot be read: {error.strerror}."))
     return tuple(recipes)
-
-
-# ---------------------------------------------------------------- kernels
 
 
 def list_kernels(
@@ -143,9 +131,7 @@ def _read_kernels(
     """Return the kernels of one library: those of a search, or else those of its profile."""
     search = facts.get(TuneFacts)
     if search is not None and search.workloads:
-        searched = _read_searched(stages[tune.NAME], search.workloads, store)
-        origins = _list_origins(stages.get(extract_tasks.NAME), facts, store)
-        return _read_tuned(label, facts, search, searched, origins)
+        return _read_tuned(label, stages, facts, search, store)
     times = _read_times(facts)
     kernels = (
         _time_in_library(Kernel(name, nodes), times, (name,))
@@ -164,7 +150,7 @@ def _read_times(facts: KnownFacts) -> dict[str, tuple[float, float | None]]:
 def _time_in_library(
     kernel: Kernel, times: Mapping[str, tuple[float, float | None]], names: Collection[str]
 ) -> Kernel:
-    """Return a kernel, or all of one workload, with the time that `verify` measured in the library."""
+    """Return a kernel, or all of one workload, with the time measured in the library."""
     if not names or not times.keys() >= set(names):
         return kernel
     seconds = [times[name][1] for name in names]
@@ -175,7 +161,7 @@ def _time_in_library(
 
 
 class _Origin(NamedTuple):
-    """The names of all kernels that are one workload, and the nodes of the model that they compute."""
+    """The names of all kernels of a workload, and the nodes of the model that they compute."""
 
     names: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -183,11 +169,13 @@ class _Origin(NamedTuple):
 
 def _read_tuned(
     label: str,
+    stages: Mapping[str, StageReport],
     facts: KnownFacts,
     search: TuneFacts,
-    searched: _Searched,
-    origins: Mapping[str, _Origin],
+    store: LocalStore | None,
 ) -> LibraryKernels:
+    searched = _read_searched(stages[tune.NAME], search.workloads, store)
+    origins = _list_origins(stages.get(extract_tasks.NAME), facts, store)
     chosen = facts.get(PickBestFacts)
     measured_again = chosen.kernels if chosen else ()
     times = _read_times(facts)
@@ -205,7 +193,7 @@ def _read_tuned(
 
 
 class _Searched(NamedTuple):
-    """The trials of each workload by key in the order of measuring, its parameters, and missing parts."""
+    """The trials of each workload by key in the order of measuring, its parameters, and notes."""
 
     trials: Mapping[str, Sequence[Trial]]
     buffers: Mapping[str, tuple[str, ...]]
@@ -215,11 +203,10 @@ class _Searched(NamedTuple):
 def _read_searched(
     report: StageReport, workloads: Sequence[WorkloadFacts], store: LocalStore | None
 ) -> _Searched:
-    """Return the trials that the ledger has from before the end of the search."""
+    """Return the trials of the ledger from before the end of the search."""
     if store is None:
-        return _Searched(
-            {}, {}, ("Tuning curves need the store that the libraries were made with.",)
-        )
+        note = "Tuning curves need the store that the libraries were made with."
+        return _Searched({}, {}, (note,))
     record = store.record(report.key) if report.key else None
     target = find_ledger_key(record.preimage) if record else ""
     if record is None or not target:
@@ -238,18 +225,14 @@ def _read_searched(
         trials[key] = sort_by_record(measured)
         buffers[key] = ledger.description(key).buffers
     missing = sum(max(w.trials - len(trials[w.key]), 0) for w in workloads)
-    notes = (
-        (f"Gone from the ledger: {count_text(missing, 'trial')} of this search.",)
-        if missing
-        else ()
-    )
-    return _Searched(trials, buffers, notes)
+    note = f"Gone from the ledger: {count_text(missing, 'trial')} of this search."
+    return _Searched(trials, buffers, (note,) if missing else ())
 
 
 def _list_origins(
     report: StageReport | None, facts: KnownFacts, store: LocalStore | None
 ) -> dict[str, _Origin]:
-    """Return the kernels and nodes behind each workload by key, as far as they are known."""
+    """Return the known kernels and nodes behind each workload by key."""
     calls = list_kernel_calls(facts)
     origins = {}
     for task in _read_tasks(report, store) if report else ():
@@ -260,7 +243,7 @@ def _list_origins(
 
 
 def _read_tasks(report: StageReport, store: LocalStore | None) -> list[dict[str, Json]]:
-    """Return the workloads with the names of all their kernels; none if the store has them no longer."""
+    """Return the workloads with the names of all their kernels; none if the store lost them."""
     artifact = store.find(report.key) if store and report.key else None
     digest = artifact.digests((TASKS,)).get(TASKS) if artifact else None
     if store is None or digest is None:
@@ -281,7 +264,7 @@ def _list_workloads(
     origins: Mapping[str, _Origin],
     times: Mapping[str, tuple[float, float | None]],
 ) -> list[Kernel]:
-    """Return the workloads of a search, the one that takes longest first; times of `pick_best` count."""
+    """Return the workloads of a search, the slowest first; times of `pick_best` take precedence."""
     by_name = {kernel.name: kernel for kernel in measured_again}
     kernels = []
     for workload in workloads:
@@ -300,7 +283,7 @@ def _list_workloads(
             trials=workload.trials,
         )
         timed = _time_in_library(kernel, times, origin.names)
-        # the library was timed at one size, and the rest is the mean of several
+        # the library was timed at one size; the other times are means of several
         kernels.append(timed._replace(library_s=None) if workload.sizes else timed)
     return sorted(
         kernels,
@@ -313,7 +296,7 @@ def _seconds(us: float | None) -> float | None:
 
 
 def _best_so_far(trials: Sequence[Trial]) -> tuple[float, ...]:
-    """Return the best time after each trial, from the first that worked."""
+    """Return the best time after each trial, from the first successful one."""
     best, curve = math.inf, []
     for trial in trials:
         best = min(best, trial.seconds)
@@ -323,7 +306,7 @@ def _best_so_far(trials: Sequence[Trial]) -> tuple[float, ...]:
 
 
 def count_bytes(buffers: Sequence[str]) -> float | None:
-    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`; None if one is not known."""
+    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`; None if one is unknown."""
     matches = [_BUFFER.fullmatch(buffer) for buffer in buffers]
     if not matches or not all(matches):
         return None
@@ -337,12 +320,10 @@ def count_bytes(buffers: Sequence[str]) -> float | None:
 def make_progress(
     workloads: Sequence[WorkloadFacts], trials: Mapping[str, Sequence[Trial]], kept: Collection[str]
 ) -> tuple[Progress, ...]:
-    """Return the course of a search: the time of all kernels after each trial, in the order of measuring.
+    """Return the course of a search: the time of all kernels after each trial.
 
-    A kernel counts with its untuned time until a trial is better, and in the end where no trial was
-    kept. Kernels whose untuned time is not known do not count.
-
-    `kept` has the names of the workloads that have a schedule of the search in the end.
+    A kernel counts with its untuned time until a trial is better. Kernels that are not `kept` keep their untuned time;
+    those of unknown untuned time do not count.
     """
     kept_keys = {w.key for w in workloads if w.name in kept}
     best = {w.key: w.untuned_us / 1e6 for w in workloads if w.untuned_us}
@@ -367,8 +348,6 @@ def make_progress(
     return tuple(progress)
 
 
-# ---------------------------------------------------------------- the page of a run
-
 _SHOWN_NAMES: Final = 3
 
 
@@ -390,7 +369,7 @@ def describe_run(record: RunRecord, store: LocalStore) -> Page:
 
 
 def find_previous(record: RunRecord, store: LocalStore) -> RunRecord | None:
-    """Return the last run before another one that has a latency of one of its libraries."""
+    """Return the last earlier run with a latency of one of its libraries."""
     timed = {build.name for build in record.builds if build.latency_s is not None}
     for candidate in list_runs(store).runs:
         is_older = candidate.began_s < record.began_s
@@ -410,7 +389,7 @@ def _recipe_name(build: Build) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return when a run began, in coordinated universal time."""
+    """Return when a run began, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
@@ -454,19 +433,16 @@ def _list_provenance(
     record: RunRecord, store: LocalStore
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     """Yield the tools, the files from outside and the delivered folders of a run."""
-    tools, files = {"tvmflow": record.tvmflow}, {}
-    lost = 0
+    tools, files, lost = {"tvmflow": record.tvmflow}, dict[str, str](), 0
     for stage in record.stages:
         result = store.record(stage.key) if stage.key else None
         if result is None:
             # rejected results have a key and no files
             lost += bool(stage.key) and stage.outcome in SUCCEEDED
             continue
-        tools.update(result.preimage.get("tools", {}))
+        tools |= result.preimage.get("tools", {})
         inputs = result.preimage.get("inputs", {}).items()
-        files.update(
-            {f"{stage.recipe}: {role}": digest for role, digest in inputs if "/" not in role}
-        )
+        files |= {f"{stage.recipe}: {role}": digest for role, digest in inputs if "/" not in role}
     if lost:
         tools["note"] = f"{count_text(lost, 'result')} of this run no longer in the store"
     yield "Tools", tuple(sorted(tools.items()))

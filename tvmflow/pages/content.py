@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build, Speedup
+from tvmflow.engine.report import StageReport
 from tvmflow.stages.quantize.facts import QuantizeFacts
 
 
 class Library(NamedTuple):
     """A build, with the same build in the baseline.
 
-    The judgement is what both measurements say of the change of the latency, None if it is not judged; with
-    `is_same`, both are one measurement. The note says how the latency was measured, or why it was not. Files
-    have sizes in bytes, and `machine` is what it is for.
+    The judgement is that of the change of the latency, None if it is not judged; with `is_same`, both are one
+    measurement. The note says how the latency was measured, or why it was not. Files have sizes in bytes; `machine` is
+    the target machine.
     """
 
     build: Build
@@ -65,11 +66,10 @@ class Gate(NamedTuple):
 class Kernel(NamedTuple):
     """A kernel of a library; times in seconds of one call.
 
-    `calls` are those in one inference, `nodes` those of the user's model that it computes, `flops` arithmetic
-    operations of a call and `bytes` those of its parameters. Measured by themselves are `untuned_s` with the
-    schedule of a rule and `tuned_s` with the schedule that was found, None if it keeps that of the rule;
-    `least_s` is at the roofline of the machine, and `curve` the best time after each trial. As `verify`
-    measured it, its share of the time of a call is from 0 to 1, and `library_s` that share of the latency.
+    `calls` are those of an inference, `nodes` those of the user's model, `flops` operations and `bytes` parameters of a
+    call. Measured alone are `untuned_s` with the schedule of a rule, `tuned_s` with a schedule of the search, None
+    without one, and `curve`, the best time after each trial. `least_s` is the time at the roofline. `verify` measured its
+    share of a call (0 to 1), and `library_s`, that share of the latency.
     """
 
     name: str
@@ -87,20 +87,20 @@ class Kernel(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """The time of a call: in the library, or by itself where that is not known."""
+        """The time of a call in the library, or alone where that is not known."""
         if self.library_s is not None:
             return self.library_s
         return self.untuned_s if self.tuned_s is None else self.tuned_s
 
     @property
     def roofline_share(self) -> float | None:
-        """The part of the speed at the roofline that it reaches."""
+        """Its speed, as a part of the roofline."""
         seconds = self.seconds
         return min(self.least_s / seconds, 1.0) if seconds and self.least_s else None
 
 
 class KernelChange(NamedTuple):
-    """A kernel that takes other seconds in a call than before; None if a library lacks it."""
+    """A kernel whose time of a call in seconds has changed; None if a library lacks it."""
 
     label: str
     name: str
@@ -125,11 +125,10 @@ class Progress(NamedTuple):
 
 
 class LibraryKernels(NamedTuple):
-    """The kernels of a library, as far as they are known, the one that takes longest first.
+    """The known kernels of a library, the slowest first.
 
-    `notes` say what the page cannot show, and why; `kept` is how many of the kernels that were searched for
-    have a schedule of the search, None without one. The speedup is that of the library over the same model
-    untuned, as `verify` measured both.
+    `notes` say what the page cannot show, and why. `kept` is the number of kernels with a schedule of the search, None
+    without one. The speedup is that of the library over the same model untuned.
     """
 
     label: str
@@ -142,33 +141,14 @@ class LibraryKernels(NamedTuple):
 
 
 class StageEntry(NamedTuple):
-    """A stage of a run: its id, `RECIPE:STAGE[/TARGET]`, its outcome, and why it ran or failed.
+    """A stage of a run: its report, and the stages that it needs.
 
-    `spent_s` are seconds in this run, and `saved_s` those when its result was made, where that is used again;
-    it needs the results of other stages.
+    `saved_s` are the seconds that an earlier run took for its result.
     """
 
-    id: str
-    outcome: str
-    reason: str = ""
-    spent_s: float = 0.0
+    report: StageReport
     saved_s: float = 0.0
     needs: tuple[str, ...] = ()
-
-    @property
-    def recipe(self) -> str:
-        """The recipe, or the variant."""
-        return self.id.partition(":")[0]
-
-    @property
-    def stage(self) -> str:
-        """The name of the stage."""
-        return self.id.partition(":")[2].partition("/")[0]
-
-    @property
-    def target(self) -> str:
-        """The target; empty for a stage that runs once for all."""
-        return self.id.partition(":")[2].partition("/")[2]
 
 
 class RecipeText(NamedTuple):
@@ -182,9 +162,8 @@ class RecipeText(NamedTuple):
 class Page(NamedTuple):
     """The content of a page.
 
-    The kind is `Run` or `Release`. `previous` is what the libraries are compared with, and empty for nothing;
-    `kernel_changes` and `changes` are the differences from it. `links` are texts and addresses, `provenance`
-    tables of names and values by title, and `stages` in topological order.
+    The kind is `Run` or `Release`. The libraries are compared with `previous`, if there is one. `links` are texts and
+    addresses, `provenance` tables of names and values by title, and `stages` in topological order.
     """
 
     kind: str

@@ -170,9 +170,6 @@ def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
     yield "provenance", "Provenance", list(_list_provenance(page))
 
 
-# ---------------------------------------------------------------- libraries
-
-
 def _compare_libraries(page: Page) -> list[Child]:
     runtimes = list(
         dict.fromkeys(peer.name for library in page.libraries for peer in library.build.peers)
@@ -303,9 +300,6 @@ def _size_row(library: Library, entry: SizeResult) -> Row:
         "reference": Cell(latency(entry.reference_latency_s), entry.reference_latency_s),
         "one size only": Cell(latency(entry.fixed_latency_s), entry.fixed_latency_s),
     }
-
-
-# ---------------------------------------------------------------- the rest
 
 
 def _list_gates(page: Page) -> Child:

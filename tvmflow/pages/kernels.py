@@ -254,9 +254,6 @@ def _search_row(library: LibraryKernels, index: int) -> Row:
     }
 
 
-# ---------------------------------------------------------------- kernels
-
-
 def _draw_kernels(library: LibraryKernels) -> Markup:
     curves = [kernel for kernel in library.kernels if kernel.curve][:_MAX_CURVES]
     more = sum(1 for kernel in library.kernels if kernel.curve) - len(curves)

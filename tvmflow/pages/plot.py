@@ -38,8 +38,8 @@ _EMPTY: Final = Cell("")
 def table(caption: str, rows: Iterable[Row], *, omits_empty: bool = True) -> Markup:
     """Return a table that scrolls sideways where it is too wide; nothing without rows.
 
-    The caption is for screen readers, and the first column names the row. The first row has all headings;
-    `omits_empty` leaves out columns without any value.
+    The caption is for screen readers, and the first column names the row. The first row has all headings. `omits_empty`
+    leaves out columns without values.
     """
     body = list(rows)
     if not body:
@@ -91,38 +91,20 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
     )
 
 
-# ---------------------------------------------------------------- values
-# Values of pages as text, with a dash for unknown ones.
-
-
 def format_known(value: _Value | None, show: Callable[[_Value], str]) -> str:
     """Return a value as text, or a dash where it is not known."""
     return UNKNOWN if value is None else show(value)
 
 
-def latency(value: float | None) -> str:
-    """Return a latency."""
-    return format_known(value, latency_text)
+def _shown(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: format_known(value, show)
 
 
-def size(value: float | None) -> str:
-    """Return a size."""
-    return format_known(value, size_text)
-
-
-def error(value: float | None) -> str:
-    """Return an error in two digits."""
-    return format_known(value, "{:.2g}".format)
-
-
-def share(value: float | None) -> str:
-    """Return a share in percent."""
-    return format_known(value, "{:.0%}".format)
-
-
-def accuracy(value: float | None) -> str:
-    """Return an accuracy in percent with two more digits."""
-    return format_known(value, "{:.2%}".format)
+latency: Final = _shown(latency_text)
+size: Final = _shown(size_text)
+error: Final = _shown("{:.2g}".format)
+share: Final = _shown("{:.0%}".format)
+accuracy: Final = _shown("{:.2%}".format)
 
 
 def ratio(value: float | None) -> str:
@@ -184,7 +166,7 @@ class Scale(NamedTuple):
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return round values: on a logarithmic scale 1, 2 and 5 of each power of ten, or only its powers."""
+        """Return round values: on a logarithmic scale 1, 2 and 5 of each power of ten, or powers alone."""
         if not self.is_log:
             return _linear_ticks(self.low, self.high)
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -218,9 +200,9 @@ class Axis(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A point of a plot.
+    """A point of a plot, with the text of its tooltip.
 
-    The text is that of its tooltip; the label stands beside it, where there is room. Series and shape are numbers.
+    The label stands beside it, where there is room.
     """
 
     x: float
@@ -249,9 +231,9 @@ def make_frame(x: Axis, y: Axis) -> Frame:
 
 
 def plot(title: str, x: Axis, y: Axis, *content: Child) -> Markup:
-    """Return a plot with its axes; on a narrow screen it scrolls sideways.
+    """Return a plot with its axes, drawn for `make_frame(x, y)`; on a narrow screen it scrolls sideways.
 
-    The title is for screen readers; the content is drawn for `make_frame(x, y)`.
+    The title is for screen readers.
     """
     svg = element(
         "svg",
@@ -312,20 +294,19 @@ def _linear_ticks(low: float, high: float) -> list[float]:
     return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-# ---------------------------------------------------------------- marks and lines
-
-
 def draw_line(points: Sequence[tuple[float, float]], frame: Frame, series: int) -> Markup:
-    """Return a line of steps through pairs of values, in the colour and the dashes of a series."""
+    """Return a line of steps through pairs of values."""
     pixels = [(frame.x.at(x), frame.y.at(y)) for x, y in points]
     path = f"M{pixels[0][0]:.1f} {pixels[0][1]:.1f}"
     for before, after in pairwise(pixels):
         path += f"H{after[0]:.1f}" + (f"V{after[1]:.1f}" if after[1] != before[1] else "")
+    return _draw_path(path, series)
+
+
+def _draw_path(path: str, series: int) -> Markup:
+    dashes = _DASHES[series // SERIES % len(_DASHES)]
     return element(
-        "path",
-        d=path,
-        class_=f"line s{series % SERIES}",
-        stroke_dasharray=_DASHES[series // SERIES % len(_DASHES)] or None,
+        "path", d=path, class_=f"line s{series % SERIES}", stroke_dasharray=dashes or None
     )
 
 
@@ -364,12 +345,7 @@ def draw_shape(number: int, x: float, y: float, radius: float = _MARK_RADIUS) ->
 def swatch(series: int, shape: int | None = None) -> Markup:
     """Return a sample of a series for the row of a table: its line, or its mark."""
     content = (
-        element(
-            "path",
-            d="M1 6H17",
-            class_=f"line s{series % SERIES}",
-            stroke_dasharray=_DASHES[series // SERIES % len(_DASHES)] or None,
-        )
+        _draw_path("M1 6H17", series)
         if shape is None
         else element("g", draw_shape(shape, 9, 6, 5), class_=f"mark s{series % SERIES}")
     )
@@ -392,7 +368,7 @@ class _Box(NamedTuple):
 
 
 def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -> list[Markup]:
-    """Return the labels of points that cover nothing, beside these; places are pixels."""
+    """Return the labels of points, in pixels, that cover nothing."""
     r = _MARK_RADIUS + 1
     taken = [_Box(x - r, y - r, x + r, y + r) for x, y in places]
     inside = _Box(_LEFT, _TOP, WIDTH - 2, HEIGHT - _BOTTOM)
@@ -411,7 +387,7 @@ def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -
 
 
 def _label_boxes(x: float, y: float, width: float) -> Iterable[_Box]:
-    """Yield where a label may stand: right, left, above and below its point, then at its corners."""
+    """Yield the places of a label in order: right, left, above and below its point, then at its corners."""
     gap, half = _MARK_RADIUS + 3, _FONT_HEIGHT / 2
     corners = [
         (x + gap, y - half),
@@ -538,9 +514,8 @@ def _table(
     fronts: dict[str, list[str]] = {}
     for cost in _COSTS:
         points = _points(libraries, cost)
-        for index in (
-            find_pareto_optimal([point[:2] for point in points]) if _differ(points) else ()
-        ):
+        front = find_pareto_optimal([point[:2] for point in points]) if _differ(points) else []
+        for index in front:
             fronts.setdefault(points[index][2].label, []).append(cost.name)
     rows = []
     for library in libraries:

@@ -1,8 +1,9 @@
-"""The head of a page: one sentence for who reads no further, and the figures that matter most."""
+"""The head of a page: a sentence with the result, and the most important figures."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Final, NamedTuple
@@ -11,9 +12,10 @@ from tvmflow.core.formatting import count_text, duration_text, latency_text, sho
 from tvmflow.core.generated_text import Markup, element
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
+from tvmflow.engine.report import group_by_target
 from tvmflow.engine.stage_graph import Node, draw_stages, list_edges
 from tvmflow.pages.content import Gate, Library, Page, StageEntry
-from tvmflow.pages.plot import Cell, accuracy, change, error, latency, ratio, size, table
+from tvmflow.pages.plot import Cell, Row, accuracy, change, error, latency, ratio, size, table
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
@@ -34,7 +36,7 @@ class _Tile(NamedTuple):
 
 
 def describe_lead(page: Page) -> str:
-    """Return the headline: the libraries, whether they are good, and their speed."""
+    """Return the headline: the libraries, their states, and their speed."""
     sentences = (
         *_describe_libraries(page.libraries),
         *_describe_problems(page.stages),
@@ -63,11 +65,11 @@ def _describe_libraries(libraries: Sequence[Library]) -> Iterator[str]:
 
 def _describe_problems(stages: Sequence[StageEntry]) -> Iterator[str]:
     """Yield the first stage that did not succeed, and how many more did not."""
-    broken = [stage for stage in stages if stage.outcome in _PROBLEMS]
+    broken = [stage for stage in stages if stage.report.outcome in _PROBLEMS]
     if broken:
-        words = STATES[broken[0].outcome][1]
+        words = STATES[broken[0].report.outcome][1]
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
-        yield f"{broken[0].id}: {words}{more}."
+        yield f"{broken[0].report.stage_id}: {words}{more}."
 
 
 def _describe_gates(gates: Sequence[Gate]) -> Iterator[str]:
@@ -186,7 +188,7 @@ def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _sum_times(stages: Sequence[StageEntry]) -> Iterator[_Tile]:
-    spent = sum(stage.spent_s for stage in stages)
+    spent = sum(stage.report.seconds for stage in stages)
     saved = sum(stage.saved_s for stage in stages)
     if spent:
         note = f"{duration_text(saved)} saved by the cache" if saved else ""
@@ -209,7 +211,7 @@ def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Return a value, or the smallest and the largest where they look different."""
+    """Return a value, or the smallest and the largest where their texts differ."""
     low, high = show(min(values)), show(max(values))
     if low == high:
         return low
@@ -220,7 +222,7 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 def format_change(
     previous: float | None, current: float | None, judgement: Judgement | None = None
 ) -> Markup | None:
-    """Return the change, if it is known, of a value for which less is better, with words."""
+    """Return the change of a value for which less is better, with words; None if it is not known."""
     part = change(previous, current)
     if part is None:
         return None
@@ -269,14 +271,13 @@ def describe_state(outcome: str) -> Markup:
     return element("span", f"{sign} {words}", class_=f"state {_STYLES.get(outcome, 'bad')}")
 
 
-# ---------------------------------------------------------------- time
-
-
 def draw_times(stages: Sequence[StageEntry]) -> Markup | None:
-    """Return bars with the time that the stages of each name spent and saved; None if there is none."""
-    names = dict.fromkeys(stage.stage for stage in stages)
-    spent = {name: sum(s.spent_s for s in stages if s.stage == name) for name in names}
-    saved = {name: sum(s.saved_s for s in stages if s.stage == name) for name in names}
+    """Return bars of the time that the stages of each name spent and saved; None without time."""
+    spent, saved = defaultdict[str, float](float), defaultdict[str, float](float)
+    for stage in stages:
+        spent[stage.report.stage] += stage.report.seconds
+        saved[stage.report.stage] += stage.saved_s
+    names = list(spent)
     longest = max((spent[name] + saved[name] for name in names), default=0.0)
     if not longest:
         return None
@@ -318,43 +319,31 @@ def _describe_times(spent: float, saved: float) -> str:
     return ", ".join(texts) or "–"
 
 
-# ---------------------------------------------------------------- graph
-
-
 def draw_graph(stages: Sequence[StageEntry]) -> Iterator[Markup]:
-    """Yield the drawing of the graph, unless it is too large for one, and the table of the stages."""
-    if _count_lanes(stages) <= _MAX_LANES:
+    """Yield the drawing of the graph, unless it is too large, and the table of the stages."""
+    if len(group_by_target(stage.report for stage in stages)) <= _MAX_LANES:
         yield _draw(stages)
     else:
-        yield element(
-            "p",
-            f"The graph of {count_text(len(stages), 'stage')} is too large to be drawn.",
-            class_="note",
-        )
-    rows = [
-        {
-            "stage": Cell(stage.id, stage.id),
-            "state": Cell(describe_state(stage.outcome), stage.outcome),
-            "spent": Cell(duration_text(stage.spent_s) if stage.spent_s else "", stage.spent_s),
-            "saved": Cell(duration_text(stage.saved_s) if stage.saved_s else "", stage.saved_s),
-            "reason": Cell(stage.reason, stage.reason),
-        }
-        for stage in stages
-    ]
-    content = table("The stages in the order of the plan", rows)
+        text = f"The graph of {count_text(len(stages), 'stage')} is too large to be drawn."
+        yield element("p", text, class_="note")
+    content = table("The stages in the order of the plan", map(_stage_row, stages))
     yield element("details", element("summary", f"All {len(stages)} stages as a table"), content)
 
 
-def _count_lanes(stages: Sequence[StageEntry]) -> int:
-    """Return how many targets there are; a recipe whose stages have none counts as one."""
-    targets: dict[str, set[str]] = {}
-    for stage in stages:
-        targets.setdefault(stage.recipe, set()).update({stage.target} - {""})
-    return sum(len(named) or 1 for named in targets.values())
+def _stage_row(stage: StageEntry) -> Row:
+    report, saved_s = stage.report, stage.saved_s
+    reason = report.message or report.reason
+    return {
+        "stage": Cell(report.stage_id, report.stage_id),
+        "state": Cell(describe_state(report.outcome), report.outcome),
+        "spent": Cell(duration_text(report.seconds) if report.seconds else "", report.seconds),
+        "saved": Cell(duration_text(saved_s) if saved_s else "", saved_s),
+        "reason": Cell(reason, reason),
+    }
 
 
 def _draw(stages: Sequence[StageEntry]) -> Markup:
-    edges = list(list_edges({stage.id: stage.needs for stage in stages}))
+    edges = list(list_edges({stage.report.stage_id: stage.needs for stage in stages}))
     drawing = draw_stages([_make_node(stage) for stage in stages], edges, _WIDTH)
     width = drawing.width
     svg = element(
@@ -376,18 +365,18 @@ def _draw(stages: Sequence[StageEntry]) -> Markup:
 
 
 def _make_node(stage: StageEntry) -> Node:
-    sign, words = STATES.get(stage.outcome, ("?", stage.outcome))
-    seconds = stage.spent_s or stage.saved_s
+    report = stage.report
+    sign, words = STATES.get(report.outcome, ("?", report.outcome))
+    seconds = report.seconds or stage.saved_s
     time = duration_text(seconds) if seconds else ""
-    took = f", {time} {'spent' if stage.spent_s else 'saved'}" if time else ""
-    where = shorten(stage.target or stage.recipe, _MAX_NAME - len(time) - bool(time))
+    took = f", {time} {'spent' if report.seconds else 'saved'}" if time else ""
     return Node(
-        stage_id=stage.id,
-        recipe=stage.recipe,
-        target=stage.target,
-        label=f"{sign} {stage.stage}",
-        detail=where,
+        stage_id=report.stage_id,
+        recipe=report.recipe,
+        target=report.target,
+        label=f"{sign} {report.stage}",
+        detail=shorten(report.target or report.recipe, _MAX_NAME - len(time) - bool(time)),
         note=time,
-        style=_STYLES.get(stage.outcome, "bad"),
+        style=_STYLES.get(report.outcome, "bad"),
         reason=f"{words}{took}",
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tvmflow.core.errors import UsageError
 from tvmflow.engine.report import RunReport, StageReport
-from tvmflow.engine.run_records import RunRecord, find_logs, follow, read_run, read_text, record_run
+from tvmflow.engine.run_records import RunRecord, find_logs, follow, read_run, record_run
 from tvmflow.store.local import LocalStore
 
 
@@ -51,7 +51,7 @@ def test_a_stage_is_named_as_on_every_command_line(store: LocalStore) -> None:
     assert names(store, "tune/host") == ["net:tune/host", "other:tune/host"]
     assert names(store, "net:tune") == ["net:tune/host", "net:tune/edge"]
     assert names(store, "other:tune/host") == ["other:tune/host"]
-    assert read_text(find_logs(store, "other:tune/host")[0]) == "of other\n"
+    assert list(follow(find_logs(store, "other:tune/host")[0], lambda: False)) == ["of other\n"]
 
 
 def test_what_is_no_file_is_no_log(store: LocalStore) -> None:

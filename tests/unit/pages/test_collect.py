@@ -195,7 +195,11 @@ def test_a_result_that_is_used_again_saved_what_it_took(store: LocalStore) -> No
         report("net:export/host", "hit", key="ab" * 32, seconds=0.0),
     ]
     entries = list_stages(stages, store)
-    assert [(entry.spent_s, entry.saved_s) for entry in entries] == [(1.0, 0), (0, 42.0), (0, 0)]
+    assert [(entry.report.seconds, entry.saved_s) for entry in entries] == [
+        (1.0, 0),
+        (0, 42.0),
+        (0, 0),
+    ]
     assert [entry.needs for entry in entries] == [
         (),
         ("net:import",),

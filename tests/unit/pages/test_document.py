@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tvmflow.engine.builds import Build, Peer, SizeResult, Speedup
+from tvmflow.engine.report import StageReport
 from tvmflow.pages.content import (
     Gate,
     Kernel,
@@ -95,7 +96,7 @@ def full_page(text: str = "net") -> Page:
                 accuracy=0.98,
             )
         },
-        stages=(StageEntry(f"{text}:build/{text}", "ran", text, 1.0),),
+        stages=(StageEntry(StageReport(f"{text}:build/{text}", "ran", text, 1.0)),),
         recipes=(RecipeText(text, text, text),),
         provenance=((text, ((text, text),)),),
     )
@@ -206,7 +207,7 @@ def test_the_same_content_gives_the_same_text() -> None:
         ),
         (Page("Release", "net", libraries=(library("a", verdict=None),)), "1 library."),
         (
-            Page("Run", "net", stages=(StageEntry("net:build/host", "timeout"),)),
+            Page("Run", "net", stages=(StageEntry(StageReport("net:build/host", "timeout")),)),
             "net:build/host: took too long.",
         ),
         (

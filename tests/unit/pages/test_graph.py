@@ -6,15 +6,16 @@ import re
 
 import pytest
 
-from tvmflow.engine.report import _EXITS
+from tvmflow.engine.report import _EXITS, StageReport
 from tvmflow.engine.summary import _PROBLEMS
 from tvmflow.pages.content import StageEntry
 from tvmflow.pages.summary import STATES, describe_state, draw_graph, draw_times
 
-IMPORT = StageEntry("net:import", "hit", saved_s=2.0)
-TUNE = StageEntry("net:tune/host", "ran", "never ran", 60.0, needs=("net:import",))
+IMPORT = StageEntry(StageReport("net:import"), 2.0)
+TUNE = StageEntry(StageReport("net:tune/host", "ran", "never ran", 60.0), needs=("net:import",))
 BUILD = StageEntry(
-    "net:build/host", "failed", "no <memory>", 3.0, 0.0, ("net:import", "net:tune/host")
+    StageReport("net:build/host", "failed", "no <memory>", 3.0),
+    needs=("net:import", "net:tune/host"),
 )
 
 
@@ -32,7 +33,7 @@ def test_the_graph_has_every_stage_and_only_direct_edges() -> None:
 
 
 def test_a_graph_that_is_too_large_is_a_table() -> None:
-    many = [StageEntry(f"net{number}:import", "ran") for number in range(30)]
+    many = [StageEntry(StageReport(f"net{number}:import", "ran")) for number in range(30)]
     note, _ = draw_graph(many)
     assert note == '<p class="note">The graph of 30 stages is too large to be drawn.</p>'
 
@@ -42,7 +43,7 @@ def test_an_unknown_outcome_is_shown() -> None:
 
 
 def test_times_are_summed_by_stage() -> None:
-    again = TUNE._replace(id="net:tune/edge", outcome="hit", spent_s=0.0, saved_s=30.0)
+    again = StageEntry(StageReport("net:tune/edge"), 30.0)
     bars = str(draw_times([IMPORT, TUNE, again]))
     assert "1 min 00 s, 30.0 s saved" in bars and "2.0 s saved" in bars
     assert 'class="spent" style="width:66.67%"' in bars
@@ -51,13 +52,16 @@ def test_times_are_summed_by_stage() -> None:
 
 @pytest.mark.parametrize("outcome", ["ran", "hit"])
 def test_a_run_without_targets_is_drawn(outcome: str) -> None:
-    drawing, _ = draw_graph([StageEntry("net:import", outcome)])
+    drawing, _ = draw_graph([StageEntry(StageReport("net:import", outcome))])
     assert drawing.count('class="node') == 1
 
 
 def test_stages_of_one_target_and_step_stand_below_each_other() -> None:
     """Parts of a model are cut side by side."""
-    parts = [StageEntry(f"net:cut{part}/host", "ran", needs=("net:import",)) for part in (1, 2)]
+    parts = [
+        StageEntry(StageReport(f"net:cut{part}/host", "ran"), needs=("net:import",))
+        for part in (1, 2)
+    ]
     drawing, _ = draw_graph([IMPORT, *parts])
     places = re.findall(r"translate\((\d+ \d+)\)", drawing)
     assert places == ["2 30", "198 2", "198 58"]

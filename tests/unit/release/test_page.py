@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tvmflow.engine.report import StageReport
 from tvmflow.pages.content import Library, Page, StageEntry
 from tvmflow.pages.document import render_page
 from tvmflow.recipe.lock_file import (
@@ -160,7 +161,7 @@ def test_kernels_are_those_of_the_lock_file_where_the_store_is_not_at_hand() -> 
     (tuned,) = page().kernels
     assert [kernel.name for kernel in tuned.kernels] == ["pool", "conv"]
     assert tuned.kernels[0].tuned_s == pytest.approx(88e-6) and "in the store" in tuned.notes[0]
-    stages = (StageEntry("net:build/host", "hit"),)
+    stages = (StageEntry(StageReport("net:build/host", "hit")),)
     details = Details(stages=stages, kernels=(tuned._replace(notes=()),))
     known = describe_measurements("all-1.1", lock(), measure(), details)
     assert known.kernels == details.kernels and known.stages == stages

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.trials import DEVICE, TARGET, sealed, trial
-from tvmflow.cli.records import format_import
+from tvmflow.cli.records import _format_import
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.tuning import traces
@@ -125,9 +125,9 @@ def test_a_mutated_pack_is_taken_or_refused_with_a_sentence(
     refusals = sum(target.invalid for target in result.targets)
     assert refusals == len(result.problems)
     assert result.complete == (not refusals)
-    summary = list(format_import(result))[-1]
+    summary = list(_format_import(result))[-1]
     assert f"{refusals} record" in summary
-    "\n".join(format_import(result)).encode(errors="replace")
+    "\n".join(_format_import(result)).encode(errors="replace")
 
 
 # ---------------------------------------------------------------- whole files
