@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from tvmflow.cli.commands import (
@@ -95,7 +95,11 @@ def parse(argv: Sequence[str]) -> Invocation:
         summaries = {key: describe(command).summary for key, command in commands.items()}
         text = subcommand_overview(name, COMMANDS[name], summaries)
         return _printing(text) if rest else _printing(text, sys.stderr, EXIT_USAGE)
-    return _parse_options(_find_subcommand(name, rest[0], commands), rest[1:], argv)
+    if rest[0] not in commands:
+        from tvmflow.cli.mistakes import explain_subcommand
+
+        raise explain_subcommand(name, rest[0], list(commands))
+    return _parse_options(commands[rest[0]], rest[1:], argv)
 
 
 def _load_commands(name: str) -> Command | dict[str, Command]:
@@ -107,14 +111,6 @@ def _load_commands(name: str) -> Command | dict[str, Command]:
     if first.name == name:
         return first
     return {command.name.split()[1]: command for command in (first, *others)}
-
-
-def _find_subcommand(name: str, word: str, commands: Mapping[str, Command]) -> Command:
-    if word not in commands:
-        from tvmflow.cli.mistakes import explain_subcommand
-
-        raise explain_subcommand(name, word, list(commands))
-    return commands[word]
 
 
 def _parse_options(command: Command, words: Sequence[str], argv: Sequence[str]) -> Invocation:

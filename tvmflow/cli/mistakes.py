@@ -66,7 +66,10 @@ def explain_command(word: str) -> UsageError:
     if Path(word).suffix in _RECIPE_SUFFIXES:
         return UsageError(f"no command `{word}`; did you mean `run {word}`?", fix=_OVERVIEW_FIX)
     meant = _COMMAND_SYNONYMS.get(word) or next(iter(nearest(word, COMMANDS)), "")
-    return _unknown("", word, [meant] if meant else _find_subcommands(word), _OVERVIEW_FIX)
+    names = (
+        [meant] if meant else [c.name for c in load_all_commands() if c.name.endswith(f" {word}")]
+    )
+    return _unknown("", word, names, _OVERVIEW_FIX)
 
 
 def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageError:
@@ -109,10 +112,6 @@ def _unknown(prefix: str, word: str, meant: Iterable[str], fix: str) -> UsageErr
     )
 
 
-def _find_subcommands(word: str) -> list[str]:
-    return [c.name for c in load_all_commands() if c.name.endswith(f" {word}")]
-
-
 # How Python has a byte of a file's name that is no UTF-8 in a text.
 _FOREIGN_BYTE: Final = re.compile("[\udc80-\udcff]")
 _SHOWN: Final = 40
@@ -128,16 +127,11 @@ def explain(error: Exception) -> TvmflowError | None:
     if isinstance(error, OSError):
         return disk_errors.explain(error, folder)
     if isinstance(error, UnicodeEncodeError) and _FOREIGN_BYTE.search(error.object):
-        text = f"the name of a file or folder is not UTF-8: {_excerpt(error)}"
+        excerpt = error.object[max(0, error.start - _SHOWN) : error.end + _SHOWN]
+        text = f"the name of a file or folder is not UTF-8: {excerpt!r}"
         return EnvironmentProblem(text, fix="rename it, or work in another folder")
     # libraries have errors of their own for a full disk
     return disk_errors.find_disk_problem([folder], str(error))
-
-
-def _excerpt(error: UnicodeEncodeError) -> str:
-    """Return the path around the first byte that is no UTF-8, which Python has as a surrogate."""
-    around = error.object[max(0, error.start - _SHOWN) : error.end + _SHOWN]
-    return repr(around)
 
 
 def report(bug: Exception) -> int:

@@ -26,6 +26,7 @@ _Group = argparse._ArgumentGroup
 _COMMON: Final = ("store", "json")
 """Options of nearly every command: they are listed last."""
 _NARROW: Final = 60
+_USAGES: Final = {"+": "{} …", "*": "[{} …]", "?": "[{}]"}
 # No remote cache, whatever the environment says.
 _MAY_BE_EMPTY: Final = ("remote_url",)
 _IGNORED_VALUE: Final = re.compile(r"argument (\S+): ignored explicit argument (.*)")
@@ -59,7 +60,10 @@ class CommandParser(argparse.ArgumentParser):
         _add_arguments(self, self._optionals, common, command.options)
         _add_common(common)
         self._action_groups.append(common)
-        positionals = [_usage(action) for action in self._get_positional_actions()]
+        positionals = [
+            _USAGES.get(str(action.nargs), "{}").format(action.metavar or action.dest)
+            for action in self._get_positional_actions()
+        ]
         self.usage = " ".join([self.prog, "[OPTIONS]", *positionals]).replace("%", "%%")
 
     def find_group(self, title: str) -> _Group:
@@ -110,11 +114,6 @@ class CommandParser(argparse.ArgumentParser):
 def _list_commands_with(option: str) -> list[str]:
     parsers = map(CommandParser, load_all_commands())
     return [parser.command.name for parser in parsers if option in parser._option_string_actions]
-
-
-def _usage(action: argparse.Action) -> str:
-    name = str(action.metavar or action.dest)
-    return {"+": f"{name} …", "*": f"[{name} …]", "?": f"[{name}]"}.get(str(action.nargs), name)
 
 
 def _add_common(group: _Group) -> None:

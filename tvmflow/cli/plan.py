@@ -123,7 +123,9 @@ def show_plan(
         kept = find_hits_with_new_weights(prepared.plan, state)
         lines = format_plan(decisions, estimate_stages(prepared.plan, state), store.root, kept)
         lines += describe_runtimes(prepared.recipes, prepared.plan, state.artifacts)
-        lines += _describe_delivery(unwritten)
+        if unwritten:
+            count, names = count_text(len(unwritten), "file"), names_text(unwritten, _SHOWN_PATHS)
+            lines.append(f"to deliver: {count} missing or changed: {names}")
         text = "".join(f"{printable(line)}\n" for line in lines)
     if output is not None:
         write_file(output, text)
@@ -132,13 +134,6 @@ def show_plan(
     if is_up_to_date:
         save_answer(argv, text, prepared, state, list_delivered(prepared.plan, state, dist))
     return is_up_to_date
-
-
-def _describe_delivery(paths: Sequence[str]) -> list[str]:
-    if not paths:
-        return []
-    names = names_text(paths, _SHOWN_PATHS)
-    return [f"to deliver: {count_text(len(paths), 'file')} missing or changed: {names}"]
 
 
 def _describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:

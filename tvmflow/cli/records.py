@@ -446,13 +446,13 @@ def workload_to_json(workload: ledger_folders.WorkloadTrials) -> dict[str, Json]
 
     return {
         **workload._asdict(),
-        "trials": [_trial_to_json(trial) for trial in workload.trials],
+        "trials": [
+            {
+                **record_to_json(trial),
+                "seconds": trial.seconds if trial.run_secs else None,
+                "spread": trial.spread,
+            }
+            for trial in workload.trials
+        ],
         "bans": {trial: record_to_json(ban) for trial, ban in workload.bans.items()},
     }
-
-
-def _trial_to_json(trial: Trial) -> dict[str, Json]:
-    from tvmflow.tuning.trials import record_to_json
-
-    seconds = trial.seconds if trial.run_secs else None
-    return {**record_to_json(trial), "seconds": seconds, "spread": trial.spread}

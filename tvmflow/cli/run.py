@@ -92,14 +92,11 @@ class RunOptions(Options):
 
     @contextlib.contextmanager
     def start_early(self) -> Iterator[None]:
-        """Start the process that loads TVM, where it is clear that stages will run.
-
-        It takes longer than the import of what plans.
-        """
-        is_new = False
+        """Start the process that loads TVM, if it is clear before planning that stages will run here."""
+        is_new, is_local = False, self.execution.executor.executor == "processes"
         # the command explains the problem of the store
         with contextlib.suppress(TvmflowError):
-            is_new = _is_new(self, self.store.locate())
+            is_new = is_local and not self.dry_run and not self.store.locate().notes.list("last")
         if not is_new:
             yield
             return
@@ -194,12 +191,6 @@ def run(options: RunOptions) -> int:
         recording.exit_code = _run(options, store, recording)
         _write_reports(options, recording)
         return recording.exit_code
-
-
-def _is_new(options: RunOptions, store: LocalStore) -> bool:
-    """Return whether it is clear before planning that stages will run on this machine: none has yet."""
-    is_local = options.execution.executor.executor == "processes"
-    return is_local and not options.dry_run and not store.notes.list("last")
 
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:
@@ -434,22 +425,17 @@ class DiffOptions(Options):
 
 
 def lock(options: LockCommandOptions) -> int:
+    from tvmflow.core.file_kinds import LOCK, check_kind
     from tvmflow.engine.run_records import record_run
 
-    _check_lock_file(options)
+    if options.lock is not None:
+        # before the work: nothing but a lock file is replaced by one
+        check_output_file(options.lock, options.recipes.recipes)
+        check_kind(options.lock, LOCK)
     store = options.store.open()
     with record_run(store, options.argv) as recording:
         recording.exit_code = _lock(options, store, recording)
         return recording.exit_code
-
-
-def _check_lock_file(options: LockCommandOptions) -> None:
-    """Check that nothing but a lock file is replaced by one, before the work that it records."""
-    from tvmflow.core.file_kinds import LOCK, check_kind
-
-    if options.lock is not None:
-        check_output_file(options.lock, options.recipes.recipes)
-        check_kind(options.lock, LOCK)
 
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:

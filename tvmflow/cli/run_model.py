@@ -16,7 +16,7 @@ from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.text import did_you_mean
 
 if TYPE_CHECKING:
-    from tvmflow.cli.run_model_comparison import ComparedRun, Element, ModelRun
+    from tvmflow.cli.run_model_comparison import Element, ModelRun
     from tvmflow.core.types import Array, Json
     from tvmflow.runtime import samples
     from tvmflow.runtime.input_files import InputFile
@@ -108,7 +108,13 @@ _BUNDLE_SUFFIX: Final = ".tvmflow"
 
 
 def run_model(options: RunModelOptions) -> int:
-    from tvmflow.cli.run_model_comparison import ModelRun, format_run, summarize_output
+    from tvmflow.cli.run_model_comparison import (
+        ModelRun,
+        compare_with,
+        find_runtime,
+        format_run,
+        summarize_output,
+    )
     from tvmflow.runtime import loading, npz, samples
     from tvmflow.runtime.input_files import parse_input
 
@@ -129,11 +135,12 @@ def run_model(options: RunModelOptions) -> int:
     outputs = samples.run_samples(module.run, feed)
     if options.output:
         npz.write_npz(options.output, outputs)
+    fill = f"random inputs (seed {options.seed})" if options.fill == _RANDOM else options.fill
     result = ModelRun(
         model=module.manifest["name"],
         target=module.manifest["target"]["name"],
         samples=feed.total,
-        inputs="files" if files else _describe_fill(options, sizes),
+        inputs="files" if files else f"{fill} at {sizes_text(sizes)}" if sizes else fill,
         outputs={name: tuple(array.shape) for name, array in outputs.items()},
         summaries={name: summarize_output(array) for name, array in outputs.items()},
     )
@@ -142,7 +149,12 @@ def run_model(options: RunModelOptions) -> int:
     if options.trace:
         result = result._replace(trace=_write_trace(module, feed, options))
     if options.compare:
-        result = result._replace(compared=_compare(module, feed, options))
+        store = options.store.locate()
+        runtimes = [
+            find_runtime(name, module, options.bundle, options.model, store)
+            for name in options.compare
+        ]
+        result = result._replace(compared=[compare_with(other, module, feed) for other in runtimes])
     lines = (repr(module), *format_run(result, options.output))
     print_result(result, lines, options)
     differs = any(runtime.differs for runtime in result.compared or ())
@@ -157,11 +169,6 @@ def _check_bundle(path: Path) -> None:
         inside = sorted(path.glob(f"*{_BUNDLE_SUFFIX}")) if path.is_dir() else []
         fix = f"name the bundle in it: {inside[0]}" if inside else "`tvmflow run RECIPE` builds one"
         raise UsageError(missing_file_text(path), fix=fix)
-
-
-def _describe_fill(options: RunModelOptions, sizes: Mapping[str, int]) -> str:
-    fill = f"random inputs (seed {options.seed})" if options.fill == _RANDOM else options.fill
-    return f"{fill} at {sizes_text(sizes)}" if sizes else fill
 
 
 def _choose_sizes(
@@ -220,15 +227,11 @@ def _add_best(
     files: Sequence[InputFile],
     top: int | None,
 ) -> ModelRun:
-    """Return the result with the best classes of each image, or the largest elements that were asked for."""
+    """Return the result with the best classes of each image, or the requested largest elements."""
     from tvmflow.runtime.labels import BEST, predictions_json
 
-    if (
-        module.classes
-        and files
-        and all(file.is_image for file in files)
-        and len(module.inputs) == 1
-    ):
+    has_images = files and all(file.is_image for file in files)
+    if module.classes and has_images and len(module.inputs) == 1:
         name = module.outputs[0].name
         best = module.classes.rank(outputs[name], top or BEST)
         return result._replace(
@@ -283,17 +286,6 @@ def _write_trace(
             track.slice(kernel.name, kernel.began_s, kernel.seconds, arguments)
     write_file(path, trace.to_bytes(path))
     return {"path": str(path), "calls": len(calls), "names_nodes": bool(nodes)}
-
-
-def _compare(module: Module, feed: samples.Samples, options: RunModelOptions) -> list[ComparedRun]:
-    # most calls of this command need no frontends
-    from tvmflow.cli.run_model_comparison import compare_with, find_runtime
-
-    store = options.store.locate()
-    runtimes = [
-        find_runtime(name, module, options.bundle, options.model, store) for name in options.compare
-    ]
-    return [compare_with(runtime, module, feed) for runtime in runtimes]
 
 
 def _find_largest(array: Array, count: int) -> list[list[Element]]:

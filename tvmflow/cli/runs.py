@@ -174,24 +174,20 @@ def _cells(run: RunRecord) -> dict[str, str]:
     from tvmflow.engine.summary import count_stages, make_headline
 
     recipes = list(dict.fromkeys(recipe.recipe for recipe in run.recipes))
+    names = names_text(recipes, 2)
+    if len(names) > _MAX_NAMES and recipes:
+        more = f" and {len(recipes) - 1} more" if len(recipes) > 1 else ""
+        names = shorten(recipes[0], _MAX_NAMES - len(more)) + more
     return {
         "run": run.id,
         "when": f"{age_text(time.time() - run.began_s)} ago",
         "command": run.argv[0] if run.argv else "",
-        "recipes": _name_recipes(recipes),
+        "recipes": names,
         "end": run.end,
         "took": duration_text(run.seconds),
         "stages": count_stages(run.stages),
         "headline": excerpt(run.message) or make_headline(run.builds),
     }
-
-
-def _name_recipes(recipes: Sequence[str]) -> str:
-    text = names_text(recipes, 2)
-    if len(text) <= _MAX_NAMES or not recipes:
-        return text
-    more = f" and {len(recipes) - 1} more" if len(recipes) > 1 else ""
-    return shorten(recipes[0], _MAX_NAMES - len(more)) + more
 
 
 def logs(options: LogsOptions) -> int:
@@ -558,7 +554,10 @@ def _format_candidates(kernel: _ShownKernel, code: KernelCode) -> list[str]:
 
 def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
     details, row = kernel.details, kernel.details.row
-    yield "nodes", _nodes_text(details)
+    calls = [names_text(nodes) for nodes in details.nodes if nodes]
+    if len(calls) > 1:
+        calls = [f"{number}: {text}" for number, text in enumerate(calls, 1)]
+    yield "nodes", "; ".join(calls)
     yield "schedule", _schedule_text(details)
     yield "time", _time_text(kernel)
     if details.tuned_s is not None and details.untuned_s is not None:
@@ -568,13 +567,6 @@ def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
         yield "sizes", ", ".join(f"{speedup:.3g} times ({at})" for at, speedup in speedups.items())
     yield "roofline", _roofline_text(kernel)
     yield "workload", row.workload[:_SHOWN_KEY]
-
-
-def _nodes_text(details: KernelDetails) -> str:
-    calls = [names_text(nodes) for nodes in details.nodes if nodes]
-    if len(calls) < 2:
-        return "".join(calls)
-    return "; ".join(f"{number}: {text}" for number, text in enumerate(calls, 1))
 
 
 def _schedule_text(details: KernelDetails) -> str:

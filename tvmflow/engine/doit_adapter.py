@@ -44,9 +44,14 @@ class EngineTask(NamedTuple):
 
     def to_doit(self) -> dict[str, Any]:
         """Return the task as doit's dodo files describe tasks."""
+
+        def run() -> TaskFailed | None:
+            failure = self.run()
+            return TaskFailed(failure) if failure else None
+
         return {
             "name": self.name,
-            "actions": [(_run_action, [self.run])],
+            "actions": [(run,)],
             "task_dep": list(self.dependencies),
             "uptodate": [self.is_up_to_date],
             # doit's capturing of output breaks when tasks run in threads.
@@ -126,11 +131,6 @@ def note_failure(name: str, notes: Notes) -> None:
 def dodo_error(error: TvmflowError) -> InvalidDodoFile:
     """Return an error as doit's own, which it shows without a traceback."""
     return InvalidDodoFile(str(error))
-
-
-def _run_action(run: Callable[[], str]) -> TaskFailed | None:
-    failure = run()
-    return TaskFailed(failure) if failure else None
 
 
 def _stop_at_exception(task: EngineTask, errors: list[Exception]) -> EngineTask:

@@ -104,21 +104,17 @@ def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
         last = _find_weights_only_import(spec, state)
         if last is not None:
             artifacts[spec.id] = last
-        elif _knows_inputs(spec, artifacts):
+        elif all(
+            need.files
+            and need.stage_id in artifacts
+            and set(need.files) <= artifacts[need.stage_id].digests(need.files).keys()
+            for need in spec.needs
+        ):
             artifact = state.find_result(spec, artifacts)
             if artifact is not None:
                 artifacts[spec.id] = artifact
                 kept.add(spec.id)
     return frozenset(kept)
-
-
-def _knows_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> bool:
-    return all(
-        need.files
-        and need.stage_id in artifacts
-        and set(need.files) <= artifacts[need.stage_id].digests(need.files).keys()
-        for need in spec.needs
-    )
 
 
 def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | None:
@@ -380,18 +376,13 @@ def explain_stage(
     lines += _describe_failure(failure, key) if decision.kind == "run" else []
     lines += [f"  fetched: {origin}"] if origin else []
     lines += ["  depends on", *_list_inputs(key.preimage)]
-    lines += [f"  {line}" for line in _explain_result(key.preimage["stage"], facts or {})]
-    lines.append(f"  key {key.digest}")
-    return "\n".join(lines)
-
-
-def _explain_result(stage: str, facts: Mapping[str, Json]) -> list[str]:
-    """Return a stage's text about its result, or a note that its facts cannot be read."""
+    stage = key.preimage["stage"]
     try:
-        value = read_facts(stage, facts)
-        return [] if value is None else STAGES[stage].explain(value)
+        value = read_facts(stage, facts or {})
+        lines += [f"  {line}" for line in ([] if value is None else STAGES[stage].explain(value))]
     except Mismatch as error:
-        return [unreadable_facts_text(stage, error)]
+        lines.append(f"  {unreadable_facts_text(stage, error)}")
+    return "\n".join([*lines, f"  key {key.digest}"])
 
 
 def _describe_failure(failure: Failure | None, key: StageKey | None) -> list[str]:

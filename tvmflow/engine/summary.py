@@ -63,8 +63,10 @@ def summary(
     lines = list(_list_problems(report))
     builds = list_builds(report)
     if quiet:
-        lines += map(_quiet_line, builds)
-        return printable_lines("\n".join(filter(None, lines)))
+        for build in builds:
+            parts = [verdict_text(build), f"{build.folder}/" if build.folder else ""]
+            lines += [f"{build.name}: {', '.join(filter(None, parts))}"] if any(parts) else []
+        return printable_lines("\n".join(lines))
     is_stopped = any(stage.outcome == STOPPED for stage in report.stages)
     stopped = "; the same command continues from here" if is_stopped else ""
     if verbose:
@@ -77,11 +79,6 @@ def summary(
     paths = report.delivered if verbose else _list_folders(report.delivered, builds)
     lines += [f"  {path}" for path in _group_paths(paths)]
     return printable_lines("\n".join(lines))
-
-
-def _quiet_line(build: Build) -> str:
-    parts = [verdict_text(build), f"{build.folder}/" if build.folder else ""]
-    return f"{build.name}: {', '.join(filter(None, parts))}" if any(parts) else ""
 
 
 def _list_problems(report: RunReport) -> Iterator[str]:
@@ -170,9 +167,10 @@ def _select_rows(builds: Sequence[Build]) -> list[Build]:
 def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
     """Return a row for each build, its cells by heading, without headings that are empty everywhere."""
     peers = _list_peers(builds)
-    rows = [
-        _cells(name, build, peers) for name, build in zip(_name_builds(builds), builds, strict=True)
-    ]
+    names = [shorten(build.name, _MAX_NAME) for build in builds]
+    if len(set(names)) < len(names):
+        names = [printable(build.name) for build in builds]
+    rows = [_cells(name, build, peers) for name, build in zip(names, builds, strict=True)]
     known = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     # common values are in the counts
     known = [name for name in known if name not in _TELLING or len({row[name] for row in rows}) > 1]
@@ -190,14 +188,6 @@ def _format_table(builds: Sequence[Build], width: int | None) -> list[str]:
     expendable = (*_EXPENDABLE, *reversed(peers), "accuracy")
     rows = tabulate_builds(builds)
     return table(rows, right=(*_NUMBERS, *peers), expendable=expendable, width=width)
-
-
-def _name_builds(builds: Sequence[Build]) -> list[str]:
-    """Return the names of builds, long ones without their middle where they stay distinct."""
-    names = [shorten(build.name, _MAX_NAME) for build in builds]
-    if len(set(names)) < len(names):
-        return [printable(build.name) for build in builds]
-    return names
 
 
 def _cells(name: str, build: Build, peers: Sequence[str]) -> dict[str, str]:

@@ -353,10 +353,12 @@ _SHOWN_NAMES: Final = 3
 
 def describe_run(record: RunRecord, store: LocalStore) -> Page:
     """Return the page of a run, compared with nothing."""
+    names = list(dict.fromkeys(map(_recipe_name, record.builds))) or ["Run"]
+    more = f" and {count_text(len(names) - _SHOWN_NAMES, 'more recipe')}"
     return Page(
         kind="Run",
         gates=tuple(Gate(build.name, *gate) for build in record.builds for gate in build.gates),
-        title=_title(record),
+        title=", ".join(names[:_SHOWN_NAMES]) + (more if len(names) > _SHOWN_NAMES else ""),
         about=tuple(_list_facts(record)),
         libraries=tuple(Library(build, _recipe_name(build)) for build in record.builds),
         notes=tuple(_list_notes(record)),
@@ -376,12 +378,6 @@ def find_previous(record: RunRecord, store: LocalStore) -> RunRecord | None:
         if is_older and any(b.name in timed and b.latency_s is not None for b in candidate.builds):
             return candidate
     return None
-
-
-def _title(record: RunRecord) -> str:
-    names = list(dict.fromkeys(map(_recipe_name, record.builds))) or ["Run"]
-    more = f" and {count_text(len(names) - _SHOWN_NAMES, 'more recipe')}"
-    return ", ".join(names[:_SHOWN_NAMES]) + (more if len(names) > _SHOWN_NAMES else "")
 
 
 def _recipe_name(build: Build) -> str:

@@ -79,6 +79,16 @@ def render_document(
         element("style", Markup(style)),
     )
     links = (element("li", element("a", name, href=f"#{id_}")) for id_, name, _ in sections)
+    main = (
+        element(
+            "section",
+            element("h2", name, id=f"{id_}-title"),
+            content,
+            id=id_,
+            aria_labelledby=f"{id_}-title",
+        )
+        for id_, name, content in sections
+    )
     header = element(
         "header",
         element("div", element("p", kind, class_="kind"), _switch(), class_="top"),
@@ -91,7 +101,7 @@ def render_document(
         "body",
         element("a", "Skip to the content", href="#content", class_="skip"),
         header,
-        element("main", *map(_section, sections), id="content", tabindex=-1),
+        element("main", *main, id="content", tabindex=-1),
         element("footer", element("p", f"Made by tvmflow {VERSION}.")),
         element("div", id="tooltip", role="tooltip", hidden=True),
         element("script", Markup(script)),
@@ -132,12 +142,6 @@ def _switch() -> Markup:
     return element("fieldset", legend, choices, class_="switch")
 
 
-def _section(section: tuple[str, str, Markup]) -> Markup:
-    name, title, content = section
-    heading = element("h2", title, id=f"{name}-title")
-    return element("section", heading, content, id=name, aria_labelledby=f"{name}-title")
-
-
 # ---------------------------------------------------------------- sections
 
 # Of more libraries than this, the kernels are left to a page about one of them.
@@ -167,7 +171,15 @@ def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
     yield "time", "Time", times
     yield "stages", "Stages", list(draw_graph(page.stages)) if page.stages else None
     yield "recipes", "Recipe" if len(page.recipes) == 1 else "Recipes", list(_list_recipes(page))
-    yield "provenance", "Provenance", list(_list_provenance(page))
+    yield (
+        "provenance",
+        "Provenance",
+        [
+            element("div", element("h3", title), pairs(rows), class_="facts")
+            for title, rows in page.provenance
+            if rows
+        ],
+    )
 
 
 def _compare_libraries(page: Page) -> list[Child]:
@@ -375,12 +387,6 @@ def _list_recipes(page: Page) -> Iterator[Markup]:
             element("pre", element("code", lines(recipe.text)), tabindex=0),
             open=index == 0 and len(page.recipes) == 1,
         )
-
-
-def _list_provenance(page: Page) -> Iterator[Markup]:
-    for title, rows in page.provenance:
-        if rows:
-            yield element("div", element("h3", title), pairs(rows), class_="facts")
 
 
 # ---------------------------------------------------------------- changes

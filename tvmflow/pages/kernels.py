@@ -12,7 +12,6 @@ from tvmflow.pages.content import Kernel, LibraryKernels, Progress
 from tvmflow.pages.plot import (
     Axis,
     Cell,
-    Frame,
     Mark,
     Row,
     accuracy,
@@ -118,7 +117,10 @@ def _nodes(kernel: Kernel) -> Child:
 
 def _draw(library: LibraryKernels, kernels: list[Kernel]) -> Markup:
     points = [(kernel.flops / kernel.bytes, _gflops(kernel) or 0.0, kernel) for kernel in kernels]  # type: ignore[operator]
-    bounds = [_bound_gflops(kernel) for kernel in kernels]
+    bounds = [
+        kernel.flops / kernel.least_s / 1e9 if kernel.flops and kernel.least_s else None
+        for kernel in kernels
+    ]
     peak = library.peak_gflops
     heights = [*(y for _, y, _ in points), *filter(None, (*bounds, peak))]
     x = Axis("operations for each byte", tuple(x for x, *_ in points), plain, is_log=True)
@@ -128,39 +130,25 @@ def _draw(library: LibraryKernels, kernels: list[Kernel]) -> Markup:
     marks = [
         Mark(
             *(intensity, speed),
-            _describe(kernel, speed),
+            f"{kernel.name}: {plain(speed)} GFLOPS, {latency_text(kernel.seconds or 0.0)} a call"
+            + ("" if (part := kernel.roofline_share) is None else f", {part:.0%} of its roofline"),
             label=kernel.name if kernel in longest else "",
             series=_BY_RULE if kernel.tuned_s is None else _TUNED,
             is_hollow=kernel.tuned_s is None,
         )
         for intensity, speed, kernel in points
     ]
-    stems = [
-        _draw_stem(frame, intensity, speed, bound)
-        for (intensity, speed, _), bound in zip(points, bounds, strict=True)
-        if bound
-    ]
+    stems = []
+    for (intensity, speed, _), bound in zip(points, bounds, strict=True):
+        if bound:
+            px, top = frame.x.at(intensity), frame.y.at(bound)
+            path = f"M{px:.1f} {frame.y.at(speed):.1f}V{top:.1f}M{px - 5:.1f} {top:.1f}h10"
+            stems.append(element("path", d=path, class_="stem"))
     roof = peak and element(
         "path", d=f"M{frame.x.start} {frame.y.at(peak):.1f}H{frame.x.end}", class_="peak"
     )
     title = f"Roofline of the kernels of {library.label}"
     return plot(title, x, y, roof or None, stems, draw_marks(marks, frame))
-
-
-def _bound_gflops(kernel: Kernel) -> float | None:
-    return kernel.flops / kernel.least_s / 1e9 if kernel.flops and kernel.least_s else None
-
-
-def _draw_stem(frame: Frame, x: float, y: float, bound: float) -> Markup:
-    px, top = frame.x.at(x), frame.y.at(bound)
-    path = f"M{px:.1f} {frame.y.at(y):.1f}V{top:.1f}M{px - 5:.1f} {top:.1f}h10"
-    return element("path", d=path, class_="stem")
-
-
-def _describe(kernel: Kernel, speed: float) -> str:
-    text = f"{kernel.name}: {plain(speed)} GFLOPS, {latency_text(kernel.seconds or 0.0)} a call"
-    reached = kernel.roofline_share
-    return text if reached is None else f"{text}, {reached:.0%} of its roofline"
 
 
 # Kernels beyond these have a row in the table, and no curve.
@@ -172,14 +160,21 @@ _MARGIN: Final = 4
 
 def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
     """Yield the curves of all libraries in one chart, their table, and the curves of the kernels of each."""
-    yield from (element("p", _describe_vain(lib), class_="note") for lib in tuned if lib.kept == 0)
+    for library in tuned:
+        if library.kept == 0:
+            kernels = count_text(len(library.kernels), "kernel")
+            vain = f"{library.label}: tuning kept 0 of {kernels}; the rules were already fastest."
+            yield element("p", vain, class_="note")
     searched = [library for library in tuned if len(library.progress) > 1]
     gained = [library for library in searched if library.kept]
     if gained:
+        plots = [_draw_over(gained, "trials", False)]
+        if all(library.progress[-1].measuring_s for library in gained):
+            plots.append(_draw_over(gained, "seconds of measuring", True))
         yield element(
             "figure",
             element("figcaption", element("p", _SEARCH_EXPLANATION)),
-            element("div", list(_draw_progress(gained)), class_="plots"),
+            element("div", plots, class_="plots"),
             table("Tuning of each library", map(_search_row, gained, range(len(gained)))),
         )
     for library in searched:
@@ -191,18 +186,6 @@ _SEARCH_EXPLANATION: Final = (
     "untuned ones; kernels that stayed untuned do not change. The speedup is that of the whole library, "
     "measured interleaved with the same model untuned."
 )
-
-
-def _describe_vain(library: LibraryKernels) -> str:
-    """Return the text about a search without gain; it has no speedup."""
-    kernels = count_text(len(library.kernels), "kernel")
-    return f"{library.label}: tuning kept 0 of {kernels}; the rules were already fastest."
-
-
-def _draw_progress(searched: Sequence[LibraryKernels]) -> Iterator[Markup]:
-    yield _draw_over(searched, "trials", False)
-    if all(library.progress[-1].measuring_s for library in searched):
-        yield _draw_over(searched, "seconds of measuring", True)
 
 
 def _draw_over(searched: Sequence[LibraryKernels], label: str, is_over_time: bool) -> Markup:

@@ -421,7 +421,7 @@ def draw_pareto(libraries: Sequence[Library]) -> Iterator[Markup]:
     """Yield a figure for each recipe with at least two libraries that differ in latency and another cost."""
     ordered = sorted(libraries, key=lambda library: library.recipe)
     for recipe, group in groupby(ordered, key=lambda library: library.recipe):
-        members = [library for library in group if _can_be_chosen(library)]
+        members = [one for one in group if one.build.latency_s and one.build.verdict != "rejected"]
         series = _number(library.build.target for library in members)
         shapes = _number(library.build.variant for library in members)
         plots = [
@@ -444,10 +444,6 @@ _EXPLANATION: Final = (
 )
 
 _Point = tuple[float, float, Library]
-
-
-def _can_be_chosen(library: Library) -> bool:
-    return bool(library.build.latency_s) and library.build.verdict != "rejected"
 
 
 def _points(libraries: Iterable[Library], cost: _Cost) -> list[_Point]:

@@ -14,7 +14,7 @@ from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
 from tvmflow.engine.report import group_by_target
 from tvmflow.engine.stage_graph import Node, draw_stages, list_edges
-from tvmflow.pages.content import Gate, Library, Page, StageEntry
+from tvmflow.pages.content import Library, Page, StageEntry
 from tvmflow.pages.plot import Cell, Row, accuracy, change, error, latency, ratio, size, table
 
 _FEW_RUNTIMES: Final = 2
@@ -37,10 +37,12 @@ class _Tile(NamedTuple):
 
 def describe_lead(page: Page) -> str:
     """Return the headline: the libraries, their states, and their speed."""
+    failed = sum(gate.state == "failed" for gate in page.gates)
     sentences = (
         *_describe_libraries(page.libraries),
         *_describe_problems(page.stages),
-        *_describe_gates(page.gates),
+        *(["All measured gates passed."] if page.gates and not failed else []),
+        *([f"{count_text(failed, 'gate')} failed."] if failed else []),
         *_compare(page),
     )
     return " ".join(sentences)
@@ -70,12 +72,6 @@ def _describe_problems(stages: Sequence[StageEntry]) -> Iterator[str]:
         words = STATES[broken[0].report.outcome][1]
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
         yield f"{broken[0].report.stage_id}: {words}{more}."
-
-
-def _describe_gates(gates: Sequence[Gate]) -> Iterator[str]:
-    if gates:
-        failed = sum(gate.state == "failed" for gate in gates)
-        yield f"{count_text(failed, 'gate')} failed." if failed else "All measured gates passed."
 
 
 def _compare(page: Page) -> Iterator[str]:
