@@ -1,7 +1,6 @@
 """Arguments that several commands share, in groups: frozen values whose fields are the arguments.
 
-The help of every command imports this module, and it imports hardly anything: what a command does with
-its arguments is imported when it does that.
+The help of every command imports this module: it imports little at the top.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import functools
 import os
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 from tvmflow.cli.options import (
     Options,
@@ -59,18 +58,14 @@ class StoreOption(NamedTuple):
     path: str | None = None
 
     def locate(self) -> LocalStore:
-        """Return the store of `--store`, else of `$TVMFLOW_STORE`, else of the project; it may not exist yet."""
+        """Return the store of `--store`, `$TVMFLOW_STORE` or the project, which may not exist yet."""
         from tvmflow.store.local import LocalStore
 
         words = [] if self.path is None else ["--store", self.path]
         return LocalStore(store_root(words, find_project().store))
 
     def locate_named(self) -> LocalStore:
-        """Return the same store, which must exist if it was named; that of a project comes with its first run.
-
-        Raises:
-            UsageError: when a folder was named that is not a store.
-        """
+        """Return the same store; UsageError if a folder was named that is not a store."""
         is_named = self.path is not None or os.environ.get(STORE_VARIABLE)
         return self.require() if is_named else self.locate()
 
@@ -84,11 +79,8 @@ class StoreOption(NamedTuple):
         """Return the setting that names the store."""
         if self.path is not None:
             return "--store"
-        return (
-            f"${STORE_VARIABLE}"
-            if os.environ.get(STORE_VARIABLE)
-            else find_project().origin("store")
-        )
+        is_named = os.environ.get(STORE_VARIABLE)
+        return f"${STORE_VARIABLE}" if is_named else find_project().origin("store")
 
     def open(self) -> LocalStore:
         """Return the same store, created if it does not exist yet."""
@@ -117,16 +109,11 @@ class StoreOptions(Options):
     verbosity: int
 
 
-class _HasStore(Protocol):
-    @property
-    def store(self) -> StoreOption: ...
-
-
-_Options = TypeVar("_Options", bound=_HasStore)
+_Options = TypeVar("_Options", bound=StoreOptions)
 
 
 def with_disk_errors(run: Callable[[_Options], int]) -> Callable[[_Options], int]:
-    """Return a command that reports a full disk or a missing permission as an error of the environment."""
+    """Return a command that reports a full disk or a missing permission as an environment error."""
 
     @functools.wraps(run)
     def wrapped(options: _Options) -> int:
@@ -144,7 +131,7 @@ class DistOption(NamedTuple):
     path: str | None = None
 
     def locate(self) -> str:
-        """Return the folder of `--dist`, else of the project, as short as it can be written."""
+        """Return the folder of `--dist`, or else of the project, as a short path."""
         return shortest_path(find_project().dist) if self.path is None else self.path
 
     def origin(self) -> str:
@@ -165,7 +152,7 @@ def pipeline_option() -> str | None:
 
 
 RECIPE_SUFFIXES: Final = (".yaml", ".yml")
-"""How the name of a file ends that is a recipe or a pipeline where an argument may be something else."""
+"""These mark a recipe or a pipeline where an argument may be something else."""
 
 
 class RecipeOptions(Options):
@@ -189,7 +176,7 @@ class RecipeOptions(Options):
     pipeline: str | None = pipeline_option()
 
     def request(self, lock: str | None = None, force: tuple[str, ...] = ()) -> RunRequest:
-        """Return the request to plan, enforcing the lock file `lock` if there is one."""
+        """Return the request to plan, which enforces the lock file `lock`, if there is one."""
         from tvmflow.planning.prepare import RunRequest
 
         return RunRequest(
@@ -224,11 +211,7 @@ class LockOptions(Options):
     lock: str | None = option("FILE", "the lock file (beside the recipe: RECIPE.lock.yaml)")
 
     def find(self, recipes: tuple[str, ...]) -> str | None:
-        """Return the path of the lock file to enforce; None when the run is not locked.
-
-        Raises:
-            UsageError: for `--lock` without `--locked`, and for several recipes without `--lock`.
-        """
+        """Return the lock file to enforce, None without `--locked`; UsageError for `--lock` alone."""
         if self.locked:
             from tvmflow.recipe.lock_file import lock_path
 

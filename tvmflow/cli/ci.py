@@ -132,8 +132,8 @@ COMMANDS: Final = {"ci": {"github": github, "gitlab": gitlab}}
 class _Job(NamedTuple):
     """Recipes as a CI service runs them.
 
-    The folder of the project is relative to the root of the git repository, where the service looks for its
-    file; recipes and `dist` are relative to the folder. `options` of `run` enforce a lock file.
+    The folder of the project is relative to the git repository; recipes and `dist` are relative to the folder. `options`
+    of `run` enforce a lock file.
     """
 
     repository: Path
@@ -145,7 +145,7 @@ class _Job(NamedTuple):
 
 
 def _read(options: _CiOptions) -> _Job:
-    """Return some recipes, or one pipeline, as a service runs them, after checking them and their paths."""
+    """Return recipes, or one pipeline, as a service runs them, after checks of their paths."""
     from tvmflow.planning.prepare import RunRequest, load_request
     from tvmflow.recipe.lock_file import lock_path
 
@@ -157,14 +157,10 @@ def _read(options: _CiOptions) -> _Job:
         (folder for folder in (root, *root.parents) if os.path.lexists(folder / REPOSITORY)), root
     )
     folder = "" if root == repository else root.relative_to(repository).as_posix()
-    dist = Path(project.dist).resolve()
+    dist, default = Path(project.dist).resolve(), root / DEFAULTS["dist"]
     if not dist.is_relative_to(repository):
-        default = root / DEFAULTS["dist"]
-        if not options.stdout:
-            print_notes(
-                options,
-                f"the service delivers to {default.name}: {dist} is outside of the repository",
-            )
+        text = f"the service delivers to {default.name}: {dist} is outside of the repository"
+        print_notes(options, *([] if options.stdout else [text]))
         dist = default
     recipes = tuple(_find_in_project(file, root) for file in files)
     is_locked = len(recipes) == 1 and Path(root, lock_path(recipes)).is_file()
@@ -196,8 +192,8 @@ def _find_in_project(file: str, root: Path) -> str:
 def _check_path(path: str, what: str, fix: str) -> str:
     """Return a path that means the same in the file of every CI service.
 
-    Services split lists at white space, and replace what looks like a variable, an expression or a pattern;
-    commands read what begins with - as an option.
+    Services split lists at white space, and replace variables, expressions and patterns; commands read an initial - as
+    an option.
     """
     if not re.fullmatch(r"[\w./+@][\w./+@-]*", path):
         raise UsageError(
@@ -237,18 +233,13 @@ def _write(service: str, text: str, job: _Job, options: _CiOptions) -> int:
     place = Path(shortest_path(str(job.repository / _PLACES[service])))
     path = options.output or place
     if path.exists() and not options.force:
-        raise UsageError(
-            f"{path} exists",
-            fix="see what would be written with --stdout, replace the file with --force, or write "
-            "another one with --output",
-        )
+        fix = "see what would be written with --stdout, replace the file with --force, or write another one with --output"
+        raise UsageError(f"{path} exists", fix=fix)
     check_output_file(path, options.recipes)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, text)
-    # of GitHub, any file in that folder
-    is_read = path.resolve() == place.resolve() or (
-        service == "github" and path.resolve().parent == place.resolve().parent
-    )
+    at, expected = path.resolve(), place.resolve()
+    # GitHub reads any file in that folder
+    is_read = at == expected or (service == "github" and at.parent == expected.parent)
     when = "commit it, and" if is_read else f"{service} reads {place} alone: with this text there,"
     print_notes(options, f"{path}: {when} {service} runs {' '.join(options.recipes)}")
     return EXIT_OK

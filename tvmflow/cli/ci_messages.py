@@ -28,7 +28,7 @@ _MAX_ANNOTATIONS: Final = 10
 
 
 def annotate_problem(problem: TvmflowError) -> None:
-    """Mark the places of an error in the files of a pull request, on GitHub Actions."""
+    """Annotate the places of an error in the files of a pull request, on GitHub Actions."""
     if not _is_github():
         return
     texts = problem.problems if isinstance(problem, RecipeError) else [problem.message]
@@ -44,7 +44,7 @@ def annotate_problem(problem: TvmflowError) -> None:
 
 
 def report_failures(report: RunReport) -> None:
-    """Show each stage that failed as an annotation, and the end of its log in a section that is folded."""
+    """Show each failed stage as an annotation, and the end of its log in a folded section."""
     for stage in [stage for stage in report.stages if stage.message][:_MAX_ANNOTATIONS]:
         if _is_github():
             _annotate({"title": stage.stage_id}, stage.message)
@@ -57,12 +57,11 @@ def _is_github() -> bool:
 
 
 def _from_workspace(name: str) -> str:
-    """Return the path of a file from the root of the repository, where GitHub looks for it."""
+    """Return the path of a file relative to the root of the repository."""
     workspace = os.environ.get("GITHUB_WORKSPACE", "")
     path = Path(name).resolve()
-    return (
-        str(path.relative_to(workspace)) if workspace and path.is_relative_to(workspace) else name
-    )
+    is_inside = workspace and path.is_relative_to(workspace)
+    return str(path.relative_to(workspace)) if is_inside else name
 
 
 def _annotate(properties: dict[str, str], text: str) -> None:
@@ -100,7 +99,7 @@ _INVALID: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> bytes:
     """Return a run as JUnit XML: a test suite for each recipe, and one for the gates of a release.
 
-    A rejected library and a gate that fails are failures; what ended otherwise is an error.
+    A rejected library and a failed gate are failures; other ends are errors.
     """
     facts = ReportedFacts(report.stages)
     cases: dict[str, list[ElementTree.Element]] = {}
@@ -124,12 +123,8 @@ def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> b
 def _stage_case(stage: StageReport, lines: Sequence[str]) -> ElementTree.Element:
     place = f"{stage.recipe}.{stage.target}" if stage.target else stage.recipe
     case = _case(place, stage.stage, stage.seconds)
-    text = "\n".join(
-        filter(
-            None,
-            (stage.message, stage.fix and f"fix: {stage.fix}", stage.log and f"log: {stage.log}"),
-        )
-    )
+    fields = {"": stage.message, "fix: ": stage.fix, "log: ": stage.log}
+    text = "\n".join(f"{name}{value}" for name, value in fields.items() if value)
     if stage.outcome in _SKIPPED:
         ElementTree.SubElement(case, "skipped", message=_valid(stage.message or stage.reason))
     elif stage.outcome not in _PASSED:
@@ -175,12 +170,8 @@ def _valid(text: str) -> str:
     return _INVALID.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-# ---------------------------------------------------------------- markdown
-# Markdown of a run, for the summary of a CI job: the result, a row for each build, and the problems.
-
-
 def markdown_summary(report: RunReport) -> str:
-    """Return the Markdown of a run, which ends with an empty line."""
+    """Return the Markdown of a run: the result, a row for each build, and the problems."""
     recipes = list(dict.fromkeys(stage.recipe for stage in report.stages))
     name = recipes[0] if len(recipes) == 1 else f"{len(recipes)} recipes"
     is_stopped = any(stage.outcome == STOPPED for stage in report.stages)

@@ -97,7 +97,7 @@ def show_plan(
     graph: str | None = None,
     output: Path | None = None,
 ) -> bool:
-    """Show the stages that a run would run; save the answer and return True if there are none."""
+    """Show the stages that a run would run; if there are none, save the answer and return True."""
     from tvmflow.engine.plan_text import estimate_stages, find_hits_with_new_weights, format_plan
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
@@ -188,7 +188,7 @@ class ExplainOptions(StoreOptions):
 
 
 class _Explanation(NamedTuple):
-    """All that is known of one stage so far; `failure` is the end of its last attempt without a result."""
+    """All known facts of one stage; `failure` is its last attempt, if it has no result."""
 
     decision: Decision
     key: StageKey | None

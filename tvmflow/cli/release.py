@@ -47,7 +47,7 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 
 def check_release(prepared: PreparedRun, request: RunRequest) -> None:
-    """Check the release of a pipeline before anything is built; do nothing for other runs.
+    """Check the release of a pipeline before anything is built; other runs need no check.
 
     Raises:
         UsageError: when the run ends before the last stage.
@@ -81,12 +81,10 @@ def release(
     output: OutputOptions,
     recording: Recording,
 ) -> int:
-    """Make the release of a successful run, show it, and return the exit code: 3 when a gate fails."""
-    plan = prepared.plan
+    """Make the release of a successful run, show it, and return the exit code; 3 if a gate fails."""
+    plan, folder = prepared.plan, pipeline.path.parent
     plan_state = evaluate_plan(plan, store)
-    path = find_folder(pipeline, settings) / LOCK
     enforced = read_lock(Path(recording.lock)) if recording.lock else None
-    folder = pipeline.path.parent
     made_lock = make_lock(prepared.recipes, plan, plan_state, store, folder, enforced)
     result = make_release(
         pipeline,
@@ -99,7 +97,7 @@ def release(
         recording.report.stages if recording.report else (),
     )
     if not result.failed_gates:
-        pin_lock(store, path, plan_state)
+        pin_lock(store, find_folder(pipeline, settings) / LOCK, plan_state)
     gates = list_checked_gates(result.comparisons, settings.gates.model_dump(exclude_none=True))
     recording.release = to_json({**_describe(result), "gates": gates})
     recording.did_more = result.is_new
@@ -114,11 +112,11 @@ def release(
 def _describe(result: ReleaseResult) -> dict[str, Json]:
     comparisons = [
         {
-            **comparison._asdict(),
-            "current": comparison.current.model_dump(),
-            "previous": comparison.previous.model_dump(),
+            **own._asdict(),
+            "current": own.current.model_dump(),
+            "previous": own.previous.model_dump(),
         }
-        for comparison in result.comparisons
+        for own in result.comparisons
     ]
     return {
         "folder": str(result.folder),
@@ -144,10 +142,9 @@ def _format_release(result: ReleaseResult) -> Iterator[str]:
     if result.failed_gates:
         number = count_text(len(result.failed_gates), "gate")
         yield f"NOT RELEASED: {number} failed; {result.folder} was not created"
-    elif result.is_new:
-        yield f"released: {result.folder}"
     else:
-        yield f"already released with the same files: {result.folder}"
+        state = "released" if result.is_new else "already released with the same files"
+        yield f"{state}: {result.folder}"
 
 
 def _format_comparison(comparison: TargetComparison, previous: str) -> Iterator[str]:
@@ -162,10 +159,6 @@ def _format_comparison(comparison: TargetComparison, previous: str) -> Iterator[
     elif comparison.not_timed_reason:
         reason = comparison.not_timed_reason
         yield f"{comparison.label}: latency not compared with {previous}: {reason}"
-
-
-# ---------------------------------------------------------------- retune
-# The retuning of a pipeline with `retune`: a budget of trials for all of its recipes and targets.
 
 
 def retune(
@@ -188,7 +181,13 @@ def retune(
         elif not output.quiet:
             print_lines(_format_progress(progress))
 
-    specs = [spec for spec in plan.stages if spec.traits.uses_ledger and _is_tunable(spec)]
+    specs = [
+        spec
+        for spec in plan.stages
+        if spec.traits.uses_ledger
+        and not spec.settings.get("unmeasurable_reason")
+        and spec.settings.get("tune", {}).get("repeat")
+    ]
     rows = spend_budget(specs, budget, tune, show_round)
     if not output.json:
         print_notes(
@@ -198,12 +197,6 @@ def retune(
             "to keep this result, run `tvmflow lock`, or write these totals into the recipes as tune.trials",
         )
     return with_spent_trials(plan, rows)
-
-
-def _is_tunable(spec: StageSpec) -> bool:
-    return not spec.settings.get("unmeasurable_reason") and bool(
-        spec.settings.get("tune", {}).get("repeat")
-    )
 
 
 def _format_progress(progress: TuningProgress) -> str:
@@ -219,24 +212,23 @@ def _format_progress(progress: TuningProgress) -> str:
     )
 
 
-# ---------------------------------------------------------------- reproduce
-# The reproducibility check, at the end of `tvmflow run --check-reproducible`.
-
-
 def check_reproducible(
     prepared: PreparedRun, request: RunRequest, store: LocalStore, output: OutputOptions
 ) -> int:
-    """Build a finished run twice more, show the result, and return the exit code: 3 when a file differs."""
+    """Build a finished run twice more, and return the exit code; 3 if a file differs."""
 
     def show_build(number: int) -> None:
         if not output.json and not output.quiet:
             print_lines(f"building again in an empty store ({number} of {len(ENVIRONMENTS)})")
 
+    plan, state = prepared.plan, evaluate_plan(prepared.plan, store)
     folder = Path(tempfile.mkdtemp(prefix="tvmflow-again-"))
     try:
-        lock = Path(request.lock) if request.lock else _write_lock(prepared, store, folder)
-        arguments = list(_build_arguments(request))
-        report = build_again(arguments, lock, prepared.plan, store, folder, show_build)
+        lock = Path(request.lock or folder / "again.lock.yaml")
+        if not request.lock:
+            made_lock = make_lock(prepared.recipes, plan, state, store, folder)
+            lock.write_text(lock_text(made_lock), encoding="utf-8")
+        report = build_again(_build_arguments(request), lock, plan, store, folder, show_build)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if output.json:
@@ -246,26 +238,13 @@ def check_reproducible(
     return EXIT_VERIFY if report.difference else EXIT_OK
 
 
-def _write_lock(prepared: PreparedRun, store: LocalStore, folder: Path) -> Path:
-    path = folder / "again.lock.yaml"
-    plan_state = evaluate_plan(prepared.plan, store)
-    text = lock_text(make_lock(prepared.recipes, prepared.plan, plan_state, store, folder))
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def _build_arguments(request: RunRequest) -> Iterator[str]:
-    """Yield the arguments of `run` that select a build without verification."""
-    yield from request.recipes
-    for option, values in (("--target", request.targets), ("--variant", request.variants)):
-        for value in values:
-            yield from (option, value)
-    if request.pipeline:
-        yield from ("--pipeline", request.pipeline)
-    yield from (
-        "--until",
-        request.until if request.until not in (None, verify.NAME) else export.NAME,
-    )
+def _build_arguments(request: RunRequest) -> list[str]:
+    """Return the arguments of `run` that select a build without verification."""
+    until = request.until if request.until not in (None, verify.NAME) else export.NAME
+    pipeline = ["--pipeline", request.pipeline] if request.pipeline else []
+    targets = [word for target in request.targets for word in ("--target", target)]
+    variants = [word for variant in request.variants for word in ("--variant", variant)]
+    return [*request.recipes, *targets, *variants, *pipeline, "--until", str(until)]
 
 
 def _format_report(report: ReproducibilityReport) -> Iterator[str]:
@@ -275,9 +254,7 @@ def _format_report(report: ReproducibilityReport) -> Iterator[str]:
         files, stages = count_text(report.files, "file"), count_text(report.stages, "stage")
         yield f"reproducible: two more builds gave the same {files} of {stages} ({durations})"
         return
-    yield (
-        f"NOT REPRODUCIBLE: {difference.build} gave a different {difference.file} "
-        f"for {difference.stage_id}"
-    )
+    what = f"a different {difference.file} for {difference.stage_id}"
+    yield f"NOT REPRODUCIBLE: {difference.build} gave {what}"
     yield f"  first difference: {difference.where}"
     yield "  the inputs of this stage were the same; later stages were not compared"

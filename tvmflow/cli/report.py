@@ -64,7 +64,7 @@ _LAST: Final = "last"
 
 
 class _Subject(NamedTuple):
-    """The subject of a page, its name in the name of a file, and its side; the folder of a release."""
+    """The subject of a page: its name in file names, its side, and the folder of a release."""
 
     name: str
     page: Page
@@ -117,7 +117,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
 
 
 def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
-    """Return the baseline of a page: from `--against`, else its predecessor, if there is one."""
+    """Return the baseline of a page: that of `--against`, or else its predecessor, if any."""
     from tvmflow.release import load_side
 
     if against not in (None, _LAST):
@@ -132,7 +132,7 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
 
 
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
-    """Return the last run that measured a library of this one, or the release to compare it with."""
+    """Return the last run with a measurement of these libraries, or the predecessor of a release."""
     from tvmflow.pages.collect import find_previous
     from tvmflow.release import LOCK, load_side, make_side
 

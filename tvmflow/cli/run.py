@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -110,7 +111,7 @@ class RunOptions(Options):
 
 
 class StageDump(NamedTuple):
-    """The dump of one stage, or the problem that kept it from being complete, and its severity."""
+    """The dump of one stage, or the problem by which it is incomplete, and its severity."""
 
     stage_id: str
     folder: Path | None
@@ -119,15 +120,9 @@ class StageDump(NamedTuple):
 
 
 def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
-    """Lower the models of a plan once more, and write the IR after each pass.
+    """Lower the models of a plan again, write the IR after each pass, and yield the dump of each stage.
 
-    Each stage gets a folder `<recipe>/<stage>+<target>`.
-
-    Yields:
-        The dump of each stage that lowers a model.
-
-    Raises:
-        StageError: No stage of the plan lowers a model.
+    Each stage gets a folder `<recipe>/<stage>+<target>`. StageError: no stage of the plan lowers a model.
     """
     from tvmflow.core.fork_server import WITH_TVM, ForkServer
     from tvmflow.planning.decisions import evaluate_plan
@@ -158,7 +153,7 @@ def _dump_stage(
     missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
     if missing:
         return StageDump(spec.id, None, f"{missing[0]} has no result", EXIT_FAILED)
-    # of a locked run, the lock file has the chosen schedules
+    # in a locked run, the chosen schedules are an input file
     inputs = {file.role: file.path for file in spec.files} | {
         role: state.store.blobs.verified_path(digest)
         for role, digest in input_digests(spec, state.artifacts).items()
@@ -195,8 +190,9 @@ def run(options: RunOptions) -> int:
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:
     report = recording.report
-    is_asked_for = options.summary is not None or options.junit is not None
-    if report is None or not (is_asked_for or any(stage.message for stage in report.stages)):
+    if report is None or not (
+        options.summary or options.junit or any(stage.message for stage in report.stages)
+    ):
         return
     from tvmflow.cli.ci_messages import junit_xml, markdown_summary, report_failures
 
@@ -266,25 +262,22 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
 def _confirm(
     options: RunOptions, prepared: PreparedRun, settings: DriverSettings, store: LocalStore
 ) -> tuple[RunReport, str] | None:
-    """Return the report of a run that has nothing to do, and its text; None when there may be something."""
+    """Return the report and text of a run with nothing to do; None when there may be something."""
     import logging
 
     from tvmflow.engine.remote_access import must_upload
     from tvmflow.engine.up_to_date import confirm_run
 
-    # These do their work again although everything is up to date, and a cached answer writes no file.
+    # these have work to do even if everything is up to date
     does_more = (
         *(options.check_reproducible, options.force, options.best_so_far),
         *(options.dump_ir, options.summary, options.junit),
     )
-    # Who asks for a log gets the decisions of a full evaluation.
+    # a log shows the decisions of a full evaluation
     is_logged = logging.getLogger(__name__).isEnabledFor(logging.INFO)
-    if any(does_more) or not prepared.is_plain or is_logged:
+    if any(does_more) or not prepared.is_plain or is_logged or must_upload(settings.remote, store):
         return None
-    if must_upload(settings.remote, store):
-        return None
-    as_json, quiet = options.output.json, options.output.quiet
-    dist = settings.session.dist
+    as_json, quiet, dist = options.output.json, options.output.quiet, settings.session.dist
     return confirm_run(options.argv, prepared, store, dist, as_json=as_json, quiet=quiet)
 
 
@@ -326,7 +319,7 @@ def open_driver(
     recording: Recording,
     command: Sequence[str] = (),
 ) -> Iterator[Driver]:
-    """Yield the driver of a command whose runs are shown, and recorded as they proceed."""
+    """Yield the driver of a command, whose runs are shown and recorded as they proceed."""
     import logging
     import shlex
 
@@ -361,7 +354,7 @@ def open_driver(
 def retune_recipes(
     prepared: PreparedRun, request: RunRequest, driver: Driver, output: OutputOptions
 ) -> PreparedRun:
-    """Spend the budget that a pipeline has for all of its recipes, and return the plan with their shares."""
+    """Spend a pipeline's common budget for its recipes, and return the plan with their shares."""
     if prepared.pipeline is None or not prepared.pipeline.retune or request.lock:
         return prepared
     from tvmflow.cli.release import retune
@@ -508,12 +501,9 @@ def diff(options: DiffOptions) -> int:
 def _format_changes(changes: Sequence[Change]) -> Iterator[str]:
     if not changes:
         yield "no difference"
-    place = None
-    for change in changes:
-        if change.place != place:
-            yield change.place
-            place = change.place
-        yield f"  {change.what:<11} {change.text}"
+    for place, own in groupby(changes, key=lambda change: change.place):
+        yield place
+        yield from (f"  {change.what:<11} {change.text}" for change in own)
 
 
 COMMANDS: Final = {"run": run, "lock": lock, "diff": diff}

@@ -1,4 +1,4 @@
-"""A delivered library beside another runtime, on the same inputs: `tvmflow run-model --compare`."""
+"""Run a delivered library on files or random inputs; time it, and compare it with other runtimes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.cli.output import check_output_file, print_result, write_file
+from tvmflow.cli.run_model import FILLS, RANDOM, RunModelOptions
+from tvmflow.core.dimensions import choose_tuning_size, sizes_text, specs_at
 from tvmflow.core.documents import get_field
-from tvmflow.core.errors import BundleError, UsageError
+from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, BundleError, UsageError
+from tvmflow.core.file_kinds import ARRAYS, BUNDLE, IMAGES, check_kind
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import count_text, latency_text, names_text, quoted
+from tvmflow.core.formatting import count_text, excerpt, latency_text, names_text, quoted
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.statistics import judge_ratio
+from tvmflow.core.statistics import judge_ratio, summarize
 from tvmflow.core.text import columns, did_you_mean
+from tvmflow.core.trace_events import Trace
 from tvmflow.core.types import Array, Json, TensorSpec
 from tvmflow.engine.builds import list_kernel_calls
 from tvmflow.engine.report import ReportedFacts, StageReport
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of
-from tvmflow.frontends.peers import PEERS, Peer, open_peer
-from tvmflow.runtime import samples
-from tvmflow.runtime.labels import format_predictions
+from tvmflow.frontends.peers import PEERS, open_peer
+from tvmflow.runtime import loading, npz, samples
+from tvmflow.runtime.input_files import InputFile, parse_input, read_inputs
+from tvmflow.runtime.labels import BEST, format_predictions, predictions_json
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements
 from tvmflow.stages import build, import_model
@@ -34,20 +40,15 @@ from tvmflow.stages.verify.latency import measure_peer
 from tvmflow.store.file_digests import find_files
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
+from tvmflow.targets.backends.cpu import CpuBackend
 
 _MAX_SHOWN: Final = 8
+_BUNDLE_SUFFIX: Final = ".tvmflow"
 _KEY: Final = re.compile("[0-9a-f]{64}")
 
 
-class Element(NamedTuple):
-    """One element of an output: its position in the flattened sample, and its value."""
-
-    position: int
-    value: float
-
-
 class Operator(NamedTuple):
-    """The time that one operator takes in a call, in microseconds."""
+    """The time of one operator in a call, in microseconds."""
 
     name: str
     calls: int
@@ -55,7 +56,7 @@ class Operator(NamedTuple):
 
 
 class OutputSummary(NamedTuple):
-    """An output at a glance: all of few values, or the least, largest and mean of the finite ones."""
+    """An output: all values if there are few, or the least, largest and mean of the finite ones."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ class OutputSummary(NamedTuple):
 
 
 class ComparedOutput(NamedTuple):
-    """An output beside that of another runtime, or the problem that keeps it from being compared.
+    """An output compared with that of another runtime, or the problem that prevents it.
 
     `of_largest` is the largest error relative to the largest value of the other runtime's output.
     """
@@ -82,8 +83,8 @@ class ComparedOutput(NamedTuple):
 class ComparedRun(NamedTuple):
     """The same model in another runtime.
 
-    Both latencies are medians in seconds of interleaved calls; the note is of the runtime or the file. The speedup
-    is how many times as fast the library is, and `low` to `high` are its limits.
+    Both latencies are medians in seconds of interleaved calls; the note is of the runtime or the file. The speedup of the
+    library has the limits `low` and `high`.
     """
 
     runtime: str
@@ -107,11 +108,10 @@ class ComparedRun(NamedTuple):
 
 
 class ModelRun(NamedTuple):
-    """The outputs of a model, and the measurements that were requested.
+    """The outputs of a model, and the requested measurements; None for others.
 
-    `top` has the largest elements of each output and sample, `predictions` the best classes of each image as JSON,
-    `ms` the latency statistics of a call, `operators` the time of each operator, `trace` the trace that was written,
-    `compared` the comparison with other runtimes. Each is None unless it was requested.
+    `top` has the largest elements of each output and sample with their positions in the flattened sample, `predictions`
+    the best classes of each image, `ms` the latency statistics of a call, and `trace` the trace that was written.
     """
 
     model: str
@@ -120,7 +120,7 @@ class ModelRun(NamedTuple):
     inputs: str
     outputs: Mapping[str, tuple[int, ...]]
     summaries: Mapping[str, OutputSummary]
-    top: Mapping[str, list[list[Element]]] | None = None
+    top: Mapping[str, list[list[tuple[int, float]]]] | None = None
     predictions: Sequence[Mapping[str, Json]] | None = None
     probabilities: str | None = None
     ms: Mapping[str, float] | None = None
@@ -130,12 +130,175 @@ class ModelRun(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the known facts."""
-        value = {name: value for name, value in self._asdict().items() if value is not None}
-        if self.top is not None:
-            value["top"] = {
-                name: [list(map(list, row)) for row in rows] for name, rows in self.top.items()
-            }
-        return value
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def run(options: RunModelOptions) -> int:
+    _check_bundle(options.bundle)
+    check_output_file(options.trace, (str(options.bundle),))
+    if options.model and not options.compare:
+        raise UsageError(
+            "--model names the model that --compare runs, and nothing is compared",
+            fix="add --compare onnxruntime, or another runtime",
+        )
+    module = loading.load(
+        options.bundle, trusted_keys=options.trusted or None, threads=options.threads
+    )
+    names = [spec.name for spec in module.inputs]
+    files = [parse_input(word, names) for word in (*options.files, *options.input)]
+    sizes = _choose_sizes(module, files, options.size)
+    feed = _read_samples(module, files, options, sizes)
+    outputs = samples.run_samples(module.run, feed)
+    if options.output:
+        npz.write_npz(options.output, outputs)
+    fill = f"random inputs (seed {options.seed})" if options.fill == RANDOM else options.fill
+    result = ModelRun(
+        model=module.manifest["name"],
+        target=module.manifest["target"]["name"],
+        samples=feed.total,
+        inputs="files" if files else f"{fill} at {sizes_text(sizes)}" if sizes else fill,
+        outputs={name: tuple(array.shape) for name, array in outputs.items()},
+        summaries={name: summarize_output(array) for name, array in outputs.items()},
+    )
+    result = _add_best(result, module, outputs, files, options.top)
+    result = _add_times(result, module, feed, options)
+    if options.trace:
+        result = result._replace(trace=_write_trace(module, feed, options))
+    if options.compare:
+        store = options.store.locate()
+        runtimes = [
+            find_runtime(name, module, options.bundle, options.model, store)
+            for name in options.compare
+        ]
+        result = result._replace(compared=[compare_with(other, module, feed) for other in runtimes])
+    lines = (repr(module), *format_run(result, options.output))
+    print_result(result, lines, options)
+    differs = any(runtime.differs for runtime in result.compared or ())
+    return EXIT_VERIFY if differs else EXIT_OK
+
+
+def _check_bundle(path: Path) -> None:
+    check_kind(path, BUNDLE)
+    if not is_file(path):
+        inside = sorted(path.glob(f"*{_BUNDLE_SUFFIX}")) if path.is_dir() else []
+        fix = f"name the bundle in it: {inside[0]}" if inside else "`tvmflow run RECIPE` builds one"
+        raise UsageError(missing_file_text(path), fix=fix)
+
+
+def _choose_sizes(
+    module: Module, files: Sequence[InputFile], words: Sequence[str]
+) -> dict[str, int]:
+    """Return the sizes of inputs without a file, by dimension: those of the user, and representative ones."""
+    dimensions = {dimension.name: dimension for dimension in module.dimensions}
+    if files and words:
+        raise UsageError(
+            "--size is for inputs without a file, and those of files have their own sizes",
+            fix="leave --size out",
+        )
+    chosen = {name: choose_tuning_size(dimension) for name, dimension in dimensions.items()}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in dimensions:
+            known = (
+                f"it has {names_text([*dimensions])}" if dimensions else "all its sizes are fixed"
+            )
+            hint = did_you_mean(name, dimensions)
+            raise UsageError(
+                f"--size {excerpt(word)}: the model has no dimension {quoted(name)}{hint} ({known})"
+            )
+        if not text.isdecimal():
+            raise UsageError(f"--size {excerpt(word)}: write a whole number, such as {name}=37")
+        chosen[name] = int(text)
+        if problem := dimensions[name].find_problem(chosen[name]):
+            raise UsageError(f"--size {excerpt(word)}: {problem}")
+    return chosen
+
+
+def _read_samples(
+    module: Module, files: Sequence[InputFile], options: RunModelOptions, sizes: Mapping[str, int]
+) -> samples.Samples:
+    for file in files:
+        check_kind(Path(file.path), ARRAYS, IMAGES)
+    if files:
+        try:
+            return read_inputs(module.inputs, module.images, files, module.dimensions)
+        except UsageError as error:
+            raise UsageError(error.message, fix=error.fix or f"this model is {module!r}") from error
+    inputs = specs_at(module.inputs, sizes)
+    if options.fill == RANDOM:
+        return samples.random_samples(inputs, {}, batches=1, seed=options.seed)
+    return samples.constant_samples(inputs, FILLS[options.fill])
+
+
+def _add_best(
+    result: ModelRun,
+    module: Module,
+    outputs: Mapping[str, Array],
+    files: Sequence[InputFile],
+    top: int | None,
+) -> ModelRun:
+    """Return the result with the best classes of each image, or the requested largest elements."""
+    has_images = files and all(file.is_image for file in files)
+    if module.classes and has_images and len(module.inputs) == 1:
+        name = module.outputs[0].name
+        best = module.classes.rank(outputs[name], top or BEST)
+        return result._replace(
+            predictions=predictions_json([file.path for file in files], best),
+            probabilities=module.classes.describe(outputs[name], name),
+        )
+    if top:
+        largest = {name: _find_largest(array, top) for name, array in outputs.items()}
+        return result._replace(top=largest)
+    return result
+
+
+def _add_times(
+    result: ModelRun, module: Module, feed: samples.Samples, options: RunModelOptions
+) -> ModelRun:
+    if options.print_time:
+        times = module.latency(feed.batches[0], repeat=options.repeat)
+        result = result._replace(ms=summarize([seconds * 1e3 for seconds in times])._asdict())
+    if options.profile:
+        profile = module.profile(feed.batches[0], repeat=options.repeat)
+        operators = [Operator(row.name, row.calls, row.seconds * 1e6) for row in profile]
+        result = result._replace(operators=operators)
+    return result
+
+
+def _write_trace(
+    module: Module, feed: samples.Samples, options: RunModelOptions
+) -> Mapping[str, Json]:
+    path = options.trace
+    assert path is not None
+    name, target = module.manifest["name"], module.manifest["target"]
+    kind, threads = target["tvm"]["kind"], count_text(module.threads, "thread")
+    place = f"calls with {threads}" if kind == CpuBackend.KIND else f"calls on {kind}"
+    nodes = find_kernel_nodes_of(options.bundle, options.store.locate())
+    calls = module.trace(feed.batches[0], repeat=options.repeat)
+    trace = Trace({"model": name, "target": target["name"], "threads": module.threads})
+    track = trace.track(f"{name} for {target['name']}", place)
+    for number, call in enumerate(calls, 1):
+        track.slice(f"call {number}", call.began_s, call.ended_s - call.began_s)
+        # a kernel that is called several times computes other nodes each time
+        left = {kernel: list(known) for kernel, known in nodes.items()}
+        for kernel in call.kernels:
+            known = left.get(kernel.name)
+            arguments = {"nodes": ", ".join(known.pop(0).nodes) if known else None}
+            track.slice(kernel.name, kernel.began_s, kernel.seconds, arguments)
+    write_file(path, trace.to_bytes(path))
+    return {"path": str(path), "calls": len(calls), "names_nodes": bool(nodes)}
+
+
+def _find_largest(array: Array, count: int) -> list[list[tuple[int, float]]]:
+    """Return the largest elements of each sample, the largest first; NaN is never among them."""
+    import numpy as np
+
+    rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
+    order = np.argsort(np.where(np.isnan(rows), -np.inf, rows), axis=1)[:, ::-1][:, :count]
+    return [
+        [(int(position), float(row[position])) for position in positions]
+        for row, positions in zip(rows, order, strict=True)
+    ]
 
 
 def summarize_output(array: Array) -> OutputSummary:
@@ -232,11 +395,10 @@ def _format_compared(runtime: ComparedRun) -> Iterator[str]:
         limits = f"{runtime.low:.2f} to {runtime.high:.2f} times as fast"
         yield f"  the machine was too noisy to compare the speed: {times} ({limits})"
         return
-    factors = sorted((runtime.low, runtime.speedup, runtime.high))
-    word = "fast" if judgement == "more" else "slow"
-    if word == "slow":
-        factors = sorted(1 / factor for factor in factors)
-    low, ratio, high = factors
+    word, factors = "fast", [runtime.low, runtime.speedup, runtime.high]
+    if judgement != "more":
+        word, factors = "slow", [1 / factor for factor in factors]
+    low, ratio, high = sorted(factors)
     yield f"  {ratio:.2f} times as {word}: {times} ({low:.2f} to {high:.2f})"
 
 
@@ -244,10 +406,10 @@ _MODEL: Final = "model"
 
 
 class OtherRuntime(NamedTuple):
-    """A runtime that can run the model of a library.
+    """A runtime, one of `PEERS`, that can run the model of a library.
 
-    The name is one of `PEERS`; inputs are the library's, then the recipe's constant inputs
-    (`bound`). The tolerance is that of `verify`, and the note is of the model's file.
+    Inputs are the library's, then the recipe's constant inputs (`bound`). The tolerance is that of `verify`; the note is
+    of the model's file.
     """
 
     name: str
@@ -263,20 +425,27 @@ def find_runtime(
 ) -> OtherRuntime:
     """Return the files and inputs to run the model of a library in another runtime.
 
-    The statement of provenance beside the bundle, and notes of the store, say which file it was built from, if
-    `model` is None.
+    Without `model`, its file is that of the statement beside the bundle, as far as the store knows it.
 
     Raises:
-        UsageError: for an unknown runtime, one that runs no such models, or a model's file that is missing.
+        UsageError: for an unknown runtime, one that runs no such models, or a missing file.
     """
     if name not in PEERS:
         known = names_text(list(PEERS))
         hint = did_you_mean(name, PEERS)
         raise UsageError(f"--compare: there is no runtime {quoted(name)}{hint} (there are {known})")
     peer, statement = PEERS[name], _find_statement(bundle)
-    _check_kind(name, peer, module, statement)
+    device, kind = module.manifest["target"]["tvm"]["kind"], peer.kind
+    if statement:
+        built_from = get_field(statement.settings, import_model.NAME, "model", "kind", of=str)
+        kind = str(built_from) or kind
+    if reason := peer.unsupported_reason(kind, device):
+        raise UsageError(f"--compare {name}: {reason}")
     path, note = _find_model(model, statement, store)
-    files = _list_files(path, peer.kind, store)
+    frontend = FRONTENDS[peer.kind]
+    source = frontend.SOURCE.model_validate({peer.kind: str(path.absolute())})
+    listed = frontend.files(source, path.parent, lambda *_: str(path), SourceFiles(store))
+    files = {file.role: Path(file.path) for file in listed}
     bound = dict(_bound_inputs(files, peer.kind, module, statement))
     constants = (TensorSpec(n, array.shape, array.dtype.name) for n, array in bound.items())
     inputs = (*module.inputs, *constants)
@@ -297,7 +466,6 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
         StageError: when the runtime rejects the model.
         EnvironmentProblem: when it is not installed.
     """
-    bound = runtime.bound
     with (
         tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch,
         open_peer(
@@ -311,9 +479,9 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
         ) as peer,
         explain_wait(f"running {peer.name} and the library, interleaved: up to a minute"),
     ):
+        bound, first = runtime.bound, feed.batches[0]
         expected = samples.run_samples(lambda batch: peer.run({**batch, **bound}), feed)
         actual = samples.run_samples(module.run, feed)
-        first = feed.batches[0]
         times = measure_peer(module, first, peer, {**first, **bound})
         name, notes = peer.name, [note for note in (runtime.note, peer.note) if note]
     outputs = {
@@ -347,9 +515,6 @@ def _compare_output(actual: Array, expected: Array, tolerance: Tolerance) -> Com
     )
 
 
-# ---------------------------------------------------------------- the model of a library
-
-
 def _find_statement(bundle: Path) -> Statement | None:
     digest = hash_file(str(bundle))
     for path in find_statements(bundle):
@@ -363,8 +528,7 @@ def _find_statement(bundle: Path) -> Statement | None:
 def find_kernel_nodes_of(bundle: Path, store: LocalStore) -> dict[str, tuple[KernelCall, ...]]:
     """Return the calls of each kernel of a bundle with the nodes of the model that they compute.
 
-    The statement beside the bundle names the results that it was made from; nothing is known if it is
-    missing, if the store does not have them, or if the model was partitioned.
+    Empty without a statement beside the bundle or the results that it names, and for partitioned models.
     """
     statement = _find_statement(bundle)
     if statement is None:
@@ -382,37 +546,17 @@ def find_kernel_nodes_of(bundle: Path, store: LocalStore) -> dict[str, tuple[Ker
     return list_kernel_calls(ReportedFacts(reports).of(reports))
 
 
-def _check_kind(name: str, peer: Peer, module: Module, statement: Statement | None) -> None:
-    kind = peer.kind
-    if statement:
-        kind = (
-            str(get_field(statement.settings, import_model.NAME, "model", "kind", of=str)) or kind
-        )
-    device = module.manifest["target"]["tvm"]["kind"]
-    if reason := peer.unsupported_reason(kind, device):
-        raise UsageError(f"--compare {name}: {reason}")
-
-
 def _find_model(
     model: Path | None, statement: Statement | None, store: LocalStore
 ) -> tuple[Path, str]:
-    digests = (
-        {
-            str(entry["name"]): str(entry["digest"]["sha256"])
-            for entry in statement.dependencies("source")
-        }
-        if statement
-        else {}
-    )
+    sources = statement.dependencies("source") if statement else ()
+    digests = {str(entry["name"]): str(entry["digest"]["sha256"]) for entry in sources}
     digest = digests.get(_MODEL, "")
     if model is None:
         if paths := find_files(store, digest):
             return Path(paths[0]), ""
-        reason = (
-            f"no file with its sha256, {digest[:12]}…, is known here"
-            if digest
-            else "no statement is beside it"
-        )
+        is_unknown = f"no file with its sha256, {digest[:12]}…, is known here"
+        reason = is_unknown if digest else "no statement is beside it"
         raise UsageError(
             f"--compare: the model that this library was built from is not known: {reason}",
             fix="name it: --model FILE",
@@ -421,13 +565,6 @@ def _find_model(
         raise UsageError(f"--model: {missing_file_text(model)}")
     is_other = digest and hash_file(str(model)) != digest
     return model, "it is not the file that the library was built from" if is_other else ""
-
-
-def _list_files(path: Path, kind: str, store: LocalStore) -> dict[str, Path]:
-    frontend = FRONTENDS[kind]
-    source = frontend.SOURCE.model_validate({kind: str(path.absolute())})
-    listed = frontend.files(source, path.parent, lambda *_: str(path), SourceFiles(store))
-    return {file.role: Path(file.path) for file in listed}
 
 
 def _bound_inputs(
