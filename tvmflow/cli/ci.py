@@ -160,7 +160,8 @@ def _read(options: _CiOptions) -> _Job:
     dist, default = Path(project.dist).resolve(), root / DEFAULTS["dist"]
     if not dist.is_relative_to(repository):
         text = f"the service delivers to {default.name}: {dist} is outside of the repository"
-        print_notes(options, *([] if options.stdout else [text]))
+        if not options.stdout:
+            print_notes(options, text)
         dist = default
     recipes = tuple(_find_in_project(file, root) for file in files)
     is_locked = len(recipes) == 1 and Path(root, lock_path(recipes)).is_file()

@@ -1,8 +1,7 @@
-"""The table of commands, the overview of all of them, and text that fits the width of a terminal.
+"""The table of commands, the overview of all, and text that fits the width of a terminal.
 
-The module of a command has its options, with its help, and the function that runs it; what that function
-needs is imported inside. `tvmflow COMMAND --help` answers without YAML, pydantic or NumPy, `tvmflow --help`
-even without argparse.
+The module of a command has its options, with its help, and its function, which imports what it needs inside. So
+`tvmflow COMMAND --help` works without YAML, pydantic or NumPy, and `tvmflow --help` without argparse.
 """
 
 from __future__ import annotations
@@ -81,14 +80,14 @@ _MODULES: Final = {
 
 
 class Command(NamedTuple):
-    """A command or subcommand, named as it is typed (`cache gc`): its options -> its exit code."""
+    """A command or subcommand, named as it is typed (`cache gc`), and its function."""
 
     name: str
     run: Callable[[Any], int]
 
     @property
     def options(self) -> type[Options]:
-        """The options of the command, with its help: the type that the function takes."""
+        """The type of its options, whose docstring is its help."""
         function: Any = getattr(self.run, "__wrapped__", self.run)
         kind: type[Options] = function.__globals__[function.__annotations__["options"]]
         return kind
@@ -148,7 +147,7 @@ def describe(command: Command) -> CommandText:
 
 
 def split_docstring(docstring: str) -> CommandText:
-    """Return the parts of a command's docstring that are for users."""
+    """Return the parts of a command's docstring."""
     sections = {"": list[str]()}
     name = ""
     for line in docstring.splitlines():
@@ -168,7 +167,7 @@ def terminal_width() -> int:
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
-    """Wrap each line of a text; indented lines hold commands, and only their comments are wrapped."""
+    """Wrap each line of a text; of indented lines, which hold commands, only the comments."""
     lines: list[str] = []
     for line in text.splitlines():
         content = line.lstrip()
@@ -183,7 +182,7 @@ def fill(text: str, width: int, indent: str = "") -> str:
 
 
 def wrap(text: str, width: int, margin: str = "") -> list[str]:
-    """Return the lines of a paragraph, each `margin` and at most `width` characters where words allow it."""
+    """Return the lines of a paragraph, each `margin` and at most `width` characters."""
     lines: list[str] = []
     for word in text.split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:
@@ -194,7 +193,7 @@ def wrap(text: str, width: int, margin: str = "") -> list[str]:
 
 
 def table(rows: Mapping[str, str], width: int, column: int = 0) -> Iterator[str]:
-    """Yield the lines of names with their descriptions; on a narrow terminal, these are below the names."""
+    """Yield the lines of names with descriptions, which are below the names on a narrow terminal."""
     column = column or 4 + max(map(len, rows))
     for name, text in rows.items():
         if width < _NARROW:

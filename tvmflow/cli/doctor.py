@@ -1,4 +1,4 @@
-"""`tvmflow doctor`: an installation, checked piece by piece, in processes that may crash."""
+"""`tvmflow doctor`: check an installation piece by piece, in processes that may crash."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TIMEOUT_S: Final = 120.0
 
 
 class _Probe(NamedTuple):
-    """An attempt that is made in a worker: a call of one of the probes below with `argument`."""
+    """A call of a function below, with `argument`, in a process that may crash."""
 
     subject: str
     function: str
@@ -81,10 +81,9 @@ _PROBES: Final = (
 
 def doctor(options: DoctorOptions) -> int:
     findings = list[Finding]()
-    # each is shown as soon as it is known: to try all of them takes a minute on a busy machine
-    for finding in chain(
-        _examine_project(options), examine(options.store.locate(), Path(options.dist.locate()))
-    ):
+    examined = examine(options.store.locate(), Path(options.dist.locate()))
+    # each is shown as soon as it is known: all of them may take a minute
+    for finding in chain(_examine_project(options), examined):
         findings.append(finding)
         if options.json or not (options.verbosity >= 0 or finding.is_problem):
             continue
@@ -100,12 +99,9 @@ def doctor(options: DoctorOptions) -> int:
 
 def _examine_project(options: DoctorOptions) -> list[Finding]:
     project = find_project()
+    reason = "the current folder: neither it nor one above has tvmflow.toml, [tool.tvmflow] or .git"
     if project.marker:
         reason = f"it has {Path(project.marker).name}"
-    else:
-        reason = (
-            "the current folder: neither it nor one above has tvmflow.toml, [tool.tvmflow] or .git"
-        )
     places = {
         "project root": (project.root, reason),
         "store": (shortest_path(options.store.locate().root), options.store.origin()),
@@ -119,6 +115,7 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     """Yield a finding for everything that a run depends on, as soon as it is known."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.frontends.peers import PEERS
+    from tvmflow.targets.backends.cuda.gpu import detect_gpu
     from tvmflow.targets.host import read_host
 
     oldest, newest = _PYTHON_VERSIONS
@@ -130,12 +127,14 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     )
     yield from map(_examine_package, _list_required_packages())
     host = read_host()
-    cores = count_text(host.cores, "core")
-    yield Finding("this machine", True, f"{host.arch}, {host.model}, {cores}")
-    # it is only needed when a recipe asks for it
+    machine = f"{host.arch}, {host.model}, {count_text(host.cores, 'core')}"
+    yield Finding("this machine", True, machine)
     yield _examine_emulators()
     yield from examine_disks(store, dist)
-    yield _examine_gpu()
+    gpu = detect_gpu()
+    detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
+    # only targets for NVIDIA GPUs are tuned and verified on one: it is never missing
+    yield Finding("NVIDIA GPU, to tune and verify for", True, detail)
     yield from map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:
         for probe in (*_PROBES, *_list_reference_probes()):
@@ -165,15 +164,6 @@ def _list_reference_probes() -> list[_Probe]:
         subject = f"{reference.name}, to {needs} {frontend.NAME} models"
         probes.append(_Probe(subject, "probe_reference", fix, reference.is_optional, argument=kind))
     return probes
-
-
-def _examine_gpu() -> Finding:
-    # Only targets for NVIDIA GPUs are tuned and verified on one, so that it is never missing.
-    from tvmflow.targets.backends.cuda.gpu import detect_gpu
-
-    gpu = detect_gpu()
-    detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
-    return Finding("NVIDIA GPU, to tune and verify for", True, detail)
 
 
 def _examine_peer(peer: Peer) -> Finding:
@@ -211,19 +201,16 @@ def _examine_package(name: str) -> Finding:
             identity, package = packages.identity(name), packages.find_package(name)
     except EnvironmentProblem as problem:
         return Finding(subject, False, problem.message, problem.fix)
+    detail, install = f"{identity} in {package.folder}", install_command(name)
     if package.rivals:
         rivals = ", ".join(package.rivals)
-        return Finding(
-            subject,
-            False,
-            f"{identity} in {package.folder}, with files of {rivals}, which installs the same module",
-            f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then {install_command(name)}",
-        )
+        fix = f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then {install}"
+        detail += f", with files of {rivals}, which installs the same module"
+        return Finding(subject, False, detail, fix)
     requirement = Requirement(REQUIREMENTS.get(name, name))
     if not requirement.specifier.contains(package.version, prereleases=True):
-        detail = f"{identity} in {package.folder}, and tvmflow needs {requirement}"
-        return Finding(subject, False, detail, install_command(name))
-    return Finding(subject, True, f"{identity} in {package.folder}")
+        return Finding(subject, False, f"{detail}, and tvmflow needs {requirement}", install)
+    return Finding(subject, True, detail)
 
 
 def _examine_emulators() -> Finding:
@@ -242,15 +229,12 @@ def _examine_emulators() -> Finding:
 def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
     from tvmflow.core.logs import explain_wait
 
+    function = f"{__name__}:{probe.function}"
     with explain_wait(f"trying {probe.subject}: up to a minute the first time"):
-        outcome = fork_server.call(
-            f"{__name__}:{probe.function}", probe.argument, timeout_s=_TIMEOUT_S
-        )
+        outcome = fork_server.call(function, probe.argument, timeout_s=_TIMEOUT_S)
     good = outcome.kind == "ok"
     detail = str(outcome.value) if good else outcome.message
-    return Finding(
-        subject=probe.subject, good=good, detail=detail, fix=probe.fix, optional=probe.optional
-    )
+    return Finding(probe.subject, good, detail, probe.fix, optional=probe.optional)
 
 
 # ---------------------------------------------------------------- probes, each run in a worker
@@ -322,8 +306,7 @@ def probe_reference(kind: str, emit: Callable[..., None]) -> str:
 COMMANDS: Final = {"doctor": doctor}
 
 
-# ---------------------------------------------------------------- doctor disks
-# The disks that a run depends on, for `tvmflow doctor`: each is written to, locked, and looked at.
+# ---------------------------------------------------------------- disks
 
 _ENOUGH_BYTES: Final = 10**9
 _SHOWN: Final = 3
@@ -348,7 +331,7 @@ class Finding(NamedTuple):
 
 
 def examine_disks(store: LocalStore, dist: Path) -> Iterator[Finding]:
-    """Yield a finding for each place that a run writes to, and for the content of the store."""
+    """Yield a finding for each folder that a run writes to, and for the content of the store."""
     yield _examine_space(store)
     yield _examine_folder("store can be written", Path(store.root))
     yield _examine_folder("dist can be written", dist)
@@ -363,15 +346,18 @@ def _examine_space(store: LocalStore) -> Finding:
 
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
-    free = f"{shortest_path(store.root)} ({file_system})"
-    if file_system.size:
-        free = f"{file_system.free / 1e9:.1f} GB at {shortest_path(store.root)}"
+    root = shortest_path(store.root)
+    free = (
+        f"{file_system.free / 1e9:.1f} GB at {root}"
+        if file_system.size
+        else f"{root} ({file_system})"
+    )
     detail = free if enough else f"{free} ({file_system})"
     return Finding("space for the store", enough, detail, "free some space, or remove files there")
 
 
 def _examine_folder(subject: str, folder: Path) -> Finding:
-    """Write a file into a folder, or into the nearest one above it that exists, and lock it."""
+    """Write a file into a folder, or its nearest existing parent, and lock it."""
     from tvmflow.core.disk_errors import find_file_system
     from tvmflow.core.file_locks import held
 
@@ -391,22 +377,14 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
         with contextlib.suppress(OSError):
             probe.unlink()
     file_system = find_file_system(place)
-    remarks = [
-        (True, shortest_path(str(folder))),
-        (
-            file_system.is_network,
-            f"a {file_system.kind} file system on the network: files can be locked there",
-        ),
-        (
-            not is_flushed,
-            "no file can be flushed to the disk there (fsync): after a power failure, damaged results are made again",
-        ),
-        (
-            not is_protected,
-            "no file can be made read-only there (chmod): take care not to change results",
-        ),
-    ]
-    return Finding(subject, True, ", ".join(text for is_true, text in remarks if is_true))
+    network = f"a {file_system.kind} file system on the network: files can be locked there"
+    remarks = {
+        shortest_path(str(folder)): True,
+        network: file_system.is_network,
+        "no file can be flushed to the disk there (fsync): after a power failure, damaged results are made again": not is_flushed,
+        "no file can be made read-only there (chmod): take care not to change results": not is_protected,
+    }
+    return Finding(subject, True, ", ".join(text for text, is_true in remarks.items() if is_true))
 
 
 def _examine_temporary_folder() -> Finding:
@@ -417,9 +395,8 @@ def _examine_temporary_folder() -> Finding:
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
-        return Finding(
-            "temporary files", False, str(error), "set $TMPDIR to a folder that can be written"
-        )
+        fix = "set $TMPDIR to a folder that can be written"
+        return Finding("temporary files", False, str(error), fix)
     finding = _examine_folder("temporary files", folder)
     if finding.good and find_file_system(folder).is_noexec:
         detail = f"{folder} is mounted noexec: no library can be loaded from there"
@@ -428,7 +405,7 @@ def _examine_temporary_folder() -> Finding:
 
 
 def _examine_runtime_folder() -> Finding:
-    """Look at the folder of the device locks, which a run creates and only its user may write."""
+    """Check the folder of the device locks, which only its user may write."""
     from tvmflow.targets.devices import (
         RUNTIME_FIX,
         RUNTIME_VARIABLE,
@@ -471,9 +448,8 @@ def _examine_store(store: LocalStore) -> Iterator[Finding]:
         if condition == "absent":
             yield Finding("store", True, f"{shortest_path(str(root))} does not exist yet")
             return
-        damaged = list(
-            integrity.find_damaged_files(store, {**store_checks(), "downloads": lambda path: True})
-        )
+        checks = {**store_checks(), "downloads": lambda path: True}
+        damaged = list(integrity.find_damaged_files(store, checks))
         inventory = take_inventory(store, skip_damaged_pins=True)
     except (TvmflowError, OSError) as error:
         problem = error if isinstance(error, TvmflowError) else explain(error, root)
@@ -511,7 +487,7 @@ def _describe_damage(root: Path, damaged: list[integrity.Finding]) -> Finding:
 
 
 def _find_holder(path: Path, *, patience_s: float) -> str:
-    """Return who holds a lock alone for longer than that; nothing when it can be shared."""
+    """Return the process that holds a lock alone for longer than that; empty if it can be shared."""
     from tvmflow.core.file_locks import Locked, describe_holders, lock
 
     deadline = time.monotonic() + patience_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -207,7 +208,7 @@ def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
 
 
 def _mark_root(folder: Path) -> list[str]:
-    """Mark the current folder as the root of a project if there is none; return a note about that."""
+    """Mark the current folder as the root of a project if there is none; return a note about it."""
     project = find_project()
     if project.marker or folder != Path():
         return []
@@ -296,7 +297,10 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     if not options.output.json:
         print_notes(options.output, *recipe.describe_batch())
     path = folder / f"{model.name}{SUFFIX}"
-    if _names_another_model(path, recipe.text):
+    previous = None
+    with contextlib.suppress(OSError, ValueError):
+        previous = _MODEL.search(path.read_text(encoding="utf-8"))
+    if previous and previous[0] not in recipe.text:
         print_notes(
             options.output,
             f"{options.model.model} replaces another model with the name {model.name}, also in dist: "
@@ -308,16 +312,8 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     return path
 
 
-def _names_another_model(path: Path, text: str) -> bool:
-    try:
-        previous = _MODEL.search(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return previous is not None and previous[0] not in text
-
-
 def _dynamic_shape_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
-    """Return the error for a model that leaves sizes dynamic, with the options that set them."""
+    """Return the error for dynamic dimensions, with the options that set them."""
     from tvmflow.frontends.inputs import SIZE
 
     shapes = [

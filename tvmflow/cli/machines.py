@@ -1,4 +1,4 @@
-"""Machines to build for, measure on and run on: `tvmflow targets`, `device`, `worker`, `scheduler`."""
+"""`tvmflow targets`, `device`, `worker`, `scheduler`: machines to build for, measure and run on."""
 
 from __future__ import annotations
 
@@ -135,33 +135,34 @@ def _format_table(rows: Sequence[_Row]) -> list[str]:
 
 
 def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
-    """Yield every reason for a `no` in the table, with the targets that it concerns."""
+    """Yield every reason for a `no` in the table, with its targets."""
     from tvmflow.targets.emulation import INSTALL, find_emulators
     from tvmflow.targets.resolve import has_schedule_rules
 
+    named = [row for row in rows if row.other_names]
+    yield from ["other names that recipes may use"] if named else []
+    yield from (f"    {row.name}: {', '.join(row.other_names)}" for row in named)
     names: dict[str, list[str]] = {}
     for row in rows:
         for reason in _list_reasons(row.capabilities):
             names.setdefault(reason, []).append(row.name)
-    named = [row for row in rows if row.other_names]
-    yield from ["other names that recipes may use"] if named else []
-    yield from (f"    {row.name}: {', '.join(row.other_names)}" for row in named)
-    for reason, concerned in names.items():
-        yield reason
-        yield f"    {', '.join(concerned)}"
-    unscheduled = [row.name for row in rows if not has_schedule_rules(row.triple)]
-    if unscheduled:
-        yield "kernels have no schedule and run as plain loops: no schedule rule is for microcontrollers"
-        yield f"    {', '.join(unscheduled)}"
+    text = (
+        "kernels have no schedule and run as plain loops: no schedule rule is for microcontrollers"
+    )
+    names[text] = [row.name for row in rows if not has_schedule_rules(row.triple)]
     programs = find_emulators()
     missing = {row.emulated_by for row in rows if row.emulated_by and not programs[row.emulated_by]}
-    if missing:
-        yield f"not installed, for `verify.run_on: qemu`: {', '.join(sorted(missing))}"
-        yield f"    {INSTALL}"
+    names[f"not installed, for `verify.run_on: qemu`: {', '.join(sorted(missing))}"] = [
+        INSTALL
+    ] * bool(missing)
+    for reason, concerned in names.items():
+        if concerned:
+            yield reason
+            yield f"    {', '.join(concerned)}"
 
 
 def _list_reasons(capabilities: Capabilities) -> list[str]:
-    """Return unsupported steps, each reason once; without builds there are no other reasons."""
+    """Return the reasons for unsupported steps, each once; without builds there are no others."""
     if capabilities.built:
         return [f"cannot be built: {capabilities.built}"]
     actions: dict[str, list[str]] = {}
@@ -244,7 +245,9 @@ def list_devices(options: DeviceListOptions) -> int:
     elif not devices:
         print_lines(f"the tracker at {address} has no devices")
     else:
-        table = columns([("key", "total", "free", "pending", "at"), *map(_row, devices)])
+        heading = ("key", "total", "free", "pending", "at")
+        rows = ((*map(str, pool[:4]), ", ".join(pool.addresses)) for pool in devices)
+        table = columns([heading, *rows])
         print_lines(f"the tracker at {address}:", *(f"  {line}" for line in table))
     return EXIT_OK
 
@@ -265,9 +268,8 @@ def _checked(address: str) -> str:
     try:
         split_address(address)
     except ValueError as error:
-        named_by = (
-            f"${TRACKER_VARIABLE}" if address == os.environ.get(TRACKER_VARIABLE) else "--tracker"
-        )
+        is_default = address == os.environ.get(TRACKER_VARIABLE)
+        named_by = f"${TRACKER_VARIABLE}" if is_default else "--tracker"
         problem = f"{named_by}: {error}" if address else "no tracker is named"
         raise UsageError(
             problem, fix=f"give --tracker HOST:PORT, or set ${TRACKER_VARIABLE}"

@@ -89,7 +89,7 @@ def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageEr
 def explain_option(
     command: str, word: str, known: Sequence[str], list_commands: Callable[[str], Sequence[str]]
 ) -> UsageError:
-    """Return the error for an argument that a command lacks; `list_commands` has those with an option."""
+    """Return the error for an unknown argument; `list_commands` returns the commands with an option."""
     fix = f"`tvmflow help {command}` lists its options"
     option = word.partition("=")[0]
     if not option.startswith("-"):
@@ -112,13 +112,13 @@ def _unknown(prefix: str, word: str, meant: Iterable[str], fix: str) -> UsageErr
     )
 
 
-# How Python has a byte of a file's name that is no UTF-8 in a text.
+# Python's surrogates for bytes of file names that are not UTF-8.
 _FOREIGN_BYTE: Final = re.compile("[\udc80-\udcff]")
 _SHOWN: Final = 40
 
 
 def explain(error: Exception) -> TvmflowError | None:
-    """Return the problem of the environment that an error is about; None when it is a bug."""
+    """Return the environment problem behind an error; None when it is a bug."""
     try:
         folder = Path.cwd()
     except FileNotFoundError:

@@ -105,7 +105,7 @@ class KeygenOptions(Options):
 
 
 class _Evidence(NamedTuple):
-    """The trusted keys, the statements and the largest size that delivered files are checked with."""
+    """The trusted keys, the statements and the size limit for checks of delivered files."""
 
     keys: tuple[signing.PublicKey, ...]
     statements: tuple[Path, ...]
@@ -113,7 +113,7 @@ class _Evidence(NamedTuple):
 
 
 def _read_evidence(options: StatementOptions) -> _Evidence:
-    """Return the keys and statements of the options, else of the environment and beside the files."""
+    """Return the keys and statements of the options, or those of the environment and beside the files."""
     from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
 
     return _Evidence(
@@ -151,13 +151,9 @@ def verify(options: VerifyOptions) -> int:
     from tvmflow.core.logs import explain_wait
     from tvmflow.provenance import check_delivered
 
-    evidence = _read_evidence(options.statements)
+    evidence, paths = _read_evidence(options.statements), map(_existing, options.files)
     with explain_wait("reading the delivered files: as long as your disk takes"):
-        findings = [
-            finding
-            for path in map(_existing, options.files)
-            for finding in check_delivered(path, *evidence)
-        ]
+        findings = [finding for path in paths for finding in check_delivered(path, *evidence)]
     bad = sum(not finding.good for finding in findings)
     value = {"good": not bad, "files": [_finding_to_json(finding) for finding in findings]}
     code = EXIT_VERIFY if bad else EXIT_OK
@@ -218,26 +214,18 @@ def _load_signing_key(path: Path | None) -> signing.PrivateKey:
 
 
 def _existing(path: Path) -> Path:
-    from tvmflow.core.file_kinds import (
-        ARRAYS,
-        BUNDLE,
-        DELIVERED,
-        IMAGES,
-        LOCK,
-        OTHER,
-        TRIALS,
-        check_kind,
-    )
+    from tvmflow.core import file_kinds as kinds
 
     if not path.exists() and not path.is_symlink():
         raise UsageError(f"there is no file {path}", fix="`tvmflow run RECIPE` delivers files")
     # all but models, recipes and pipelines: a statement may be about any file
-    check_kind(path, DELIVERED, BUNDLE, LOCK, TRIALS, ARRAYS, IMAGES, OTHER)
+    delivered = (kinds.DELIVERED, kinds.BUNDLE, kinds.LOCK, kinds.TRIALS)
+    kinds.check_kind(path, *delivered, kinds.ARRAYS, kinds.IMAGES, kinds.OTHER)
     return path
 
 
 def _find_statements(path: Path) -> list[Path]:
-    """Return the file itself, or the statements in a folder, which are about all files delivered there."""
+    """Return the file, or the statements in a folder, which are about all files there."""
     if not _existing(path).is_dir():
         return [path]
     statements = sorted(path.rglob(f"*{STATEMENT_SUFFIX}"))
@@ -367,21 +355,15 @@ def pull(options: PullOptions) -> int:
 
 
 def _parse(address: str, *, is_plain: bool) -> OciReference:
-    from tvmflow.store.addresses import (
-        OCI,
-        InvalidAddress,
-        parse_oci_reference,
-        scheme_of,
-        without_secrets,
-    )
+    from tvmflow.store import addresses
     from tvmflow.store.oci import PLAIN_HTTP_VARIABLE
 
     try:
-        if scheme_of(address) != OCI:
-            raise InvalidAddress("an address in a registry begins with oci://")
-        reference = parse_oci_reference(address)
-    except InvalidAddress as error:
-        raise UsageError(f"{without_secrets(address)}: {error}") from None
+        if addresses.scheme_of(address) != addresses.OCI:
+            raise addresses.InvalidAddress("an address in a registry begins with oci://")
+        reference = addresses.parse_oci_reference(address)
+    except addresses.InvalidAddress as error:
+        raise UsageError(f"{addresses.without_secrets(address)}: {error}") from None
     if is_plain:
         others = os.environ.get(PLAIN_HTTP_VARIABLE, "")
         os.environ[PLAIN_HTTP_VARIABLE] = f"{others} {reference.host}"

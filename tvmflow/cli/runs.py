@@ -160,11 +160,8 @@ def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) 
         return
     width = find_width()
     rows = [_cells(run) for run in runs]
-    expendable = (
-        ("stages", "command")
-        if width and width >= _WIDE
-        else ("headline", "stages", "command", "took")
-    )
+    is_wide = width and width >= _WIDE
+    expendable = ("stages", "command") if is_wide else ("headline", "stages", "command", "took")
     # the headline gets the remaining width
     for line in table(rows, right=("took",), expendable=expendable, width=width):
         yield line if width is None else excerpt(line, width - 1)
@@ -274,11 +271,9 @@ def trace(options: TraceOptions) -> int:
     write_file(path, content)
     lines = [f"{path}: open it at https://ui.perfetto.dev, or in another viewer of Chrome's traces"]
     if timeline.left_out:
-        lines.append(
-            f"the last {count_text(timeline.left_out, 'span')} of this long run are missing"
-        )
-    print_outcome({"path": str(path), "bytes": len(content)}, lines, EXIT_OK, options)
-    return EXIT_OK
+        left_out = count_text(timeline.left_out, "span")
+        lines.append(f"the last {left_out} of this long run are missing")
+    return print_outcome({"path": str(path), "bytes": len(content)}, lines, EXIT_OK, options)
 
 
 _SUBJECT: Final = "RECIPE|RUN"
@@ -449,7 +444,7 @@ def _format_row(row: KernelRow) -> dict[str, str]:
 
 
 def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str, str]:
-    """Return the row of a call's remaining time, so that all rows add up to it."""
+    """Return the row of the time between kernels, so that all rows add up to a call."""
     share = sum(row.share or 0.0 for row in rows)
     seconds = sum(row.seconds or 0.0 for row in rows)
     rest = {"time": f"{max(1 - share, 0.0):.1%}", "kernel": "(between kernels)"}
@@ -572,19 +567,16 @@ def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
 def _schedule_text(details: KernelDetails) -> str:
     from tvmflow.stages.build import OWN_SCHEDULE, TUNED, UNSCHEDULED
 
+    trials = count_text(details.trials or 0, "trial")
     if details.row.schedule == TUNED:
-        text = "found by a search"
-        if details.trials is None:
-            return text
-        return f"{text}: the best of {count_text(details.trials, 'trial')}"
+        best = "" if details.trials is None else f": the best of {trials}"
+        return f"found by a search{best}"
     if details.row.schedule == OWN_SCHEDULE:
         return "its own: it was written with its loops"
     if details.row.schedule == UNSCHEDULED:
         return "none: it runs as one loop after the other"
-    text = f"by the rule {details.row.schedule}"
-    if not details.trials:
-        return text
-    return f"{text}; none of {count_text(details.trials, 'trial')} was faster"
+    slower = f"; none of {trials} was faster" if details.trials else ""
+    return f"by the rule {details.row.schedule}{slower}"
 
 
 def _time_text(kernel: _ShownKernel) -> str:
@@ -599,9 +591,8 @@ def _time_text(kernel: _ShownKernel) -> str:
     if texts:
         return ", ".join(texts)
     if kernel.library.facts.get(Verdict) is not None:
-        return (
-            f"not measured{calls and f', {calls.strip()}'}: the library was not run on its target"
-        )
+        listed = calls and f", {calls.strip()}"
+        return f"not measured{listed}: the library was not run on its target"
     return f"not measured: `{kernel.library.command}` verifies and measures"
 
 
@@ -623,7 +614,7 @@ def _roofline_text(kernel: _ShownKernel) -> str:
 
 
 def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
-    """Yield the lines of the trial behind a schedule, or of the best one, and where there are more."""
+    """Yield the lines of the trial behind a schedule, or of the best trial."""
     from tvmflow.cli import records
 
     row, selected = kernel.details.row, trials.select()
@@ -631,10 +622,8 @@ def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
         yield "no trial: this library was built without a search (`tune: {trials: 64}` in the recipe)"
         return
     if not selected:
-        yield (
-            f"no trial of {row.name} is in the ledger; `tvmflow records import` takes those of "
-            "another machine"
-        )
+        hint = "`tvmflow records import` takes those of another machine"
+        yield f"no trial of {row.name} is in the ledger; {hint}"
         return
     if trials.chosen:
         yield "the trial behind its schedule"
