@@ -9,7 +9,7 @@ import pytest
 from tvmflow.engine.report import _EXITS, StageReport
 from tvmflow.engine.summary import _PROBLEMS
 from tvmflow.pages.content import StageEntry
-from tvmflow.pages.summary import STATES, describe_state, draw_graph, draw_times
+from tvmflow.pages.document import STATES, describe_state, draw_graph, draw_times
 
 IMPORT = StageEntry(StageReport("net:import"), 2.0)
 TUNE = StageEntry(StageReport("net:tune/host", "ran", "never ran", 60.0), needs=("net:import",))
