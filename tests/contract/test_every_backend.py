@@ -94,7 +94,7 @@ def test_every_reason_is_a_clause(kind: str) -> None:
 @every_backend
 def test_others_know_its_tools_and_its_environment(kind: str) -> None:
     """A worker reports its tools, and a cached plan depends on the variables that choose its device."""
-    assert set(BACKENDS[kind].TOOLS) <= set(cluster_worker._list_tools())
+    assert set(BACKENDS[kind].TOOLS) <= set(cluster_worker.list_tools())
     assert set(BACKENDS[kind].ENVIRONMENT_VARIABLES) <= set(environment._VARIABLES)
 
 

@@ -15,7 +15,7 @@ from tvmflow.core.errors import (
     EXIT_VERIFY,
 )
 from tvmflow.core.termination import SIGNAL_EXIT_BASE
-from tvmflow.core.types import Artifact, Json, Plan, RecipeOrigin, StageSpec, TensorSpec
+from tvmflow.core.types import Artifact, Json, Plan, RecipeOrigin, StageSpec
 from tvmflow.stages import STAGES, export, import_model, read_facts, verify
 from tvmflow.stages.base import KnownFacts, facts_type, find_facts
 from tvmflow.stages.export import ExportFacts
@@ -63,7 +63,9 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
         if verdict is None or spec.recipe not in origins:
             continue
         origin = origins[spec.recipe]
-        inputs = _read_inputs(spec, artifacts)
+        imports = (need.stage_id for need in spec.needs if need.stage == import_model.NAME)
+        imported = _find(ImportFacts, next(imports, ""), artifacts)
+        inputs = imported.inputs if imported else ()
         latency = verdict.get("latency", {}).get("library")
         shapes = [tensor.to_json() for tensor in inputs]
         key = canonical([origin.path, spec.settings["target"], shapes])
@@ -121,14 +123,6 @@ _T = TypeVar("_T")
 
 def _find(kind: type[_T], stage_id: str, artifacts: Mapping[str, Artifact]) -> _T | None:
     return find_facts(kind, artifacts[stage_id].facts) if stage_id in artifacts else None
-
-
-def _read_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> tuple[TensorSpec, ...]:
-    for need in spec.needs:
-        if need.stage == import_model.NAME:
-            imported = _find(ImportFacts, need.stage_id, artifacts)
-            return imported.inputs if imported else ()
-    return ()
 
 
 def _add_bytes(

@@ -60,10 +60,10 @@ _MAX_TEXT: Final = 256 << 10
 # The record of a run in progress is written again after this time, and takes at most this share of it.
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 0.02
-_UNFINISHED: Final = (
-    "the run was killed, or has not ended yet: finished stages and measured trials are kept, "
-    "and the same command continues from here"
+_KEPT: Final = (
+    "finished stages and measured trials are kept, and the same command continues from here"
 )
+_UNFINISHED: Final = f"the run was killed, or has not ended yet: {_KEPT}"
 
 _log = logging.getLogger(__name__)
 
@@ -163,10 +163,8 @@ class Recording:
     """
 
     def __init__(self, store: LocalStore, argv: Sequence[str]) -> None:
-        self._store = store
-        self._argv = tuple(argv)
-        self._began_s = time.time()
-        self._started = time.monotonic()
+        self._store, self._argv = store, tuple(argv)
+        self._began_s, self._started = time.time(), time.monotonic()
         self.report: RunReport | None = None
         self.exit_code = EXIT_BUG
         self.release: Json = None
@@ -198,7 +196,9 @@ class Recording:
             if report is not None and (
                 self.did_more or is_failed or any(stage.outcome != "hit" for stage in report.stages)
             ):
-                self._write(report, self.exit_code, self.message or _describe_stop(self.exit_code))
+                name = signal_name(self.exit_code)
+                stopped = f"stopped by {name}: {_KEPT}" if name else ""
+                self._write(report, self.exit_code, self.message or stopped)
             elif self._id:
                 _path(self._store, self._id).unlink()
         except (OSError, TvmflowError) as error:
@@ -256,13 +256,6 @@ def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
         raise
     finally:
         recording.save()
-
-
-def _describe_stop(exit_code: int) -> str:
-    """Return the outcome of a run that a signal ended; empty for others."""
-    name = signal_name(exit_code)
-    kept = "finished stages and measured trials are kept, and the same command continues from here"
-    return f"stopped by {name}: {kept}" if name else ""
 
 
 def _choose_id(store: LocalStore, began_s: float) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core import spans, termination
 from tvmflow.core.errors import EXIT_OK, InternalError, TvmflowError
@@ -36,9 +37,6 @@ from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote.client import Fetched, RemoteCacheClient
 from tvmflow.tuning.remote_ledger import LedgerSync
 from tvmflow.tuning.tuning_job import TuneFacts
-
-if TYPE_CHECKING:
-    from tvmflow.engine.doit_adapter import EngineTask
 
 _log = logging.getLogger(__name__)
 
@@ -85,12 +83,12 @@ def run_plan(
     # Before uploads start: earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
 
-    def make_report() -> RunReport:
+    def make_report(delivered: Iterable[str] = ()) -> RunReport:
         return RunReport(
-            runs.list_reports(plan),
-            (),
-            tuple(store.damage),
-            time.monotonic() - started,
+            stages=runs.list_reports(plan),
+            delivered=tuple(delivered),
+            damage=tuple(store.damage),
+            seconds=time.monotonic() - started,
             origins=plan.origins,
         )
 
@@ -118,15 +116,13 @@ def run_plan(
         update_recipe_pins(store, plan.origins)
         delivered += delivery.deliver_verdicts(plan, runs.verdicts, store, options.dist)
         artifacts = session.state.artifacts
-        report = RunReport(runs.list_reports(plan), tuple(delivered), tuple(store.damage), 0.0)
+        report = make_report(delivered)
         check_complete(plan, report, artifacts, store, options.dist)
-    traffic = remote_client.traffic() if remote_client else None
     return report._replace(
         seconds=time.monotonic() - started,
-        remote=traffic,
+        remote=remote_client.traffic() if remote_client else None,
         signal=termination.signal_number(),
         compared_libraries=compare_libraries(plan, artifacts),
-        origins=plan.origins,
     )
 
 
@@ -195,12 +191,10 @@ class Session:
             choose_again(tune, self._plan, self.state)
         self._runs.retries.clear()
         self.state.decide_all(self._plan)
-        for decision in self.state.decisions.values():
+        decisions, client = self.state.decisions, self._context.remote_client
+        for decision in decisions.values():
             self._log_decision(decision)
-        client = self._context.remote_client
-        missing = [
-            spec for spec in self._plan.stages if self.state.decisions[spec.id].kind != "hit"
-        ]
+        missing = [spec for spec in self._plan.stages if decisions[spec.id].kind != "hit"]
         delivery.check_folders(self._plan, self._options.dist, {spec.id for spec in missing})
         if client is not None and missing:
             client.limit_time(estimate_work(missing, self._context.store))
@@ -213,26 +207,29 @@ class Session:
         if not pending:
             return
         # an up-to-date plan needs no doit, whose import takes longer than to confirm it
-        from tvmflow.engine.doit_adapter import run_tasks
+        from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 
         self._context.executor.start()
         names = {spec.id for spec in pending}
-        run_tasks(
-            [self._make_task(spec, names) for spec in pending],
-            jobs=self._options.jobs or self._context.executor.slots,
-            keep_going=self._options.keep_going,
-        )
+        tasks = [
+            EngineTask(
+                spec.id,
+                functools.partial(self._run, spec),
+                functools.partial(self._is_up_to_date, spec),
+                tuple(need.stage_id for need in spec.needs if need.stage_id in names),
+            )
+            for spec in pending
+        ]
+        jobs = self._options.jobs or self._context.executor.slots
+        run_tasks(tasks, jobs=jobs, keep_going=self._options.keep_going)
 
     def _announce(self) -> None:
         """Report the stages to run, with estimated durations."""
         estimates = estimate_stages(self._plan, self.state)
+        seconds = {stage_id: estimate.seconds for stage_id, estimate in estimates.items()}
         stages = [
-            {
-                "stage_id": spec.id,
-                "kind": self.state.decisions[spec.id].kind,
-                "seconds": estimates[spec.id].seconds if spec.id in estimates else None,
-            }
-            for spec in self._plan.stages
+            {"stage_id": stage_id, "kind": decision.kind, "seconds": seconds.get(stage_id)}
+            for stage_id, decision in self.state.decisions.items()
         ]
         self._context.on_event({"event": "run_started", "stages": stages})
 
@@ -242,16 +239,6 @@ class Session:
         with spans.span("deliver"):
             paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
             return paths + write_sidecars(self._plan, artifacts, self._context.store, dist)
-
-    def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
-        from tvmflow.engine.doit_adapter import EngineTask
-
-        return EngineTask(
-            spec.id,
-            lambda: self._run(spec),
-            lambda: self._is_up_to_date(spec),
-            tuple(need.stage_id for need in spec.needs if need.stage_id in pending),
-        )
 
     def _report_fetched(self, spec: StageSpec, fetched: Fetched) -> None:
         facts, key, reason = fetched.artifact.facts, fetched.artifact.key, f"from {fetched.origin}"
@@ -310,7 +297,7 @@ def check_complete(
     """Raise InternalError when the report names no failure, but a result or delivered file is missing."""
     if report.exit_code != EXIT_OK:
         return
-    missing = _list_missing(plan, report, artifacts, store)
+    missing = list(_list_missing(plan, report, artifacts, store))
     if not missing and delivery.delivered_paths(plan, artifacts, store, dist) is None:
         missing = [f"delivered files in {dist}"]
     if not missing:
@@ -331,19 +318,17 @@ def check_complete(
 
 def _list_missing(
     plan: Plan, report: RunReport, artifacts: Mapping[str, Artifact], store: LocalStore
-) -> list[str]:
+) -> Iterator[str]:
     outcomes = {stage.stage_id: stage.outcome for stage in report.stages}
-    missing = []
     for spec in plan.stages:
         outcome = outcomes.get(spec.id, "not reported")
-        if outcome not in ("hit", "ran", "fetched"):
-            missing.append(f"{spec.id} ({outcome})")
+        if outcome not in SUCCEEDED:
+            yield f"{spec.id} ({outcome})"
         elif spec.id not in artifacts:
-            missing.append(f"{spec.id} ({outcome}, without a result)")
-        # This run found the hits in the store already; its own results are read once more.
+            yield f"{spec.id} ({outcome}, without a result)"
+        # hits were found in the store; the run's own results are read once more
         elif outcome != "hit" and store.find(artifacts[spec.id].key) is None:
-            missing.append(f"{spec.id} ({outcome}, not in the store)")
-    return missing
+            yield f"{spec.id} ({outcome}, not in the store)"
 
 
 # ---------------------------------------------------------------- interim libraries
@@ -393,10 +378,8 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
     choosers = [spec for spec in select_stages(plan, needed).stages if spec.stage == choose.NAME]
     current = plan
     if choosers:
-        state = run(
-            select_stages(plan, [need.stage_id for spec in choosers for need in spec.needs]),
-            frozenset(),
-        )
+        before = select_stages(plan, [need.stage_id for spec in choosers for need in spec.needs])
+        state = run(before, frozenset())
         if state is None:
             return False
         # these take the choices that the ledger has
@@ -406,11 +389,7 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
     if state is None:
         return False
     # the first part uses the ledger, whose content is in no key
-    minutes = {
-        stage_id: _NO_TIME
-        for stage_id, spec in searches.items()
-        if state.decide(spec).kind != "hit"
-    }
+    minutes = {key: _NO_TIME for key, spec in searches.items() if state.decide(spec).kind != "hit"}
     while part := _make_part(current, minutes):
         forced = [spec.id for spec in part.stages if minutes.get(spec.id) == _NO_TIME]
         state = run(part, frozenset(forced))
@@ -453,16 +432,11 @@ def _list_next(
 
 
 def _with_minutes(plan: Plan, minutes: Mapping[str, float]) -> Plan:
-    specs = (spec for spec in plan.stages if spec.id in minutes)
-    return _with_settings(
-        plan,
-        {
-            spec.id: {
-                "tune": {**spec.settings["tune"], "minutes": minutes[spec.id], "interim": True}
-            }
-            for spec in specs
-        },
-    )
+    searches = ((spec.id, spec.settings["tune"]) for spec in plan.stages if spec.id in minutes)
+    changes = {
+        key: {"tune": {**tune, "minutes": minutes[key], "interim": True}} for key, tune in searches
+    }
+    return _with_settings(plan, changes)
 
 
 def _with_settings(plan: Plan, changes: Mapping[str, Mapping[str, Json]]) -> Plan:

@@ -90,10 +90,14 @@ class StageExecution:
 
     context: RunContext
     spec: StageSpec
-    key: StageKey
+    state: PlanState
     reason: str
-    artifacts: Mapping[str, Artifact]
-    again: bool = False
+    again: bool
+
+    @property
+    def key(self) -> StageKey:
+        """The key of the stage."""
+        return self.state.keys[self.spec.id]
 
     def execute(self) -> ExecutedStage:
         """Run the stage, or get its result elsewhere.
@@ -188,7 +192,7 @@ class StageExecution:
         # Each file of another stage is read once to check its digest.
         artifact_files = {
             role: store.blobs.verified_path(digest)
-            for role, digest in input_digests(spec, self.artifacts).items()
+            for role, digest in input_digests(spec, self.state.artifacts).items()
         }
         call = StageCall(
             stage=spec.stage,
@@ -223,13 +227,10 @@ class StageExecution:
         SourceFiles(self.context.store, self._on_download).check_complete(fetched, unnamed)
 
     def _find_file(self, file: InputFile) -> str:
-        limit_s = self.context.timeout_s or math.inf
-        with spans.span(
-            f"find {file.role} of {self.spec.id}", url=file.url and without_secrets(file.url)
-        ):
-            return fetch_file(
-                file, self.context.store, on_progress=self._on_download, limit_s=limit_s
-            )
+        limit_s, store = self.context.timeout_s or math.inf, self.context.store
+        url = file.url and without_secrets(file.url)
+        with spans.span(f"find {file.role} of {self.spec.id}", url=url):
+            return fetch_file(file, store, on_progress=self._on_download, limit_s=limit_s)
 
     def _on_download(self, progress: DownloadProgress) -> None:
         if self.context.executor.cancelled:
@@ -296,15 +297,7 @@ class StageRuns:
     ) -> str:
         """Run a stage, with `again` even if it is up to date, and return the reason of a failure."""
         try:
-            key, artifacts = state.keys[spec.id], state.artifacts
-            executed = StageExecution(
-                context=self.context,
-                spec=spec,
-                key=key,
-                reason=reason,
-                artifacts=artifacts,
-                again=again,
-            ).execute()
+            executed = StageExecution(self.context, spec, state, reason, again).execute()
         except DamagedBlob as damaged:
             self._forget_damaged(spec, state, damaged)
             return str(damaged)
@@ -314,9 +307,8 @@ class StageRuns:
             state.artifacts[spec.id] = executed.artifact
             state.forced.pop(spec.id, None)
         elif executed.report.outcome == "rejected" and spec.traits.is_gate:
-            executed = executed._replace(
-                report=self._localize_faults(spec, plan, state, executed.report)
-            )
+            report = self._localize_faults(spec, plan, state, executed.report)
+            executed = executed._replace(report=report)
         return self._finish(spec, executed, state.keys)
 
     def fail(
@@ -420,43 +412,32 @@ def find_faults(
     spec: StageSpec, plan: Plan, state: PlanState, verdict: Verdict
 ) -> list[dict[str, Json]]:
     """Localize the fault of a rejected library, in another process; never raises."""
+    search = STAGES[spec.stage].TRAITS.find_faults
+    assert search is not None
+    log = log_path(state.store, spec.recipe, f"{spec.label}-faults")
     try:
-        return _search(spec, plan, state, find_wrong_sizes(verdict))
+        with (
+            tempfile.TemporaryDirectory(prefix="tvmflow-") as work,
+            ForkServer.start(WITH_TVM) as fork_server,
+        ):
+            payload = make_payload(spec, plan, state, Path(work), find_wrong_sizes(verdict))
+            outcome = fork_server.call(search, payload, timeout_s=_TIMEOUT_S, log=log)
     except (TvmflowError, OSError, KeyError) as error:
         _log.debug("%s: the fault cannot be localized", spec.id, exc_info=True)
         return [{"text": f"the fault cannot be localized: {error}", "fix": ""}]
+    if outcome.kind == "ok":
+        return list(outcome.value)
+    return [{"text": f"the fault was not found: {outcome.message}", "fix": ""}]
 
 
 def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
     """Return the first sizes with wrong outputs; None if those at the verdict's own sizes are wrong, too."""
     if any(not output.get("passed") for output in list_compared(verdict)):
         return None
-    wrong = (
-        entry["sizes"]
-        for entry in verdict.get("sizes", ())
-        if any(not output["passed"] for output in entry.get("outputs", {}).values())
-    )
-    return next(wrong, None)
-
-
-def _search(
-    spec: StageSpec, plan: Plan, state: PlanState, at: dict[str, int] | None
-) -> list[dict[str, Json]]:
-    search = STAGES[spec.stage].TRAITS.find_faults
-    assert search is not None
-    with (
-        tempfile.TemporaryDirectory(prefix="tvmflow-") as work,
-        ForkServer.start(WITH_TVM) as fork_server,
-    ):
-        outcome = fork_server.call(
-            search,
-            make_payload(spec, plan, state, Path(work), at),
-            timeout_s=_TIMEOUT_S,
-            log=log_path(state.store, spec.recipe, f"{spec.label}-faults"),
-        )
-    if outcome.kind == "ok":
-        return list(outcome.value)
-    return [{"text": f"the fault was not found: {outcome.message}", "fix": ""}]
+    for entry in verdict.get("sizes", ()):
+        if any(not output["passed"] for output in entry.get("outputs", {}).values()):
+            return entry["sizes"]
+    return None
 
 
 def make_payload(

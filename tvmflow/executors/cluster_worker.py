@@ -113,17 +113,17 @@ def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
         platform=packages.host_platform(),
         cpu=digest_of([host.fingerprint(), host.cores])[:_SHORT_DIGEST],
         host=f"{host.model}, {host.cores} cores",
-        tools=packages.identify_installed(_list_tools() if tools is None else tools),
+        tools=packages.identify_installed(list_tools() if tools is None else tools),
     )
 
 
-def _list_tools() -> list[str]:
+def list_tools() -> list[str]:
+    """Return all distributions that a stage may use."""
     tools = {tool for stage in STAGES.values() for tool in stage.TRAITS.tools}
     tools |= {tool for backend in BACKENDS.values() for tool in backend.TOOLS}
     for frontend in FRONTENDS.values():
         tools |= {*frontend.TOOLS, *frontend.REFERENCE.tools}
-    tools |= {tool for peer in PEERS.values() for tool in peer.traits.tools}
-    return sorted(tools)
+    return sorted(tools | {tool for peer in PEERS.values() for tool in peer.traits.tools})
 
 
 def _digest_package() -> str:
@@ -296,7 +296,7 @@ def _check_unchanged(request: StageRequest) -> None:
 
 @functools.cache
 def _open_store(folder: str) -> LocalStore:
-    """Return the store of this process, which need not verify again what it has verified once."""
+    """Return the store of this process, which remembers the files that it has verified."""
     store = LocalStore(folder)
     store.create()
     return store
@@ -377,20 +377,12 @@ def _with_user_paths(
     result: StageResult, log: Path, request: StageRequest, call: StageCall
 ) -> StageResult:
     """Return the result with the end of its log, in which files from outside have the user's paths."""
-    user_paths = {
-        call.inputs[name]: blob.path for name, blob in request.inputs.items() if blob.path
-    }
-
-    def replace_paths(text: str) -> str:
-        for path, user_path in user_paths.items():
-            text = text.replace(path, user_path)
-        return text
-
-    return result._replace(
-        message=replace_paths(result.message),
-        fix=replace_paths(result.fix),
-        log=replace_paths(read_end(log, _MAX_LOG_BYTES)),
-    )
+    texts = [result.message, result.fix, read_end(log, _MAX_LOG_BYTES)]
+    for name, blob in request.inputs.items():
+        if blob.path:
+            texts = [text.replace(call.inputs[name], blob.path) for text in texts]
+    message, fix, end = texts
+    return result._replace(message=message, fix=fix, log=end)
 
 
 @contextlib.contextmanager

@@ -376,9 +376,9 @@ class DaskCluster:
     def wait_for_slots(self) -> int:
         """Return how many stages the workers run at a time; notify the user of unusable workers."""
         slots, refused = 0, list[str]()
-        for is_last in self._wait_steps():
+        for _ in self._wait_steps():
             slots, refused = self._count_slots()
-            if slots or is_last:
+            if slots:
                 break
         if not slots:
             scheduler = self._context.scheduler
@@ -408,12 +408,11 @@ class DaskCluster:
 
     def wait_for_worker(self, call: StageCall) -> None:
         """Wait until a worker can run a stage."""
-        for is_last in self._wait_steps():
+        for _ in self._wait_steps():
             reasons = self.refusals(call)
             if reasons is None:
                 return
-            if is_last:
-                raise self.no_worker(reasons)
+        raise self.no_worker(reasons or [])
 
     def refusals(self, call: StageCall) -> list[str] | None:
         """Return why each of the workers cannot run a stage; None when one of them can."""
@@ -426,15 +425,13 @@ class DaskCluster:
         _log.debug("no worker can run %s: %s", call.stage, refusals)
         return refusals
 
-    def _wait_steps(self) -> Iterator[bool]:
-        """Yield at intervals while workers are waited for; True for the last time."""
+    def _wait_steps(self) -> Iterator[None]:
+        """Yield at intervals while workers are waited for, and once at the end."""
         deadline = time.monotonic() + self._context.wait_s
-        while True:
-            is_last = time.monotonic() >= deadline or self._is_cancelled()
-            yield is_last
-            if is_last:
-                return
+        while time.monotonic() < deadline and not self._is_cancelled():
+            yield
             time.sleep(_WAIT_STEP_S)
+        yield
 
     def no_worker(self, refusals: list[str]) -> EnvironmentProblem:
         """Return the error for a stage that no worker can run."""
