@@ -84,18 +84,20 @@ def list_rows(library: BuiltLibrary, store: LocalStore) -> list[KernelRow]:
 
 
 def _read_workload_names(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
-    tasks = _read_file(library, extract_tasks.NAME, TASKS, store) or []
+    tasks = read_tasks(library.keys.get(extract_tasks.NAME, ""), store)
     return {name: task["names"][0] for task in tasks for name in task["names"]}
 
 
-def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) -> Json:
-    """Return the value of a JSON file of a stage; None if the store no longer has it."""
-    artifact = store.find(library.keys.get(stage) or "-")
-    digest = artifact.digests((name,)).get(name) if artifact else None
+def read_tasks(key: str, store: LocalStore) -> list[dict[str, Json]]:
+    """Return the workloads of a result of `extract_tasks`; none if the store lost it."""
+    artifact = store.find(key) if key else None
+    digest = artifact.digests((TASKS,)).get(TASKS) if artifact else None
     try:
-        return digest and json.loads(Path(store.blobs.verified_path(digest)).read_bytes())
-    except DamagedBlob:
-        return None
+        path = digest and store.blobs.verified_path(digest)
+        tasks: list[dict[str, Json]] = json.loads(Path(path).read_bytes()) if path else []
+    except (DamagedBlob, OSError, ValueError):
+        return []
+    return tasks
 
 
 def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:

@@ -48,6 +48,25 @@ from tvmflow.tuning import remote_ledger
 
 SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
 
+_log: Final = logging.getLogger(__name__)
+_POLL_S: Final = 0.05
+_CONNECT_S: Final = 10.0
+_WAIT_STEP_S: Final = 0.5
+_CHECK_WORKERS_S: Final = 2.0
+# A nanny starts its worker again, which takes some seconds.
+_RESTART_S: Final = 20.0
+# A stage is not tried on more workers than this, however long the scheduler has run.
+_ALLOWED_FAILURES: Final = 2
+_MAX_WORKERS: Final = 3
+_MAX_LISTED: Final = 8
+# Every stage needs the same build of TVM.
+_COMMON_TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
+_RETRY_S: Final = 2.0
+_END_S: Final = 1.2
+_DEATH_TIMEOUT_S: Final = 30.0
+# dask's page of metrics has any port, so that two processes of one machine do not clash
+_LOCAL_METRICS: Final = "127.0.0.1:0"
+
 
 def find_scheduler(option: str | None) -> str:
     """Return the address that `--scheduler` or the environment names, or raise UsageError."""
@@ -189,9 +208,8 @@ class FileTransfer:
             with disk_errors(self._store.root):
                 shutil.copyfile(path, copy)
             if hash_file(str(copy)) != blob.digest:
-                raise EnvironmentProblem(
-                    f"{path} was changed while the run read it", fix="run again"
-                )
+                text = f"{path} was changed while the run read it"
+                raise EnvironmentProblem(text, fix="run again")
             self._connection.upload_missing_blob(blob, copy)
         finally:
             copy.unlink(missing_ok=True)
@@ -222,14 +240,6 @@ class FileTransfer:
             ) from problem
 
 
-_log: Final = logging.getLogger(__name__)
-
-_CHECK_WORKERS_S: Final = 2.0
-# A nanny starts its worker again, which takes some seconds.
-_RESTART_S: Final = 20.0
-_MAX_WORKERS: Final = 3
-
-
 class RemoteStage:
     """A stage that was submitted to the cluster; dask's thread fills `events` and `workers`."""
 
@@ -241,8 +251,6 @@ class RemoteStage:
         self._request = request
         self._future: Any = None
         self._reported_workers = 1
-        self._next_check = 0.0
-        self._unserved_since: float | None = None
 
     @contextlib.contextmanager
     def submitted(self) -> Iterator[None]:
@@ -271,12 +279,18 @@ class RemoteStage:
 
         For `patience_s` seconds there may be no worker that can run it.
         """
-        self._next_check = time.monotonic()
+        served_s = next_s = time.monotonic()
         while self._future.status == "pending":
             if is_cancelled():
                 return None
             self._pass_on(on_event)
-            self._check_workers(max(patience_s, _RESTART_S))
+            if (now_s := time.monotonic()) > next_s:
+                next_s = now_s + _CHECK_WORKERS_S
+                refusals = self._cluster.refusals(self._call)
+                if refusals is None:
+                    served_s = now_s
+                elif now_s - served_s > max(patience_s, _RESTART_S):
+                    raise self._cluster.no_worker(refusals)
             time.sleep(_POLL_S)
         self._pass_on(on_event)
         if self._future.status == "finished":
@@ -298,20 +312,6 @@ class RemoteStage:
             message = f"worker {lost} ended while it ran this stage; {successor} runs it again"
             on_event({"event": "cluster", "message": message})
 
-    def _check_workers(self, patience_s: float) -> None:
-        """Raise EnvironmentProblem when no worker can run the stage any more, and none joins in time."""
-        now = time.monotonic()
-        if now <= self._next_check:
-            return
-        self._next_check = now + _CHECK_WORKERS_S
-        refusals = self._cluster.refusals(self._call)
-        if refusals is None:
-            self._unserved_since = None
-            return
-        self._unserved_since = self._unserved_since or now
-        if now - self._unserved_since > patience_s:
-            raise self._cluster.no_worker(refusals)
-
     def _describe_failure(self, error: Exception) -> EnvironmentProblem:
         from distributed import KilledWorker
 
@@ -319,10 +319,8 @@ class RemoteStage:
         if isinstance(error, KilledWorker):
             return _workers_lost(self.workers)
         worker = self.workers[-1] if self.workers else "a worker"
-        return EnvironmentProblem(
-            f"worker {worker} could not run it: {type(error).__name__}: {error}",
-            fix="look at what `tvmflow worker` printed there",
-        )
+        text = f"worker {worker} could not run it: {type(error).__name__}: {error}"
+        return EnvironmentProblem(text, fix="look at what `tvmflow worker` printed there")
 
 
 def _workers_lost(names: list[str]) -> EnvironmentProblem:
@@ -330,14 +328,6 @@ def _workers_lost(names: list[str]) -> EnvironmentProblem:
         f"{len(names)} workers ended while they ran it: {', '.join(names)}",
         fix="look at what `tvmflow worker` printed there, and whether those machines ran out of memory",
     )
-
-
-_POLL_S: Final = 0.05
-_CONNECT_S: Final = 10.0
-_WAIT_STEP_S: Final = 0.5
-_MAX_LISTED: Final = 8
-# Every stage needs the same build of TVM.
-_COMMON_TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
 
 
 class Worker(NamedTuple):
@@ -513,15 +503,6 @@ def _first_lines(lines: list[str]) -> list[str]:
 # ---------------------------------------------------------------- processes of a cluster
 
 
-# A stage is not tried on more workers than this, however long the scheduler has run.
-_ALLOWED_FAILURES: Final = 2
-_RETRY_S: Final = 2.0
-_END_S: Final = 1.2
-_DEATH_TIMEOUT_S: Final = 30.0
-# dask's page of metrics has any port, so that two processes of one machine do not clash
-_LOCAL_METRICS: Final = "127.0.0.1:0"
-
-
 def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
     """Run a scheduler until it is interrupted, or raise EnvironmentProblem for the address."""
     distributed = _import_for_server()
@@ -609,7 +590,11 @@ def serve_worker(
                 continue
             is_waiting = False
             notify(announcement)
-            await _until_ended(nanny, stopped)
+            async with nanny:
+                waits = [asyncio.ensure_future(wait) for wait in (nanny.finished(), stopped.wait())]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
             if not stopped.is_set():
                 notify(f"the scheduler {scheduler} is gone; waiting for it")
                 await _pause(stopped)
@@ -626,14 +611,6 @@ async def _find_own_address(scheduler: str) -> str:
     address = str(writer.get_extra_info("sockname")[0])
     writer.close()
     return address
-
-
-async def _until_ended(nanny: Any, stopped: asyncio.Event) -> None:
-    async with nanny:
-        waits = [asyncio.ensure_future(nanny.finished()), asyncio.ensure_future(stopped.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
 
 
 async def _pause(stopped: asyncio.Event) -> None:
@@ -653,17 +630,16 @@ async def _serve_until_interrupted(
 
 
 def _stop(stopped: asyncio.Event) -> None:
+    def end() -> None:
+        kill_descendants(os.getpid())
+        os._exit(EXIT_OK)
+
     if not stopped.is_set():
         stopped.set()
         # dask waits for other machines when it ends
-        timer = threading.Timer(_END_S, _end)
+        timer = threading.Timer(_END_S, end)
         timer.daemon = True
         timer.start()
-
-
-def _end() -> None:
-    kill_descendants(os.getpid())
-    os._exit(EXIT_OK)
 
 
 def _import_for_server() -> Any:
@@ -673,7 +649,7 @@ def _import_for_server() -> Any:
 
 
 def _describe_cause(error: BaseException) -> str:
-    # dask's own message is about its process, and the reason is its cause
+    # dask's own message is about its process
     while error.__cause__ is not None:
         error = error.__cause__
     return _first_line(error)

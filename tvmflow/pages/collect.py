@@ -5,19 +5,18 @@ It names results that garbage collection has removed.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, duration_text, names_text
 from tvmflow.core.project import shortest_path
-from tvmflow.core.types import Json, RecipeOrigin
+from tvmflow.core.types import RecipeOrigin
 from tvmflow.engine.builds import (
     Build,
     list_kernel_calls,
@@ -25,6 +24,7 @@ from tvmflow.engine.builds import (
     read_kernel_times,
     read_tuning_speedup,
 )
+from tvmflow.engine.kernel_details import read_tasks
 from tvmflow.engine.report import (
     SUCCEEDED,
     ReportedFacts,
@@ -45,15 +45,13 @@ from tvmflow.pages.content import (
 )
 from tvmflow.stages import extract_tasks, tune
 from tvmflow.stages.base import KnownFacts
-from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.stages.tune import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
-from tvmflow.store.local import ActionRecord, DamagedBlob, LocalStore
+from tvmflow.store.local import ActionRecord, LocalStore
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.ledger_folders import read_records
-from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import Trial, sort_by_record
 from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
@@ -89,12 +87,12 @@ def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
     """Return the current recipes, each file once."""
     recipes = []
     for path in dict.fromkeys(origin.path for origin in origins):
-        shown = shortest_path(path)
+        text, note = "", ""
         try:
             text = Path(path).read_text(encoding="utf-8", errors="replace")
-            recipes.append(RecipeText(shown, text))
         except OSError as error:
-            recipes.append(RecipeText(shown, "", f"It cannot be read: {error.strerror}."))
+            note = f"It cannot be read: {error.strerror}."
+        recipes.append(RecipeText(shortest_path(path), text, note))
     return tuple(recipes)
 
 
@@ -160,13 +158,6 @@ def _time_in_library(
     )
 
 
-class _Origin(NamedTuple):
-    """The names of all kernels of a workload, and the nodes of the model that they compute."""
-
-    names: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-
-
 def _read_tuned(
     label: str,
     stages: Mapping[str, StageReport],
@@ -174,121 +165,70 @@ def _read_tuned(
     search: TuneFacts,
     store: LocalStore | None,
 ) -> LibraryKernels:
-    searched = _read_searched(stages[tune.NAME], search.workloads, store)
-    origins = _list_origins(stages.get(extract_tasks.NAME), facts, store)
-    chosen = facts.get(PickBestFacts)
-    measured_again = chosen.kernels if chosen else ()
-    times = _read_times(facts)
-    kernels = _list_workloads(search.workloads, measured_again, searched, origins, times)
+    """Return the workloads of a search, the slowest first; times of `pick_best` take precedence."""
+    trials, buffers, notes = _read_trials(stages[tune.NAME], search.workloads, store)
+    tasks = stages.get(extract_tasks.NAME)
+    names = {
+        str(task["key"]): tuple(map(str, task["names"]))
+        for task in (read_tasks(tasks.key, store) if tasks and store else ())
+    }
+    chosen, calls, times = facts.get(PickBestFacts), list_kernel_calls(facts), _read_times(facts)
+    by_name = {kernel.name: kernel for kernel in (chosen.kernels if chosen else ())}
+    kernels = []
+    for workload in search.workloads:
+        again, own = by_name.get(workload.name), names.get(workload.key, ())
+        nodes = (node for name in own for call in calls.get(name, ()) for node in call.nodes)
+        kernel = Kernel(
+            name=workload.name,
+            nodes=tuple(dict.fromkeys(nodes)),
+            calls=workload.calls,
+            flops=again and again.flops,
+            bytes=count_bytes(buffers.get(workload.key, ())),
+            untuned_s=_seconds((again or workload).untuned_us),
+            tuned_s=_seconds(again.tuned_us if again else workload.best_us),
+            least_s=_seconds(workload.roofline_us),
+            curve=_best_so_far(trials.get(workload.key, ())),
+            trials=workload.trials,
+        )
+        timed = _time_in_library(kernel, times, own)
+        # the library was timed at one size; the other times are means of several
+        kernels.append(timed._replace(library_s=None) if workload.sizes else timed)
+    kernels.sort(key=lambda one: (-(one.share or 0.0), -one.calls * (one.seconds or 0.0)))
     kept = {kernel.name for kernel in kernels if kernel.tuned_s is not None}
     return LibraryKernels(
         label=label,
         kernels=tuple(kernels),
         peak_gflops=chosen and chosen.peak_gflops,
-        progress=make_progress(search.workloads, searched.trials, kept),
-        notes=searched.notes,
+        progress=make_progress(search.workloads, trials, kept),
+        notes=notes,
         kept=len(kept),
         speedup=read_tuning_speedup(facts.get(Verdict)),
     )
 
 
-class _Searched(NamedTuple):
-    """The trials of each workload by key in the order of measuring, its parameters, and notes."""
-
-    trials: Mapping[str, Sequence[Trial]]
-    buffers: Mapping[str, tuple[str, ...]]
-    notes: tuple[str, ...] = ()
-
-
-def _read_searched(
+def _read_trials(
     report: StageReport, workloads: Sequence[WorkloadFacts], store: LocalStore | None
-) -> _Searched:
-    """Return the trials of the ledger from before the end of the search."""
+) -> tuple[dict[str, Sequence[Trial]], dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return trials from before the end of the search, parameters of kernels by key, and notes."""
     if store is None:
-        note = "Tuning curves need the store that the libraries were made with."
-        return _Searched({}, {}, (note,))
+        return {}, {}, ("Tuning curves need the store that the libraries were made with.",)
     record = store.record(report.key) if report.key else None
     target = find_ledger_key(record.preimage) if record else ""
     if record is None or not target:
-        note = (
+        lost = (
             "The result of tune is no longer in the store, and with it which trials it chose from."
         )
-        return _Searched({}, {}, (note,))
-    folder = Path(store.ledger, target)
-    ledger = Ledger(folder)
-    trials, buffers = {}, {}
+        return {}, {}, (lost,)
+    ledger = Ledger(Path(store.ledger, target))
+    trials, buffers = dict[str, Sequence[Trial]](), dict[str, tuple[str, ...]]()
     for key in (workload.key for workload in workloads):
-        records = read_records(folder / f"{key}.jsonl").records
-        measured = (
-            trial for trial in records.trials.values() if trial.when[:19] <= record.made[:19]
-        )
+        records = read_records(Path(store.ledger, target, f"{key}.jsonl")).records
+        measured = (t for t in records.trials.values() if t.when[:19] <= record.made[:19])
         trials[key] = sort_by_record(measured)
         buffers[key] = ledger.description(key).buffers
     missing = sum(max(w.trials - len(trials[w.key]), 0) for w in workloads)
     note = f"Gone from the ledger: {count_text(missing, 'trial')} of this search."
-    return _Searched(trials, buffers, (note,) if missing else ())
-
-
-def _list_origins(
-    report: StageReport | None, facts: KnownFacts, store: LocalStore | None
-) -> dict[str, _Origin]:
-    """Return the known kernels and nodes behind each workload by key."""
-    calls = list_kernel_calls(facts)
-    origins = {}
-    for task in _read_tasks(report, store) if report else ():
-        names = tuple(map(str, task["names"]))
-        nodes = (node for name in names for call in calls.get(name, ()) for node in call.nodes)
-        origins[str(task["key"])] = _Origin(names, tuple(dict.fromkeys(nodes)))
-    return origins
-
-
-def _read_tasks(report: StageReport, store: LocalStore | None) -> list[dict[str, Json]]:
-    """Return the workloads with the names of all their kernels; none if the store lost them."""
-    artifact = store.find(report.key) if store and report.key else None
-    digest = artifact.digests((TASKS,)).get(TASKS) if artifact else None
-    if store is None or digest is None:
-        return []
-    try:
-        tasks: list[dict[str, Json]] = json.loads(
-            Path(store.blobs.verified_path(digest)).read_bytes()
-        )
-    except (DamagedBlob, OSError, ValueError):
-        return []
-    return tasks
-
-
-def _list_workloads(
-    workloads: Sequence[WorkloadFacts],
-    measured_again: Sequence[MeasuredKernel],
-    searched: _Searched,
-    origins: Mapping[str, _Origin],
-    times: Mapping[str, tuple[float, float | None]],
-) -> list[Kernel]:
-    """Return the workloads of a search, the slowest first; times of `pick_best` take precedence."""
-    by_name = {kernel.name: kernel for kernel in measured_again}
-    kernels = []
-    for workload in workloads:
-        again = by_name.get(workload.name)
-        origin = origins.get(workload.key, _Origin())
-        kernel = Kernel(
-            name=workload.name,
-            nodes=origin.nodes,
-            calls=workload.calls,
-            flops=again and again.flops,
-            bytes=count_bytes(searched.buffers.get(workload.key, ())),
-            untuned_s=_seconds((again or workload).untuned_us),
-            tuned_s=_seconds(again.tuned_us if again else workload.best_us),
-            least_s=_seconds(workload.roofline_us),
-            curve=_best_so_far(searched.trials.get(workload.key, ())),
-            trials=workload.trials,
-        )
-        timed = _time_in_library(kernel, times, origin.names)
-        # the library was timed at one size; the other times are means of several
-        kernels.append(timed._replace(library_s=None) if workload.sizes else timed)
-    return sorted(
-        kernels,
-        key=lambda kernel: (-(kernel.share or 0.0), -kernel.calls * (kernel.seconds or 0.0)),
-    )
+    return trials, buffers, (note,) if missing else ()
 
 
 def _seconds(us: float | None) -> float | None:
