@@ -141,9 +141,8 @@ def run(options: RunModelOptions) -> int:
             "--model names the model that --compare runs, and nothing is compared",
             fix="add --compare onnxruntime, or another runtime",
         )
-    module = loading.load(
-        options.bundle, trusted_keys=options.trusted or None, threads=options.threads
-    )
+    trusted_keys = options.trusted or None
+    module = loading.load(options.bundle, trusted_keys=trusted_keys, threads=options.threads)
     names = [spec.name for spec in module.inputs]
     files = [parse_input(word, names) for word in (*options.files, *options.input)]
     sizes = _choose_sizes(module, files, options.size)
@@ -159,11 +158,18 @@ def run(options: RunModelOptions) -> int:
         inputs="files" if files else f"{fill} at {sizes_text(sizes)}" if sizes else fill,
         outputs={name: tuple(array.shape) for name, array in outputs.items()},
         summaries={name: summarize_output(array) for name, array in outputs.items()},
+        **_find_best(module, outputs, files, options.top),
     )
-    result = _add_best(result, module, outputs, files, options.top)
-    result = _add_times(result, module, feed, options)
+    if options.print_time:
+        times = module.latency(feed.batches[0], repeat=options.repeat)
+        result = result._replace(ms=summarize([seconds * 1e3 for seconds in times])._asdict())
+    if options.profile:
+        profile = module.profile(feed.batches[0], repeat=options.repeat)
+        operators = [Operator(row.name, row.calls, row.seconds * 1e6) for row in profile]
+        result = result._replace(operators=operators)
     if options.trace:
-        result = result._replace(trace=_write_trace(module, feed, options))
+        trace = _write_trace(module, feed, options.trace, options)
+        result = result._replace(trace=trace)
     if options.compare:
         store = options.store.locate()
         runtimes = [
@@ -188,7 +194,7 @@ def _check_bundle(path: Path) -> None:
 def _choose_sizes(
     module: Module, files: Sequence[InputFile], words: Sequence[str]
 ) -> dict[str, int]:
-    """Return the sizes of inputs without a file, by dimension: those of the user, and representative ones."""
+    """Return the sizes of inputs without a file: those of the user, and tuning sizes."""
     dimensions = {dimension.name: dimension for dimension in module.dimensions}
     if files and words:
         raise UsageError(
@@ -199,13 +205,10 @@ def _choose_sizes(
     for word in words:
         name, _, text = word.partition("=")
         if name not in dimensions:
-            known = (
-                f"it has {names_text([*dimensions])}" if dimensions else "all its sizes are fixed"
-            )
-            hint = did_you_mean(name, dimensions)
-            raise UsageError(
-                f"--size {excerpt(word)}: the model has no dimension {quoted(name)}{hint} ({known})"
-            )
+            listed = f"it has {names_text([*dimensions])}"
+            known = listed if dimensions else "all its sizes are fixed"
+            problem = f"the model has no dimension {quoted(name)}{did_you_mean(name, dimensions)}"
+            raise UsageError(f"--size {excerpt(word)}: {problem} ({known})")
         if not text.isdecimal():
             raise UsageError(f"--size {excerpt(word)}: write a whole number, such as {name}=37")
         chosen[name] = int(text)
@@ -230,46 +233,25 @@ def _read_samples(
     return samples.constant_samples(inputs, FILLS[options.fill])
 
 
-def _add_best(
-    result: ModelRun,
-    module: Module,
-    outputs: Mapping[str, Array],
-    files: Sequence[InputFile],
-    top: int | None,
-) -> ModelRun:
-    """Return the result with the best classes of each image, or the requested largest elements."""
+def _find_best(
+    module: Module, outputs: Mapping[str, Array], files: Sequence[InputFile], top: int | None
+) -> dict[str, Any]:
+    """Return the best classes of each image, or the requested largest elements, as fields."""
     has_images = files and all(file.is_image for file in files)
     if module.classes and has_images and len(module.inputs) == 1:
         name = module.outputs[0].name
         best = module.classes.rank(outputs[name], top or BEST)
-        return result._replace(
-            predictions=predictions_json([file.path for file in files], best),
-            probabilities=module.classes.describe(outputs[name], name),
-        )
-    if top:
-        largest = {name: _find_largest(array, top) for name, array in outputs.items()}
-        return result._replace(top=largest)
-    return result
-
-
-def _add_times(
-    result: ModelRun, module: Module, feed: samples.Samples, options: RunModelOptions
-) -> ModelRun:
-    if options.print_time:
-        times = module.latency(feed.batches[0], repeat=options.repeat)
-        result = result._replace(ms=summarize([seconds * 1e3 for seconds in times])._asdict())
-    if options.profile:
-        profile = module.profile(feed.batches[0], repeat=options.repeat)
-        operators = [Operator(row.name, row.calls, row.seconds * 1e6) for row in profile]
-        result = result._replace(operators=operators)
-    return result
+        return {
+            "predictions": predictions_json([file.path for file in files], best),
+            "probabilities": module.classes.describe(outputs[name], name),
+        }
+    largest = {name: _find_largest(array, top) for name, array in outputs.items()} if top else None
+    return {"top": largest}
 
 
 def _write_trace(
-    module: Module, feed: samples.Samples, options: RunModelOptions
+    module: Module, feed: samples.Samples, path: Path, options: RunModelOptions
 ) -> Mapping[str, Json]:
-    path = options.trace
-    assert path is not None
     name, target = module.manifest["name"], module.manifest["target"]
     kind, threads = target["tvm"]["kind"], count_text(module.threads, "thread")
     place = f"calls with {threads}" if kind == CpuBackend.KIND else f"calls on {kind}"
@@ -448,11 +430,10 @@ def find_runtime(
     files = {file.role: Path(file.path) for file in listed}
     bound = dict(_bound_inputs(files, peer.kind, module, statement))
     constants = (TensorSpec(n, array.shape, array.dtype.name) for n, array in bound.items())
-    inputs = (*module.inputs, *constants)
     return OtherRuntime(
         name=name,
         files=files,
-        inputs=inputs,
+        inputs=(*module.inputs, *constants),
         bound=bound,
         tolerance=_tolerance_of(statement),
         note=note,

@@ -45,7 +45,6 @@ from tvmflow.core.text import table
 if TYPE_CHECKING:
     from tvmflow.core.types import Json
     from tvmflow.engine.kernel_details import BuiltLibrary, ChosenTrials, KernelDetails, KernelRow
-    from tvmflow.engine.report import StageReport
     from tvmflow.engine.run_records import RunRecord, StageLog
     from tvmflow.stages.build import KernelCode
     from tvmflow.store.local import LocalStore
@@ -210,7 +209,7 @@ def logs(options: LogsOptions) -> int:
         if len(selected) > 1:
             print_lines(f"==> {log.stage_id} ({log.path})")
         is_followed = options.follow and log is selected[-1]
-        for text in follow(log, has_active_runs if is_followed else lambda: False):
+        for text in follow(log.path, has_active_runs if is_followed else lambda: False):
             # a log keeps its lines; nothing in it commands the terminal
             sys.stdout.write("".join(map(_printable_line, text.splitlines(keepends=True))))
             sys.stdout.flush()
@@ -234,7 +233,7 @@ def _list_recipe_names(path: str) -> frozenset[str]:
 
 def _printable_line(line: str) -> str:
     content = line.rstrip("\r\n")
-    return printable(content.expandtabs()) + ("\n" if line.endswith("\n") else "")
+    return printable(content.expandtabs()) + ("\n" if line.endswith(("\n", "\r")) else "")
 
 
 def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
@@ -371,12 +370,19 @@ def _find_libraries(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[BuiltLibrary]:
     from tvmflow.engine.kernel_details import list_libraries
+    from tvmflow.engine.progress import DownloadLine
+    from tvmflow.engine.report import StageReport
     from tvmflow.engine.run_records import read_run
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.prepare import RunRequest, prepare_run
 
     what = options.what
     if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
         command = f"tvmflow run {shell_word(what)}"
-        libraries = list_libraries(_list_finished(options, store), command)
+        plan = prepare_run(RunRequest((what,), options.pipeline), store, DownloadLine()).plan
+        artifacts = evaluate_plan(plan, store).artifacts.items()
+        stages = (StageReport(name, facts=made.facts, key=made.key) for name, made in artifacts)
+        libraries = list_libraries(stages, command)
         problem = f"{what} has no kernels yet: it has not been built in its present form"
     else:
         run = read_run(store, what)
@@ -387,32 +393,12 @@ def _find_libraries(
     targets = [library.name.rpartition("/")[2] for library in libraries]
     if options.target and libraries:
         if options.target not in targets:
-            raise UsageError(
-                f"{what} has no library for {options.target}",
-                fix=f"its targets are: {names_text(targets)}",
-            )
+            fix = f"its targets are: {names_text(targets)}"
+            raise UsageError(f"{what} has no library for {options.target}", fix=fix)
         libraries = [lib for lib in libraries if lib.name.endswith(f"/{options.target}")]
     if not libraries:
         raise UsageError(problem, fix=command)
     return libraries
-
-
-def _list_finished(
-    options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
-) -> list[StageReport]:
-    from tvmflow.engine.progress import DownloadLine
-    from tvmflow.engine.report import StageReport
-    from tvmflow.planning.decisions import evaluate_plan
-    from tvmflow.planning.prepare import RunRequest, prepare_run
-
-    request = RunRequest((options.what,), options.pipeline)
-    plan = prepare_run(request, store, DownloadLine()).plan
-    artifacts = evaluate_plan(plan, store).artifacts
-    return [
-        StageReport(spec.id, facts=artifacts[spec.id].facts, key=artifacts[spec.id].key)
-        for spec in plan.stages
-        if spec.id in artifacts
-    ]
 
 
 def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
@@ -484,10 +470,10 @@ def _read_kernel(
     details = read_details(library, kernel, store)
     needs_trials = options.record or options.candidates
     trials = find_trials(library, details.row, store) if needs_trials else None
-    code = None
-    if options.tir or options.schedule or options.asm or options.candidates:
+    code, asm, candidates = None, options.asm, options.candidates
+    if options.tir or options.schedule or asm or candidates:
         code = make_kernel_code(
-            library, kernel, store, with_assembly=options.asm, with_candidates=options.candidates
+            library, kernel, store, with_assembly=asm, with_candidates=candidates
         )
     return _ShownKernel(library, details, trials, code)
 
@@ -508,17 +494,15 @@ def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator
         )
     if options.record and kernel.trials is not None:
         yield from ("", *_format_trials(kernel, kernel.trials))
-    if kernel.code is None:
+    if (code := kernel.code) is None:
         return
     if options.schedule:
         missing = f"# there are no instructions: its schedule is '{details.row.schedule}'"
-        yield from ("", *(kernel.code.schedule or missing).rstrip().split("\n"))
+        yield from ("", *(code.schedule or missing).rstrip().split("\n"))
     if options.candidates:
-        yield from ("", *_format_candidates(kernel, kernel.code))
-    if options.tir:
-        yield from ("", *kernel.code.tir.rstrip().split("\n"))
-    if options.asm:
-        yield from ("", *kernel.code.assembly.rstrip().split("\n"))
+        yield from ("", *_format_candidates(kernel, code))
+    for text in ([code.tir] if options.tir else []) + ([code.assembly] if options.asm else []):
+        yield from ("", *text.rstrip().split("\n"))
 
 
 def _format_candidates(kernel: _ShownKernel, code: KernelCode) -> list[str]:

@@ -5,7 +5,9 @@ An id is the time at which the run began, so that ids sort by it: seven characte
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -409,6 +411,7 @@ def is_record(content: bytes, name: str) -> bool:
 
 _LOG_SUFFIX: Final = ".log"
 _POLL_S: Final = 0.2
+_new_decoder: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class StageLog(NamedTuple):
@@ -491,92 +494,60 @@ def _matches(stage_id: str, stage: str) -> bool:
     return stage in (name, name.partition("/")[0])
 
 
-def follow(log: StageLog, is_written: Callable[[], bool]) -> Iterator[str]:
-    """Yield the text of a log, then new text while its writer may run; a new file from its beginning."""
+def follow(path: str | Path, is_written: Callable[[], bool]) -> Iterator[str]:
+    """Yield the text of a log, then new text while its writer may run; a new file from its beginning.
+
+    The file may not exist yet.
+    """
+    decoder, position, inode = _new_decoder(errors="replace"), 0, 0
     while True:
-        with Path(log.path).open(encoding="utf-8", errors="replace") as stream:
-            inode = os.fstat(stream.fileno()).st_ino
-            while True:
-                # asked first, so that nothing is missed that is written before the end
-                is_complete = not is_written()
-                if text := stream.read():
-                    yield text
-                elif _was_replaced(log.path, inode, stream.tell()):
-                    break
-                elif is_complete:
-                    return
-                else:
-                    time.sleep(_POLL_S)
-
-
-def _was_replaced(path: str, inode: int, position: int) -> bool:
-    try:
-        status = Path(path).stat()
-    except FileNotFoundError:
-        return False
-    return status.st_ino != inode or status.st_size < position
+        # asked first, so that nothing is missed that is written before the end
+        is_complete, content = not is_written(), b""
+        with contextlib.suppress(FileNotFoundError), Path(path).open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            if status.st_ino != inode or status.st_size < position:
+                decoder, position, inode = _new_decoder(errors="replace"), 0, status.st_ino
+            stream.seek(position)
+            content = stream.read()
+            position += len(content)
+        if text := decoder.decode(content, final=is_complete):
+            yield text
+        elif is_complete:
+            return
+        else:
+            time.sleep(_POLL_S)
 
 
 class WorkerLogs:
-    """Copies the lines of all logs to a stream while workers write them, each with its stage."""
+    """Copies the logs of running stages to a stream, each line with its stage."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._logs: dict[str, _GrowingLog] = {}
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="worker-logs", daemon=True)
-        self._thread.start()
+        self._threads: dict[str, threading.Thread] = {}
 
     def event(self, event: Event) -> None:
-        """Note that a stage has started, or copy the rest of its log when it has ended."""
-        with self._lock:
-            if event["event"] == "stage_started":
-                self._logs[event["stage_id"]] = _GrowingLog(Path(event["log"]))
-            elif event["event"] == "stage_finished" and event["stage_id"] in self._logs:
-                log = self._logs.pop(event["stage_id"])
-                self._write(event["stage_id"], [*log.read_lines(), *log.read_rest()])
+        """Follow the log of a stage that has started, until it has ended."""
+        stage_id = event.get("stage_id", "")
+        if event["event"] == "stage_started":
+            copy = functools.partial(self._copy, stage_id, event["log"])
+            thread = self._threads[stage_id] = threading.Thread(target=copy, daemon=True)
+            thread.start()
+        elif event["event"] == "stage_finished" and stage_id in self._threads:
+            self._threads.pop(stage_id).join()
 
     def close(self) -> None:
-        """Stop copying."""
-        self._ended.set()
-        self._thread.join()
+        """Copy what is left."""
+        while self._threads:
+            self._threads.popitem()[1].join()
 
-    def _poll(self) -> None:
-        while not self._ended.wait(_POLL_S):
-            with self._lock:
-                for stage_id, log in self._logs.items():
-                    self._write(stage_id, log.read_lines())
+    def _copy(self, stage_id: str, path: str) -> None:
+        rest = ""
+        for text in follow(path, lambda: stage_id in self._threads):
+            *lines, rest = (rest + text).split("\n")
+            self._write(stage_id, lines)
+        self._write(stage_id, [rest] if rest else [])
 
-    def _write(self, stage_id: str, lines: list[str]) -> None:
-        self._stream.write("".join(f"{stage_id} | {printable(line)}\n" for line in lines))
+    def _write(self, stage_id: str, lines: Sequence[str]) -> None:
+        shown = (printable(line.rstrip("\r").expandtabs()) for line in lines)
+        self._stream.write("".join(f"{stage_id} | {line}\n" for line in shown))
         self._stream.flush()
-
-
-class _GrowingLog:
-    """A log and how much of it was read; it may not exist yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._rest = b""
-
-    def read_lines(self) -> list[str]:
-        """Return the complete lines that were written since the last call."""
-        try:
-            with self._path.open("rb") as stream:
-                stream.seek(self._position)
-                content = stream.read()
-        except FileNotFoundError:
-            return []
-        self._position += len(content)
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        return [_decode_line(line) for line in lines]
-
-    def read_rest(self) -> list[str]:
-        """Return the text after the last complete line, if any."""
-        return [_decode_line(self._rest)] if self._rest else []
-
-
-def _decode_line(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r").expandtabs()

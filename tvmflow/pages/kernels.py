@@ -8,7 +8,7 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.generated_text import Child, Markup, element, join
-from tvmflow.pages.content import Kernel, LibraryKernels, Progress
+from tvmflow.pages.content import Kernel, LibraryKernels
 from tvmflow.pages.plot import (
     Axis,
     Cell,
@@ -118,8 +118,7 @@ def _nodes(kernel: Kernel) -> Child:
 def _draw(library: LibraryKernels, kernels: list[Kernel]) -> Markup:
     points = [(kernel.flops / kernel.bytes, _gflops(kernel) or 0.0, kernel) for kernel in kernels]  # type: ignore[operator]
     bounds = [
-        kernel.flops / kernel.least_s / 1e9 if kernel.flops and kernel.least_s else None
-        for kernel in kernels
+        one.flops / one.least_s / 1e9 if one.flops and one.least_s else None for one in kernels
     ]
     peak = library.peak_gflops
     heights = [*(y for _, y, _ in points), *filter(None, (*bounds, peak))]
@@ -207,7 +206,13 @@ def _draw_over(searched: Sequence[LibraryKernels], label: str, is_over_time: boo
     marks = [
         Mark(
             *curve[-1],
-            f"{library.label}: {curve[-1][1]:.1%} of the untuned time after {_describe_progress(library.progress[-1])}",
+            f"{library.label}: {curve[-1][1]:.1%} of the untuned time after "
+            + count_text(library.progress[-1].trials, "trial")
+            + (
+                f" and {duration_text(s)} of measuring"
+                if (s := library.progress[-1].measuring_s)
+                else ""
+            ),
             series=index,
         )
         for index, (library, curve) in enumerate(zip(searched, curves, strict=True))
@@ -215,13 +220,6 @@ def _draw_over(searched: Sequence[LibraryKernels], label: str, is_over_time: boo
     lines = (draw_line(curve, frame, index) for index, curve in enumerate(curves))
     title = f"Time of all kernels over {label}"
     return plot(title, x, y, lines, draw_marks(marks, frame))
-
-
-def _describe_progress(progress: Progress) -> str:
-    time = (
-        f" and {duration_text(progress.measuring_s)} of measuring" if progress.measuring_s else ""
-    )
-    return f"{count_text(progress.trials, 'trial')}{time}"
 
 
 def _search_row(library: LibraryKernels, index: int) -> Row:
@@ -238,14 +236,14 @@ def _search_row(library: LibraryKernels, index: int) -> Row:
 
 
 def _draw_kernels(library: LibraryKernels) -> Markup:
-    curves = [kernel for kernel in library.kernels if kernel.curve][:_MAX_CURVES]
-    more = sum(1 for kernel in library.kernels if kernel.curve) - len(curves)
+    curves = [kernel for kernel in library.kernels if kernel.curve]
+    more = max(len(curves) - _MAX_CURVES, 0)
     note = f" {count_text(more, 'further kernel')} in the table of kernels." if more else ""
     return element(
         "details",
         element("summary", f"Kernels of {library.label}"),
         element("p", f"Best time over trials; dashed: untuned, dotted: the roofline.{note}"),
-        element("ul", map(_draw_kernel, curves), class_="curves"),
+        element("ul", map(_draw_kernel, curves[:_MAX_CURVES]), class_="curves"),
     )
 
 

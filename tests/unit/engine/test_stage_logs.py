@@ -51,7 +51,9 @@ def test_a_stage_is_named_as_on_every_command_line(store: LocalStore) -> None:
     assert names(store, "tune/host") == ["net:tune/host", "other:tune/host"]
     assert names(store, "net:tune") == ["net:tune/host", "net:tune/edge"]
     assert names(store, "other:tune/host") == ["other:tune/host"]
-    assert list(follow(find_logs(store, "other:tune/host")[0], lambda: False)) == ["of other\n"]
+    assert list(follow(find_logs(store, "other:tune/host")[0].path, lambda: False)) == [
+        "of other\n"
+    ]
 
 
 def test_what_is_no_file_is_no_log(store: LocalStore) -> None:
@@ -94,7 +96,7 @@ def test_following_yields_what_is_written_later(store: LocalStore) -> None:
     """Also to a new file in the place of the old one."""
     path = write(store, "net/tune+host.log", "one\n")
     is_running = True
-    texts = follow(find_logs(store, "tune")[0], lambda: is_running)
+    texts = follow(find_logs(store, "tune")[0].path, lambda: is_running)
     assert next(texts) == "one\n"
     with path.open("a") as stream:
         stream.write("two\n")
