@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import TABLE_FILE, find_project, shortest_path
 
 if TYPE_CHECKING:
-    from tvmflow.planning.new_recipe import Choices, Model, NewRecipe
+    from tvmflow.planning.new_recipe import Model, NewRecipe
     from tvmflow.store.local import LocalStore
 
 
@@ -135,7 +134,7 @@ _TABLE: Final = """\
 
 
 def init(options: InitOptions) -> int:
-    from tvmflow.planning.new_recipe import SUFFIX, name_of, write_recipe
+    from tvmflow.planning.new_recipe import SUFFIX, Choices, name_of, write_recipe
     from tvmflow.store.addresses import is_address
 
     chosen = options.model
@@ -144,9 +143,8 @@ def init(options: InitOptions) -> int:
     folder = options.output.parent if options.output else Path()
     path = options.output or Path(f"{name_of(chosen.model)}{SUFFIX}")
     if path.exists() and not options.force and not options.stdout:
-        raise UsageError(
-            f"{path} exists", fix="replace it with --force, or write another file with --output"
-        )
+        fix = "replace it with --force, or write another file with --output"
+        raise UsageError(f"{path} exists", fix=fix)
     if not options.stdout:
         check_output_file(path, [chosen.model])
     if options.archive is not None:
@@ -154,10 +152,9 @@ def init(options: InitOptions) -> int:
     # only a model at an address is downloaded, into a store that other commands take for one
     is_downloaded = is_address(chosen.model)
     store = options.store.open() if is_downloaded else options.store.locate()
-    model = read_model(chosen, folder, store)
-    recipe = write_recipe(
-        model, choices(chosen)._replace(is_dynamic=options.open, is_quantized=options.quantize)
-    )
+    picked = Choices(chosen.targets, dict(chosen.shapes), chosen.minutes)
+    picked = picked._replace(is_dynamic=options.open, is_quantized=options.quantize)
+    recipe = write_recipe(read_model(chosen, folder, store), picked)
     if options.stdout:
         sys.stdout.write(recipe.text)
         return EXIT_OK
@@ -191,13 +188,6 @@ def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
     sys.stderr.write(f"{printable(text)}\n")
 
 
-def choices(options: ModelOptions) -> Choices:
-    """Return the user's choices for a recipe."""
-    from tvmflow.planning.new_recipe import Choices
-
-    return Choices(options.targets, dict(options.shapes), options.minutes)
-
-
 def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
     """Return a recipe's content about a model in a folder."""
     from tvmflow.engine.progress import DownloadLine
@@ -212,31 +202,27 @@ def _mark_root(folder: Path) -> list[str]:
     project = find_project()
     if project.marker or folder != Path():
         return []
-    path = Path(TABLE_FILE)
-    with disk_errors(path):
-        write_atomically(path, _TABLE)
-    return [
-        f"{path}: this folder is now the root of a project: results are in cache/, libraries in dist/"
-    ]
+    with disk_errors(TABLE_FILE):
+        write_atomically(Path(TABLE_FILE), _TABLE)
+    place = "this folder is now the root of a project: results are in cache/, libraries in dist/"
+    return [f"{TABLE_FILE}: {place}"]
 
 
 def _describe_next(path: Path, recipe: NewRecipe, *, is_dynamic: bool) -> list[str]:
-    commands: Mapping[str, str] = {
-        f"tvmflow plan {shell_word(str(path))}": "what will be done",
-        f"tvmflow run {shell_word(str(path))}": "build, verify, deliver to "
-        + shortest_path(find_project().dist),
-    }
-    width = max(map(len, commands))
-    lines = [f"  {command:<{width}}   # {text}" for command, text in commands.items()]
-    if recipe.open_lines:
-        place = f"in place of each SIZE ({path}:{recipe.open_lines[0]})"
-        if is_dynamic:
-            return [f"next: write the largest size {place}, then", *lines]
-        return [
-            f"next: write a number {place}, or keep them dynamic (init --open --force), then",
-            *lines,
-        ]
-    return ["next:", *lines]
+    word, dist = shell_word(str(path)), shortest_path(find_project().dist)
+    lines = [
+        f"  tvmflow plan {word}   # what will be done",
+        f"  tvmflow run {word}    # build, verify, deliver to {dist}",
+    ]
+    if not recipe.open_lines:
+        return ["next:", *lines]
+    place = f"in place of each SIZE ({path}:{recipe.open_lines[0]})"
+    if is_dynamic:
+        return [f"next: write the largest size {place}, then", *lines]
+    return [
+        f"next: write a number {place}, or keep them dynamic (init --open --force), then",
+        *lines,
+    ]
 
 
 class BuildOptions(Options):
@@ -285,15 +271,21 @@ def build(options: BuildOptions) -> int:
 
 
 def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
-    from tvmflow.planning.new_recipe import SUFFIX, write_recipe
+    from tvmflow.frontends.inputs import SIZE
+    from tvmflow.planning.new_recipe import SUFFIX, Choices, write_recipe
 
     folder = Path(store.root, _FOLDER)
-    model = read_model(options.model, folder, store)
-    recipe = write_recipe(
-        model, choices(options.model)._replace(minutes=options.model.minutes or 0)
-    )
+    chosen = options.model
+    model = read_model(chosen, folder, store)
+    picked = Choices(chosen.targets, dict(chosen.shapes), chosen.minutes or 0)
+    recipe = write_recipe(model, picked)
     if recipe.open_lines:
-        raise _dynamic_shape_error(options.model, recipe)
+        open_shapes = recipe.open_shapes.items()
+        shapes = (f"--shape {shell_word(name)}={','.join(shape)}" for name, shape in open_shapes)
+        raise UsageError(
+            f"{chosen.model} has dynamic dimensions",
+            fix=f"give them, with a number for each {SIZE}: {' '.join(shapes)}",
+        )
     if not options.output.json:
         print_notes(options.output, *recipe.describe_batch())
     path = folder / f"{model.name}{SUFFIX}"
@@ -303,27 +295,13 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     if previous and previous[0] not in recipe.text:
         print_notes(
             options.output,
-            f"{options.model.model} replaces another model with the name {model.name}, also in dist: "
+            f"{chosen.model} replaces another model with the name {model.name}, also in dist: "
             "rename its file to keep both",
         )
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, recipe.text)
     return path
-
-
-def _dynamic_shape_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
-    """Return the error for dynamic dimensions, with the options that set them."""
-    from tvmflow.frontends.inputs import SIZE
-
-    shapes = [
-        f"--shape {shell_word(name)}={','.join(shape)}"
-        for name, shape in recipe.open_shapes.items()
-    ]
-    return UsageError(
-        f"{options.model} has dynamic dimensions",
-        fix=f"give them, with a number for each {SIZE}: {' '.join(shapes)}",
-    )
 
 
 COMMANDS: Final = {"init": init, "build": build, "schema": schema}

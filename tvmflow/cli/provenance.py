@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import JSON_HELP, JSON_LINES_HELP, StoreOptions, with_disk_errors
 from tvmflow.cli.options import Options, argument, flag, option, size
@@ -104,23 +104,15 @@ class KeygenOptions(Options):
     verbosity: int
 
 
-class _Evidence(NamedTuple):
-    """The trusted keys, the statements and the size limit for checks of delivered files."""
-
-    keys: tuple[signing.PublicKey, ...]
-    statements: tuple[Path, ...]
-    max_bytes: int
-
-
-def _read_evidence(options: StatementOptions) -> _Evidence:
-    """Return the keys and statements of the options, or those of the environment and beside the files."""
+def _read_evidence(
+    options: StatementOptions,
+) -> tuple[tuple[signing.PublicKey, ...], tuple[Path, ...], int]:
+    """Return the trusted keys, the statements and the size limit for checks of delivered files."""
     from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
 
-    return _Evidence(
-        _load_trusted_keys(options.trusted),
-        tuple(map(_existing, options.provenance)),
-        DEFAULT_MAX_BYTES if options.max_size is None else options.max_size,
-    )
+    keys, statements = _load_trusted_keys(options.trusted), map(_existing, options.provenance)
+    max_bytes = DEFAULT_MAX_BYTES if options.max_size is None else options.max_size
+    return keys, tuple(statements), max_bytes
 
 
 def inspect(options: InspectOptions) -> int:
@@ -132,10 +124,8 @@ def inspect(options: InspectOptions) -> int:
         try:
             about = inspect_file(path, *evidence)
         except UnknownFile as error:
-            raise UsageError(
-                str(error),
-                fix="give a file that `tvmflow run` delivered, and its statement with --provenance",
-            ) from None
+            fix = "give a file that `tvmflow run` delivered, and its statement with --provenance"
+            raise UsageError(str(error), fix=fix) from None
         except Unreadable as error:
             raise UsageError(f"{path}: {error}", fix="copy or deliver it again") from None
         except OSError as error:
@@ -165,15 +155,19 @@ def sign(options: SignOptions) -> int:
     from tvmflow.core.documents import Unreadable
     from tvmflow.provenance import sign_statements
 
-    key = _load_signing_key(options.key)
+    key = signing.load_private_key(options.key) if options.key else signing.load_signing_key()
+    if key is None:
+        raise UsageError(
+            "there is no key to sign with",
+            fix=f"name one with --key or ${signing.KEY_VARIABLE}; `tvmflow keygen FILE` creates one",
+        )
     for path in [path for file in options.files for path in _find_statements(file)]:
         try:
             sign_statements(path, key)
         except (Unreadable, signing.InvalidEnvelope) as error:
-            raise UsageError(
-                f"{path} holds no statement that can be signed: {error}",
-                fix="run the recipe again to write a new statement",
-            ) from None
+            text = f"{path} holds no statement that can be signed: {error}"
+            fix = "run the recipe again to write a new statement"
+            raise UsageError(text, fix=fix) from None
         print_notes(options, f"{path}: signed by {key.public.id[: signing.SHORT_ID]}")
     return EXIT_OK
 
@@ -199,18 +193,6 @@ def _load_trusted_keys(paths: Sequence[Path]) -> tuple[signing.PublicKey, ...]:
 
     named = tuple(key for path in paths for key in signing.load_public_keys(path))
     return named if paths else signing.load_trusted_keys()
-
-
-def _load_signing_key(path: Path | None) -> signing.PrivateKey:
-    from tvmflow.core import signing
-
-    key = signing.load_private_key(path) if path else signing.load_signing_key()
-    if key is None:
-        raise UsageError(
-            "there is no key to sign with",
-            fix=f"name one with --key or ${signing.KEY_VARIABLE}; `tvmflow keygen FILE` creates one",
-        )
-    return key
 
 
 def _existing(path: Path) -> Path:

@@ -1,7 +1,8 @@
-"""Further actions of `tvmflow run`: release a pipeline, retune its recipes, check reproducibility."""
+"""Further actions of `tvmflow run`: releases, retuning, reproducibility, and the IR of models."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,13 +10,15 @@ from pathlib import Path
 
 from tvmflow.cli.arguments import OutputOptions
 from tvmflow.cli.output import print_json, print_lines, print_notes
+from tvmflow.core import errors
 from tvmflow.core.codec import from_json, to_json
-from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, EXIT_VERIFY, StageError, UsageError
+from tvmflow.core.fork_server import WITH_TVM, ForkServer
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording
-from tvmflow.planning.decisions import evaluate_plan
+from tvmflow.planning.decisions import PlanState, evaluate_plan, input_digests
 from tvmflow.planning.prepare import PreparedRun, RunRequest
 from tvmflow.planning.recipes import Pipeline
 from tvmflow.recipe import Release, Retune
@@ -40,7 +43,7 @@ from tvmflow.release import (
     spend_budget,
     with_spent_trials,
 )
-from tvmflow.stages import export, verify
+from tvmflow.stages import STAGES, export, verify
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder
 from tvmflow.tuning.tuning_job import TuneFacts
@@ -258,3 +261,55 @@ def _format_report(report: ReproducibilityReport) -> Iterator[str]:
     yield f"NOT REPRODUCIBLE: {difference.build} gave {what}"
     yield f"  first difference: {difference.where}"
     yield "  the inputs of this stage were the same; later stages were not compared"
+
+
+def dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
+    """Lower the models of a plan again, write the IR after each pass, and return the exit code.
+
+    Each stage gets a folder `<recipe>/<stage>+<target>`. StageError: no stage of the plan lowers a model.
+    """
+    specs = [spec for spec in plan.stages if STAGES[spec.stage].TRAITS.dump_ir]
+    if not specs:
+        names = " and ".join(name for name, stage in STAGES.items() if stage.TRAITS.dump_ir)
+        raise StageError(
+            "--dump-ir: no stage of this run lowers a model",
+            fix=f"run {names}, for example without --until",
+        )
+    state, exit_code = evaluate_plan(plan, store), EXIT_OK
+    with ForkServer.start(WITH_TVM) as fork_server:
+        for spec in specs:
+            target = folder / spec.recipe / spec.label.replace("/", "+")
+            missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
+            problem, code = f"{missing[0]} has no result" if missing else "", EXIT_FAILED
+            if not missing:
+                problem, code = _dump_stage(spec, state, fork_server, target)
+            if output.json:
+                written = "" if missing else str(target)
+                event = {"event": "ir_dumped", "stage_id": spec.id, "folder": written}
+                print_json({**event, "problem": problem, "exit_code": code})
+            elif problem:
+                print_lines(*f"{spec.id}: the IR is not complete: {problem}".split("\n"))
+            else:
+                print_notes(output, f"{spec.id}: the IR after each pass is in {target}")
+            exit_code = max(exit_code, code)
+    return exit_code
+
+
+def _dump_stage(
+    spec: StageSpec, state: PlanState, fork_server: ForkServer, folder: Path
+) -> tuple[str, int]:
+    """Return the problem by which a dump is incomplete, or an empty string, and the exit code."""
+    lower = STAGES[spec.stage].TRAITS.dump_ir
+    assert lower is not None
+    # in a locked run, the chosen schedules are an input file
+    inputs = {file.role: file.path for file in spec.files} | {
+        role: state.store.blobs.verified_path(digest)
+        for role, digest in input_digests(spec, state.artifacts).items()
+    }
+    payload = {"settings": spec.settings, "inputs": inputs, "folder": str(folder)}
+    outcome = fork_server.call(lower, payload, timeout_s=spec.timeout_s)
+    logging.getLogger(__name__).debug("%s: dumping its IR ended with %s", spec.id, outcome.kind)
+    if outcome.kind == "ok":
+        return "", EXIT_OK
+    problem = f"{outcome.message}\n  fix: {outcome.fix}" if outcome.fix else outcome.message
+    return problem, getattr(errors, outcome.error, StageError).exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -77,11 +77,19 @@ def report(options: ReportOptions) -> int:
 
     from tvmflow.engine.run_records import LATEST
     from tvmflow.pages.document import render_page
-    from tvmflow.release import compare_page
+    from tvmflow.release import compare_page, load_side
 
     store = options.store.locate()
     subject = _find_subject(options.what or LATEST, store)
-    before = _find_before(options.against, subject, store)
+    if options.against in (None, _LAST):
+        before = _find_last(subject, store)
+    else:
+        before = load_side(options.against, store)
+    if before is None and options.against == _LAST:
+        raise UsageError(
+            f"--against {_LAST}: nothing before {subject.side.name} has one of its builds",
+            fix="name a run (see `tvmflow runs`), the folder of a release, or a lock file",
+        )
     page = compare_page(subject.page, before, subject.side, store) if before else subject.page
     html = render_page(page)
     if options.output == _STDOUT:
@@ -90,7 +98,7 @@ def report(options: ReportOptions) -> int:
     path = Path(options.output or f"report-{subject.name}.html")
     write_file(path, html)
     result = {"path": str(path), "bytes": len(html.encode()), "subject": subject.name}
-    result["against"] = before.name if before else None
+    result |= {"against": before.name if before else None}
     print_outcome(result, [str(path)], EXIT_OK, options)
     if options.open and not webbrowser.open(path.absolute().as_uri()):
         print_lines(f"no browser was found: open {path}")
@@ -98,7 +106,6 @@ def report(options: ReportOptions) -> int:
 
 
 def _find_subject(what: str, store: LocalStore) -> _Subject:
-    """Return the sources that a command line names."""
     from tvmflow.engine.run_records import read_run
     from tvmflow.pages.collect import describe_run
     from tvmflow.release import describe_gates, load_side, make_side, read_release
@@ -106,29 +113,12 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     path = Path(what)
     if path.is_dir():
         return _Subject(path.resolve().name, read_release(path), load_side(what, store), path)
-    if path.suffix in RECIPE_SUFFIXES:
-        record = find_run_of(path, store)
-    else:
-        record = read_run(store, what)
+    is_recipe = path.suffix in RECIPE_SUFFIXES
+    record = find_run_of(path, store) if is_recipe else read_run(store, what)
     page = describe_run(record, store)
     release = record.release if isinstance(record.release, dict) else {}
     page = page._replace(gates=(*page.gates, *describe_gates(release.get("gates", ()))))
     return _Subject(record.id, page, make_side(record))
-
-
-def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
-    """Return the baseline of a page: that of `--against`, or else its predecessor, if any."""
-    from tvmflow.release import load_side
-
-    if against not in (None, _LAST):
-        return load_side(against, store)
-    before = _find_last(subject, store)
-    if before is None and against == _LAST:
-        raise UsageError(
-            f"--against {_LAST}: nothing before {subject.side.name} has one of its builds",
-            fix="name a run (see `tvmflow runs`), the folder of a release, or a lock file",
-        )
-    return before
 
 
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
@@ -152,8 +142,7 @@ def find_run_of(path: Path, store: LocalStore) -> RunRecord:
     """Return the last run of a recipe or a pipeline."""
     from tvmflow.engine.run_records import list_runs, recorded_path
 
-    runs: Iterable[RunRecord] = list_runs(store).runs
-    for record in runs:
+    for record in list_runs(store).runs:
         if str(recorded_path(path)) in (source.path for source in record.sources):
             return record
     raise UsageError(

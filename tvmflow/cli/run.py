@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import (
     JSON_HELP,
@@ -23,26 +23,20 @@ from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.cli.output import (
     check_output_file,
     print_json,
-    print_lines,
     print_notes,
     print_result,
     write_file,
 )
-from tvmflow.core import errors
 from tvmflow.core.disk_errors import disk_errors, make_folder
-from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError, TvmflowError
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, TvmflowError
 from tvmflow.core.formatting import count_text
 
 if TYPE_CHECKING:
-    from tvmflow.core.fork_server import ForkServer
-    from tvmflow.core.types import Plan, StageSpec
+    from tvmflow.core.types import Plan
     from tvmflow.engine.driver import Driver, DriverSettings
-    from tvmflow.engine.progress import Printer
     from tvmflow.engine.report import RunReport
-    from tvmflow.engine.run_records import Recording, WorkerLogs
-    from tvmflow.executors import Event
+    from tvmflow.engine.run_records import Recording
     from tvmflow.pages.content import Change
-    from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import PreparedRun, RunRequest
     from tvmflow.release import LockUpdate
     from tvmflow.store.local import LocalStore
@@ -108,69 +102,6 @@ class RunOptions(Options):
             yield
         finally:
             local.close_spare()
-
-
-class StageDump(NamedTuple):
-    """The dump of one stage, or the problem by which it is incomplete, and its severity."""
-
-    stage_id: str
-    folder: Path | None
-    problem: str = ""
-    exit_code: int = EXIT_OK
-
-
-def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
-    """Lower the models of a plan again, write the IR after each pass, and yield the dump of each stage.
-
-    Each stage gets a folder `<recipe>/<stage>+<target>`. StageError: no stage of the plan lowers a model.
-    """
-    from tvmflow.core.fork_server import WITH_TVM, ForkServer
-    from tvmflow.planning.decisions import evaluate_plan
-    from tvmflow.stages import STAGES
-
-    specs = [spec for spec in plan.stages if STAGES[spec.stage].TRAITS.dump_ir]
-    if not specs:
-        names = " and ".join(name for name, stage in STAGES.items() if stage.TRAITS.dump_ir)
-        raise StageError(
-            "--dump-ir: no stage of this run lowers a model",
-            fix=f"run {names}, for example without --until",
-        )
-    state = evaluate_plan(plan, store)
-    with ForkServer.start(WITH_TVM) as fork_server:
-        for spec in specs:
-            target = folder / spec.recipe / spec.label.replace("/", "+")
-            yield _dump_stage(spec, state, fork_server, target)
-
-
-def _dump_stage(
-    spec: StageSpec, state: PlanState, fork_server: ForkServer, folder: Path
-) -> StageDump:
-    import logging
-
-    from tvmflow.planning.decisions import input_digests
-    from tvmflow.stages import STAGES
-
-    missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
-    if missing:
-        return StageDump(spec.id, None, f"{missing[0]} has no result", EXIT_FAILED)
-    # in a locked run, the chosen schedules are an input file
-    inputs = {file.role: file.path for file in spec.files} | {
-        role: state.store.blobs.verified_path(digest)
-        for role, digest in input_digests(spec, state.artifacts).items()
-    }
-    lower = STAGES[spec.stage].TRAITS.dump_ir
-    assert lower is not None
-    outcome = fork_server.call(
-        lower,
-        {"settings": spec.settings, "inputs": inputs, "folder": str(folder)},
-        timeout_s=spec.timeout_s,
-    )
-    logging.getLogger(__name__).debug("%s: dumping its IR ended with %s", spec.id, outcome.kind)
-    if outcome.kind == "ok":
-        return StageDump(spec.id, folder)
-    error = getattr(errors, outcome.error, StageError)
-    problem = f"{outcome.message}\n  fix: {outcome.fix}" if outcome.fix else outcome.message
-    return StageDump(spec.id, folder, problem, error.exit_code)
 
 
 def run(options: RunOptions) -> int:
@@ -243,7 +174,9 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
         recording.report, recording.lock = report, request.lock
         dumped = EXIT_OK
         if options.dump_ir is not None:
-            dumped = _dump_ir(prepared.plan, store, options.dump_ir, options.output)
+            from tvmflow.cli.release import dump_ir
+
+            dumped = dump_ir(prepared.plan, store, options.dump_ir, options.output)
         sys.stdout.write(text)
         if exit_code := report.exit_code or dumped:
             return exit_code
@@ -281,34 +214,6 @@ def _confirm(
     return confirm_run(options.argv, prepared, store, dist, as_json=as_json, quiet=quiet)
 
 
-def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
-    """Write the IR of every stage that lowers a model, show where, and return the exit code."""
-    exit_code = EXIT_OK
-    for dump in dump_ir(plan, store, folder):
-        if output.json:
-            folder_name = str(dump.folder or "")
-            print_json({"event": "ir_dumped", **dump._asdict(), "folder": folder_name})
-        elif dump.problem:
-            print_lines(*f"{dump.stage_id}: the IR is not complete: {dump.problem}".split("\n"))
-        else:
-            print_notes(output, f"{dump.stage_id}: the IR after each pass is in {dump.folder}")
-        exit_code = max(exit_code, dump.exit_code)
-    return exit_code
-
-
-class _Display:
-    """An observer that prints events, and with `-vv` the logs of workers."""
-
-    def __init__(self, printer: Printer, logs: WorkerLogs) -> None:
-        self._printer = printer
-        self._logs = logs
-        self.interrupted: Callable[[], str] = printer.interrupted
-
-    def event(self, event: Event) -> None:
-        self._logs.event(event)
-        self._printer.event(event)
-
-
 @contextlib.contextmanager
 def open_driver(
     prepared: PreparedRun,
@@ -342,12 +247,10 @@ def open_driver(
         stack.callback(printer.end)
         observer: Observer = printer
         if output.verbosity > 1:
-            logs = WorkerLogs(sys.stderr)
+            observer = logs = WorkerLogs(sys.stderr, printer)
             stack.callback(logs.close)
-            observer = _Display(printer, logs)
-        driver = stack.enter_context(
-            Driver(prepared, store, settings, observer, recording.note_progress)
-        )
+        progress = recording.note_progress
+        driver = stack.enter_context(Driver(prepared, store, settings, observer, progress))
         yield driver
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from tvmflow.core import packages
 from tvmflow.core.codec import Mismatch, from_json, to_json
@@ -46,6 +46,9 @@ from tvmflow.planning.environment import without_password
 from tvmflow.provenance import read_source_state
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import read_host
+
+if TYPE_CHECKING:
+    from tvmflow.engine.driver import Observer
 
 FOLDER: Final = "history"
 LATEST: Final = "latest"
@@ -519,14 +522,15 @@ def follow(path: str | Path, is_written: Callable[[], bool]) -> Iterator[str]:
 
 
 class WorkerLogs:
-    """Copies the logs of running stages to a stream, each line with its stage."""
+    """An observer that copies the logs of running stages to a stream, each line with its stage."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, observer: Observer) -> None:
+        self._stream, self._observer = stream, observer
         self._threads: dict[str, threading.Thread] = {}
+        self.interrupted: Callable[[], str] = observer.interrupted
 
     def event(self, event: Event) -> None:
-        """Follow the log of a stage that has started, until it has ended."""
+        """Pass on an event; follow the log of a stage that has started, until it has ended."""
         stage_id = event.get("stage_id", "")
         if event["event"] == "stage_started":
             copy = functools.partial(self._copy, stage_id, event["log"])
@@ -534,6 +538,7 @@ class WorkerLogs:
             thread.start()
         elif event["event"] == "stage_finished" and stage_id in self._threads:
             self._threads.pop(stage_id).join()
+        self._observer.event(event)
 
     def close(self) -> None:
         """Copy what is left."""

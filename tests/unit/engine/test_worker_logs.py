@@ -9,6 +9,16 @@ from pathlib import Path
 from tvmflow.engine.run_records import WorkerLogs
 
 
+class Silent:
+    """An observer that shows nothing."""
+
+    def event(self, event: object) -> None:
+        pass
+
+    def interrupted(self) -> str:
+        return ""
+
+
 def started(stage: str, log: Path) -> dict[str, object]:
     return {"event": "stage_started", "stage_id": stage, "reason": "", "log": str(log)}
 
@@ -20,7 +30,7 @@ def finished(stage: str) -> dict[str, object]:
 def test_lines_are_copied_with_their_stage(tmp_path: Path) -> None:
     """Each once, also the one at the end that has no newline; nothing in them commands the terminal."""
     stream, build, tune = io.StringIO(), tmp_path / "build.log", tmp_path / "tune.log"
-    logs = WorkerLogs(stream)
+    logs = WorkerLogs(stream, Silent())
     logs.event(started("net:build/host", build))
     logs.event(started("net:tune/host", tune))
     build.write_bytes(b"one\n\x1b[31mtwo\xff\nthree")
@@ -40,7 +50,7 @@ def test_lines_are_copied_with_their_stage(tmp_path: Path) -> None:
 def test_lines_are_copied_when_they_are_complete(tmp_path: Path) -> None:
     """A log need not exist yet, and a line or a character may be written in two parts."""
     path, stream = tmp_path / "log", io.StringIO()
-    logs = WorkerLogs(stream)
+    logs = WorkerLogs(stream, Silent())
     logs.event(started("net:build", path))
     time.sleep(0.25)
     path.write_bytes(b"a\nb\xc3")
