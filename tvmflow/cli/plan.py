@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import (
     RECIPE_SUFFIXES,
@@ -26,12 +26,12 @@ from tvmflow.core.formatting import count_text, duration_text, find_width, names
 from tvmflow.core.text import table
 
 if TYPE_CHECKING:
-    from tvmflow.core.types import Decision, Json, Plan, StageKey, StageSpec
+    from tvmflow.core.types import Json, StageSpec
     from tvmflow.engine.run_records import RunRecord
     from tvmflow.engine.timeline import CriticalChain
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import RunRequest
-    from tvmflow.store.local import Failure, LocalStore
+    from tvmflow.store.local import LocalStore
 
 GRAPHS: Final = ("mermaid", "dot", "svg")
 """The formats of a plan's graph."""
@@ -71,12 +71,11 @@ def plan(options: PlanOptions) -> int:
             "--graph and --json cannot be combined",
             fix="use --json alone: its stages have the edges of the graph as `needs`",
         )
-    check_output_file(options.output, options.recipes.recipes)
+    recipes = options.recipes
+    check_output_file(options.output, recipes.recipes)
     store = options.store.open_to_read()
-    lock = options.lock.find(options.recipes.recipes)
-    request = options.recipes.request(lock, options.force)
     is_up_to_date = show_plan(
-        request,
+        recipes.request(options.lock.find(recipes.recipes), options.force),
         store,
         argv=options.argv,
         dist=options.dist.locate(),
@@ -98,7 +97,12 @@ def show_plan(
     output: Path | None = None,
 ) -> bool:
     """Show the stages that a run would run; if there are none, save the answer and return True."""
-    from tvmflow.engine.plan_text import estimate_stages, find_hits_with_new_weights, format_plan
+    from tvmflow.engine.plan_text import (
+        describe_plan,
+        estimate_stages,
+        find_hits_with_new_weights,
+        format_plan,
+    )
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
     from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
@@ -109,15 +113,13 @@ def show_plan(
     prepared = prepare_run(request, store, DownloadLine())
     state = evaluate_plan(prepared.plan, store, prepared.forced)
     unwritten = list_files_to_write(prepared.plan, state, dist)
-    is_up_to_date = not unwritten and all(
-        decision.kind == "hit" for decision in state.decisions.values()
-    )
+    is_up_to_date = not unwritten and {one.kind for one in state.decisions.values()} <= {"hit"}
     if graph is not None:
         draw = {"mermaid": to_mermaid, "dot": to_dot, "svg": to_svg}[graph]
         text = draw(make_graph(prepared.plan, state.decisions))
     elif as_json:
-        value = {**_describe_plan(prepared.plan, state), "deliver": unwritten}
-        text = json.dumps(to_json(value)) + "\n"
+        text = json.dumps(to_json({**describe_plan(prepared.plan, state), "deliver": unwritten}))
+        text += "\n"
     else:
         decisions = [state.decisions[spec.id] for spec in prepared.plan.stages]
         kept = find_hits_with_new_weights(prepared.plan, state)
@@ -134,27 +136,6 @@ def show_plan(
     if is_up_to_date:
         save_answer(argv, text, prepared, state, list_delivered(prepared.plan, state, dist))
     return is_up_to_date
-
-
-def _describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
-    from tvmflow.engine.plan_text import add_up, estimate_stages, find_hits_with_new_weights
-
-    estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
-    stages = [
-        {
-            **state.decisions[spec.id]._asdict(),
-            "needs": [need.stage_id for need in spec.needs],
-            "estimate": estimates.get(spec.id),
-            "kept_with_new_weights": spec.id in kept,
-        }
-        for spec in plan.stages
-    ]
-    fewer = [estimate for stage_id, estimate in estimates.items() if stage_id not in kept]
-    return {
-        "stages": stages,
-        "total": add_up(estimates.values()),
-        "total_with_new_weights": add_up(fewer) if kept else None,
-    }
 
 
 # ---------------------------------------------------------------- tvmflow explain
@@ -187,38 +168,6 @@ class ExplainOptions(StoreOptions):
     )
 
 
-class _Explanation(NamedTuple):
-    """All known facts of one stage; `failure` is its last attempt, if it has no result."""
-
-    decision: Decision
-    key: StageKey | None
-    facts: dict[str, Json] | None
-    origin: str
-    failure: Failure | None
-
-    def to_text(self, *, with_recipe: bool) -> str:
-        from tvmflow.engine.plan_text import explain_stage
-
-        return explain_stage(
-            self.decision,
-            self.key,
-            self.facts,
-            with_recipe=with_recipe,
-            origin=self.origin,
-            failure=self.failure,
-        )
-
-    def to_json(self) -> Json:
-        return {
-            **self.decision._asdict(),
-            "key": self.key and self.key.digest,
-            "depends_on": self.key and self.key.preimage,
-            "facts": self.facts,
-            "origin": self.origin or None,
-            "failure": self.failure,
-        }
-
-
 def explain(options: ExplainOptions) -> int:
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.decisions import evaluate_plan
@@ -238,21 +187,34 @@ def explain(options: ExplainOptions) -> int:
     plan_state = evaluate_plan(plan, store)
     several = len({spec.recipe for spec in plan.stages}) > 1
     specs = find_stages(plan, options.stage) if options.stage else plan.stages
-    explanations = [_explain_stage(spec, plan_state, store) for spec in specs]
-    texts = [stage.to_text(with_recipe=several) for stage in explanations]
-    return print_result({"stages": explanations}, "\n".join(texts).split("\n"), options)
+    explained = [_explain_stage(spec, plan_state, store, with_recipe=several) for spec in specs]
+    lines = "\n".join(text for _, text in explained).split("\n")
+    return print_result({"stages": [value for value, _ in explained]}, lines, options)
 
 
-def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) -> _Explanation:
+def _explain_stage(
+    spec: StageSpec, state: PlanState, store: LocalStore, *, with_recipe: bool
+) -> tuple[dict[str, Json], str]:
+    """Return all known facts of one stage, as JSON and as text."""
+    from tvmflow.engine.plan_text import explain_stage
     from tvmflow.store.local import find_failure
 
-    key = plan_state.keys.get(spec.id)
+    key, decision = state.keys.get(spec.id), state.decisions[spec.id]
     artifact = store.find(key.digest) if key else None
     record = store.record(key.digest) if key else None
     origin = record.origin.text if record and record.origin else ""
-    failure = find_failure(store, spec.id)
-    decision, facts = plan_state.decisions[spec.id], artifact and artifact.facts
-    return _Explanation(decision=decision, key=key, facts=facts, origin=origin, failure=failure)
+    facts, failure = artifact and artifact.facts, find_failure(store, spec.id)
+    value = {
+        **decision._asdict(),
+        "key": key and key.digest,
+        "depends_on": key and key.preimage,
+        "facts": facts,
+        "origin": origin or None,
+        "failure": failure,
+    }
+    return value, explain_stage(
+        decision, key, facts, with_recipe=with_recipe, origin=origin, failure=failure
+    )
 
 
 def _explain_length(options: ExplainOptions) -> int:

@@ -260,12 +260,17 @@ def format_plan(
         lines.append(f"up to date: {count_text(len(decisions) - len(shown), 'stage')}")
         decisions = shown
     width = max([len(decision.stage_id) for decision in decisions], default=0)
-    costs = {stage_id: _cost_text(estimate) for stage_id, estimate in estimates.items()}
+    costs = {
+        stage_id: f"at most {rounded_text(estimate.seconds[1])}"
+        if estimate.basis == "time limit"
+        else range_text(estimate.seconds)
+        for stage_id, estimate in estimates.items()
+        if estimate.seconds
+    }
     cost_width = max(map(len, costs.values()), default=0)
     for decision in decisions:
         cost = f"{costs.get(decision.stage_id, ''):<{cost_width}}  " if cost_width else ""
-        reason = decision.reason
-        reason += _KEPT if decision.stage_id in kept else ""
+        reason = decision.reason + (_KEPT if decision.stage_id in kept else "")
         lines.append(f"{decision.stage_id:<{width}}  {KINDS[decision.kind]:<10}  {cost}{reason}")
     for estimate in estimates.values():
         lines += _describe_trials(estimate)
@@ -274,6 +279,26 @@ def format_plan(
         few = add_up(fewer) if len(fewer) < len(estimates) else None
         lines += _describe_total(add_up(estimates.values()), few, store_root)
     return lines
+
+
+def describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
+    """Return the stages of a plan, with costs of those that must run, as JSON."""
+    estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
+    stages = [
+        {
+            **state.decisions[spec.id]._asdict(),
+            "needs": [need.stage_id for need in spec.needs],
+            "estimate": estimates.get(spec.id),
+            "kept_with_new_weights": spec.id in kept,
+        }
+        for spec in plan.stages
+    ]
+    fewer = [estimate for stage_id, estimate in estimates.items() if stage_id not in kept]
+    return {
+        "stages": stages,
+        "total": add_up(estimates.values()),
+        "total_with_new_weights": add_up(fewer) if kept else None,
+    }
 
 
 def range_text(seconds: tuple[float, float]) -> str:
@@ -293,14 +318,6 @@ def rounded_text(seconds: float) -> str:
     return text.replace(".0 s", " s").replace(" 00 s", "")
 
 
-def _cost_text(estimate: Estimate) -> str:
-    if not estimate.seconds:
-        return ""
-    if estimate.basis == "time limit":
-        return f"at most {rounded_text(estimate.seconds[1])}"
-    return range_text(estimate.seconds)
-
-
 def _describe_trials(estimate: Estimate) -> Iterator[str]:
     trials = estimate.trials
     if trials is None or not trials.budget:
@@ -309,23 +326,17 @@ def _describe_trials(estimate: Estimate) -> Iterator[str]:
     if trials.kernels is None:
         yield f"{label}: measures {_budget_text(trials)}; its kernels are known after the stages before it"
         return
-    kernels = count_text(len(trials.kernels), "kernel")
-    new = len(trials.new_kernels)
-    if not new:
-        ledger = f"{kernels}, all with trials in the ledger"
-    elif new == len(trials.kernels):
-        ledger = f"{kernels}, none with trials in the ledger"
-    else:
+    kernels, new = count_text(len(trials.kernels), "kernel"), len(trials.new_kernels)
+    ledger = f"{kernels}, {'none' if new else 'all'} with trials in the ledger"
+    if 0 < new < len(trials.kernels):
         ledger = f"{new} of {kernels} new: {names_text(trials.new_kernels, _SHOWN_NAMES)}"
     if not trials.at_most:
         yield f"{label}: nothing to measure, {trials.reused} trials are in the ledger; {ledger}"
         return
     spent = f", {rounded_text(trials.spent_s)} of the budget" if trials.spent_s >= 1 else ""
     reused = f" ({trials.reused} more are in the ledger{spent})" if trials.reused else ""
-    finished = len(trials.finished_kernels)
-    share = (
-        f"; {count_text(finished, 'kernel')} had a share of this budget before" if finished else ""
-    )
+    finished = count_text(len(trials.finished_kernels), "kernel")
+    share = f"; {finished} had a share of this budget before" if trials.finished_kernels else ""
     yield f"{label}: measures {_budget_text(trials, trials.at_most)}{reused}; {ledger}{share}"
 
 
@@ -369,8 +380,8 @@ def explain_stage(
     """
     label = decision.stage_id if with_recipe else decision.stage_id.partition(":")[2]
     if key is None:
-        lines = [f"{label}: not known yet: {decision.reason}"]
-        return "\n".join(lines + _describe_failure(failure, key))
+        unknown = f"{label}: not known yet: {decision.reason}"
+        return "\n".join([unknown, *_describe_failure(failure, key)])
     lines = [f"{label}: must run" if decision.kind == "run" else f"{label}: up to date"]
     lines += [f"  because {cause}" for cause in decision.causes]
     lines += _describe_failure(failure, key) if decision.kind == "run" else []
