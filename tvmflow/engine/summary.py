@@ -116,17 +116,14 @@ def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]
         yield f"… and {len(measured) - _MAX_ROWS} more; --json has all of them"
     if len(measured) <= _MAX_DESCRIBED:
         yield from _list_slowest_kernels(measured, width)
-        yield from (
-            f"{build.name}: quantized: {build.quantization}"
-            for build in measured
-            if build.quantization
-        )
-        yield from (
-            f"{build.name}: never exercised: {'; '.join(build.unexercised)}"
-            for build in measured
-            if build.unexercised
-        )
-        yield from (f"{build.name}: {build.search}" for build in measured if build.search)
+        details = {
+            "quantized: ": [build.quantization for build in measured],
+            "never exercised: ": ["; ".join(build.unexercised) for build in measured],
+            "": [build.search for build in measured],
+        }
+        for kind, texts in details.items():
+            for build, text in zip(measured, texts, strict=True):
+                yield from [f"{build.name}: {kind}{text}"] if text else []
     # Of builds that all failed, the table has said so.
     if any(build.verdict or build.size_bytes is not None for build in measured):
         yield make_headline(measured)
@@ -196,22 +193,20 @@ def _cells(name: str, build: Build, peers: Sequence[str]) -> dict[str, str]:
         "build": name,
         "inputs": excerpt(build.inputs, _MAX_NAME),
         "result": verdict_text(build),
-        "error": "" if build.error is None else f"{build.error:.1e}",
-        "error vs float": ""
-        if build.quantization_error is None
-        else f"{build.quantization_error:.2%}",
-        "accuracy": "" if build.accuracy is None else f"{build.accuracy:.2%}",
-        "untuned": _latency_text(build.untuned_latency_s),
-        "latency": _latency_text(build.latency_s),
-        **{name: _latency_text(latencies.get(name)) for name in peers},
-        "library": "" if build.size_bytes is None else size_text(build.size_bytes),
+        "error": _known(build.error, "{:.1e}".format),
+        "error vs float": _known(build.quantization_error, "{:.2%}".format),
+        "accuracy": _known(build.accuracy, "{:.2%}".format),
+        "untuned": _known(build.untuned_latency_s, latency_text),
+        "latency": _known(build.latency_s, latency_text),
+        **{name: _known(latencies.get(name), latency_text) for name in peers},
+        "library": _known(build.size_bytes, size_text),
         "stages": "up to date" if build.reused else "",
         "": "Pareto-optimal" if build.is_pareto_optimal else "",
     }
 
 
-def _latency_text(seconds: float | None) -> str:
-    return "" if seconds is None else latency_text(seconds)
+def _known(value: float | None, show: Callable[[float], str]) -> str:
+    return "" if value is None else show(value)
 
 
 def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
@@ -261,10 +256,8 @@ def _describe_uploads(remote: Traffic | None) -> Iterator[str]:
         yield f"{results} uploaded to {remote.address} ({size_text(remote.uploaded_bytes)})"
     if remote and remote.waiting:
         results = count_text(remote.waiting, "result")
-        yield (
-            f"{results} not yet uploaded to {remote.address}: the next run that may write uploads them, "
-            "and so does `tvmflow cache push`"
-        )
+        later = "the next run that may write uploads them, and so does `tvmflow cache push`"
+        yield f"{results} not yet uploaded to {remote.address}: {later}"
 
 
 def _group_paths(paths: Sequence[str]) -> list[str]:

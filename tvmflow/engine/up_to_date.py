@@ -44,10 +44,32 @@ def confirm_run(
 
     None when a stage must run, or a file must be delivered or described.
     """
-    state = PlanState(store)
-    report = _confirm(prepared.plan, state, dist)
-    if report is None:
+    started, plan, state = time.monotonic(), prepared.plan, PlanState(store)
+    # the first stage that must run ends the check
+    if any(state.decide(spec).kind != "hit" for spec in plan.stages):
         return None
+    stages = tuple(
+        StageReport(spec.id, facts=artifact.facts, reason="unchanged", key=artifact.key)
+        for spec in plan.stages
+        for artifact in (state.artifacts[spec.id],)
+    )
+    # after a recipe was reverted, only a run may record that it needs that result again
+    last_keys = (store.last_key(spec.recipe, spec.label) for spec in plan.stages)
+    if any(last != stage.key for last, stage in zip(last_keys, stages, strict=True)):
+        return None
+    update_recipe_pins(store, plan.origins)
+    delivered = delivery.delivered_paths(plan, state.artifacts, store, dist)
+    sidecars = find_sidecars(plan, state.artifacts, store, dist)
+    if delivered is None or sidecars is None:
+        return None
+    report = RunReport(
+        stages,
+        (*delivered, *sidecars),
+        tuple(store.damage),
+        time.monotonic() - started,
+        compared_libraries=compare_libraries(plan, state.artifacts),
+        origins=plan.origins,
+    )
     answer = report._replace(seconds=answers.PLACEHOLDER_SECONDS)
     text = render(answer, as_json=as_json, quiet=quiet)
     if not report.damage:
@@ -104,37 +126,6 @@ def save_answer(
         path = answers.answer_path(list(argv))
         content = answers.encode(path, system, expires_ns, paths, folders, stamps, text)
         state.store.write_file(path, content)
-
-
-def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
-    """Return the report of a run with nothing to do; the first stage that must run ends the check."""
-    started = time.monotonic()
-    if any(state.decide(spec).kind != "hit" for spec in plan.stages):
-        return None
-    # After a recipe was reverted, only a run may record that it needs that result again.
-    if any(
-        state.store.last_key(spec.recipe, spec.label) != state.artifacts[spec.id].key
-        for spec in plan.stages
-    ):
-        return None
-    update_recipe_pins(state.store, plan.origins)
-    delivered = delivery.delivered_paths(plan, state.artifacts, state.store, dist)
-    sidecars = find_sidecars(plan, state.artifacts, state.store, dist)
-    if delivered is None or sidecars is None:
-        return None
-    stages = tuple(
-        StageReport(spec.id, facts=artifact.facts, reason="unchanged", key=artifact.key)
-        for spec in plan.stages
-        for artifact in (state.artifacts[spec.id],)
-    )
-    return RunReport(
-        stages,
-        (*delivered, *sidecars),
-        tuple(state.store.damage),
-        time.monotonic() - started,
-        compared_libraries=compare_libraries(plan, state.artifacts),
-        origins=plan.origins,
-    )
 
 
 def _list_watched_folders(plan: Plan) -> list[list[str]]:

@@ -241,20 +241,16 @@ def run_stage(request: dict[str, Json]) -> dict[str, Json]:
     task.send({"begun": task.worker})
     try:
         response = _run(from_json(StageRequest, request), task)
-    except (TvmflowError, TransferError, DamagedBlob) as problem:
-        result = _describe_problem(problem, time.monotonic() - started, task.worker)
+    except (TvmflowError, TransferError, DamagedBlob) as error:
+        fix = "`tvmflow worker` must be able to reach the remote cache and to write to it"
+        unknown = EnvironmentProblem(str(error), fix=fix)
+        problem = error if isinstance(error, TvmflowError) else unknown
+        outcome: Any = outcome_for(type(problem))
+        message, seconds = f"worker {task.worker}: {problem.message}", time.monotonic() - started
+        result = StageResult(outcome, message, problem.fix, seconds=seconds)
         response = StageResponse(result, {}, task.worker)
     encoded: dict[str, Json] = to_json(response)
     return encoded
-
-
-def _describe_problem(problem: Exception, seconds: float, worker: str) -> StageResult:
-    if not isinstance(problem, TvmflowError):
-        fix = "`tvmflow worker` must be able to reach the remote cache and to write to it"
-        problem = EnvironmentProblem(str(problem), fix=fix)
-    outcome: Any = outcome_for(type(problem))
-    message = f"worker {worker}: {problem.message}"
-    return StageResult(outcome, message, problem.fix, seconds=seconds)
 
 
 def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
@@ -306,7 +302,6 @@ def _open_store(folder: str) -> LocalStore:
 def _connect(
     request: StageRequest, store: LocalStore, task: WorkerTask
 ) -> Iterator[RemoteConnection]:
-
     access = Access(
         writes=True,
         signer=signing.load_signing_key(),
